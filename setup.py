@@ -1,4 +1,4 @@
-"""Packaging: the folders at the top install as ``vlmill.<folder>`` (README, "What is where")."""
+"""Packaging: the folders at the top install as ``vlmill.<folder>`` (README, "Folders")."""
 
 import sys
 from pathlib import Path

@@ -7,6 +7,8 @@ The list of reasons is closed, so that reports and scripts can rely on it; free 
 from collections.abc import Mapping
 from enum import StrEnum
 
+from vlmill.schemas.plurals import format_count
+
 MAX_KEY = 2_048
 MAX_DETAIL = 500
 
@@ -69,6 +71,7 @@ class Reason(StrEnum):
     UNREADABLE_IMAGE = "unreadable_image"  # not decodable, truncated, or no image at all
     UNSUPPORTED_FORMAT = "unsupported_format"
     ANIMATED = "animated"
+    BLANK_IMAGE = "blank_image"  # of one colour
     TOO_SMALL = "too_small"  # a side at or below the limit
     RACY_IMAGE = "racy_image"  # by the user's model
     UNREALISTIC_IMAGE = "unrealistic_image"  # a drawing, a chart, a logo, by the user's model
@@ -139,9 +142,9 @@ class Rejected(Exception):
 
 
 def reason_counts(counts: Mapping[str, int]) -> str:
-    """Returns how often each reason came, for a command's last line: "3 no_text, 1 duplicate".
+    """Returns the count of each reason for a command's last line: "3 no_text, 1 duplicate".
 
-    The most frequent one first, what is no reason left out; empty without any.
+    The most frequent reason comes first; keys that are not reasons are ignored.
     """
     known = [(count, reason.value) for reason in Reason if (count := counts.get(reason, 0))]
     known.sort(key=lambda one: -one[0])
@@ -151,7 +154,7 @@ def reason_counts(counts: Mapping[str, int]) -> str:
 def rejects_said(counts: Mapping[str, int]) -> str:
     """Returns "4 rejects (3 no_text, 1 duplicate)", or "0 rejects"."""
     total = sum(counts.get(reason, 0) for reason in Reason)
-    return f"{total} rejects ({reason_counts(counts)})" if total else "0 rejects"
+    return format_count(total, "reject") + (f" ({reason_counts(counts)})" if total else "")
 
 
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:

@@ -85,6 +85,27 @@ PAIRS = Table(
     later=frozenset({"license", "fold", "caption_no", "doc", "category"}),
 )
 
+CANDIDATES = Table(
+    name="candidates",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("pair_id", _STRING, required=True),
+            _field("image_id", _STRING, required=True),
+            _field("text", _STRING, required=True),
+            _field("rank", _INT32, required=True),  # among its image's texts; 0 is in ``pairs``
+            _field("language", _STRING),
+            _field("split", _STRING),
+            _field("text_source", _STRING),
+            _field("score", pa.float64()),
+            _field("page_url", _STRING),
+            _field("image_url", _STRING),
+            _field("license", _STRING),
+            _field("features", _STRING),  # JSON: names and values of what the score is made of
+        ]
+    ),
+)
+
 NEGATIVES = Table(
     name="negatives",
     version="1.0",
@@ -328,7 +349,7 @@ TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning 
 TABLES = {
     t.name: t
     for t in (
-        *(IMAGES, PAIRS, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, VECTORS),
+        *(IMAGES, PAIRS, CANDIDATES, NEGATIVES, VOCABULARY, REGIONS, NEIGHBOURS, VECTORS),
         *(BOXES, ALIASES, OUTCOMES, REJECTS),
         *TASK_TABLES,
     )

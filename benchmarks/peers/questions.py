@@ -147,7 +147,7 @@ def prepared_step(recipe: TaskRecipe, inputs: TaskInputs, output: Path) -> Prepa
     task = task.with_vocabulary(words)
     runner = open_task_runner(recipe, sources, output, words, task, make_accelerator(recipe))
     (run,) = runner.stages
-    host = next(runner.batches.training_batches(run, 0))
+    host = next(runner.learning.training_parts(run, 0))
     return PreparedStep(
         module=runner.learning.step(runner.model, run, torch.device("cpu")),
         task=task,

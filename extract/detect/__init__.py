@@ -2,6 +2,6 @@
 
 Reading order: ``detector`` (the network with its weights), ``query`` (what it is asked),
 ``predict``, ``transfer`` (to the device and back), ``selection``, ``rows``, ``config_file``,
-``checkpoint``, ``trained_folder`` (a detector that ``extract-rois train`` wrote), ``precision``,
-``detectron2`` and ``detectron2_network``.
+``checkpoint``, ``trained_folder`` (a detector that ``extract-rois train`` wrote), ``precision``
+and ``detectron2`` (its files and their networks).
 """

@@ -15,7 +15,7 @@ MAX_FILES = 16
 MAX_BYTES = 1 << 18
 SUFFIXES = (".yaml", ".yml")
 GIVE = (
-    "give the configuration of a detector of Detectron2 (C4 or FPN), airsplay, MILVLG, Hugging "
+    "give the configuration file of Detectron2 (C4 or FPN), airsplay, MILVLG, Hugging "
     "Face's port, VinVL, vqa-maskrcnn-benchmark or grid-feats-vqa"
 )
 
@@ -60,7 +60,7 @@ class ConfigFile:
             raise self.complaint(error, GIVE) from None
         except ValueError as error:
             raise InputError(
-                f"--config {self.path} is no detector's configuration ({error}); {GIVE}"
+                f"--config {self.path} is not a detector configuration ({error}); {GIVE}"
             ) from None
         if configuration.config.regions == "grid" and not grid:
             raise InputError(
@@ -95,7 +95,7 @@ class Files:
         """The settings of a file over those of its bases; ``chain`` are the files based on it."""
         document = self.document(path, chain)
         if not isinstance(document.value, dict):
-            raise InputError(f"--config {path} holds no keys; give a detector's configuration")
+            raise InputError(f"--config {path} has no keys; give a detector's configuration")
         bases = document.value.pop(BASE, [])
         settings: dict[str, Setting] = {}
         for base in bases if isinstance(bases, list) else [bases]:
@@ -110,14 +110,16 @@ class Files:
         """One file as plain data. Raises InputError."""
         if path.resolve() in {chain_path.resolve() for chain_path in chain}:
             circle = " -> ".join(chain_path.name for chain_path in (*chain, path))
-            raise InputError(f"--config {chain[0]}: {BASE} leads in a circle ({circle}); end it")
+            raise InputError(
+                f"--config {chain[0]}: {BASE} refers to itself ({circle}); remove one of them"
+            )
         if len(self.contents) >= MAX_FILES:
             raise InputError(f"--config {path}: over {MAX_FILES} files by {BASE}; join some")
         try:
             if path.suffix not in SUFFIXES or not path.is_file():
                 origin = f" ({BASE} of {chain[-1]})" if chain else ""
                 raise InputError(
-                    f"--config {path}: no such .yaml file{origin}; give one that is there"
+                    f"--config {path}: no such .yaml file{origin}; give an existing one"
                 )
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
@@ -128,7 +130,7 @@ class Files:
             raise InputError(f"--config {path} cannot be read: {error}") from None
         except BadYaml as error:
             raise InputError(
-                f"--config {path}:{error.line}: no plain YAML ({error}); mend it"
+                f"--config {path}:{error.line}: invalid YAML ({error}); fix it"
             ) from None
         self.contents.append(content)
         return document

@@ -28,7 +28,7 @@ def add_import(command: argparse.ArgumentParser) -> None:
     command.description = "Turns feature files of other projects into tables of regions."
     command.add_argument("file", type=Path, metavar="FILE", help="a feature file, or its folder")
     command.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="where the tables go"
+        "--output", required=True, type=Path, metavar="DIR", help="folder for the tables"
     )
     command.add_argument(
         "--format", choices=FORMATS, help="default: recognised by the file's content"
@@ -37,44 +37,52 @@ def add_import(command: argparse.ArgumentParser) -> None:
         "--id-prefix",
         default="",
         metavar="TEXT",
-        help="put before the file's own ids, which are kept as they are",
+        help="prefix for the ids of the file, which are otherwise kept unchanged",
     )
     command.add_argument(
         "--background",
         choices=BACKGROUNDS,
-        help="column of the background in class distributions (cls_prob); default: as the file or "
-        "its format states it; otherwise 1,600 columns have none and 1,601 have it first, and any "
-        "other number needs this flag",
+        help="position of the background in class distributions (cls_prob) (default: as "
+        "stated by the file or its format; else none for 1,600 columns and first for "
+        "1,601; any other number needs this flag)",
     )
     command.add_argument(
         "--classes-from",
         type=int,
         choices=(0, 1),
-        help="number of the first class in objects_id and attrs_id, where 1 means that 0 is the "
-        "background; default: 0, or 1 where an id of the file shows it",
+        help="number of the first class in objects_id and attrs_id; 1 means that 0 is the "
+        "background (default: 0, or 1 if an id of the file shows it)",
     )
     command.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of features (default: %(default)s)"
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="data type of stored features (default: %(default)s)",
     )
     command.add_argument(
-        "--compression", choices=COMPRESSIONS, default="none", help="default: %(default)s"
+        "--compression",
+        choices=COMPRESSIONS,
+        default="none",
+        help="compression of the shards (default: %(default)s)",
     )
     command.add_argument(
         "--images-per-shard",
         type=int_at_least(1),
         default=Storage().images_per_shard,
         metavar="N",
-        help="default: %(default)s",
+        help="number of images per shard (default: %(default)s)",
     )
     command.add_argument(
-        "--fresh", action="store_true", help="delete an earlier import's output first"
+        "--fresh", action="store_true", help="delete the output of an earlier import first"
     )
 
 
 def add_export(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``extract-rois export``."""
     command.description = "Writes regions as a feature file of another project."
-    command.add_argument("regions", metavar="REGIONS", help="a table: folder, file or glob")
+    command.add_argument(
+        "regions", metavar="REGIONS", help="table of regions: a folder, a file or a glob"
+    )
     command.add_argument("--format", required=True, choices=FORMATS, help="see below")
     command.add_argument(
         "--output",

@@ -189,7 +189,7 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
     if mismatch := misfits(want, tensors):
         raise InputError(
-            f"--global-weights {path} is no {name} of torchvision's: {mismatch}; give the files "
+            f"--global-weights {path} is not torchvision's {name}: {mismatch}; give the files "
             "in the "
             "order of --global-cnn"
         )

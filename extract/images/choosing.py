@@ -51,8 +51,8 @@ def only_of_pairs(
         raise InputError(
             f"--pairs {pairs}: none of its {len(pair_ids)} images is among the {len(ids)} of "
             "INPUT: "
-            f"{join.samples(list(pair_ids))}; give the images of these pairs (--ids says what the "
-            "id of a file is)"
+            f"{join.samples(list(pair_ids))}; give the images of these pairs (--ids sets the "
+            "id of a file)"
         )
     if summary := join.summary():
         print_status(f"note: {summary}; rows get the pairs' ids")
@@ -82,9 +82,9 @@ def with_missing_boxes(
     if len(absent) == len(boxes.entries) and plan:
         names = [p.image_id or Path(p.path).name for p in plan[:SAMPLES]]
         raise InputError(
-            f"--boxes {source}: none of its {len(absent)} image_ids names one of the {len(plan)} "
+            f"--boxes {source}: none of its {len(absent)} image_ids matches one of the {len(plan)} "
             f"images: --boxes has {', '.join(absent[:SAMPLES])}, INPUT has {', '.join(names)}; "
-            "call entries by the files' names, or by their ids"
+            "name the entries by file name or by id"
         )
     return [*plan, *(InputImage(path=source, image_id=name, kind=MISSING) for name in absent)]
 

@@ -158,7 +158,7 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
         page = parse_number(request.query_params.get("page", "0"))
         size = parse_number(request.query_params.get("per_page", "24"))
         if not 1 <= size <= MOST_A_PAGE:
-            raise bad_request(f"per_page: want 1 to {MOST_A_PAGE}")
+            raise bad_request(f"per_page: expected 1 to {MOST_A_PAGE}")
         return table_view.page(page, size)
 
     @application.get("/v1/rows/{number}", summary="A row")
@@ -183,7 +183,7 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
 def parse_number(text: str) -> int:
     """Reads a number from 0. Raises Refused."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise bad_request("want a number from 0")
+        raise bad_request("expected a number from 0")
     return int(text)
 
 

@@ -27,6 +27,7 @@ from vlmill.runtime.files.shards import (
     write_shard,
 )
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
 from vlmill.train.recipes.variants import get_training
@@ -56,7 +57,10 @@ def embed(options: EmbedOptions, *, force: bool = False) -> int:
 
 def _notes(setup: EmbeddingSetup) -> list[str]:
     cut = 0 if setup.texts is None else setup.texts.cut
-    return [*setup.notes, *([f"{cut} texts are longer than the model reads: cut"] if cut else [])]
+    return [
+        *setup.notes,
+        *([f"cut {format_count(cut, 'text')} to the model's length"] if cut else []),
+    ]
 
 
 def _write_parts(setup: EmbeddingSetup) -> list[Shard]:
@@ -151,5 +155,5 @@ def _finish(output: Path, state: State) -> int:
     print_reading_hint(output, VECTORS.name)
     done = "finished before" if state is State.FINISHED else "done"
     counts = reject_counts(output)
-    print(f"{done}: {count} vectors, {rejects_said(counts)}: {output}")
+    print(f"{done}: {format_count(count, 'vector')}, {rejects_said(counts)}: {output}")
     return 0 if count else 1

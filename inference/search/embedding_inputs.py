@@ -130,7 +130,7 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
             f"{', '.join(names)}"
         )
     if getattr(config, "num_tasks", 0):
-        raise InputError(f"{who} that wants a task's token, which embedding does not feed it")
+        raise InputError(f"{who} that needs a task token, which embedding does not provide")
     return "pair"
 
 
@@ -148,7 +148,7 @@ def open_embedding(options: EmbedOptions) -> EmbeddingSetup:
         ("--vectors-per-shard", options.vectors_per_shard),
     ):
         if value < 1:
-            raise InputError(f"{flag} {value}: want at least 1")
+            raise InputError(f"{flag} {value}: expected at least 1")
     device = device_named(options.device)
     loaded = load_checkpoint(options.checkpoint)
     mode, feeding = find_embedding_mode(loaded), find_feeding(loaded, options.max_regions)

@@ -1,9 +1,9 @@
-"""First step, an archive a unit: its pages, its images, and which page asks for which URL."""
+"""First step, an archive or a part of one a unit: pages, images, and who asks for which URL."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Ranges
 from vlmill.pipelines.web.archives.reading import (
     BrokenArchive,
+    PartReader,
     Record,
     open_archive,
     read_archive,
@@ -28,6 +29,7 @@ from vlmill.pipelines.web.pages.images import (
 )
 from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.links import LinkFollower, LinkLog, Links
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
 from vlmill.pipelines.web_pairs.stages import (
     ARCHIVES,
@@ -38,19 +40,18 @@ from vlmill.pipelines.web_pairs.stages import (
     PAGES,
     PARSE,
     RECORDS,
-    REDIRECTS,
 )
-from vlmill.pipelines.web_pairs.units import Job, open_counts
-from vlmill.runtime.net.opt_outs import first_opt_out
+from vlmill.pipelines.web_pairs.units import Archive, Job, describe, open_counts
+from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals
+from vlmill.runtime.net.robots import MAX_BYTES
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import IN, Drop, Stage
-from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.numbers import BYTES, Numbers
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
-MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
-MOST_HOPS = 5
-SPOOLS = ("pages", "urls", "redirects", "inline")
+SPOOLS, PART_SPOOLS = (("pages", "urls", kind, "inline") for kind in ("redirects", "links"))
+DAMAGED = -1  # where a part begins that cannot be read from its middle
 MEASURED_BYTES, MOST_MEASURED = 4 << 20, 96  # of images that are measured while reading goes on
 INLINE = ""  # the archive of images that stand in their page: their bytes are kept beside it
 
@@ -71,17 +72,19 @@ class Miner:
         archive: bytes,
         job: Job,
         spools: dict[str, SpoolWriter],
+        links: Links,
         counts: Counts,
         examiner: Examiner,
+        decoder: Examiner,
     ) -> None:
+        """``examiner`` reads the headers of images, ``decoder`` decodes those of data: URIs."""
         self._archive, self._job, self._rules = archive, job, job.rules
-        self._examiner = examiner
+        self._examiner, self._decoder = examiner, decoder
         self._measured: deque[MeasuredImage] = deque()
         self._measured_bytes = 0
-        self._spools, self._counts = spools, counts
+        self._spools, self._links, self._counts = spools, links, counts
         self._detector = LanguageDetector(job.rules.language_detector)
         self._languages = parse_languages(job.rules.language)
-        self._targets: dict[bytes, bytes] = {}
         self.wrong_digests = 0  # records whose bytes are not those that their writer saw
 
     def take(self, key: str, record: Record | Drop) -> None:
@@ -89,14 +92,19 @@ class Miner:
         if isinstance(record, Drop):
             self._counts.dropped(RECORDS, key, record)
             return
+        if record.digest or record.target is not None:
+            self._links.add(key, record)
+        if record.kind not in ("page", "picture", "robots"):
+            return
+        if record.kind == "robots":
+            self._take_robots(key, record)
+            return
         self._counts.passed(RECORDS)
         self.wrong_digests += record.wrong_digest
         if record.kind == "page":
             self._take_page(record)
-        elif record.kind == "picture":
-            self._measure(IMAGES, record)
         else:
-            self._take_redirect(record)
+            self._measure(IMAGES, record)
 
     def _take_page(self, record: Record) -> None:
         source = decode_source(record, self._rules)
@@ -132,13 +140,23 @@ class Miner:
                 row = key + rows.REQUEST + page_key + order + bytes((number,))
                 self._spools["urls"].add(key[0], row)
 
+    def _take_robots(self, key: str, record: Record) -> None:
+        """Keeps what a site's robots.txt in the archive says of training, for its pages."""
+        text = record.body[:MAX_BYTES].decode("utf-8-sig", "replace")
+        if signals := robots_signals(text):
+            host = rows.page_key(record.url, self._archive, record.offset)
+            self._spools["pages"].add(host[0], host + rows.ROBOTS, rows.encode(signals))
+        self._counts.dropped(RECORDS, key, Drop(Reason.OTHER_TYPE, "robots.txt"))
+
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
         self._measure(INLINE_IMAGES, record)
 
     def _measure(self, stage: Stage, record: Record) -> None:
         """Begins to measure an image, while the archive is read on."""
-        wait = measure(record, self._rules, self._examiner)
+        # The bytes of those in pages are at hand now alone.
+        examiner = self._decoder if stage is INLINE_IMAGES else self._examiner
+        wait = measure(record, self._rules, examiner)
         self._measured.append(MeasuredImage(stage, record, wait))
         self._measured_bytes += len(record.body)
         while self._measured_bytes > MEASURED_BYTES or len(self._measured) > MOST_MEASURED:
@@ -164,42 +182,28 @@ class Miner:
         key = rows.url_key(url)
         self._spools["urls"].add(key[0], rows.fact_key(key, outcome), rows.encode(row))
 
-    def _take_redirect(self, record: Record) -> None:
-        self._counts.passed(REDIRECTS)
-        assert record.target is not None
-        self._targets[rows.url_key(record.url)] = rows.url_key(record.target)
-        if len(self._targets) > MOST_REDIRECTS:
-            self._follow()
-
     def finish(self) -> None:
-        """Leaves what is still measured, and where redirects lead."""
+        """Leaves what is still measured, and the links."""
         while self._measured:
             self._take_measured()
-        self._follow()
-
-    def _follow(self) -> None:
-        """Leaves where redirects lead in the end, as far as this archive tells."""
-        for source, target in self._targets.items():
-            for _ in range(MOST_HOPS):
-                target = self._targets.get(target, target)
-            self._spools["redirects"].add(target[0], target + source)
-        self._targets.clear()
+        self._links.finish()
 
 
-def decode_source(record: Record, rules: WebPairRules) -> str | Drop:
+def decode_source(record: Record, rules: WebPairRules) -> markup.Source | Drop:
     """Decodes a page's bytes, or says why it is dropped."""
-    if len(record.body) > rules.max_page_bytes:
-        return Drop(Reason.TOO_LARGE, f"{len(record.body)} bytes")
     if not markup.mentions_image(record.body):
         return Drop(Reason.NO_IMAGES)
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         return Drop(why)
-    return markup.decode(record.body, record.charset)
+    source = markup.take_out_data(markup.decode(record.body, record.charset))
+    if len(source.text) > rules.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(source.text)} characters without data: URIs")
+    return source
 
 
-def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
+def read_page(source: markup.Source, url: str, rules: WebPairRules) -> html.Page | Drop:
     """Parses the page at ``url``, or says why it is dropped."""
-    tree = markup.parse(source, max_nesting=rules.max_nesting)
+    tree = markup.parse(source.text, max_nesting=rules.max_nesting)
     if isinstance(tree, Drop):
         return tree
     return html.read_page(
@@ -208,11 +212,12 @@ def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
         max_text_chars=rules.max_text_chars,
         max_images=rules.max_images_per_page,
         ignore_opt_outs=rules.ignore_opt_outs,
+        data_images=source.data_images,
     )
 
 
 def detect_language(
-    source: str,
+    source: markup.Source,
     detector: LanguageDetector,
     rules: WebPairRules,
     languages: frozenset[str] | None,
@@ -223,8 +228,8 @@ def detect_language(
     """
     language = page_language(
         detector,
-        markup.quick_text(source, rules.max_language_chars),
-        markup.declared_language(source),
+        markup.quick_text(source.text, rules.max_language_chars),
+        markup.declared_language(source.text),
         languages=languages,
         min_probability=rules.min_language_probability,
         min_chars=rules.min_language_chars,
@@ -235,13 +240,17 @@ def detect_language(
     return language
 
 
-def examining(rules: WebPairRules, filters: ImageFilters) -> AbstractContextManager[Examiner]:
-    """Opens what examines images by the rules and the filters of a run."""
+def examining(
+    rules: WebPairRules, filters: ImageFilters, *, headers: bool = False
+) -> AbstractContextManager[Examiner]:
+    """Opens what examines images by the rules and the filters of a run, or their headers alone."""
     return open_examiner(
         min_side_px=rules.min_side_px,
         max_pixels=rules.max_pixels,
-        hashed=True,
-        judge=filters.judge,
+        hashed=not headers,
+        headers=headers,
+        blank=False,
+        judge=None if headers else filters.judge,
     )
 
 
@@ -260,7 +269,6 @@ def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
     """Returns an image's facts with its place; of one that is dropped the reason."""
     if isinstance(facts, Drop):
         return facts
-    assert facts.phash is not None
     return ArchivedImage(
         image_id=facts.image_id,
         url=record.url,
@@ -294,32 +302,61 @@ def read_records(
 
 
 def mine(job: Job, unit: Unit) -> Result:
-    """Mines one archive. Memory: one record, 4 MB of images and the rows of one run of each
-    spool, and a process that decodes.
+    """Mines one archive, or a part of one. Memory: one record, 4 MB of images and the rows of one
+    run of each spool, and a process that decodes.
     """
     archive = job.archives[unit.number]
+    if unit.slices:
+        return mine_part(job, archive, unit)
     ranges = job.load_ranges(archive)
+    result = mine_records(job, unit, partial(read_records, archive.path, ranges, job))
+    result.numbers[BYTES] = archive.size if ranges is None else int(ranges[:, 1].sum())
+    return result
 
-    def path(kind: str) -> Path:
-        return job.mined / f"{unit.name}.mined-{kind}.spool"
 
+def mine_part(job: Job, archive: Archive, unit: Unit) -> Result:
+    """Mines the records that begin in a part of an archive.
+
+    The record of the unit states where they begin and end. A part that meets damage leaves nothing
+    and the begin ``DAMAGED``: it is for who reads the archive from its beginning.
+    """
+    limit = job.rules.max_record_bytes
+    try:
+        with open_archive(archive.path, job.allowed) as file:
+            part = PartReader(file, archive.path, unit.slices, size=archive.size, max_bytes=limit)
+            result = mine_records(job, unit, lambda _: part)
+            begin, end = part.begin, part.end
+    except BrokenArchive:
+        result, begin, end = mine_records(job, unit, lambda _: ()), DAMAGED, 0
+    result.about |= {"begin": begin, "end": end}
+    result.numbers[BYTES] = len(unit.slices)
+    return result
+
+
+Records = Iterable[tuple[str, Record | Drop]]
+
+
+def mine_records(job: Job, unit: Unit, read: Callable[[Counts], Records]) -> Result:
+    """Mines the records that ``read`` gives, into the spools of a unit."""
+    archive, kinds = job.archives[unit.number], PART_SPOOLS if unit.slices else SPOOLS
     with ExitStack() as stack:
-        counts = stack.enter_context(open_counts(job, path("rejects")))
-        spools = {kind: stack.enter_context(spool(path(kind))) for kind in SPOOLS}
-        examiner = stack.enter_context(examining(job.rules, job.filters))
-        miner = Miner(archive.id, job, spools, counts, examiner)
-        for key, record in read_records(archive.path, ranges, job, counts):
+        counts = stack.enter_context(open_counts(job, job.mined_spool(unit.name, "rejects")))
+        spools = {
+            kind: stack.enter_context(spool(job.mined_spool(unit.name, kind))) for kind in kinds
+        }
+        examiner = stack.enter_context(examining(job.rules, job.filters, headers=True))
+        decoder = stack.enter_context(examining(job.rules, job.filters))
+        links = (
+            LinkLog(spools["links"]) if unit.slices else LinkFollower(spools["redirects"], counts)
+        )
+        miner = Miner(archive.id, job, spools, links, counts, examiner, decoder)
+        for key, record in read(counts):
             miner.take(key, record)
         miner.finish()
     tallies = counts.tallies
-    numbers = Numbers(
-        bytes=archive.size if ranges is None else int(ranges[:, 1].sum()),
-        pages=tallies[PAGES.name, IN],
-        pictures=tallies[IMAGES.name, IN],
-    )
     return Result(
         tallies=tallies,
         metrics={"wrong_digests": miner.wrong_digests},
-        about={"path": archive.path, "size": archive.size},
-        numbers=numbers,
+        about=describe(archive),
+        numbers=Numbers(pages=tallies[PAGES.name, IN], pictures=tallies[IMAGES.name, IN]),
     )

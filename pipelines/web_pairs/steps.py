@@ -2,15 +2,18 @@
 
 from functools import partial
 
+from vlmill.pipelines.web_pairs.decode import decode_images, decode_units
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.order import order, order_units
+from vlmill.pipelines.web_pairs.parts import link_parts
 from vlmill.pipelines.web_pairs.settle import best_texts, group_images, settle, shared_texts
 from vlmill.pipelines.web_pairs.shards import write_shard
 from vlmill.pipelines.web_pairs.units import (
     Job,
     archive_units,
     joins_folder,
+    link_units,
     mined_folder,
     range_units,
     shard_units,
@@ -28,7 +31,7 @@ def _ranged(name: str, work: Work[Job]) -> Step[Job]:
     return _joining(name, partial(range_units, name), work)
 
 
-def _reading_archives(work: Work[Job], job: Job, unit: Unit) -> Result:
+def _reading_archives(work: Work[Job], job: Job, unit: Unit) -> Result | None:
     """Raises OSError for an archive on the web that does not answer."""
     try:
         return work(job, unit)
@@ -42,6 +45,13 @@ MINE = Step(
     work=partial(_reading_archives, mine),
     folder=mined_folder,
 )
+LINK = Step(
+    name="link",
+    units=link_units,
+    work=partial(_reading_archives, link_parts),
+    folder=mined_folder,
+    recorded=False,
+)
 UP_TO_CHOOSE = (
     _ranged("follow", follow_redirects),
     _ranged("join", join_urls),
@@ -49,10 +59,12 @@ UP_TO_CHOOSE = (
 )
 STEPS = (
     MINE,
+    LINK,
     *UP_TO_CHOOSE,
     _ranged("best", best_texts),
     _ranged("shared", shared_texts),
     _ranged("settle", settle),
+    _joining("decode", decode_units, partial(_reading_archives, decode_images)),
     _joining("groups", partial(single_unit, "groups"), group_images),
     _joining("order", order_units, order),
     _joining("shards", shard_units, partial(_reading_archives, write_shard)),

@@ -6,15 +6,17 @@ of the joins belong to one set of archives.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vlmill.pipelines.filters.image import ImageFilters
+from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index, Ranges
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
@@ -37,15 +39,23 @@ from vlmill.runtime.units.unit import Unit, read_record
 # texts: with fewer ranges a run of minutes waits for one process.
 UNIT_BYTES = 4 << 20
 
+# Of a large archive: each part is a unit, so that several workers mine it. With many archives there
+# is work for all workers, and smaller parts would only be more files.
+PART_BYTES, MAX_PARTS = 8 << 20, 4_096
+
 FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has made itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """An archive: its path, and its size in bytes when it was first seen."""
+    """An archive: its path, its size in bytes when it was first seen, and that of its parts.
+
+    An archive whose ``part_bytes`` are 0 is mined in one piece.
+    """
 
     path: str
     size: int
+    part_bytes: int = 0
 
     @property
     def id(self) -> bytes:
@@ -53,9 +63,22 @@ class Archive:
         return hashlib.blake2b(self.path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
     @property
+    def parts(self) -> list[range]:
+        """Returns the bytes at which the records of each part begin; [] for one piece."""
+        step = self.part_bytes
+        return (
+            [range(n, min(n + step, self.size)) for n in range(0, self.size, step)] if step else []
+        )
+
+    @property
     def is_fetched(self) -> bool:
         """Whether ``--fetch`` has made it."""
         return FETCHED in self.path
+
+
+def describe(archive: Archive) -> dict[str, Any]:
+    """Returns what a record says of its archive."""
+    return {"path": archive.path, "size": archive.size, "part_bytes": archive.part_bytes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +95,7 @@ class Job:
     exclude_hash: tuple[str, ...] = ()
     webdataset: bool = False
     indexed: bool = False  # an index names the records: the others are not read
+    scorer: Scorer | None = None  # chooses among the texts of each image
     allowed: tuple[str, ...] = ()  # networks that are not public, and may be read
 
     @property
@@ -107,11 +131,20 @@ class Job:
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8)
         return to_path(self.output) / WORK / f"joins-{digest.hexdigest()}"
 
+    def mined_spool(self, name: str, kind: str) -> Path:
+        """Returns the spool of a kind that a unit over an archive leaves."""
+        return self.mined / f"{name}.mined-{kind}.spool"
+
     def spools(self, kind: str) -> list[Path]:
         """The spools of a kind, which units have left; not those that others are writing now."""
         if kind.startswith("mined-"):
-            names = [archive.id.hex() for archive in self.archives]
-            return sorted(self.mined / f"{name}.{kind}.spool" for name in names)
+            kind = kind.removeprefix("mined-")
+            names = [
+                unit.name for unit in archive_units(self) if kind != "redirects" or not unit.slices
+            ]
+            if kind in ("redirects", "rejects"):
+                names += [unit.name for unit in link_units(self)]
+            return sorted(self.mined_spool(name, kind) for name in names)
         spools = self.joins.glob(f"*.{kind}.spool")
         return sorted(path for path in spools if not path.name.startswith(TEMPORARY_PREFIX))
 
@@ -143,8 +176,34 @@ def keeper(rejects: SpoolWriter, shards: int) -> Callable[[dict[str, object]], N
 
 
 def archive_units(job: Job) -> list[Unit]:
-    """One unit for each archive."""
-    return [Unit(name=a.id.hex(), number=n) for n, a in enumerate(job.archives)]
+    """One unit for each archive, or for each part of a large one."""
+    return [
+        unit
+        for number, archive in enumerate(job.archives)
+        for unit in part_units(archive, number) or [Unit(name=archive.id.hex(), number=number)]
+    ]
+
+
+def part_units(archive: Archive, number: int) -> list[Unit]:
+    """Returns the units of an archive's parts; [] for one piece."""
+    return [
+        Unit(name=f"{archive.id.hex()}-{part.start:012d}", number=number, slices=part)
+        for part in archive.parts
+    ]
+
+
+def link_units(job: Job) -> list[Unit]:
+    """One unit for each archive in parts."""
+    return [Unit(name=a.id.hex(), number=n) for n, a in enumerate(job.archives) if a.part_bytes]
+
+
+def cut_archives(archives: Sequence[Archive]) -> list[Archive]:
+    """Sets the parts of archives: of ``PART_BYTES``, or larger ones where many archives are given.
+
+    A record is mined with the part in which it begins, and the output does not depend on the cuts.
+    """
+    step = max(PART_BYTES, sum(archive.size for archive in archives) // MAX_PARTS)
+    return [replace(a, part_bytes=step) if a.size > step else a for a in archives]
 
 
 def range_units(step: str, job: Job) -> list[Unit]:
@@ -195,4 +254,8 @@ def keep_index(job: Job, index: Index) -> None:
 def mined_before(output: Path) -> list[Archive]:
     """The archives that earlier runs have mined into this output."""
     records = map(read_record, sorted((output / WORK / "archives").glob("[!.]*.json")))
-    return [Archive(path=record["path"], size=record["size"]) for record in records]
+    archives = {
+        Archive(path=record["path"], size=record["size"], part_bytes=record.get("part_bytes", 0))
+        for record in records
+    }
+    return sorted(archives, key=lambda archive: archive.path)

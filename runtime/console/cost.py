@@ -57,8 +57,8 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print inputs, output bytes, hours at the rate of the first items (measured for some "
-        "seconds) and free space; write nothing",
+        help="estimate disk space and run time and print the inputs and the free space, "
+        "without writing anything (measures the first items for some seconds)",
     )
 
 

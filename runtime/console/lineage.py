@@ -101,7 +101,7 @@ def _node(entry: Input, path: str, visited: set[str], levels: int) -> Node:
             state, detail = CHANGED, str(error)
             continue
         if inputs is None:
-            detail = detail or "an older vlmill wrote it, which recorded no inputs"
+            detail = detail or "written by an older vlmill, which recorded no inputs"
         nodes += _nodes(inputs or [], folder, visited, levels - 1)
     return Node(
         entry=entry, path=path, state=state, detail=detail, inputs=tuple(nodes), again=again
@@ -123,7 +123,7 @@ def list_folders(path: str) -> list[str]:
 def check_state(entry: Input, path: str) -> tuple[str, str]:
     """Whether an input is what it was, and if not, what differs."""
     if entry.digest is None or is_web(path):
-        return UNCHECKED, "its files lie elsewhere"
+        return UNCHECKED, "its files were moved"
     try:
         now = measure_path(path, entry.rule, entry.table)
     except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +141,7 @@ def check_state(entry: Input, path: str) -> tuple[str, str]:
         )
         if before != after
     ]
-    return CHANGED, ", ".join(counts) or "as large as it was, with another content"
+    return CHANGED, ", ".join(counts) or "same size, different content"
 
 
 def format_lines(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
@@ -151,7 +151,7 @@ def format_lines(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
         rows = "" if entry.rows is None else f", {entry.rows:,} {entry.table}"
         job = "" if entry.job is None else f", by {entry.job}"
         detail = f" ({node.detail})" if node.detail else ""
-        again = "; its inputs stand above" if node.again else ""
+        again = "; its inputs are listed above" if node.again else ""
         what = f"{'  ' * depth}{entry.flag} {_short(node.path)}{rows}{job}"
         yield f"{what}: {node.state}{detail}{again}"
         yield from format_lines(node.inputs, depth + 1)

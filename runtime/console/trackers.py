@@ -74,8 +74,8 @@ class Trackers:
                     tracker.store_init_configuration(dict(settings))
             except Exception as error:
                 raise InputError(
-                    f"trackers: {name} does not start: {_in_a_line(error)}; set it up (docs/"
-                    "training.md), or leave it out"
+                    f"trackers: {name} cannot start: {_in_a_line(error)}; set it up (docs/"
+                    "training.md), or remove it"
                 ) from error
             self._appending.append(tracker)
         if self._appending:
@@ -107,8 +107,8 @@ class Trackers:
             except Exception as error:
                 self._appending.remove(tracker)
                 print_status(
-                    f"warning: {tracker.name} has failed and shows no more of the run, whose log "
-                    f"has all of it: {_in_a_line(error)}"
+                    f"warning: {tracker.name} failed and gets no further values; the run's log "
+                    f"is complete: {_in_a_line(error)}"
                 )
 
 

@@ -59,9 +59,9 @@ def local_copy(url: str, size: int, version: str, download: Callable[[Path], Non
     path = folder / name
     if not _is_whole(path, size):
         folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder / f".{name[:2]}{LOCK}"):
+        with one_at_a_time(folder / f".{name[:2]}{LOCK}"):
             if not _is_whole(path, size):
-                with _one_at_a_time(folder / LOCK):
+                with one_at_a_time(folder / LOCK):
                     _evict_copies(folder, size, url)
                 _fetch(path, download)
     os.utime(path)
@@ -111,7 +111,8 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
 
 
 @contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Holds the lock of a file for the block: other processes wait for their turn."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from vlmill import __version__
 from vlmill.schemas.errors import InputError
@@ -68,6 +69,21 @@ class Request:
     last_modified: str | None = None  # of its ``last-modified`` header
     max_bytes: int | None = None  # of the body; the client's own limit where None
     byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
+    referrer: str | None = None  # the value of its ``Referer`` header
+
+
+def referrer_for(url: str, page: str | None) -> str | None:
+    """Returns what browsers send as ``Referer`` for a URL that a page has, None for nothing.
+
+    Their default policy is strict-origin-when-cross-origin: the page's URL to its own origin, its
+    origin to others, and nothing from https to http.
+    """
+    if page is None or (page.startswith("https:") and not url.startswith("https:")):
+        return None
+    own, other = urlsplit(page), urlsplit(url)
+    if (own.scheme, own.netloc) == (other.scheme, other.netloc):
+        return page
+    return f"{own.scheme}://{own.netloc}/"
 
 
 @dataclass(frozen=True, kw_only=True)

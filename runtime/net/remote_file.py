@@ -95,18 +95,20 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
     return networks + parse_networks("AWS_ENDPOINT_URL", sorted(hosts))
 
 
-def fetch_part(url: str, start: int, stop: int, *, allowed: Sequence[Network]) -> Part:
+def fetch_part(
+    url: str, start: int, stop: int, *, allowed: Sequence[Network], tries: int = TRIES
+) -> Part:
     """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
 
     Raises Unreachable after some tries, or at once where another try would end as this one.
     """
-    for number in range(TRIES):
+    for number in range(tries):
         try:
             return _fetch_once(url, start, stop, allowed)
         except _TryAgain as why:
-            if number == TRIES - 1:
+            if number == tries - 1:
                 raise Unreachable(
-                    f"{url}: {why}, {TRIES} times; the same command continues where it stopped"
+                    f"{url}: {why}, {tries} times; the same command continues where it stopped"
                 ) from None
             time.sleep(max(BACKOFF_S * 2**number, why.wait_s))
     raise AssertionError("the last try has returned or raised")

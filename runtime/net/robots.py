@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from protego import Protego
 
-from vlmill.runtime.net.opt_outs import AGENT
+from vlmill.runtime.net.opt_outs import AGENT, robots_signals, signals_forbid
 
 MAX_BYTES = 500 << 10
 """How much of a robots.txt is read (RFC 9309, 2.5: at least 500 KiB)."""
@@ -29,6 +29,11 @@ class Robots:
     is_closed: bool = False  # nothing may be fetched: the file could not be had
     rules: Protego | None = field(default=None, repr=False)
     agent: str = AGENT
+    signals: tuple[tuple[str, bool], ...] = ()  # see opt_outs.robots_signals
+
+    def forbids_training(self, url: str) -> bool:
+        """Returns whether the site forbids to train models on ``url``."""
+        return signals_forbid(self.signals, url)
 
     def allows(self, url: str) -> bool:
         """Returns whether we may fetch ``url``, a URL of this site as ``urls.resolve`` gives it."""
@@ -56,7 +61,8 @@ def read_robots(status: int, content: bytes, agent: str = AGENT) -> Robots:
         return Robots(agent=agent)
     text = content[:MAX_BYTES].decode("utf-8-sig", "replace")
     rules = Protego.parse("\n".join(_lines(text, agent)))
-    return Robots(crawl_delay=_delay(rules, agent), rules=rules, agent=agent)
+    signals = tuple(robots_signals(text, agent))
+    return Robots(crawl_delay=_delay(rules, agent), rules=rules, agent=agent, signals=signals)
 
 
 def _delay(rules: Protego, agent: str) -> float | None:

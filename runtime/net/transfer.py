@@ -186,6 +186,8 @@ class Transfer:
             )
             if value is not None and _VALIDATOR.fullmatch(value)
         ]
+        if request.referrer is not None and request.referrer.isascii():
+            headers.append(f"Referer: {request.referrer}")
         if request.byte_range:
             start, stop = request.byte_range
             headers.append(f"Range: bytes={start}-{stop - 1}")

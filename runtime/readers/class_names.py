@@ -10,6 +10,21 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
+NAMES = "names"  # in the producer record of tables, where their detector's names are known
+
+
+def stored_names(producer: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the names of the classes and the attributes that a table of regions carries, by
+    "classes" and "attributes"; empty lists where it carries none.
+    """
+    record = producer.get(NAMES)
+    names = {}
+    for what in ("classes", "attributes"):
+        value = record.get(what) if isinstance(record, dict) else None
+        is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        names[what] = list(value) if is_list and value else []
+    return names
+
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:
     """Reads the names of each class: synonyms are separated by commas, the usual one first.

@@ -52,13 +52,13 @@ class Form:
         """Returns the only word of a field. Raises Refused."""
         words = self.words.get(name, [])
         if len(words) != 1:
-            raise bad_request(f"field {name}: want it once, got it {len(words)} times")
+            raise bad_request(f"field {name}: expected it once, got it {len(words)} times")
         return words[0]
 
     def image(self) -> RequestImage:
         """Returns the only image. Raises Refused."""
         if len(self.images) != 1:
-            raise bad_request(f"want one image, got {len(self.images)}")
+            raise bad_request(f"expected one image, got {len(self.images)}")
         return self.images[0]
 
 
@@ -77,7 +77,7 @@ def read_form(
     elif kind == FORM.encode():
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
-            raise bad_request("multipart: want a boundary of 1 to 70 characters")
+            raise bad_request("multipart: expected a boundary of 1 to 70 characters")
         Parts(form, words, most_images).read(boundary, body)
     elif kind == JSON.encode():
         read_json(form, body, words)
@@ -185,7 +185,7 @@ def require_image_type(content_type: str) -> None:
         raise RequestRefused(
             415,
             "unsupported_type",
-            f"a file's content-type is {kind[:80]}; want image/* or {BYTES}",
+            f"a file's content-type is {kind[:80]}; expected image/* or {BYTES}",
         )
 
 
@@ -195,7 +195,7 @@ def plain_name(raw: bytes) -> str:
     is_path = "/" in name or "\\" in name or name in ("", ".", "..")
     if is_path or len(name) > LONGEST_NAME or not name.isprintable():
         raise bad_request(
-            f"a file's name is no plain name of 1 to {LONGEST_NAME} characters", "bad_name"
+            f"a file's name must be a plain name of 1 to {LONGEST_NAME} characters", "bad_name"
         )
     return name
 
@@ -211,8 +211,8 @@ def decode_text(content: bytes) -> str:
 def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
     """Adds a field's word. Raises Refused for a field that there is not, and for too long ones."""
     if name not in known:
-        there = f"there are {', '.join(sorted(known))}" if known else "there is none"
-        raise bad_request(f"unknown field {name[:80]!r}; {there} beside files", "unknown_field")
+        there = f"there are {', '.join(sorted(known))}" if known else "none is known"
+        raise bad_request(f"unknown field {name[:80]!r}; besides files {there}", "unknown_field")
     if len(text) > LONGEST_TEXT:
         raise too_long(name)
     if sum(map(len, form.words.values())) >= MOST_FIELDS:
@@ -231,10 +231,10 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     try:
         content = json.loads(rest.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise bad_request("the body is no JSON", "bad_json") from None
+        raise bad_request("the body is not JSON", "bad_json") from None
     del rest
     if not isinstance(content, Mapping):
-        raise bad_request("the body is no JSON object", "bad_json")
+        raise bad_request("the body is not a JSON object", "bad_json")
     for name, value in content.items():
         values = value if isinstance(value, list) else [value]
         for item in values:
@@ -243,7 +243,7 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
                     item = str(item)
                 else:
                     raise bad_request(
-                        f"field {name[:80]!r}: want text, or a list of it", "bad_json"
+                        f"field {name[:80]!r}: expected a text, or a list of texts", "bad_json"
                     )
             if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
                 raise bad_request(f"field {name[:80]!r}: text with lone surrogates", "bad_text")
@@ -268,7 +268,7 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     value takes dozens of bytes for two or three bytes of JSON.
     """
     if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
-        raise bad_request("the body is no JSON", "bad_json")
+        raise bad_request("the body is not JSON", "bad_json")
     nonce = secrets.token_hex(16)  # no string of the body can equal such a name
     rest, images, end = [], dict[str, memoryview](), 0
     num_besides = num_text_bytes = 0  # outside of strings, with one byte of each; in other strings
@@ -294,7 +294,7 @@ def require_little(num_besides: int, num_text_bytes: int) -> None:
         raise RequestRefused(
             413,
             "too_many_fields",
-            f"JSON with over {MOST_BESIDE_STRINGS} characters besides its strings",
+            f"JSON with over {MOST_BESIDE_STRINGS} characters in addition to its strings",
         )
     if num_text_bytes > MOST_TEXT_BYTES:
         raise RequestRefused(413, "too_long", f"JSON with over {MOST_TEXT_BYTES} bytes of text")

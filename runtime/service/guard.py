@@ -131,8 +131,9 @@ class Exchange:
             raise RequestRefused(
                 403,
                 "bad_host",
-                "without a token this service answers to addresses and localhost alone: pages of "
-                "the web could ask it by a name of theirs; ask with Host: localhost, or start it "
+                "without a token this service accepts only IP addresses and localhost as Host: a "
+                "page of "
+                "the web could reach it through its own domain; send Host: localhost, or start it "
                 "with a token",
             )
         is_unsafe = self.scope["method"] not in SAFE_METHODS
@@ -208,8 +209,7 @@ class Exchange:
             raise RequestRefused(
                 413,
                 "too_large",
-                f"the body has over {self.settings.max_bytes} bytes, the most that a request may "
-                "have",
+                f"the body has over {self.settings.max_bytes} bytes, more than a request may have",
             )
 
     async def receive(self) -> Message:
@@ -226,7 +226,7 @@ class Exchange:
         except TimeoutError:
             self.require_room()  # raises if the guard has stopped it
             raise RequestRefused(
-                408, "too_slow", f"the body did not come within {self.settings.seconds:g} seconds"
+                408, "too_slow", f"the body did not arrive within {self.settings.seconds:g} seconds"
             ) from None
         finally:
             self.reading = None

@@ -36,15 +36,17 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_images", "max_connections", "queue", "batch"):
             if getattr(self, name) < 1:
-                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: want at least 1")
+                raise InputError(
+                    f"--{format_flag(name)} {getattr(self, name)}: expected at least 1"
+                )
         for name in ("seconds", "header_seconds"):
             if getattr(self, name) <= 0:
                 raise InputError(f"--{format_flag(name)} {getattr(self, name)}: must be above 0")
         if self.batch_wait < 0:
-            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
+            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: expected 0 or more")
         if self.max_images > self.queue:
             raise InputError(
-                f"--queue {self.queue}: must hold a request's images, up to --max-images "
+                f"--queue {self.queue}: must be at least the images of a request, --max-images "
                 f"{self.max_images}"
             )
         if not 0 <= self.port < 65_536:
@@ -74,20 +76,29 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     usual = ServiceSettings()
     serving = parser.add_argument_group("serving")
     add = serving.add_argument
-    add("--host", default=usual.host, help="to listen at (default: %(default)s, this machine only)")
-    add("--port", type=int, default=usual.port, help="0: a free one (default: %(default)s)")
+    add(
+        "--host",
+        default=usual.host,
+        help="address to listen on (default: %(default)s, reachable from this machine only)",
+    )
+    add(
+        "--port",
+        type=int,
+        default=usual.port,
+        help="port to listen on; 0: any free port (default: %(default)s)",
+    )
     add(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="a file with the token that requests must bear; without, VLMILL_TOKEN counts, and "
-        "without both anyone may ask",
+        help="file with the token that every request must send (default: the variable "
+        "VLMILL_TOKEN; without either, no token is needed)",
     )
-    add("--allow-urls", action="store_true", help="fetch images that requests name by URLs")
+    add("--allow-urls", action="store_true", help="download images that requests name by URL")
     add(
         "--contact",
         metavar="ADDRESS",
-        help="with --allow-urls: an e-mail address or a URL that site owners can write to",
+        help="e-mail address or URL for site owners (needed with --allow-urls)",
     )
     add("--allow-address", action="append", default=[], metavar="CIDR", help=argparse.SUPPRESS)
     limits = parser.add_argument_group("limits")
@@ -97,45 +108,45 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.max_bytes,
         metavar="N",
-        help="of a request; all requests hold 16 times as many, and 96 MiB of texts, at most "
-        "(default: %(default)s)",
+        help="largest request body in bytes; all requests together hold up to 16 times as "
+        "much, and 96 MiB of texts (default: %(default)s)",
     )
     add(
         "--max-images",
         type=int,
         default=usual.max_images,
         metavar="N",
-        help="of a request (default: %(default)s)",
+        help="largest number of images in a request (default: %(default)s)",
     )
     add(
         "--max-connections",
         type=int,
         default=usual.max_connections,
         metavar="N",
-        help="for more, idle ones are closed; where all have requests, the answer is 503 "
-        "(default: %(default)s)",
+        help="largest number of open connections; beyond it idle ones are closed, and if "
+        "all have requests the response is 503 (default: %(default)s)",
     )
     add(
         "--queue",
         type=int,
         default=usual.queue,
         metavar="N",
-        help="images that wait at most; then requests get 429 (default: %(default)s)",
+        help="largest number of waiting images; further requests get 429 (default: %(default)s)",
     )
     add(
         "--batch-wait",
         type=float,
         default=1_000 * usual.batch_wait,
         metavar="MS",
-        help="milliseconds that a batch waits for more requests (default: %(default)g)",
+        help="time in milliseconds that a batch waits for more requests (default: %(default)g)",
     )
     add(
         "--seconds",
         type=float,
         default=usual.seconds,
         metavar="S",
-        help="for a request, its waiting included; one that would wait longer is refused with 429 "
-        "(default: %(default)g)",
+        help="time limit of a request in seconds, including waiting; a request that would "
+        "exceed it gets 429 (default: %(default)g)",
     )
 
 
@@ -143,7 +154,9 @@ def add_name_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the names that a service's page shows."""
     names = parser.add_argument_group("names, for the page")
     for what in NAME_FLAGS:
-        names.add_argument(f"--{what}", metavar="FILE", help=f"names of all {what}, one a line")
+        names.add_argument(
+            f"--{what}", metavar="FILE", help=f"file with the names of all {what}, one per line"
+        )
 
 
 def read_name_lists(arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -190,7 +203,9 @@ def read_token(file: Path | None) -> str | None:
             raise InputError(f"{where}: {error.strerror}; give a readable file") from None
     token = text.strip()
     if not token:
-        raise InputError(f"{where} is empty: put a token there, or leave it out to ask for none")
+        raise InputError(
+            f"{where} is empty; write a token to it, or remove the flag to require none"
+        )
     if not TOKEN.fullmatch(token):
-        raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
+        raise InputError(f"{where}: expected one word of 8 to 512 letters, digits or marks")
     return token

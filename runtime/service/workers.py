@@ -276,7 +276,7 @@ class Worker:
                 item.future.set_result(result)
 
 
-LOST = "the process that computed this was lost; send the request again"
+LOST = "the worker process was lost; send the request again"
 
 
 def fail_item(item: Item, why: RequestRefused) -> None:

@@ -18,14 +18,14 @@ from vlmill.runtime.units.unit import AnyJob, Unit
 
 
 class RunUnits(beam.DoFn):
-    """Does units: (number, [Unit]) -> (0, how many)."""
+    """Does units: (number, [Unit]) -> (0, how many); None stands for a step without units."""
 
     def __init__(self, stored: StoredJob, number: int) -> None:
         self.stored, self.number = stored, number
 
-    def process(self, numbered: tuple[int, Iterable[Unit]]) -> Iterator[tuple[int, int]]:
+    def process(self, numbered: tuple[int, Iterable[Unit | None]]) -> Iterator[tuple[int, int]]:
         job, steps = self.stored.load()
-        step, units = steps[self.number], list(numbered[1])
+        step, units = steps[self.number], [unit for unit in numbered[1] if unit is not None]
         for unit in units:
             count_in_beam(step.name, step.run(job, unit) or {})
         yield 0, len(units)
@@ -46,10 +46,13 @@ def build(p: beam.Pipeline, stored: StoredJob, names: Sequence[str]) -> Any:
     return done
 
 
-def list_units(stored: StoredJob, number: int, _: Any) -> list[tuple[int, Unit]]:
-    """Returns the units of a step, each with its place among them."""
+def list_units(stored: StoredJob, number: int, _: Any) -> list[tuple[int, Unit | None]]:
+    """Returns the units of a step, each with its place among them.
+
+    Without any it is None, so that the steps after it have something to wait for.
+    """
     job, steps = stored.load()
-    return list(enumerate(steps[number].units(job)))
+    return list(enumerate(steps[number].units(job) or [None]))
 
 
 def run_beam(job: AnyJob, steps: Sequence[Step[AnyJob]], *, options: PipelineOptions) -> None:

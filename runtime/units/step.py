@@ -9,7 +9,7 @@ from vlmill.runtime.units.numbers import BYTES, Numbers, count_tallies, timed
 from vlmill.runtime.units.unit import AnyJob, Result, Unit, read_result, run_unit, work_folder
 
 Units = Callable[[AnyJob], Sequence[Unit]]
-Work = Callable[[AnyJob, Unit], Result]
+Work = Callable[[AnyJob, Unit], Result | None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError, features
 
 from vlmill.schemas.images.formats import format_name, other_name
 from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
-from vlmill.schemas.images.structure import canvas_pixels, check_structure
+from vlmill.schemas.images.structure import canvas_pixels, check_structure, without_texts
 from vlmill.schemas.rejects import Reason, Rejected
 
 # Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
@@ -79,7 +79,8 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     if (pixels := canvas_pixels(data, name)) > bounds.max_pixels:
         raise Rejected(Reason.TOO_LARGE, f"{pixels} pixels, limit {bounds.max_pixels} altogether")
     try:
-        with QUIET, Image.open(io.BytesIO(data), formats=[decoder]) as image:
+        stream = io.BytesIO(without_texts(data) if name == "PNG" else data)
+        with QUIET, Image.open(stream, formats=[decoder]) as image:
             check_photograph(image)
             yield image
     except Rejected:
@@ -175,7 +176,13 @@ def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts any mode to RGB. Raises Rejected for floating-point pixels: of unknown range."""
+    """Converts any mode to RGB; an image that is RGB is returned itself, decoded.
+
+    Raises Rejected for floating-point pixels: of unknown range.
+    """
+    if image.mode == "RGB":
+        image.load()
+        return image
     if image.mode.startswith("I"):  # 16-bit grey, held in 16 or 32 bits
         return Image.fromarray(upper_bits(np.asarray(image))).convert("RGB")
     if image.mode == "F":

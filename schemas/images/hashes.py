@@ -34,7 +34,9 @@ _COSINES = _cosines()
 
 def perceptual_hash(image: Image.Image) -> int:
     """Returns the 64-bit hash of a decoded, upright image; the top bit is of its mean."""
-    grey = image.convert("RGB").convert("L") if image.mode != "L" else image
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    grey = image if image.mode == "L" else image.convert("L")
     small = grey.resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
     pixels = np.asarray(small, dtype=np.float64)
     low = (_COSINES @ pixels @ _COSINES.T).round(6).ravel()

@@ -275,6 +275,29 @@ def png_parts(data: bytes) -> Parts:
         offset += size + 12
 
 
+_EXIF_PROFILE = b"Raw profile type exif\0"  # as text: ImageMagick keeps the orientation there
+
+
+def without_texts(data: bytes) -> bytes:
+    """Returns a PNG without its packed texts, of which Pillow refuses those above 1 MiB.
+
+    Editors leave such histories; browsers skip them. An EXIF profile stays.
+    """
+    if b"iTXt" not in data and b"zTXt" not in data:
+        return data
+    parts, begin, offset = list[bytes](), 0, 8
+    with suppress(struct.error):
+        while offset < len(data):
+            size, kind = struct.unpack_from(">L4s", data, offset)
+            following = offset + size + 12
+            is_profile = data.startswith(_EXIF_PROFILE, offset + 8)
+            if kind in (b"iTXt", b"zTXt") and not is_profile:
+                parts.append(data[begin:offset])
+                begin = following
+            offset = following
+    return b"".join((*parts, data[begin:]))
+
+
 def webp_parts(data: bytes) -> Parts:
     """Yields the chunks of a WebP, of which an animation has one a frame."""
     offset = 12

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fastwarc.warc import WarcRecordType
 
@@ -19,12 +20,13 @@ from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-Kind = Literal["page", "picture", "redirect"]
+Kind = Literal["page", "picture", "redirect", "revisit", "robots"]
 
 CONTENT_TYPES = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.revisit
 REDIRECTS = (301, 302, 303, 307, 308)
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
+_RANGE = re.compile(r"bytes 0-(\d{1,12})/(\d{1,12})")
 _DIGESTS = ("sha1", "sha256", "sha512", "md5")
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _PAGE_START = re.compile(
@@ -48,10 +50,11 @@ _ISO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A page, an image, or a redirect of an archive.
+    """A page, an image, a redirect or a revisit of an archive.
 
-    ``offset`` is its place for ``read_bodies``. A redirect has a ``target`` and no body: an HTTP
-    redirect's location, or the URL whose content a revisit record repeats.
+    ``offset`` is its position for ``read_bodies``. A redirect has a ``target`` and no body: an HTTP
+    redirect's location, or the URL whose content a revisit record repeats. A revisit names the
+    repeated content only by its ``digest``.
     """
 
     archive: str
@@ -64,6 +67,7 @@ class Record:
     target: str | None = None
     opt_outs: frozenset[Reason] = frozenset()  # what the HTTP headers forbid
     wrong_digest: bool = False  # the block is not the one that the archive's writer saw
+    digest: str = ""  # of the payload as the header states it, for an image or a revisit
 
 
 def extract_content(
@@ -86,6 +90,8 @@ def extract_content(
         status, headers, body = split_http(block)
         if status in REDIRECTS and (target := resolve(url, _location(headers))):
             return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+        if status == 206 and _is_all(headers.get("content-range", ""), len(body)):
+            status = 200  # a browser asked for a range, and got everything
         if status != 200:
             return Drop(Reason.BAD_STATUS, str(status))
     decoded = decode_body(body, headers, max_bytes)
@@ -95,6 +101,8 @@ def extract_content(
         return Drop(Reason.EMPTY)
     declared = headers.get("content-type", "")
     kind = sniff_kind(decoded, declared)
+    if kind is None and urlsplit(url).path == "/robots.txt":
+        kind = "robots"
     if kind is None:
         return Drop(Reason.OTHER_TYPE, declared)
     return Record(
@@ -106,8 +114,15 @@ def extract_content(
         charset=parse_charset(declared),
         content_type=declared[:200],
         opt_outs=header_opt_outs(headers),
+        digest=payload_digest(record) if kind == "picture" else "",
         wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),
     )
+
+
+def _is_all(content_range: str, num_bytes: int) -> bool:
+    """Returns whether a partial response holds all bytes, by its ``Content-Range``."""
+    parts = _RANGE.fullmatch(content_range.strip().lower())
+    return parts is not None and int(parts[1]) + 1 == int(parts[2]) == num_bytes
 
 
 def parse_charset(declared: str) -> str | None:
@@ -126,11 +141,21 @@ def bare_url(value: str | None) -> str:
     return (value or "").strip().removeprefix("<").removesuffix(">")
 
 
+def payload_digest(record: Any) -> str:
+    """Returns the digest of the payload that a record's header states, or ""."""
+    return record.headers.get("WARC-Payload-Digest") or ""
+
+
 def _revisit(record: Any, archive: str, offset: int, url: str) -> Record | Drop:
-    """A revisit of the same URL adds nothing: the content stands under that URL already."""
+    """A revisit of the same URL adds nothing: the content stands under that URL already.
+
+    Older crawlers name the repeated content of another URL only by its digest.
+    """
     target = resolve("", bare_url(record.headers.get("WARC-Refers-To-Target-URI")))
     if target is None or target == url:
-        return Drop(Reason.REVISIT)
+        if not (digest := payload_digest(record)):
+            return Drop(Reason.REVISIT)
+        return Record(archive=archive, offset=offset, url=url, kind="revisit", digest=digest)
     return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
 
 

@@ -1,7 +1,6 @@
 """Archives as jobs read them: everything once in order, and single bodies again by their place."""
 
 import io
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -12,7 +11,6 @@ from vlmill.pipelines.web.archives.content import (
     Record,
     bare_url,
     extract_content,
-    target_url,
 )
 from vlmill.pipelines.web.archives.index import Ranges, coalesced
 from vlmill.pipelines.web.archives.packing import MAX_WARC_HEADER, Unpacked, sniff_layout
@@ -26,6 +24,7 @@ from vlmill.schemas.rejects import Reason
 
 __all__ = [
     "BrokenArchive",
+    "PartReader",
     "Record",
     "open_archive",
     "read_archive",
@@ -36,7 +35,6 @@ __all__ = [
 # An offset in a WACZ holds the number of the entry above these bits, and the place in it below.
 ENTRY_BITS = 48
 GAP_BYTES, AT_ONCE_BYTES = 64 << 10, 8 << 20  # of records that are read together
-MAX_DIGESTS = 20_000  # of images, for revisits that name none but a digest: about 5 MB
 
 
 def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
@@ -117,8 +115,13 @@ def _read_entry(
     file: BinaryIO, archive: str, *, base: int, max_bytes: int
 ) -> Iterator[tuple[str, Record | Drop]]:
     file, layout = sniff_layout(file)
-    images = _Digests()
     stored = StoredRecords(file, layout, is_selected=_has_content, max_bytes=max_bytes)
+    yield from _extract_all(stored, archive, base=base, max_bytes=max_bytes)
+
+
+def _extract_all(
+    stored: Iterable[Stored | Gap], archive: str, *, base: int, max_bytes: int
+) -> Iterator[tuple[str, Record | Drop]]:
     for item in stored:
         key = f"{archive}:{base + item.offset}"
         if isinstance(item, Gap):
@@ -126,40 +129,52 @@ def _read_entry(
         elif _has_content(item.offset, item.record):
             content = extract_content(item, archive, offset=base + item.offset, max_bytes=max_bytes)
             url = bare_url(item.record.headers.get("WARC-Target-URI"))
-            yield url or key, images.resolve(item, content, archive, base + item.offset)
+            yield url or key, content
 
 
 def _has_content(offset: int, record: Any) -> bool:
     return bool(record.record_type & CONTENT_TYPES)
 
 
-class _Digests:
-    """URLs of an archive's images by the digest of their payload, the latest ones.
+class PartReader:
+    """Reads the records of an archive that begin at the bytes of ``part``.
 
-    Older crawlers say of an image that they had before under another URL only its digest.
+    Yields as :func:`read_archive`. Where the first record begins is found by its bytes; afterwards
+    that is ``begin``, or None if no record begins in the part, and ``end`` is where the first
+    record after the part begins, ``size`` after the last record. Parts are right only if each one
+    begins where the one before ends. What cannot be read from its middle is read as a whole by the
+    first part. Raises BrokenArchive for damaged bytes: only reading from the beginning of the
+    archive tells what is lost.
     """
 
-    def __init__(self) -> None:
-        self._urls: OrderedDict[str, str] = OrderedDict()
+    def __init__(
+        self, file: BinaryIO, archive: str, part: range, *, size: int, max_bytes: int
+    ) -> None:
+        self.begin: int | None = None
+        self.end = 0
+        self._file, self._archive, self._part = file, archive, part
+        self._size, self._max_bytes = size, max_bytes
 
-    def resolve(
-        self, stored: Stored, content: Record | Drop, archive: str, offset: int
-    ) -> Record | Drop:
-        """Makes a redirect of a revisit record whose content came earlier in this archive."""
-        is_revisit = isinstance(content, Drop) and content.reason == Reason.REVISIT
-        is_image = isinstance(content, Record) and content.kind == "picture"
-        if not is_revisit and not is_image:
-            return content
-        digest = stored.record.headers.get("WARC-Payload-Digest")
-        if digest and isinstance(content, Record):
-            self._urls.setdefault(digest, content.url)
-            if len(self._urls) > MAX_DIGESTS:
-                self._urls.popitem(last=False)
-            return content
-        url, target = target_url(stored.record), self._urls.get(digest) if digest else None
-        if not url or not target or url == target:
-            return content
-        return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+    def __iter__(self) -> Iterator[tuple[str, Record | Drop]]:
+        """Yields (key, record or why not)."""
+        file, layout = (self._file, None) if is_zip(self._file) else sniff_layout(self._file)
+        if layout is None or isinstance(file, Unpacked):
+            if self._part.start == 0:
+                self.begin, self.end = 0, self._size
+                yield from read_archive(self._file, self._archive, max_bytes=self._max_bytes)
+            return
+        stored = StoredRecords(
+            file,
+            layout,
+            is_selected=_has_content,
+            max_bytes=self._max_bytes,
+            stop=self._part.stop,
+        )
+        self.begin = stored.skip_to(self._part.start) if self._part.start else 0
+        if self.begin is None:
+            return
+        yield from _extract_all(stored, self._archive, base=0, max_bytes=self._max_bytes)
+        self.end = self._size if stored.next_start is None else stored.next_start
 
 
 def read_bodies(

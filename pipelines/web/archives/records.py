@@ -56,7 +56,8 @@ class StoredRecords:
 
     ``is_selected`` says of which (offset, record) the content is read, if that is at most
     ``max_bytes``. Raises BrokenArchive at the end, if nothing is readable behind a damaged place or
-    at all.
+    at all. With ``stop`` the records end before the first one that begins there or later, whose
+    offset is then ``next_start``, and any damage before it raises BrokenArchive.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class StoredRecords:
         is_selected: Callable[[int, Any], bool],
         max_bytes: int,
         start: int = 0,
+        stop: int | None = None,
     ) -> None:
         self.file, self.layout, self.wanted, self.max_bytes = file, layout, is_selected, max_bytes
-        self._start, self._max_header = start, MAX_WARC_HEADER
+        self._start, self._stop, self._max_header = start, stop, MAX_WARC_HEADER
+        self.next_start: int | None = None
         self._count = self._false_starts = 0
         self._last: tuple[int, int, bool] | None = None  # offset, length, whether it is whole
         self._error = ""
@@ -84,12 +87,16 @@ class StoredRecords:
                     gap = None
                 self._count += 1
                 yield stored
+            if self.next_start is not None:
+                return
             if not self._is_broken(start):
                 self._require_records()
                 return
+            if self._stop is not None:
+                raise BrokenArchive(f"near byte {self._gap_start(start)}: {self._error}")
             gap = self._gap_start(start) if gap is None else gap
             search_start = max(start, self._last[0] if self._last else start) + 1
-            position = self._next_start(search_start)
+            position = self._find_start(search_start)
             if position is None:
                 break
             start, self._max_header = position, MAX_HEADER_BEHIND_DAMAGE
@@ -107,6 +114,9 @@ class StoredRecords:
         try:
             for record in self.layout.records(stream, self._max_header):
                 offset, length = self.layout.get_offset(stream, record), record.content_length
+                if self._stop is not None and offset >= self._stop:
+                    self.next_start = offset
+                    return
                 self._last = offset, length, False
                 block = b""
                 if length <= self.max_bytes and self.wanted(offset, record):
@@ -171,10 +181,20 @@ class StoredRecords:
                 return False
         return True
 
-    def _next_start(self, position: int) -> int | None:
-        """Returns where the next record begins at or behind ``position``."""
+    def skip_to(self, position: int) -> int | None:
+        """Starts at the first record at or after ``position`` and before ``stop``.
+
+        Returns where that begins, or None if no record does.
+        """
+        self._start = self._find_start(position) or 0
+        return self._start or None
+
+    def _find_start(self, position: int) -> int | None:
+        """Returns where the first record begins at or after ``position``, and before ``stop``."""
         packing = self.layout.packing
         for candidate in self._candidates(position):
+            if self._stop is not None and candidate >= self._stop:
+                break
             if packing is None or begins_record(self.file, self.layout, candidate):
                 return candidate
             self._false_starts += 1
@@ -191,7 +211,7 @@ class StoredRecords:
             chunk_start = max(0, position - 1) + number * MIB
             self.file.seek(chunk_start)
             chunk = self.file.read(MIB + _OVERLAP)
-            if not chunk:
+            if not chunk or (self._stop is not None and chunk_start > self._stop):
                 return
             for match in marks.finditer(chunk):
                 if chunk_start + match.start() > last_start:

@@ -31,8 +31,12 @@ class WorkerOptions(PipelineOptions):
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--vlmill_version", help="of the process that starts the job")
-        parser.add_argument("--vlmill_module", help="what a worker has to be able to import")
+        parser.add_argument(
+            "--vlmill_version", help="version of vlmill in the process that starts the job"
+        )
+        parser.add_argument(
+            "--vlmill_module", help="module that every worker must be able to import"
+        )
 
 
 class _PlainParser(argparse.ArgumentParser):

@@ -167,7 +167,7 @@ def test_an_import_of_rejects_alone_fails_and_says_why(
     arguments = ["import", str(tmp_path / "file"), "--output", str(tmp_path / "back")]
     assert run_command(command, arguments) == 1
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.endswith("0 rows of regions, 1 rejects (1 bad_boxes)")
+    assert said.endswith("0 rows of regions, 1 reject (1 bad_boxes)")
 
 
 def test_stored_halves_are_widened_exactly(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from vlmill.train.recipes.tasks import TASKS, TaskRecipe
 from vlmill.train.recipes.variants import import_object
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, describe_finished, prepare_once
+from vlmill.train.run.pair_learning import PairRunner, make_pair_runner
 from vlmill.train.run.planning import plan_stages, trained_images
 from vlmill.train.run.preparing import prepare
-from vlmill.train.run.runner import Runner
+from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import collect_run_settings
 from vlmill.train.tasks.finetuning.learning import FineTuning
@@ -166,27 +167,24 @@ def open_task_runner(
     words: Tokenizer,
     task: LearntTask,
     accelerator: Accelerator,
-) -> Runner:
+) -> PairRunner:
     """The run on the samples that were prepared, its model sized by the checkpoint and the data."""
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
     table = SampleTable(output / PREPARED)
-    stages = plan_stages(recipe, table, sources.splits, "--examples")
-    return Runner(
-        recipe,
+    setup = RunSetup(
+        recipe=recipe,
+        output=output,
+        stages=plan_stages(recipe, table, sources.splits, "--examples"),
+        accelerator=accelerator,
+    )
+    images = trained_images(recipe, table, sources.splits)
+    return make_pair_runner(
+        setup,
         sources,
-        output,
         words,
-        stages,
-        accelerator,
         FineTuning(task=task, blind=recipe.blind),
-        partial(
-            first_task_model,
-            recipe,
-            sources,
-            task.label_pieces(words),
-            trained_images(recipe, table, sources.splits),
-        ),
+        partial(first_task_model, recipe, sources, task.label_pieces(words), images),
         dataclasses.replace(task.record, blind=recipe.blind, settings=to_plain(recipe.settings)),
     )
 

@@ -7,5 +7,5 @@ It is learnt in ``base`` (what it is), ``task`` (texts and images read together)
 It is ranked in ``command`` (arguments), ``evaluation``, ``job``, ``candidates`` (what is ranked),
 ``inputs``, ``matching`` (scores of pairs), ``score_store`` (keeps them through a kill),
 ``vectors`` (scores of vectors), ``first_stage`` (candidates of ``--rerank``), ``metrics``,
-``examples``, ``region_weights`` (which regions a score rests on), ``checks`` and ``report``.
+``examples``, ``checks`` and ``report``.
 """

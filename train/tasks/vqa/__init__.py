@@ -2,5 +2,5 @@
 
 Reading order: ``task`` (input, head, loss, metric), ``answers`` (the list that a head tells apart),
 ``recipes`` (the papers' runs), ``metrics`` (the official accuracy and the soft score),
-``evaluation`` and ``submission``.
+and ``evaluation``.
 """

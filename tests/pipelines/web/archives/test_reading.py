@@ -302,8 +302,12 @@ def test_redirects_and_revisits_lead_to_what_they_repeat(response: Make, image: 
     data += gzip.compress(head % (b"i", refers))
     items = dict(read(data))
     leads = {k: r.target for k, r in items.items() if isinstance(r, Record) and r.target}
-    names = ("301", "302", "303", "307", "308", "same-target", "same-digest")
+    names = ("301", "302", "303", "307", "308", "same-target")
     assert leads == {f"http://a.org/{name}": "http://a.org/i" for name in names}
+    revisits = [r for r in items.values() if isinstance(r, Record) and r.kind == "revisit"]
+    ((_, repeated),) = read(response("http://a.org/i", photo, "image/jpeg"))
+    assert isinstance(repeated, Record) and repeated.digest
+    assert [(r.url, r.digest) for r in revisits] == [("http://a.org/same-digest", repeated.digest)]
     drops = {k: d.reason for k, d in items.items() if isinstance(d, Drop)}
     assert drops == {
         "http://a.org/nowhere": Reason.BAD_STATUS,

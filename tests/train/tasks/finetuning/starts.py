@@ -11,7 +11,11 @@ from tests.train.tasks.questions import ANSWERS, question, tiny
 from vlmill.models import MODELS
 from vlmill.models.bert.config import bert_small
 from vlmill.runtime.console.log import read_log
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.variants import get_training
 
@@ -54,9 +58,11 @@ def save_random(folder: Path, variant: str, config: Any, words: Tokenizer) -> Pa
     torch.manual_seed(3)
     save_checkpoint(
         folder,
-        variant=variant,
-        model=MODELS[variant].model(config),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        MODELS[variant].model(config),
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=words,
+            training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        ),
     )
     return folder

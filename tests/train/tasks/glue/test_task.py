@@ -15,7 +15,12 @@ from tests.train.tasks.statements import sentences, texts, tiny, write_statement
 from vlmill.models import MODELS
 from vlmill.runtime.files.outputs import RESULTS
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.tasks import make_recipes, task_recipe_named
@@ -186,10 +191,12 @@ def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str)
     torch.manual_seed(3)
     save_checkpoint(
         tmp_path / "init",
-        variant=recipe.starts_from[0],
-        model=MODELS[recipe.starts_from[0]].model(body),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        MODELS[recipe.starts_from[0]].model(body),
+        CheckpointRecord(
+            variant=recipe.starts_from[0],
+            tokenizer=words,
+            training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        ),
     )
     inputs = dataclasses.replace(texts(tmp_path), init=str(tmp_path / "init"))
     finetune(recipe, inputs, tmp_path / "out")

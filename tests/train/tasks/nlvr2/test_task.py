@@ -15,7 +15,12 @@ from vlmill.models import MODELS
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REJECTS, STATEMENTS
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.recipes.variants import get_training
@@ -162,10 +167,12 @@ def test_the_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
     torch.manual_seed(3)
     save_checkpoint(
         tmp_path / "init",
-        variant=variant,
-        model=MODELS[variant].model(whole),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        MODELS[variant].model(whole),
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=words,
+            training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        ),
     )
     inputs = dataclasses.replace(two_images(tmp_path), init=str(tmp_path / "init"))
     finetune(recipe, inputs, tmp_path / "out")

@@ -1,0 +1,120 @@
+"""What leads on inside one archive: redirects, and revisits that name a digest.
+
+Both depend on the records before them. Of an archive that is mined in one piece they are followed
+as they come; the parts of a large one log them, and a step after it follows them in their order.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from vlmill.pipelines.web.archives.content import Kind
+from vlmill.pipelines.web.archives.reading import Record
+from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter
+from vlmill.pipelines.web_pairs.stages import RECORDS, REDIRECTS
+from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import Drop
+from vlmill.schemas.rejects import Reason
+
+MAX_DIGESTS = 20_000  # of images, for revisits that name none but a digest: about 5 MB
+MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
+MOST_HOPS = 5
+
+
+class Links(Protocol):
+    """Takes the redirects, the revisits and the images with a digest, in the archive's order."""
+
+    def add(self, key: str, record: Record) -> None:
+        """Takes one; ``key`` is that of its reject."""
+
+    def finish(self) -> None:
+        """Ends the archive, or the part."""
+
+
+class LoggedLink(msgspec.Struct, array_like=True, frozen=True):
+    """A link as the log holds it."""
+
+    key: str
+    kind: Kind
+    url: str
+    target: str | None
+    digest: str
+
+
+_decode_link = msgspec.msgpack.Decoder(LoggedLink).decode
+
+
+class LinkLog:
+    """Keeps the links of a part for a later step."""
+
+    def __init__(self, log: SpoolWriter) -> None:
+        self._log = log
+
+    def add(self, key: str, record: Record) -> None:
+        """Logs one."""
+        link = LoggedLink(key, record.kind, record.url, record.target, record.digest)
+        self._log.add(0, rows.number_key(self._log.rows), rows.encode(link))
+
+    def finish(self) -> None:
+        """Has nothing to do."""
+
+
+class LinkFollower:
+    """Leaves where redirects and revisits of an archive lead in the end.
+
+    Memory: 20,000 digests and 100,000 redirects.
+    """
+
+    def __init__(self, redirects: SpoolWriter, counts: Counts) -> None:
+        self._redirects, self._counts = redirects, counts
+        self._urls: OrderedDict[str, str] = OrderedDict()  # of images, by their digests
+        self._targets: dict[bytes, bytes] = {}
+
+    def add(self, key: str, record: Record) -> None:
+        """Follows one."""
+        if record.kind == "picture":
+            self._urls.setdefault(record.digest, record.url)
+            if len(self._urls) > MAX_DIGESTS:
+                self._urls.popitem(last=False)
+            return
+        target = record.target
+        if record.kind == "revisit":
+            target = self._urls.get(record.digest)
+            target = None if target == record.url else target
+        if target is None:
+            self._counts.dropped(RECORDS, key, Drop(Reason.REVISIT))
+            return
+        self._counts.passed(RECORDS)
+        self._counts.passed(REDIRECTS)
+        self._targets[rows.url_key(record.url)] = rows.url_key(target)
+        if len(self._targets) > MOST_REDIRECTS:
+            self.finish()
+
+    def finish(self) -> None:
+        """Leaves where redirects lead, as far as this archive tells."""
+        for source, target in self._targets.items():
+            for _ in range(MOST_HOPS):
+                target = self._targets.get(target, target)
+            self._redirects.add(target[0], target + source)
+        self._targets.clear()
+
+
+def follow_log(stream: Iterable[Row], follower: LinkFollower) -> None:
+    """Follows the links of an archive's logs, which come in order."""
+    for _, value in stream:
+        link = _decode_link(value)
+        follower.add(
+            link.key,
+            Record(
+                archive="",
+                offset=0,
+                url=link.url,
+                kind=link.kind,
+                target=link.target,
+                digest=link.digest,
+            ),
+        )
+    follower.finish()

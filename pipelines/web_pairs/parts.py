@@ -1,0 +1,82 @@
+"""Second step, an archive in parts a unit: whether the parts fit, and what leads across cuts."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from vlmill.pipelines.web_pairs.links import LinkFollower, follow_log
+from vlmill.pipelines.web_pairs.mine import mine_records, read_records
+from vlmill.pipelines.web_pairs.spool import forget_footers, spool, unsorted_rows
+from vlmill.pipelines.web_pairs.stages import ARCHIVES
+from vlmill.pipelines.web_pairs.units import Archive, Job, describe, open_counts, part_units
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.written import record_files
+from vlmill.runtime.units.unit import (
+    Result,
+    Unit,
+    read_record,
+    record_path,
+    run_unit,
+    write_record,
+)
+
+
+def link_parts(job: Job, unit: Unit) -> Result | None:
+    """Leaves what :func:`follow_links` does, once the parts of an archive fit together.
+
+    Where a part does not begin at the end of the one before, or is damaged, the archive is mined
+    again in one piece. A run that continues looks at the parts again, too: one of them may have
+    been mined anew.
+    """
+    archive = job.archives[unit.number]
+    units = part_units(archive, unit.number)
+    if not fit_together(archive, _read_records(job, units)):
+        print_status(f"{archive.path} is damaged, or holds archives; it is mined in one piece")
+        mine_in_one(job, archive, units)
+    return run_unit(job, job.mined, unit, follow_links)
+
+
+def follow_links(job: Job, unit: Unit) -> Result:
+    """Leaves where the redirects and revisits of an archive lead, over all its parts."""
+    archive = job.archives[unit.number]
+    units = part_units(archive, unit.number)
+    with (
+        open_counts(job, job.mined_spool(unit.name, "rejects")) as counts,
+        spool(job.mined_spool(unit.name, "redirects")) as redirects,
+    ):
+        logs = [job.mined_spool(part.name, "links") for part in units]
+        follow_log(unsorted_rows(logs, 0), LinkFollower(redirects, counts))
+        stages = {stage for record in _read_records(job, units) for stage, *_ in record["tallies"]}
+        if ARCHIVES.name not in stages:  # else who has mined it in one piece has counted it
+            counts.passed(ARCHIVES)
+    return Result(tallies=counts.tallies, about=describe(archive), metrics={"wrong_digests": 0})
+
+
+def _read_records(job: Job, units: Sequence[Unit]) -> list[dict[str, Any]]:
+    return [read_record(record_path(job.mined, unit)) for unit in units]
+
+
+def fit_together(archive: Archive, records: Sequence[Mapping[str, Any]]) -> bool:
+    """Says whether each part begins where the one before ends, and the last one at the end."""
+    position = 0
+    for part, record in zip(archive.parts, records, strict=True):
+        if record["begin"] is None and position >= part.stop:
+            continue  # a record of an earlier part goes on through it
+        if record["begin"] != position:
+            return False
+        position = int(record["end"])
+    return position == archive.size
+
+
+def mine_in_one(job: Job, archive: Archive, units: Sequence[Unit]) -> None:
+    """Mines a whole archive as its first part, and leaves the other parts empty."""
+    for unit in units:
+        with record_files() as files:
+            if unit is units[0]:
+                result = mine_records(job, unit, partial(read_records, archive.path, None, job))
+                result.about |= {"begin": 0, "end": archive.size}
+            else:
+                result = mine_records(job, unit, lambda _: ())
+                result.about |= {"begin": None, "end": 0}
+        write_record(job, job.mined, unit, result, files)
+    forget_footers()
