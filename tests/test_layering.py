@@ -76,11 +76,11 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "bounded_calls",
         "files",
         "readers console net",
-        "units service",
+        "units service weights",
         "__init__",
     ),
     "models": (
-        "checks config_checks positions convert gpu_compiler rows",
+        "checks config_checks positions convert gpu_compiler rows probes",
         "inputs detector",
         "outputs",
         "layers/cpu layers/gpu",
@@ -95,7 +95,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "extract": (
         "config",
-        "images image_level",
+        "images image_level weights",
         "detect formats",
         "run show verify compare",
         "service",
@@ -116,7 +116,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "inference": (
         "input_checks",
-        "hub search convert show",
+        "search convert show",
         "load",
         "push service",
         "__init__",

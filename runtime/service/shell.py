@@ -113,17 +113,17 @@ class Shell:
 
     @property
     def num_ready(self) -> int:
-        """How many workers can compute."""
+        """Returns the number of ready workers."""
         return sum(worker.is_ready for worker in self.workers)
 
     @property
     def max_fetches(self) -> int:
-        """The largest number of connections to other servers."""
+        """Returns the largest number of connections to other servers."""
         return FETCHERS * self.settings.max_images if self.settings.allow_urls else 0
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the first worker said of itself."""
+        """Returns the first worker's description of itself."""
         return self.workers[0].about
 
     def start(self, plans: Sequence[Plan]) -> None:
@@ -273,7 +273,7 @@ async def hung_up(request: Request) -> None:
 
 
 def account(request: Request) -> dict[str, Any]:
-    """What the log will say of a request, besides what it says of all."""
+    """Records further fields of a request for the log."""
     noted: dict[str, Any] = request.scope[ACCOUNT]
     return noted
 

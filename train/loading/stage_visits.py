@@ -49,7 +49,7 @@ class StageVisits:
 
     @cached_property
     def order(self) -> PairOrder | AlternatingOrder:
-        """Says in which order the stage visits its pairs."""
+        """Returns the order in which the stage visits its pairs."""
         rows = stage_rows(self.table, self.stage, self.splits)
         turns = [group for group in self.in_turns(rows) if len(group)]
         if len(turns) < 2:
