@@ -68,7 +68,7 @@ from vlmill.train.recipes.feeding import (
     imagebert_feeding,
     vilbert_retrieval_feeding,
 )
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages, text_batches
 from vlmill.train.tasks.retrieval.matching import PairScorer, make_scorer, match_scores
 from vlmill.train.tasks.retrieval.metrics import retrieval_metrics

@@ -6,7 +6,6 @@ forks are as untouched, and have their own environment, arguments and output.
 """
 
 import functools
-import gc
 import importlib
 import json
 import os
@@ -88,7 +87,6 @@ def serve() -> None:
     """Forks processes for each request on the standard input, and prints their exit status."""
     for name in IMPORTED:
         importlib.import_module(name)
-    gc.freeze()
     while line := sys.stdin.readline():
         request = json.loads(line)
         processes = set()

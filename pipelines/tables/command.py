@@ -30,7 +30,7 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.units.flags import add_workers, local_workers
+from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
@@ -38,34 +38,35 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
-Tables put together, and rows taken out of them. IN is a job's output folder with all its tables, or
-one table as a file or a glob; every table of every IN is written, shard by shard, but `rejects`.
+Concatenates tables, and filters, samples or removes their rows. IN is a job's output folder with
+all its tables, or one table as a file or a glob. All tables of every IN except `rejects` are
+written.
 """
 SHARED = """\
-Manifests and contracts are checked first; IN that was made of something that has changed since is a
-warning. A killed run is continued by the same command, to the same rows. Memory: a row group, and
-what is said above. With flags of Apache Beam (--runner=...) the runner's workers write the shards.
+Manifests and contracts are checked first. A warning is printed if the inputs of an IN have
+changed since. The same command continues a killed run, to the same rows. Memory: a row group, and
+the figures above. With flags of Apache Beam (--runner=...) the runner's workers write the shards.
 """
 CONCAT = """\
-Tables of the same name one after the other, in the order of IN. Of rows with the same id the first
-stays; the others are rejects, `duplicate` or, with another content, `id_conflict`. Regions of
-different detectors are refused. Memory: some 20 MB a table, ids lie on the disk.
+Concatenates tables of the same name in the order of IN. The first row with an id is kept; the
+others are rejects: `duplicate`, or `id_conflict` if the content differs. Regions of different
+detectors are refused. Memory: about 20 MB per table; ids are on disk.
 """
 FILTER = """\
-Rows of the main table of which a condition holds, and of the other tables what is about their
+Keeps the rows of the main table that fulfil a condition, and the rows of other tables about their
 images. The main table is pairs, else the examples of a task, else boxes, regions or images. A
-comparison with null does not hold. Memory: 8 bytes for each image and pair that stays.
+comparison with null is false. Memory: 8 bytes for each kept image and pair.
 """
 SAMPLE = """\
-Some rows of the main table, drawn by their ids and --seed alone: the same rows from any shards in
-any order; and of the other tables what is about their images. Memory: 8 bytes for each row.
+Samples rows of the main table by their ids and --seed only, so any shards in any order give the
+same rows, and keeps the rows of other tables about their images. Memory: 8 bytes for each row.
 """
 REMOVE = """\
-All tables without the rows of given images, for someone who asks to be left out: images by the
-URL they came from (of the image or its page), by SHA-256 of their bytes, or by image_id; their
-pairs, regions and aliases go with them, also out of lists of negatives and neighbours. What is
-nowhere in IN is told, and listed in not_found.json. The old folder stays: delete it. --checkpoints
-says which weights were trained on them.
+Writes all tables without the rows of given images, when someone asks for it. Images are named by
+URL (of the image or its page), by SHA-256 of their bytes, or by image_id. Their pairs, regions
+and aliases are removed too, also from lists of negatives and neighbours. Requested images that
+are not in IN are printed and listed in not_found.json. The old folder stays: delete it yourself.
+--checkpoints prints which checkpoints were trained on the images.
 """
 EPILOG = """\
 examples:
@@ -75,17 +76,22 @@ examples:
   python -m vlmill.pipelines.tables remove mined --urls asked.txt --output rest \\
       --checkpoints trained
 
-writes DIR/NAME-*.parquet of each table, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/NAME-*.parquet for each table, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.
 """
+
+
+# Of all inputs: to start a second process takes half a second, as long as such tables do.
+ONE_PROCESS_BYTES = 32 << 20
 
 
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_workers(p)
+    add_part(p)
     add_fresh(p)
     add_lock_seconds(p)
 
@@ -95,37 +101,48 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
         "--where",
         required=True,
         metavar="CONDITION",
-        help="comparisons of columns with values (== != < <= > >= in, not in, is None), joined by "
-        "and, or, not",
+        help="condition: comparisons of columns with values (== != < <= > >= in, not in, "
+        "is None), combined by and, or, not",
     )
     _add_table(p)
 
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="so many rows")
-    amount.add_argument("--fraction", type=float, metavar="F", help="about this share, 0 to 1")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="number of rows")
+    amount.add_argument(
+        "--fraction", type=float, metavar="F", help="approximate fraction of the rows, 0 to 1"
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the sample (default: 0)"
+    )
     _add_table(p)
 
 
 def _add_table(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--table", metavar="NAME", choices=sorted(TABLES), help="the main table")
+    p.add_argument(
+        "--table",
+        metavar="NAME",
+        choices=sorted(TABLES),
+        help="main table (default: pairs, else the examples of a task)",
+    )
 
 
 def _add_remove(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="URLs, one a line")
+    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="file of URLs, one per line")
     p.add_argument(
-        "--sha256", type=path_or_url, metavar="FILE", help="SHA-256 of images, one a line"
+        "--sha256", type=path_or_url, metavar="FILE", help="file of image SHA-256, one per line"
     )
-    p.add_argument("--image-ids", type=path_or_url, metavar="FILE", help="image_ids, one a line")
+    p.add_argument(
+        "--image-ids", type=path_or_url, metavar="FILE", help="file of image_ids, one per line"
+    )
     p.add_argument(
         "--checkpoints",
         nargs="+",
         default=[],
         type=path_or_url,
         metavar="DIR",
-        help="say what these saw",
+        help="checkpoints to check for removed images",
     )
 
 
@@ -215,10 +232,13 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the verb."""
     args, beam_flags = parsed(parser(), arguments)
     workers = local_workers(args.workers, beam_flags)
-    with lock_output(args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
             raise InputError(f"--output {args.output} is an IN; give another folder")
+        if args.workers is None and sum(entry.bytes for entry in inputs) < ONE_PROCESS_BYTES:
+            workers = 1
         inputs += _lists(args)
         paths = [path for entry in tables.values() for path in entry.paths]
         run_steps = select_runner(
@@ -226,10 +246,17 @@ def run(arguments: Sequence[str]) -> int:
             workers=workers,
             module=__name__,
             paths={f"IN {path}": str(path) for path in paths} | {"--output": str(args.output)},
+            share=args.part,
         )
         settings = read_settings(args) | {"digests": [entry.digest for entry in inputs]}
         name = f"tables {args.verb}"
-        state = prepare_output(args.output, job=name, settings=settings, fresh=args.fresh)
+        state = prepare_output(
+            args.output,
+            job=name,
+            settings=settings,
+            fresh=args.fresh,
+            shared=args.part is not None,
+        )
         if state is not State.FINISHED:
             choose, removal = PLANS[args.verb][2](args, tables)
             job = Job(
@@ -242,7 +269,8 @@ def run(arguments: Sequence[str]) -> int:
                 rewrite=removal.shorten_lists if removal else None,
                 absent=removal.absent if removal else None,
             )
-            run_job(job, run_steps)
+            if run_job(job, run_steps, args.part) is None:
+                return 0
         remove_work(args.output)
         return _say_done(args, tables, state)
 

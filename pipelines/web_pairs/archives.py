@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import is_web, to_path
 from vlmill.runtime.files.paths import matches as files_matching
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.net.remote_file import open_web, web_url
 from vlmill.schemas.errors import InputError
 
@@ -37,20 +37,20 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warc",
         metavar="GLOB|@FILE|URL",
-        help="archives: a path, a glob, an address (https://, s3:// without a signature), or "
-        "@FILE, a list of such, one a line, which may be .gz and lie on the web",
+        help="archives: a path, a glob, a URL (https://, s3:// without a signature), or "
+        "@FILE: a list of these, one per line, which may be .gz and on the web",
     )
     parser.add_argument(
         "--index",
         metavar="FILE",
-        help="in place of --warc: only the records of an index, of CDX lines (.gz) or Parquet "
-        "with the columns filename, offset and length; a file or a glob",
+        help="file or glob of index records, instead of --warc: reads only those records; "
+        "CDX lines (.gz), or Parquet with the columns filename, offset and length",
     )
     parser.add_argument(
         "--base",
         metavar="PLACE",
-        help="what the names in a list or an index are relative to (crawl-data/...: "
-        f"{COMMON_CRAWL}; others: the folder of the list)",
+        help=f"prefix of relative names in a list or an index (default: {COMMON_CRAWL} for "
+        "crawl-data/..., else the folder of the list)",
     )
     add_allow_address(parser)
 

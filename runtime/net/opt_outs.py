@@ -45,9 +45,9 @@ _RESERVED_FIRST = (
 
 
 def header_opt_outs(headers: Mapping[str, str], agent: str = AGENT) -> frozenset[Reason]:
-    """Returns what the headers of a response forbid; their names are in lower case.
+    """Returns the opt-outs in the headers of a response, whose names are in lower case.
 
-    Headers that came several times may be joined by commas or line ends.
+    Repeated headers may be joined by commas or line ends.
     """
     robots = headers.get("x-robots-tag")
     reserved = headers.get("tdm-reservation")
@@ -117,7 +117,7 @@ def signals_forbid(signals: Iterable[tuple[str, bool]], url: str) -> bool:
 
 
 def meta_opt_outs(elements: Iterable[tuple[str, str]], agent: str = AGENT) -> frozenset[Reason]:
-    """Returns what a page's metadata forbids: (name, content) of its ``<meta>`` elements."""
+    """Returns the opt-outs in a page's metadata: (name, content) of its ``<meta>`` elements."""
     opt_outs: set[Reason] = set()
     for name, content in elements:
         name = name.strip().lower()
@@ -165,10 +165,11 @@ def tdmrep_url(url: str) -> str:
 def tdmrep_reserves(content: bytes, url: str) -> bool:
     """Returns whether a site's tdmrep.json reserves the rights to mine ``url``.
 
-    The file is a list of rules with ``location``, a pattern as robots.txt has them, and
-    ``tdm-reservation``; the first that matches the path holds (TDM Reservation Protocol, "TDM File
-    on the Origin Server"). What is no such file, or above ``MAX_TDMREP_BYTES``, reserves nothing.
-    A page's own header or metadata may still reserve: of several declarations any one is enough.
+    The file is a list of rules with ``location``, a pattern as in robots.txt, and
+    ``tdm-reservation``; the first rule that matches the path applies (TDM Reservation Protocol,
+    "TDM File on the Origin Server"). An invalid file, or one above ``MAX_TDMREP_BYTES``, reserves
+    nothing. A page's own header or metadata may still reserve: any one of several declarations is
+    enough.
     """
     parts = urlsplit(url)
     path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
@@ -201,7 +202,7 @@ def _plain(code: int) -> str | None:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether ``path`` begins like ``pattern``: ``*`` is anything, ``$`` its end."""
+    """Returns whether ``path`` begins like ``pattern``: ``*`` matches anything, ``$`` the end."""
     is_whole = pattern.endswith("$")
     first, *parts = pattern.removesuffix("$").split("*")
     if not path.startswith(first):

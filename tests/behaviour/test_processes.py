@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.factories import Tables
 
-    from vlmill.train.recipes.spec import RunSettings
+    from vlmill.train.settings.spec import RunSettings
 
 TRAIN = """
 import sys
@@ -47,7 +48,7 @@ FINETUNE = """
 import sys
 from pathlib import Path
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 config, examples, regions, images, output = sys.argv[1:]
@@ -103,10 +104,15 @@ def test_two_processes_give_the_losses_and_weights_of_one(
 def test_divided_layers_are_gathered_in_bfloat16(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
-    """They compute what whole ones do under autocast, which rounds the same weights."""
+    """They compute what whole ones do under autocast, which rounds the same weights; also in a
+    later stage, which trains a part of the model.
+    """
     tables.write()
-    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=4"]
+    still = ["model.dropout=0", "model.attention_dropout=0", "batch_size=8", "steps=2"]
     half = change_recipe(recipe, [*still, "precision=bf16", "shard=true"])
+    (stage,) = half.stages
+    later = dataclasses.replace(stage, name="later", trained=("layers.1.",))
+    half = dataclasses.replace(half, stages=(stage, later))
     one, two = (train(tmp_path, tables, half, processes) for processes in (1, 2))
     for line, other in zip(read_log(one / "log.jsonl"), read_log(two / "log.jsonl"), strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=2e-3)

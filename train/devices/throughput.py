@@ -27,7 +27,9 @@ def operations_counter() -> FlopCounterMode:
     """Counts the products of everything inside it, those of `vlmill.models.layers.cpu.linear`
     too.
     """
-    known = {torch.ops.mkldnn._linear_pointwise: _linear_operations}
+    known = {}
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        known[torch.ops.mkldnn._linear_pointwise] = _linear_operations
     return FlopCounterMode(display=False, custom_mapping=known)
 
 
@@ -111,13 +113,13 @@ class Throughput:
     """Model FLOPs utilisation: what a step's products would take, beside what the device can do.
 
     The products of the first step's parts are counted on ``step``, a copy `without_values`: a
-    counter around the step itself keeps torch.compile from its work. The device is measured once,
-    with the same dtype.
+    counter around the step itself keeps torch.compile from its work; without one nothing is
+    counted. The device is measured once, with the same dtype.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, step: nn.Module) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, step: nn.Module | None) -> None:
         self._device, self._dtype = device, dtype
-        self._step: nn.Module | None = step
+        self._step = step
         self._operations = 0
         self._rate = 0.0
 

@@ -3,7 +3,7 @@ released code says it, [choice] where neither paper nor code does."""
 
 from dataclasses import replace
 
-from vlmill.train.recipes.parts import Feeding, Masking
+from vlmill.train.settings.parts import Feeding, Masking
 
 
 def bert_feeding() -> Feeding:

@@ -1,6 +1,9 @@
 """InterBERT (Lin et al., arXiv:2003.13198): the paper's runs, and the released code's."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vlmill.models.interbert.config import (
     interbert_chinese,
@@ -12,11 +15,17 @@ from vlmill.models.interbert.config import (
 from vlmill.train.recipes.feeding import (
     interbert_feeding,
     interbert_masking,
+    interbert_released_feeding,
+    interbert_retrieval_feeding,
     interbert_single_masking,
 )
-from vlmill.train.recipes.parts import Objectives, Optimizer
+from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Objectives, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
+
+if TYPE_CHECKING:
+    from vlmill.train.recipes.training import VariantTraining
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
 CLASSES = Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0)  # equal weights [code]
@@ -159,3 +168,29 @@ def interbert_small_recipe() -> Recipe:
 def interbert_hour_recipe() -> Recipe:
     """The small recipe with more steps."""
     return hour_recipe(interbert_small_recipe(), steps=9_000)
+
+
+def trainings() -> dict[str, VariantTraining]:
+    """Imports torch: how the variants are trained."""
+    from vlmill.train.recipes.training import VariantTraining
+
+    return {
+        "interbert": VariantTraining(feeding=interbert_released_feeding),
+        "interbert-tasks": VariantTraining(feeding=interbert_retrieval_feeding),
+    }
+
+
+ROW = PaperTraining(
+    trainings=trainings,
+    recipes={
+        "interbert-small": interbert_small_recipe,
+        "interbert-hour": interbert_hour_recipe,
+        "interbert": interbert,
+        "interbert-random-negatives": interbert_random_negatives,
+        "interbert-single-masks": interbert_single_masks,
+        "interbert-without-bert": interbert_without_bert,
+        "interbert-single-stream": interbert_single_stream_recipe,
+        "interbert-released": interbert_released_recipe,
+        "interbert-chinese": interbert_chinese_recipe,
+    },
+)

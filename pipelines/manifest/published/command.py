@@ -22,7 +22,7 @@ from vlmill.pipelines.manifest.published.counts import (
     list_unread,
 )
 from vlmill.pipelines.manifest.published.fetch import add_fetch, format_fetch_counts
-from vlmill.pipelines.manifest.published.on_runner import PublishedRun, make_parts_on
+from vlmill.pipelines.manifest.published.on_runner import PublishedRun, collect_parts, list_steps
 from vlmill.pipelines.manifest.published.overlaps import overlap_rows
 from vlmill.pipelines.manifest.published.parts import Job, Tally, make_funnel, make_parts
 from vlmill.pipelines.manifest.published.placeholders import find_placeholders
@@ -36,10 +36,13 @@ from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.runtime.console.command import path_or_url, print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
@@ -48,35 +51,35 @@ from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 DISTANCES = (0, 4)
 SHARED = """\
 
-Rows come in the order of the published files. Texts: Unicode NFC, runs of white space as one blank;
-nothing else is changed. An image that is missing or broken is a row of rejects, its pairs stay
+Rows are in the order of the published files. Texts: Unicode NFC, white space as one space;
+nothing else is changed. A missing or broken image is a row of rejects, and its pairs stay
 (--require-images drops them). `images` is written if images are in DIR or --images names them.
 Files may be packed: .gz, or inside a .zip or .tar in DIR. The counts are compared with the
-published ones: a difference is a warning. The same command continues a killed run, to the same
-bytes; with flags of Apache Beam (--runner=...) the runner's workers make the parts.
+published ones; a difference is a warning. The same command continues a killed run, to the same
+bytes. With flags of Apache Beam (--runner=...) the runner's workers write the parts.
 """
 EPILOG = """\
 example:
   python -m vlmill.pipelines.manifest {name} --input {name}-files --output {name}
 
-writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.
-docs/data-sets.md: where the files come from, what each row becomes, licences.
+docs/data-sets.md: sources of the files, how each row is made, licences.
 """
 
 
 # Flags that name files and folders and may come again.
 PATH_FLAGS = (
-    ("--images", "DIR", "a folder, zip or tar of images, before those in --input"),
+    ("--images", "DIR", "folder, zip or tar of images, searched before --input"),
     (
         "--exclude",
         "FILE",
-        "drop rows of these images: image_ids or aliases one a line, a Parquet with image_id, or "
-        "a folder of images and aliases",
+        "drop rows about these images: image_ids or aliases, one per line, a Parquet file with "
+        "image_id, or an output folder with images and aliases",
     ),
-    ("--exclude-hash", "IMAGES", "drop rows of images that look like those of this table"),
-    ("--compare", "FILE", "as --exclude, but only count and report"),
-    ("--compare-hash", "IMAGES", "as --exclude-hash, but only count and report"),
+    ("--exclude-hash", "IMAGES", "drop rows about images that look like those of this table"),
+    ("--compare", "FILE", "like --exclude, but only counts and reports"),
+    ("--compare-hash", "IMAGES", "like --exclude-hash, but only counts and reports"),
 )
 
 
@@ -86,10 +89,14 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
     tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
     p.epilog = EPILOG.format(name=name, tables=tables)
     p.add_argument(
-        "--input", required=True, type=path_or_url, metavar="DIR", help="the published files"
+        "--input",
+        required=True,
+        type=path_or_url,
+        metavar="DIR",
+        help="folder of the published files",
     )
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     for flag, metavar, description in PATH_FLAGS:
         p.add_argument(
@@ -109,19 +116,19 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
         type=int,
         choices=DISTANCES,
         default=0,
-        help="bits in which perceptual hashes of one image may differ (default: 0)",
+        help="largest number of differing bits between perceptual hashes of one image (default: 0)",
     )
     add_excluded_splits(p)
     p.add_argument(
         "--exclude-from",
         choices=("all", "train"),
         default="all",
-        help="train: rows of validation and test splits stay, as by 12-in-1's rule (default: all)",
+        help="train: keep rows of validation and test splits, as in 12-in-1 (default: all)",
     )
     p.add_argument(
         "--strict",
         action="store_true",
-        help="status 2 where a count differs, or a file has unknown columns",
+        help="end with status 2 if a count differs or a file has unknown columns",
     )
     add_run_arguments(p, rows_per_shard=100_000)
     data_set.add_arguments(p)
@@ -132,7 +139,13 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
     job, settings = open_job(name, data_set, args)
     if args.dry_run:
         return print_estimate(published_estimate(job), job.output)
-    state = prepare_output(args.output, job=f"manifest {name}", settings=settings, fresh=args.fresh)
+    state = prepare_output(
+        args.output,
+        job=f"manifest {name}",
+        settings=settings,
+        fresh=args.fresh,
+        shared=args.part is not None,
+    )
     if state is State.FINISHED and args.retry_failed:
         (args.output / MANIFEST).unlink()
         state = State.PARTIAL
@@ -140,27 +153,48 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
         for line in job.reading.messages:
             print_status(line)
         with with_fetched(job, args) as job:
-            _write(job, settings, data_set, args)
+            if not _write(job, settings, data_set, args):
+                return 0
     remove_parts(args.output)
     return _say_done(data_set, args.output, state)
 
 
-def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> None:
-    """Writes the parts that are not there, then funnel, report and manifest."""
+def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> bool:
+    """Writes the parts that are not there, then funnel, report and manifest.
+
+    Returns False where another ``--part`` writes these.
+    """
     inputs = inputs_of_job(args)
     if job.reading.repeated_bytes and job.with_images:
         job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
-    if args.beam_flags:
+    run = None
+    if args.beam_flags or args.part is not None:
         run_steps = select_runner(
             args.beam_flags,
             workers=1,
             module=__name__,
             paths={"--input": str(args.input), "--output": str(args.output)},
+            share=args.part,
         )
         run = PublishedRun(open_named_job, args, job.placeholders)
-        shards, tally = make_parts_on(run, job, run_steps)
-    else:
-        shards, tally = make_parts(job)
+        run_steps(run, list_steps(job))
+    with end_job(job.output, args.part) as is_last:
+        if is_last:
+            shards, tally = make_parts(job) if run is None else collect_parts(run, job)
+            _write_end(job, settings, data_set, args, inputs, shards, tally)
+        return is_last
+
+
+def _write_end(
+    job: Job,
+    settings: dict[str, Any],
+    data_set: DataSet,
+    args: argparse.Namespace,
+    inputs: Sequence[Input],
+    shards: Sequence[Shard],
+    tally: Tally,
+) -> None:
+    """Writes funnel, report and manifest, and removes the work."""
     counts = compare_counts(tally.groups, job.reading.expected)
     unread = list_unread(job.reading)
     if args.strict and (lines := [*map(format_unread, unread), *format_warnings(counts)]):
@@ -179,6 +213,7 @@ def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse
         inputs=inputs,
         about=about,
     )
+    remove_parts(args.output)
 
 
 def open_named_job(args: argparse.Namespace) -> Job:

@@ -11,7 +11,7 @@ import pytest
 from tests.factories import write_images
 from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions, write_tsv
 
-from vlmill.pipelines.hard_negatives import blocks, finish
+from vlmill.pipelines.hard_negatives import blocks, steps
 from vlmill.pipelines.hard_negatives.command import main
 from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
@@ -55,7 +55,7 @@ def test_every_pair_has_a_row_and_repeats_are_rejected(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(pairs, tmp_path / "out", "--pairs-per-shard", "2") == 0
-    assert "negatives of 5 pairs, 1 rejects" in capsys.readouterr().out
+    assert "negatives of 5 pairs, 1 reject" in capsys.readouterr().out
     table = read_table(tmp_path / "out", NEGATIVES)
     ids = sorted(set(read_table(pairs, PAIRS).column("pair_id").to_pylist()))
     assert table.column("pair_id").to_pylist() == ids
@@ -78,13 +78,16 @@ def test_texts_without_a_image_are_images_of_their_own(pairs: Path, tmp_path: Pa
 def test_a_killed_run_continues_to_the_same_bytes(
     pairs: Path,
     tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One shard was not written, in another one a bit has flipped since."""
+    """One shard was not written, in another one a bit has flipped since.
+
+    It continues in this process: the stderr of others is that of the test which first started one.
+    """
     assert run(pairs, tmp_path / "whole", "--pairs-per-shard", "2") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(finish, "look", _refuse)
+        patched.setattr(steps, "look", _refuse)
         assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2") == 2
     first, second, third = sorted((tmp_path / "killed").glob("negatives-*.parquet"))
     first.unlink()
@@ -93,8 +96,8 @@ def test_a_killed_run_continues_to_the_same_bytes(
     third.write_bytes(content)
     (tmp_path / "killed" / ".tmp-1-negatives").write_bytes(b"half a shard")
     kept = second.stat().st_mtime_ns
-    assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2") == 0
-    said = capfd.readouterr().err
+    assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2", "--workers", "1") == 0
+    said = capsys.readouterr().err
     assert "continuing: write, 1 of 3 units finished before" in said
     assert f"{third} has other bytes than when it was written; negatives-00002 is done" in said
     assert second.stat().st_mtime_ns == kept
@@ -235,7 +238,7 @@ def test_a_run_continues_from_what_lies_in_its_work(
     """Refused before the report: staged captions, bags, index and lists are used again."""
     assert run(pairs, tmp_path / "whole") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(finish, "look", _refuse)
+        patched.setattr(steps, "look", _refuse)
         assert run(pairs, tmp_path / "out") == 2
     work = tmp_path / "out" / WORK
     assert {p.name for p in work.iterdir()} >= {"captions", "words", "bags", "part-0"}

@@ -19,11 +19,12 @@ from vlmill.train.recipes.fine_tuning import (
     from_bert,
     interbert_paper_optimizer,
     interbert_task_optimizer,
+    task_recipe,
 )
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, VcrSettings, vcr_recipe
+from vlmill.train.settings.parts import Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, VcrRecipe, VcrSettings
 
 
 def interbert_vcr_stage(optimizer: Optimizer) -> TrainingStage:
@@ -42,7 +43,8 @@ def make_interbert_recipe(
     name: str, trunk: InterBertConfig, optimizer: Optimizer, settings: VcrSettings, by: str
 ) -> TaskRecipe:
     """Returns the recipe of one depth of InterBERT."""
-    return vcr_recipe(
+    return task_recipe(
+        VcrRecipe,
         name,
         "interbert-tasks",
         InterBertTasksConfig(trunk=trunk),

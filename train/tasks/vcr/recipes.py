@@ -25,19 +25,20 @@ from vlmill.models.vlbert.config import (
 )
 from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlbert_paper_masks
 from vlmill.train.recipes.fine_tuning import (
-    TRIAL_RUN,
+    for_trials,
     from_bert,
     from_pixels,
     on_single_stream,
     small_region_cnn,
+    task_recipe,
     vilbert_paper,
     vilbert_task_optimizer,
 )
-from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.parts import Feeding, Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.vcr.interbert_recipes import INTERBERT_RECIPES, vcr_interbert
-from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, SUBTASKS, VcrSettings, vcr_recipe
+from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, SUBTASKS, VcrRecipe, VcrSettings
 
 SMALL_PX = 128  # a side of the images of trials
 # Few steps of pretraining, in which all words have the full image's vector, leave the scale of
@@ -73,7 +74,8 @@ def vcr_vilbert() -> TaskRecipe:
         feeding=vilbert_vcr_feeding(),
         optimizer=vilbert_task_optimizer(2e-5, warmup=0.05),
     )
-    return vcr_recipe(
+    return task_recipe(
+        VcrRecipe,
         "vcr-vilbert",
         "vilbert-tasks",
         VilbertTasksConfig(trunk=vilbert_base(), num_answers=1),
@@ -142,7 +144,8 @@ def vcr_vl_bert(subtask: str) -> TaskRecipe:
         feeding=vlbert_vcr_feeding(),
         optimizer=vlbert_vcr_optimizer(4.48e-3),
     )
-    return vcr_recipe(
+    return task_recipe(
+        VcrRecipe,
         f"vcr-vl-bert-{subtask}",
         "vl-bert-vcr",
         VlBertVcrConfig(body=vlbert_for_task(vlbert_base(), pooler=True)),
@@ -196,21 +199,16 @@ def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskReci
 def small_vcr(
     name: str, like: TaskRecipe, model: Any, lr: float = 3e-4, **settings: Any
 ) -> TaskRecipe:
-    """``like`` in minutes on a CPU, for some thousand questions, answers and rationales at once."""
-    (stage,) = like.stages
-    fast = replace(
-        stage, steps=600, epochs=None, batch_size=32, accumulation=1, optimizer=Optimizer(lr=lr)
-    )
+    """Returns the recipe for trials like a published one, of answers and rationales together."""
     settings |= {"subtasks": SUBTASKS, "max_tokens": 40, "max_tokens_with_answer": 56}
-    return replace(
+    return for_trials(
         like,
-        name=name,
-        model=model,
-        stages=(fast,),
+        name,
+        model,
+        f"VCR with {name.removeprefix('vcr-').removesuffix('-small')}",
+        lr=lr,
+        batch_size=32,
         settings=replace(like.settings, **settings),
-        about=f"VCR with {name.removeprefix('vcr-').removesuffix('-small')} for trials on a CPU",
-        average=0.0,
-        **TRIAL_RUN,
     )
 
 

@@ -28,8 +28,8 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.sample import Sample, take_regions
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
-from vlmill.train.recipes.parts import Feeding
 from vlmill.train.run.saving import PREPARED
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.batches import TaskBatches
 from vlmill.train.tasks.finetuning.job import (
     TaskInputs,
