@@ -37,10 +37,10 @@ from worlds import World, write_boxes
 from vlmill.extract import cli as extract_rois
 from vlmill.runtime.console.command import Parser, run_command
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector.checkpoints import METRICS
 from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.job import TrainJob
 from vlmill.train.detector.run import train
+from vlmill.train.detector.saving import METRICS
 from vlmill.train.detector.settings import TrainingSettings, for_classes
 from vlmill.train.detector.start import Names
 

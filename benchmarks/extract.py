@@ -49,9 +49,8 @@ from vlmill.extract.images.decode import decode
 from vlmill.extract.images.resize import NetworkInput, network_input
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.fused_stages import FusedStage
+from vlmill.models.detector.fused_stages import FusedStage, pooling_windows, window_maxima
 from vlmill.models.detector.random_weights import randomise
-from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS

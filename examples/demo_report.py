@@ -23,7 +23,7 @@ from vlmill.runtime.console.report import (
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.tables import NEGATIVES, PAIRS, REJECTS
-from vlmill.train.run.report import loss_chart
+from vlmill.train.run.job import loss_chart
 from vlmill.train.tasks.retrieval.examples import evenly
 from vlmill.train.tasks.retrieval.report import DIRECTIONS
 from vlmill.train.tasks.scores import percent

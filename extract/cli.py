@@ -1,4 +1,4 @@
-"""This is the command ``extract-rois``: region features of images."""
+"""Defines the command line ``extract-rois``."""
 
 import argparse
 import functools
@@ -27,11 +27,14 @@ from vlmill.extract.from_flags import (
 )
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
+from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import Parser, int_at_least, path_or_url, run_command
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local, to_path
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.share import Share
+from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train
@@ -42,137 +45,159 @@ EXAMPLES = """examples:
   extract-rois verify regions/
   extract-rois show regions/ --images images/ --output regions.html
 
-`extract-rois COMMAND --help` says more of each."""
+`extract-rois COMMAND --help` describes each command."""
 VERIFY_EXAMPLES = """examples:
   extract-rois verify regions/
   extract-rois verify demo/pairs
   extract-rois verify runs/imagebert
 
-DIR is the output of any command that writes tables, a run that trains, one of its checkpoints, a
-detector, a search index, or a model that fit_scorer or fit_image_filter wrote. Checkpoints,
-detectors and indexes are compared with the SHA-256 that they record. Of tables every file is read
-back against the manifest (rows, bytes, SHA-256), every row against its table: types, unique ids,
-images as their SHA-256 says, pairs whose images lie in the same folder, negatives with their
-similarities, reasons of the list; boxes inside their images, finite numbers, probabilities from 0
-to 1."""
+DIR is the output of a command that writes tables, a training run, one of its checkpoints, a
+detector, a search index, or a model of fit_scorer or fit_image_filter. Checkpoints, detectors and
+indexes are compared with their recorded SHA-256. For tables, every file is compared with the
+manifest (rows, bytes, SHA-256) and every row with the contract of its table: types, unique ids, the
+SHA-256 of images, the images of pairs in the same folder, negatives with their similarities, known
+reject reasons, boxes inside their images, finite numbers, probabilities from 0 to 1."""
 COMPARE_EXAMPLES = """example:
   extract-rois compare --weights model_final.pth --config faster_rcnn_R_50_C4_1x.yaml a.jpg b.jpg
 
-Needs Detectron2 (docs/install.md). Each stage is given the same input: an image, Detectron2's
-feature map, its proposals; regions are what each makes of the file by itself, by the rule of the
-configuration. Other roundings move proposals by about 0.01 pixels, features by 1e-5 of
-the largest. A configuration that was misread shows as differences of another size, or as other
-proposals and regions, and the first column that differs says where it begins."""
+Needs Detectron2 (docs/install.md). Both implementations get the same input at each stage: an image,
+Detectron2's feature map, its proposals. The regions are those that each computes from the image
+alone, by the rule of the configuration. Rounding moves proposals by about 0.01 pixels and features
+by 1e-5 of the largest. A misread configuration shows as larger differences, or as other proposals
+and regions; the first column that differs is the stage where it begins."""
 SHOW_EXAMPLES = """example:
   extract-rois show regions/ --images images/ --classes objects_vocab.txt --output regions.html
   extract-rois show regions/ --images images/ --classes objects_vocab.txt --serve
 
---serve prints the address of a page to look at all of them, on this machine alone, until Ctrl-C.
-An image is that of the row with its id, its file's name (46.jpg is 46 and coco/46) or its
-SHA-256; one that may be two rows is an error. Where nothing is drawn the status is 1."""
+--serve prints the address of a page that shows all rows, reachable from this machine until Ctrl-C.
+An image belongs to the row with its id, its file name (46.jpg matches 46 and coco/46) or its
+SHA-256; an image that matches two rows is an error. If nothing is drawn, the status is 1."""
 
 
 def parser() -> Parser:
     """Returns the parser of the whole command line."""
     top = Parser(
         prog="extract-rois",
-        description="Region features of images: make, check, look at.",
+        description="Extract, verify, show and convert region features of images.",
         epilog=EXAMPLES,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_run(commands.add_parser("run", help="extract regions", epilog=RUN_EXAMPLES))
-    serve = commands.add_parser("serve", help="answer requests over HTTP", epilog=SERVE_EXAMPLES)
+    add_run(commands.add_parser("run", help="extract the regions of images", epilog=RUN_EXAMPLES))
+    serve = commands.add_parser("serve", help="serve regions over HTTP", epilog=SERVE_EXAMPLES)
     add_serve(serve)
     add_engine(serve)
     verify = commands.add_parser(
-        "verify", help="check rows and checksums of what any command wrote", epilog=VERIFY_EXAMPLES
+        "verify",
+        help="check rows and checksums of the output of any command",
+        epilog=VERIFY_EXAMPLES,
     )
-    verify.description = "Checks every row and checksum of what any command wrote."
-    verify.add_argument("folder", metavar="DIR", help="output of a run, or a fitted model's file")
+    verify.description = "Checks every row and checksum of the output of any command."
+    verify.add_argument(
+        "folder", metavar="DIR", help="output folder of a run, or the file of a fitted model"
+    )
     add_import(
         commands.add_parser(
-            "import", help="feature files of other projects to tables", epilog=IMPORT_EXAMPLES
+            "import",
+            help="convert feature files of other projects to tables",
+            epilog=IMPORT_EXAMPLES,
         )
     )
     add_export(
         commands.add_parser(
-            "export", help="tables to feature files of other projects", epilog=EXPORT_EXAMPLES
+            "export",
+            help="convert tables to feature files of other projects",
+            epilog=EXPORT_EXAMPLES,
         )
     )
     add_compare(
         commands.add_parser(
-            "compare", help="our network beside Detectron2's own", epilog=COMPARE_EXAMPLES
+            "compare", help="compare the detector with Detectron2", epilog=COMPARE_EXAMPLES
         )
     )
     add_train(commands.add_parser("train", help="train a detector on boxes", epilog=TRAIN_EXAMPLES))
     add_recipes(
-        commands.add_parser("recipes", help="list and show what `train` knows", epilog=RECIPES_HELP)
+        commands.add_parser(
+            "recipes", help="list and show the recipes of `train`", epilog=RECIPES_HELP
+        )
     )
-    add_show(commands.add_parser("show", help="draw regions on the images", epilog=SHOW_EXAMPLES))
+    add_weights_arguments(
+        commands.add_parser("weights", help="list published detectors and where they are")
+    )
+    add_show(commands.add_parser("show", help="draw regions on their images", epilog=SHOW_EXAMPLES))
     return top
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
-    compare.description = "Prints how far our network is from Detectron2, stage by stage."
+    compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    compare.add_argument(
-        "--weights", required=True, type=Path, metavar="FILE", help="as --weights of run"
-    )
+    compare.add_argument("--weights", required=True, metavar="FILE", help="as --weights of run")
+    add_allow_address(compare)
     compare.add_argument(
         "--config",
         required=True,
         type=Path,
         metavar="FILE",
-        help="a .yaml file of a C4 or FPN model",
+        help=".yaml file of a C4 or FPN model",
     )
-    compare.add_argument("--device", default="cpu", help="default: %(default)s")
+    compare.add_argument(
+        "--device", default="cpu", help="device, such as cpu or cuda (default: %(default)s)"
+    )
     add_sizes(compare.add_argument_group("images"), InputLimits())
 
 
 def add_show(show: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois show``."""
     show.description = "Draws the highest-scoring regions on their images."
-    show.add_argument("regions", metavar="REGIONS", help="a table of regions: folder, file or glob")
+    show.add_argument(
+        "regions", metavar="REGIONS", help="table of regions: a folder, a file or a glob"
+    )
     show.add_argument(
         "--images",
         nargs="+",
         default=[],
         metavar="INPUT",
-        help="as the INPUT of run; without, boxes are shown alone (--serve)",
+        help="images, as the INPUT of `run`; with --serve optional: without them the boxes "
+        "are shown alone",
     )
     where = show.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "--output",
         type=path_or_url,
         metavar="PATH",
-        help="one .html file with the images inside, or a folder of PNGs",
+        help="one .html file that contains the images, or a folder for PNGs",
     )
     where.add_argument(
-        "--serve", action="store_true", help="a page of all rows, in the browser (docs/serving.md)"
+        "--serve",
+        action="store_true",
+        help="serve a page with all rows, for the browser (docs/serving.md)",
     )
     show.add_argument(
         "--port",
         type=int_at_least(0),
         default=0,
         metavar="N",
-        help="of --serve (default: a free one)",
+        help="port for --serve (default: any free port)",
     )
-    show.add_argument("--classes", metavar="FILE", help="names of all classes, one a line")
-    show.add_argument("--attributes", metavar="FILE", help="names of all attributes, one a line")
+    show.add_argument(
+        "--classes", metavar="FILE", help="file with the names of all classes, one per line"
+    )
+    show.add_argument(
+        "--attributes", metavar="FILE", help="file with the names of all attributes, one per line"
+    )
     show.add_argument(
         "--boxes",
         type=int_at_least(0),
         default=12,
         metavar="N",
-        help="per image (default: %(default)s)",
+        help="largest number of boxes per image (default: %(default)s)",
     )
     show.add_argument(
         "--max-images",
         type=int_at_least(0),
         default=50,
         metavar="N",
-        help="images to draw (default: %(default)s)",
+        help="largest number of images to draw (default: %(default)s)",
     )
 
 
@@ -188,7 +213,8 @@ def command_serve(arguments: argparse.Namespace) -> int:
 
 def command_compare(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois compare``."""
-    weights, file, device = arguments.weights, arguments.config, arguments.device
+    files = resolve_weights(arguments.weights, allow_addresses=arguments.allow_address)
+    weights, file, device = files.weights, arguments.config, arguments.device
     require_weights(weights)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.extract.compare import compare, format_differences
@@ -221,7 +247,7 @@ def command_verify(arguments: argparse.Namespace) -> int:
         problems = verify(arguments.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
-    verdict = f"{len(problems)} problems" if problems else "every row and checksum holds"
+    verdict = f"{len(problems)} problems" if problems else "every row and checksum is correct"
     print(f"{arguments.folder}: {verdict}")
     return 1 if problems else 0
 
@@ -241,7 +267,7 @@ def command_show(arguments: argparse.Namespace) -> int:
 
         return serve_table(arguments.regions, arguments.images, names, arguments.port)
     if not arguments.images:
-        raise InputError("--images is missing: the images that --output draws on")
+        raise InputError("--images is missing; give the images to draw on, or --serve")
     drawn, summary = show(
         arguments.regions,
         arguments.images,
@@ -267,6 +293,7 @@ def command(argv: Sequence[str]) -> int:
         "compare": command_compare,
         "train": command_train,
         "recipes": command_recipes,
+        "weights": lambda args: list_weights("detector", args.names),
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)

@@ -68,7 +68,7 @@ def compare(
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error}); give an image") from None
         except Rejected as error:
-            raise InputError(f"{path} is no image to detect in ({error}); give one") from None
+            raise InputError(f"{path} cannot be used ({error}); give an image") from None
         yield compute_differences(image, detector, reference_detector, infer(pixels), config)
 
 

@@ -147,13 +147,15 @@ def require_weights(path: Path, flag: str = "--weights") -> None:
     require_local(flag, path)
     if path.is_dir() and saved_folder(path) is None:
         raise InputError(
-            f"{flag} {path}: no trained detector in this folder; give the --output of "
-            "`extract-rois train` after its first checkpoint, or a file"
+            f"{flag} {path}: no detector in this folder; give the --output of `extract-rois train` "
+            "after its first checkpoint, a folder of the hub with pytorch_model.bin or "
+            "model.safetensors, or a file"
         )
     if not path.exists():
         raise InputError(
             f"{flag} {path}: no such file; give a .pth, .pkl, .bin, .safetensors or "
-            ".caffemodel file, or the --output of `extract-rois train`"
+            ".caffemodel file, the --output of `extract-rois train`, or a name: "
+            "hf://OWNER/NAME or https://... (`extract-rois weights` lists what was published)"
         )
 
 
@@ -171,9 +173,3 @@ def saved_folder(path: Path) -> Path | None:
 def saved_steps(output: Path) -> dict[int, Path]:
     """Returns the checkpoints of a run of ``extract-rois train`` by step."""
     return checkpoints_with(output, DETECTOR)
-
-
-def weights_file(path: Path) -> Path:
-    """Returns the file that holds the weights which ``path`` names."""
-    folder = saved_folder(path)
-    return path if folder is None else folder / MODEL

@@ -20,6 +20,19 @@ from vlmill.runtime.console.command import int_at_least
 BACKENDS = ("vlmill", "detectron2")
 
 
+def add_names(run: argparse.ArgumentParser) -> None:
+    """Adds the files of names that tables carry."""
+    names = run.add_argument_group("names")
+    for what in ("classes", "attributes"):
+        names.add_argument(
+            f"--{what}",
+            dest=f"names_of_{what}",
+            metavar="FILE",
+            help=f"names of all {what} for the tables, one a line without background (default: the "
+            "detector's own; Visual Genome's for the published detectors of 1600 classes)",
+        )
+
+
 def add_engine(run: argparse.ArgumentParser) -> None:
     """What decides the rows, for every command that extracts."""
     add_detector(run.add_argument_group("detector"))
@@ -34,59 +47,64 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     net.add_argument(
         "--arch",
         choices=ARCHITECTURES,
-        help="sizes and conventions (default: what --weights says, else r101)",
+        help="architecture and conventions (default: recognised from --weights, else r101)",
     )
     net.add_argument(
         "--weights",
         metavar="FILE",
-        help="published detector: .pth, .pkl, .bin, .safetensors or .caffemodel, whose keys tell "
-        "its family (docs/detectors.md), or the --output of `train`; without it the weights are "
-        "RANDOM",
+        help="a published detector, whose keys identify its family (docs/detectors.md): a file "
+        "(.pth, .pkl, .bin, .safetensors, .caffemodel), a folder of the hub, "
+        "hf://OWNER/NAME[/FILE][@REVISION] or https://... (`extract-rois weights` lists them); or "
+        "the --output of `train` (default: RANDOM weights)",
     )
     net.add_argument(
         "--grid",
         action="store_true",
-        help="write the cells of the last feature map (C5) as regions, row by row, each with the "
-        "pixels that it covers; no proposals, classes or attributes",
+        help="write the cells of the last feature map (C5) as regions, row by row, with "
+        "the box of each cell; no proposals, classes or attributes",
     )
     net.add_argument(
         "--backend",
         choices=BACKENDS,
         default="vlmill",
-        help="detectron2: Detectron2 itself computes, where it is installed (docs/install.md); it "
-        "needs --config and --weights (default: %(default)s)",
+        help="implementation of the detector; detectron2 must be installed "
+        "(docs/install.md) and needs --config and --weights (default: %(default)s)",
     )
     net.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="sizes and conventions of the weights: the .yaml file of a detector of Detectron2 (C4 "
-        "or FPN, with _BASE_), airsplay, MILVLG, Hugging Face's port, VinVL, "
-        "vqa-maskrcnn-benchmark or grid-feats-vqa; in place of --arch (docs/detectors.md)",
+        help="configuration file of the weights, instead of --arch: a .yaml of Detectron2 "
+        "(C4 or FPN, with _BASE_), airsplay, MILVLG, Hugging Face's port, VinVL, "
+        "vqa-maskrcnn-benchmark or grid-feats-vqa (docs/detectors.md)",
     )
     net.add_argument(
-        "--seed", type=int_at_least(0), default=0, help="of random weights (default: %(default)s)"
+        "--seed",
+        type=int_at_least(0),
+        default=0,
+        help="seed of random weights (default: %(default)s)",
     )
     net.add_argument(
         "--device",
         default="cpu",
-        help="cpu, cuda, cuda:1, ...; of run also several: cuda:0,cuda:1 (default: %(default)s)",
+        help="device: cpu, cuda, cuda:1, ...; `run` also accepts a list: cuda:0,cuda:1 "
+        "(default: %(default)s)",
     )
     net.add_argument(
         "--precision",
         choices=PRECISIONS,
         default="exact",
-        help="exact: float32, the published numbers; fast: bfloat16 and TensorFloat-32, other "
-        "numbers and some other regions (docs/regions.md), meant for CUDA: slow on CPUs without "
-        "bfloat16 units (default: %(default)s)",
+        help="exact: float32, the published numbers; fast: bfloat16 and TensorFloat-32, "
+        "with slightly different numbers and regions (docs/regions.md), for CUDA; "
+        "slow on CPUs without bfloat16 units (default: %(default)s)",
     )
     net.add_argument(
         "--batch-size",
         type=int_at_least(1),
         metavar="N",
-        help="images of one input shape that go through the network together; none is padded, "
-        f"rows are those of each alone up to 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1: it "
-        "does not pay on a CPU); memory: 8 N decoded images of up to 7 MB",
+        help="number of images of the same input shape in a forward pass; rows equal those "
+        f"of single images within 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1, "
+        "since a CPU gains nothing); memory: 8 N decoded images of up to 7 MB",
     )
 
 
@@ -95,15 +113,15 @@ def add_global_cnn(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--global-cnn",
         metavar="NAMES",
-        help=f"of {', '.join(NETWORKS)}, divided by commas: their vectors of each image, side by "
-        "side in this order, become its global_feature (ImageBERT)",
+        help=f"comma-separated list of {', '.join(NETWORKS)}; the vectors of each full "
+        "image, concatenated in this order, become its global_feature (ImageBERT)",
     )
     group.add_argument(
         "--global-weights",
         nargs="+",
         metavar="FILE",
-        help="torchvision's state dicts, one for each of these in their order; without them the "
-        "weights are RANDOM",
+        help="torchvision state dicts for --global-cnn, one per network in the same order "
+        "(default: RANDOM weights)",
     )
 
 
@@ -117,16 +135,23 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
         "--selection",
         choices=SELECTIONS,
         default="imagebert",
-        help=f"the papers' rules, boxes and threshold: {rules} (default: %(default)s)",
+        help=f"rule of a paper for the number of boxes and the score threshold: {rules} "
+        "(default: %(default)s)",
     )
     choice.add_argument(
-        "--threshold", type=float, metavar="P", help="replaces the rule's threshold"
+        "--threshold", type=float, metavar="P", help="score threshold, instead of the rule's"
     )
     choice.add_argument(
-        "--min-boxes", type=int_at_least(0), metavar="N", help="replaces the rule's minimum"
+        "--min-boxes",
+        type=int_at_least(0),
+        metavar="N",
+        help="smallest number of boxes per image, instead of the rule's",
     )
     choice.add_argument(
-        "--max-boxes", type=int_at_least(0), metavar="N", help="replaces the rule's maximum"
+        "--max-boxes",
+        type=int_at_least(0),
+        metavar="N",
+        help="largest number of boxes per image, instead of the rule's",
     )
 
 
@@ -137,21 +162,22 @@ def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
         type=int_at_least(0),
         default=limits.short_side,
         metavar="PX",
-        help="default: the detector's own, 600 or 800",
+        help="short side of the resized image in pixels (default: the detector's own, 600 or 800)",
     )
     size.add_argument(
         "--long-side",
         type=int_at_least(0),
         default=limits.long_side,
         metavar="PX",
-        help="at most; default: the detector's own, 1000 or 1333",
+        help="largest long side of the resized image in pixels (default: the detector's "
+        "own, 1000 or 1333)",
     )
     size.add_argument(
         "--max-pixels",
         type=int_at_least(0),
         default=limits.max_pixels,
         metavar="N",
-        help="larger images are rejected (default: %(default)s)",
+        help="reject images with more than N pixels (default: %(default)s)",
     )
 
 
@@ -161,27 +187,32 @@ def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
         "--class-probs",
         default=storage.class_probs,
         metavar="|".join(CLASS_PROBS),
-        help="argmax: id and score; topk:K: the K highest probabilities too, with their numbers; "
-        "full: all of them too (default: %(default)s)",
+        help="class distributions to store: none; argmax: class id and score; topk:K: also "
+        "the K highest probabilities and their class numbers; full: also all "
+        "probabilities (default: %(default)s)",
     )
     out.add_argument(
-        "--dtype", choices=DTYPES, default=storage.dtype, help="of features (default: %(default)s)"
+        "--dtype",
+        choices=DTYPES,
+        default=storage.dtype,
+        help="data type of stored features (default: %(default)s)",
     )
     out.add_argument(
         "--compression",
         choices=COMPRESSIONS,
         default=storage.compression,
-        help="default: %(default)s",
+        help="compression of the shards (default: %(default)s)",
     )
     out.add_argument(
         "--images-per-shard",
         type=int_at_least(0),
         default=storage.images_per_shard,
         metavar="N",
-        help="what a kill costs at most (default: %(default)s)",
+        help="number of images per shard; a killed run loses at most one unfinished shard "
+        "(default: %(default)s)",
     )
     out.add_argument(
         "--global-feature",
         action="store_true",
-        help="also the feature of the region that is the full image",
+        help="also store the feature of the region that covers the full image",
     )

@@ -14,11 +14,12 @@ from vlmill.extract.config import (
     Selection,
     Storage,
     require_weights,
-    weights_file,
 )
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.image_level.settings import parse_network_names
+from vlmill.extract.weights import resolve_weights
 from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH
+from vlmill.runtime.weights.names import is_named
 from vlmill.schemas.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,13 +68,13 @@ def is_grid(arguments: argparse.Namespace) -> bool:
     if not arguments.grid and (arch is None or arch.regions != "grid"):
         return False
     if arguments.backend == "detectron2":
-        raise InputError("--grid: --backend detectron2 computes regions only; leave out one")
+        raise InputError("--grid: --backend detectron2 computes regions only; remove one of them")
     if arguments.global_feature:
-        raise InputError("--global-feature: a grid's cells cover the full image; leave it out")
+        raise InputError("--global-feature: the cells of a grid cover the full image; remove it")
     if arguments.class_probs not in ("none", Storage().class_probs):
         raise InputError(f"--class-probs {arguments.class_probs}: a grid's cells have no classes")
     if getattr(arguments, "boxes", None) is not None:
-        raise InputError("--boxes: the regions of --grid are its cells; leave out one")
+        raise InputError("--boxes: the regions of --grid are its cells; remove one of them")
     return True
 
 
@@ -93,7 +94,7 @@ def parse_global_names(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The networks of ``--global-cnn``; none without. Raises InputError."""
     if arguments.global_cnn is None:
         if arguments.global_weights is not None:
-            raise InputError("--global-weights: say of which networks, with --global-cnn")
+            raise InputError("--global-weights: name the networks with --global-cnn")
         return ()
     if arguments.global_feature:
         raise InputError("--global-feature and --global-cnn: both are global_feature; give one")
@@ -121,14 +122,15 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
         print(
             f"WARNING: no --weights, so the detector ({name}) has RANDOM "
             f"weights from --seed {arguments.seed}.\n"
-            "WARNING: its regions, classes and attributes mean nothing; the output says so.",
+            "WARNING: its regions, classes and attributes are meaningless; the output records "
+            "this.",
             file=sys.stderr,
         )
     if arguments.global_cnn is not None and arguments.global_weights is None:
         print(
-            f"WARNING: no --global-weights, so {arguments.global_cnn} have RANDOM weights from "
+            f"WARNING: no --global-weights, so {arguments.global_cnn} have RANDOM weights with "
             f"--seed {arguments.seed}.\n"
-            "WARNING: global_feature means nothing; the output says so.",
+            "WARNING: global_feature is meaningless; the output records this.",
             file=sys.stderr,
         )
 
@@ -139,18 +141,42 @@ def check_detector(arguments: argparse.Namespace) -> None:
     Loads no torch. Raises InputError.
     """
     if arguments.config is not None and arguments.arch is not None:
-        raise InputError(f"--arch {arguments.arch}: --config says it already; leave one out")
+        raise InputError(
+            f"--arch {arguments.arch}: --config already defines it; remove one of them"
+        )
+    resolve_detector(arguments)
     if arguments.backend == "detectron2":
         if arguments.config is None or arguments.weights is None:
             raise InputError("--backend detectron2: give --config FILE and --weights FILE")
         if arguments.precision != "exact":
             raise InputError(
-                "--precision fast: --backend detectron2 computes exact only; leave it out"
+                "--precision fast: --backend detectron2 supports only exact; remove it"
             )
     if arguments.weights is not None:
         require_weights(Path(arguments.weights))
     if arguments.config is not None:
         read_config_file(arguments.config)
+
+
+def resolve_detector(arguments: argparse.Namespace) -> None:
+    """Replaces a name or a folder of the hub in ``--weights`` by its local file, and takes its
+    configuration for ``--config`` where no flag gives one.
+
+    Workers on other machines, which lack that file, fetch it by the name. Raises InputError.
+    """
+    if arguments.weights is None:
+        return
+    given = getattr(arguments, "given_weights", None)  # name and --config, before they were files
+    if given is not None and not Path(arguments.weights).exists():
+        arguments.weights, arguments.config = given
+    if is_named(arguments.weights):
+        arguments.given_weights = arguments.weights, arguments.config
+    files = resolve_weights(
+        arguments.weights, allow_addresses=getattr(arguments, "allow_address", ())
+    )
+    arguments.weights = str(files.weights)
+    if files.config is not None and arguments.config is None and arguments.arch is None:
+        arguments.config = files.config
 
 
 def open_detectron2_detector(arguments: argparse.Namespace) -> "Detector":
@@ -164,7 +190,7 @@ def make_detector(arguments: argparse.Namespace) -> "Detector":
     """The detector that the flags say. Raises InputError."""
     check_detector(arguments)
     if arguments.backend == "detectron2":
-        return attach_global_networks(open_detectron2_detector(arguments), arguments)
+        return attach_parts(open_detectron2_detector(arguments), arguments)
 
     from vlmill.extract.detect.detector import open_detector
 
@@ -176,11 +202,18 @@ def make_detector(arguments: argparse.Namespace) -> "Detector":
         device=arguments.device,
         grid=is_grid(arguments),
     )
-    return attach_global_networks(detector, arguments)
+    return attach_parts(detector, arguments)
 
 
-def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
-    """Returns the detector with the networks of ``--global-cnn`` on its device."""
+def attach_parts(detector: "Detector", arguments: argparse.Namespace) -> "Detector":
+    """Returns the detector with the names of ``--classes`` and ``--attributes`` of ``run``, and the
+    networks of ``--global-cnn`` on its device.
+    """
+    from vlmill.extract.detect.names import given_names
+
+    files = [getattr(arguments, f"names_of_{what}", None) for what in ("classes", "attributes")]
+    names_found = given_names(detector.model.config, *files, detector.names)
+    detector = dataclasses.replace(detector, names=names_found)
     names = parse_global_names(arguments)
     if not names:
         return detector
@@ -194,15 +227,17 @@ def attach_global_networks(detector: "Detector", arguments: argparse.Namespace) 
 
 def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
     """Records the files that the networks are made of, by their whole content."""
+    from vlmill.extract.detect.checkpoint import weights_files
     from vlmill.runtime.files.digests import file_input
 
     files = {"--weights": [arguments.weights], "--config": [arguments.config]}
     files["--global-weights"] = arguments.global_weights or []
     return [
-        file_input(flag, weights_file(Path(path)))
+        file_input(flag, file)
         for flag, paths in files.items()
         for path in paths
         if path is not None
+        for file in weights_files(Path(path))
     ]
 
 

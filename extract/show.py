@@ -2,10 +2,11 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -19,10 +20,11 @@ from vlmill.extract.images.reader import InputReader
 from vlmill.runtime.console.drawing import Corners, draw_boxes
 from vlmill.runtime.console.report import Section, image_uri, template, write_page
 from vlmill.runtime.files.atomic import write_bytes
-from vlmill.runtime.readers.class_names import require_names
+from vlmill.runtime.readers.class_names import require_names, stored_names
 from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.runtime.readers.row_index import IdIndex
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected, rejects_said
 
 MAX_SIDE_PX = 900
@@ -37,6 +39,14 @@ class Vocabulary:
 
     classes: Sequence[str] = ()
     attributes: Sequence[str] = ()
+
+    def or_stored(self, producer: Mapping[str, Any]) -> "Vocabulary":
+        """Returns these names, and those that a table carries where there are none."""
+        stored = stored_names(producer)
+        return Vocabulary(
+            classes=self.classes or stored["classes"],
+            attributes=self.attributes or stored["attributes"],
+        )
 
     def label(self, row: RegionRow, region: int) -> str:
         """Returns the attribute, class and class score of a region, as far as they are stored."""
@@ -73,9 +83,9 @@ class ImageCounts:
 
     def format_counts(self, index: IdIndex) -> str:
         """Returns a line with the counts; with ids of both sides where nothing was drawn."""
-        parts = [f"{self.num_drawn} of {self.num_rows} images {self.verb}"]
+        parts = [f"{self.num_drawn} of {format_count(self.num_rows, 'image')} {self.verb}"]
         if self.unnamed:
-            parts.append(f"{len(self.unnamed)} of --images have no row")
+            parts.append(f"{format_count(len(self.unnamed), 'image')} of --images without a row")
         if self.unread:
             parts.append(f"{rejects_said(self.unread)}, the first is {self.first_unread}")
         if self.unnamed and not self.num_drawn:
@@ -100,6 +110,7 @@ def show(
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
+    names = names.or_stored(reader.producer)
     image_counts = ImageCounts(num_rows=len(reader))
     drawn = islice(drawings(reader, images, names, max_boxes, image_counts), max_images)
     if output.suffix.lower() != PAGE:
@@ -110,10 +121,10 @@ def show(
     producer = reader.producer
     weights = str(producer.get("weights", "unknown"))
     notice = (
-        f"Detector with {weights}: boxes and names mean nothing." if "random" in weights else ""
+        f"Detector with {weights}: boxes and names are meaningless." if "random" in weights else ""
     )
     detector = reader.detector_fingerprint or "unknown"
-    subtitle = f"{len(sections)} of {len(reader)} images, detector {detector}"
+    subtitle = f"{len(sections)} of {format_count(len(reader), 'image')}, detector {detector}"
     write_page(output, "Regions", sections, subtitle=subtitle, notice=notice)
     return image_counts.num_drawn, image_counts.format_counts(reader.index)
 
@@ -126,7 +137,7 @@ def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
 
 def section(row: RegionRow, canvas: Image.Image) -> Section:
     """Makes one image's part of the page."""
-    text = f"{row.width} x {row.height} pixels, {len(row.boxes)} regions"
+    text = f"{row.width} x {row.height} pixels, {format_count(len(row.boxes), 'region')}"
     figure = FIGURE.render(
         uri=image_uri(encode_image(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
     )

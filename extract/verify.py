@@ -154,5 +154,5 @@ def row_problems(
     for name in ("class_probs", "class_scores", "attribute_scores"):
         array = getattr(row, name)
         if array is not None and ((array < 0) | (array > 1 + PROBABILITY_TOLERANCE)).any():
-            problems.append(f"{name} has numbers that are no probabilities")
+            problems.append(f"{name} has numbers that are not probabilities")
     return problems

@@ -1,10 +1,11 @@
-"""Tells which images and texts have no numbers, and why; the others have theirs."""
+"""Warns of images and texts without a result, and why."""
 
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Reason, reason_counts
 
 
@@ -14,13 +15,16 @@ def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
 
 
 def warn_faults(what: str, faults: dict[int, Reason]) -> None:
-    """Warns of images or texts that have no numbers: how many, why, and which come first."""
+    """Warns of inputs without a result: their number, the reasons and the first ones.
+
+    ``what`` is the noun in the singular, "image" or "text".
+    """
     if not faults:
         return
     counts = reason_counts(Counter(faults.values()))
     first = ", ".join(map(str, sorted(faults)[:5]))
     warn(
-        f"{len(faults)} {what} have no numbers ({counts}), NaN stands for them: {first}"
+        f"{format_count(len(faults), what)} without a result ({counts}), NaN instead: {first}"
         f"{' and others' if len(faults) > 5 else ''}"
     )
 

@@ -40,7 +40,8 @@ class WebPairRules:
 
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
     min_words: int = 1  # a single word that scores high is nearly always the name of what is shown
-    max_words: int = 40
+    max_words: int = 80  # alt texts written by models have 60
+    max_surrounding_words: int = 40  # of a text that is not marked as an image's own
     min_alphabetic: float = 0.6
     max_repetition: float = 0.5  # share of words that the text had before
     max_unknown_words: float = 0.3  # ours: share of words that --vocabulary lacks
@@ -48,6 +49,7 @@ class WebPairRules:
 
     # Pairs.
     min_score: float = 0.5  # ours
+    keep_texts: int = 1  # of each image, in the table of candidates; the best is its pair
     max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
 
     # Images that look alike, and those that are kept apart.
@@ -75,6 +77,8 @@ class WebPairRules:
             raise ValueError(f"max_distance is {self.max_distance}; it must be in 0..16 bits")
         if self.min_words > self.max_words:
             raise ValueError(f"min_words {self.min_words} is above max_words {self.max_words}")
+        if self.keep_texts < 1:
+            raise ValueError("keep_texts is 0: every image has a text; give 1 or more")
         if self.max_images_per_text < 1:
             raise ValueError("max_images_per_text is 0: it would drop every pair; give 1 or more")
 

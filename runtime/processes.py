@@ -53,7 +53,8 @@ class _Forks(ForkServerContext):
 def widen(queue: SimpleQueue[Any]) -> None:
     """Lets a queue's pipe hold more, where the system can and the user has not too many such."""
     if sys.platform == "linux":
-        with suppress(OSError):  # it stays as it is, and works
+        # Else it stays as it is, and works; its end for reading is a private attribute.
+        with suppress(OSError, AttributeError):
             fcntl.fcntl(queue._reader.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[attr-defined]
 
 

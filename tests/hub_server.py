@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,12 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.large: dict[str, bytes] = {}  # what was sent by its SHA-256
         self.token: str | None = None
+        self.check_digests = False  # whether it states the SHA-256 of files
+        self.false_digests: dict[str, str] = {}
+        self.pause_s = 0.0  # before each part of a file
+        self.ranges: list[str] = []  # of files, as they were asked for
+        self.sends_on = ""  # where requests for files are redirected to
+        self.authorizations: list[str | None] = []  # of the requests for files
         self.asked: list[str] = []
 
     def commit(self, repo: str, files: dict[str, bytes]) -> str:
@@ -75,8 +82,17 @@ class Hub:
 
     def _revision(self, handler: BaseHTTPRequestHandler, repo: str, name: str, _: bytes) -> None:
         files = self.commits[name]
-        siblings = [{"rfilename": n, "size": len(c), "blobId": digest(c)} for n, c in files.items()]
+        siblings = [
+            {"rfilename": n, "size": len(c), "blobId": digest(c)} | self._describe_lfs(n, c)
+            for n, c in files.items()
+        ]
         send(handler, 200, {"id": repo, "sha": name, "siblings": siblings})
+
+    def _describe_lfs(self, name: str, content: bytes) -> dict[str, object]:
+        if not self.check_digests:
+            return {}
+        sha256 = self.false_digests.get(name, hashlib.sha256(content).hexdigest())
+        return {"lfs": {"size": len(content), "sha256": sha256, "pointerSize": 134}}
 
     def _tree(self, handler: BaseHTTPRequestHandler, repo: str, name: str, _: bytes) -> None:
         files = self.commits[name].items()
@@ -123,7 +139,18 @@ class Hub:
         content = self.commits.get(commit, {}).get(path)
         if content is None:
             return send(handler, 404, {"error": path}, X_Error_Code="EntryNotFound")
-        return send(handler, 200, content, ETag=f'"{digest(content)}"', X_Repo_Commit=commit)
+        self.authorizations.append(handler.headers.get("Authorization"))
+        if self.sends_on:
+            return send(handler, 302, b"", Location=self.sends_on)
+        about = {"ETag": f'"{digest(content)}"', "X_Repo_Commit": commit}
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+        if part is None or handler.command == "HEAD":
+            return send(handler, 200, content, **about)
+        self.ranges.append(part[0])
+        time.sleep(self.pause_s)
+        first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
+        place = f"bytes {first}-{last}/{len(content)}"
+        return send(handler, 206, content[first : last + 1], Content_Range=place, **about)
 
 
 def digest(content: bytes) -> str:

@@ -72,20 +72,20 @@ def test_no_flag_takes_what_is_no_finite_number(
     floats = [flag for flag in flags if flag[3] in (float, non_negative_float)]
     assert {"--delay", "--threshold", "--seconds", "--lock-seconds"} <= {flag[2] for flag in floats}
     for error in refusals(floats, "nan", capsys):
-        assert "'nan': want a finite number" in error
+        assert "'nan': expected a finite number" in error
 
 
 def test_counts_have_a_least(flags: list[Flag], capsys: pytest.CaptureFixture[str]) -> None:
     counts = [flag for flag in flags if getattr(flag[3], "__code__", None) is NUMBER]
     assert {"--workers", "--top", "--rows", "--max-boxes"} <= {flag[2] for flag in counts}
     for error in refusals(counts, "-1", capsys):
-        assert "'-1': want a whole number from " in error
+        assert "'-1': expected a whole number from " in error
 
 
 def test_there_is_one_at_least(flags: list[Flag], capsys: pytest.CaptureFixture[str]) -> None:
     named = {(" ".join((flag[0], *flag[1])), flag[2]): flag for flag in flags}
     for error in refusals([named[one] for one in AT_LEAST_ONE], "0", capsys):
-        assert "'0': want a whole number from 1" in error
+        assert "'0': expected a whole number from 1" in error
 
 
 def test_a_lock_of_less_than_no_time_is_refused(
@@ -94,18 +94,18 @@ def test_a_lock_of_less_than_no_time_is_refused(
     locks = [flag for flag in flags if flag[2] == "--lock-seconds"]
     assert len(locks) > 8
     for error in refusals(locks, "-1", capsys):
-        assert "'-1': want a number from 0" in error
+        assert "'-1': expected a number from 0" in error
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "inf", "1e3"])
 def test_a_count_is_a_whole_number_from_its_least(text: str) -> None:
     assert int_at_least(0)("0") == 0 and int_at_least(1)("1000000") == 1_000_000
-    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a whole number from 1"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': expected a whole number"):
         int_at_least(1)(text)
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.1", "nan", "inf", "-inf"])
 def test_a_number_from_zero_is_finite(text: str) -> None:
     assert non_negative_float("0.5") == 0.5 and non_negative_float("0") == 0
-    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': want a (finite )?number"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': expected a (finite )?number"):
         non_negative_float(text)

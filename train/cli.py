@@ -29,9 +29,12 @@ from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.runtime.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
+from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP, resolve_arguments
 from vlmill.train.recipes import (
     RECIPES,
     Recipe,
@@ -40,11 +43,11 @@ from vlmill.train.recipes import (
     require_sources,
 )
 from vlmill.train.recipes.describe import HEAD, describe
-from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 from vlmill.train.recipes.without_effect import without_effect
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.finetuning.command import HELP as FINETUNE_HELP
 from vlmill.train.tasks.finetuning.command import add_finetune_arguments, run_finetune
+from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 
 PRETRAIN_HELP = """\
 Pretrain a model on image-text pairs and the regions of their images.
@@ -53,21 +56,20 @@ example:
   train-vl pretrain imagebert-small --pairs demo/pairs --regions demo/regions \\
       --output runs/small steps=600 optimizer.lr=1e-3
 
-The same with --dry-run tells what it would cost, and writes nothing.
-A table is a folder, a file or a glob. The same command on the same --output continues a run that
-was killed, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON for each logged
-step), recipe.yaml, rejects, report.html, and serves as --checkpoint and --init. SIGTERM and SIGUSR1
-save and exit with status 0, or what --stopped-status says.
+A table is a folder, a file or a glob. The same command on the same --output continues a killed
+run, with the same losses. DIR gets checkpoints/, log.jsonl (one line of JSON per logged step),
+recipe.yaml, rejects and report.html, and can be used as --checkpoint and --init. SIGTERM and
+SIGUSR1 save and exit with status 0, or with --stopped-status.
 
-Fields of a recipe are shown by `train-vl recipes show RECIPE`. Often used: steps or epochs,
-batch_size, optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision.
-With several stages say which: stages.1.steps=100.
+`train-vl recipes show RECIPE` prints the fields of a recipe. Often used: steps or epochs,
+batch_size, optimizer.lr, seed, save_every, log_every, hard_negative_share, workers, precision. In
+a recipe with several stages name the stage: stages.1.steps=100.
 
-Pairs of a split for validation or test (val, dev, test, testA, ...: docs/training.md) are not
-trained on, and a split of another name is an error. train_splits=[train,val] trains on those that
-it names, validation_splits=[minival] validates on those.
+Pairs of a validation or test split (val, dev, test, testA, ...: docs/training.md) are not used for
+training, and an unknown split is an error. train_splits=[train,val] and validation_splits=[minival]
+select other splits.
 
-Memory is bounded by the batch, plus some 60 bytes for each pair and 150 for each image.
+Memory is bounded by the batch, plus about 60 bytes per pair and 150 per image.
 """
 
 EXAMPLES = """\
@@ -78,7 +80,7 @@ examples:
       --output runs/small-found
   train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
 
-`train-vl COMMAND --help` says more of each.
+`train-vl COMMAND --help` describes each command.
 """
 RECIPES_HELP = """\
 examples:
@@ -115,8 +117,11 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, extras: list[str]) -> int:
+    if args.command == "weights":
+        return list_weights("model", args.names)
     if args.command == "convert":
         return run_convert(args, [*args.words, *extras])
+    resolve_arguments(args)
     if args.command == "pretrain":
         return _pretrain(args, [*args.words, *extras])
     if args.command == "finetune":
@@ -143,9 +148,7 @@ def _parser() -> Parser:
         epilog=EXAMPLES,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    pretrain = commands.add_parser(
-        "pretrain", help="pretrain by a recipe", description=PRETRAIN_HELP
-    )
+    pretrain = commands.add_parser("pretrain", help="pretrain a model", description=PRETRAIN_HELP)
     _add_pretrain_arguments(pretrain)
     finetune = commands.add_parser(
         "finetune", help="fine-tune a checkpoint on a task", description=FINETUNE_HELP
@@ -153,17 +156,26 @@ def _parser() -> Parser:
     add_finetune_arguments(finetune)
     evaluate = commands.add_parser("evaluate", help="measure a checkpoint on a task")
     add_evaluate_arguments(evaluate)
-    embed = commands.add_parser("embed", help="vectors of a checkpoint", description=EMBED_HELP)
+    embed = commands.add_parser(
+        "embed", help="write the vectors of a checkpoint", description=EMBED_HELP
+    )
     add_embed_arguments(embed)
-    search = commands.add_parser("search", help="the nearest vectors", description=SEARCH_HELP)
+    search = commands.add_parser("search", help="find the nearest vectors", description=SEARCH_HELP)
     add_search_arguments(search)
-    serve = commands.add_parser("serve", help="answer requests over HTTP", description=SERVE_HELP)
+    serve = commands.add_parser(
+        "serve", help="serve a checkpoint over HTTP", description=SERVE_HELP
+    )
     add_serve_arguments(serve)
-    convert = commands.add_parser("convert", help="published checkpoints to vlmill's and back")
+    convert = commands.add_parser(
+        "convert", help="convert published checkpoints to vlmill's format and back"
+    )
     add_convert_arguments(convert)
-    add_show_arguments(commands.add_parser("show", help="what a run or a checkpoint is made of"))
-    push = commands.add_parser("push", help="a checkpoint to the hub", description=PUSH_HELP)
+    add_show_arguments(commands.add_parser("show", help="show the contents of a run or checkpoint"))
+    push = commands.add_parser("push", help="upload a checkpoint to the hub", description=PUSH_HELP)
     add_push_arguments(push)
+    add_weights_arguments(
+        commands.add_parser("weights", help="list published checkpoints and where they are")
+    )
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     add_recipes_arguments(recipes)
     return parser
@@ -174,35 +186,44 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="RECIPE|field=value",
-        help="a recipe's name (see `train-vl recipes`), and changes to its fields",
+        help="name of a recipe (see `train-vl recipes`), and changes to its fields",
     )
-    parser.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of RECIPE")
+    parser.add_argument("--config", metavar="FILE", help="recipe in a YAML file, instead of RECIPE")
     parser.add_argument(
-        "--pairs", metavar="TABLE", help="image-text pairs; recipes of images alone need none"
+        "--pairs",
+        metavar="TABLE",
+        help="table of image-text pairs; not needed by recipes of images only",
     )
-    parser.add_argument("--regions", metavar="TABLE", help="regions of the images")
-    parser.add_argument("--images", metavar="TABLE", help="the images, for recipes of pixels")
+    parser.add_argument("--regions", metavar="TABLE", help="table of the images' regions")
+    parser.add_argument(
+        "--images", metavar="TABLE", help="table of images, for recipes that read pixels"
+    )
     parser.add_argument(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="pairs without their image are an error, or left out and listed (default: skip)",
+        help="pairs without their image: error, or skip and list them in `rejects` (default: skip)",
     )
-    parser.add_argument("--negatives", metavar="TABLE", help="hard negatives of the pairs")
-    parser.add_argument("--init", metavar="DIR", help="start from this checkpoint's weights")
+    parser.add_argument("--negatives", metavar="TABLE", help="table of the pairs' hard negatives")
     parser.add_argument(
-        "--vocab", metavar="FILE", help="a BERT vocab.txt; without, one is trained on the pairs"
+        "--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}"
+    )
+    parser.add_argument(
+        "--vocab",
+        metavar="FILE",
+        help="BERT vocab.txt (default: that of --init, else trained on the pairs)",
     )
     parser.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     add_lock_seconds(parser)
+    add_allow_address(parser)
     parser.add_argument("--fresh", action="store_true", help="delete the run in DIR and start over")
     parser.add_argument(
         "--stopped-status",
         type=int,
         default=0,
         metavar="N",
-        help="exit status of a run that a signal has stopped and that has saved (default: 0), for "
-        "scripts that start it again",
+        help="exit status of a run that a signal stopped and that has saved, for scripts "
+        "that restart it (default: 0)",
     )
     add_cost_arguments(parser)
 

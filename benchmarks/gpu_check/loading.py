@@ -69,7 +69,7 @@ def measure(work: Work, setting: Setting) -> dict[str, object]:
     size, device = work.stage.batch_size, setting.device
     accelerator = make_accelerator(work.recipe, device)
     training = training_of(new_model(work.recipe), work.recipe, accelerator, pack=True)
-    step = stepper(work, training)
+    step = stepper(training)
     batches = real_batches(work, TINY_TIMED if setting.tiny else IN_MEMORY, device)
     timed_rounds(step, batches, 1, device)
     alone_s = timed_rounds(step, batches, 2, device).round_s / len(batches)

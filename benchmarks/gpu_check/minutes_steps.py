@@ -123,7 +123,7 @@ def prepare_run(case: StepCase, bench: Bench) -> StepRun:
     if case.graph:
         training = with_graph(training)
     return StepRun(
-        batches=batches, operations=operations, training=training, step=stepper(work, training)
+        batches=batches, operations=operations, training=training, step=stepper(training)
     )
 
 

@@ -139,7 +139,7 @@ def losses_in(precision: Literal["no", "bf16"], work: Work, setting: Setting) ->
     training = training_of(new_model(recipe), recipe, accelerator, pack=True)
     steps = TINY_STEPS if setting.tiny else STEPS
     return [
-        train_step(number + 1, [work.batches.assembled(number)], work.stage, training)["loss"]
+        train_step(number + 1, [work.batches.assembled(number)], training)["loss"]
         for number in range(steps)
     ]
 

@@ -37,8 +37,8 @@ from torch._dynamo.utils import counters
 from vlmill.train.devices.throughput import product_rate, run_without_values, wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
-from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.run.loop import Training, train_step
+from vlmill.train.run.pretraining import PretrainingStep
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
 BATCHES, ROUNDS = 8, 3  # 24 timed steps
@@ -196,7 +196,7 @@ def measure_form(
     training = training_of(model, work.recipe, accelerator, pack=form.pack)
     if form.compile:
         training = compiled(training, tiny=setting.tiny)
-    step = stepper(work, training)
+    step = stepper(training)
     started = time.perf_counter()
     step(batches[0])
     wait_for(device)
@@ -226,10 +226,10 @@ def measure_form(
     return result
 
 
-def stepper(work: Work, training: Training) -> Callable[[HostBatch], dict[str, float]]:
+def stepper(training: Training) -> Callable[[HostBatch], dict[str, float]]:
     """Takes a batch and trains on it, each time as the next step of a run."""
     numbers = count(1)
-    return lambda batch: train_step(next(numbers), [batch], work.stage, training)
+    return lambda batch: train_step(next(numbers), [batch], training)
 
 
 def timed_rounds(

@@ -24,13 +24,15 @@ from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.optim.groups import make_optimizer, settings_of_start
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run.inputs import open_sources
 from vlmill.train.run.loop import Training
 from vlmill.train.run.model import make_tokenizer
+from vlmill.train.run.pretraining import PretrainingStep
 from vlmill.train.run.sizes import model_config
+from vlmill.train.run.updates import Update, clip_whole
 
 PAIRS = 1024  # several batches whose order, masks and negatives differ from epoch to epoch
 TINY_PAIRS, TINY_BATCH = 24, 8
@@ -226,20 +228,24 @@ def training_of(
 
     Without ``casts`` autocast casts each weight where it is used.
     """
-    stage = recipe.stages[0]
+    stage, dtype = recipe.stages[0], devices.COMPUTED_IN.get(recipe.precision)
     model.train()
     step = PretrainingStep(model, stage.objectives, pack=pack)
     module = devices.wrapped(step, accelerator, shard=False)
     module.train()
     settings = settings_of_start(stage.optimizer, from_checkpoint=False)
-    optimizer = make_optimizer(model.named_parameters(), settings)
+    update = Update(
+        optimizer=make_optimizer(model.named_parameters(), settings),
+        rate=lambda _: settings.lr,
+        clip_gradients=partial(clip_whole, largest=settings.clip),
+    )
     return Training(
         step_module=module,
         count_labels=partial(label_counts, weights=stage.objectives),
-        optimizer=optimizer,
+        update=update,
         accelerator=accelerator,
         seed=recipe.seed,
-        casts=WeightCasts(module, torch.bfloat16) if casts else None,
+        casts=WeightCasts(module, dtype) if casts and dtype is not None else None,
     )
 
 

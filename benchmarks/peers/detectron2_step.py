@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from vlmill.extract.images.resize import normalise_pixels
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.train.detector.batches import padded_batch
-from vlmill.train.detector.loop import drawing
+from vlmill.train.detector.batches import drawing, padded_batch
 from vlmill.train.detector.recipes import find_recipe
 from vlmill.train.detector.settings import TrainingSettings
-from vlmill.train.detector.solver import make_optimizer, set_rate
+from vlmill.train.detector.solver import make_optimizer, rate_factor
 from vlmill.train.detector.start import new_model
 from vlmill.train.detector.step import Batch, DetectorStep, Truth
 
@@ -113,12 +112,13 @@ def our_step(work: Work) -> tuple[nn.Module, Step]:
     device = torch.device(work.device)
     model = new_model(settings).to(device)
     step, optimizer = DetectorStep(model, settings), make_optimizer(model, settings.solver)
-    set_rate(optimizer, 0, settings.steps, settings.solver)
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * rate_factor(0, settings.steps, settings.solver)
     batch, draw = batch_of(work, settings.detector), drawing(work.seed, 1, 0)
 
     def take(moving: bool) -> dict[str, float]:
         with computing(work):
-            losses = step(batch.to(device), draw)
+            losses = step.losses(batch.to(device), draw)
         return moved(losses, optimizer if moving else None)
 
     return model, take

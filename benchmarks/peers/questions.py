@@ -19,7 +19,7 @@ from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.tables import QUESTIONS, REGIONS
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.batch import Batch
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import (
     TaskInputs,
     open_task,
@@ -147,7 +147,7 @@ def prepared_step(recipe: TaskRecipe, inputs: TaskInputs, output: Path) -> Prepa
     task = task.with_vocabulary(words)
     runner = open_task_runner(recipe, sources, output, words, task, make_accelerator(recipe))
     (run,) = runner.stages
-    host = next(runner.batches.training_batches(run, 0))
+    host = next(runner.learning.training_parts(run, 0))
     return PreparedStep(
         module=runner.learning.step(runner.model, run, torch.device("cpu")),
         task=task,

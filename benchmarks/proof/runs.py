@@ -20,7 +20,11 @@ from vlmill.runtime.console.log import read_log
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.settings.plain_fields import to_plain
-from vlmill.train.checkpoints.files import load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Inputs
@@ -230,11 +234,13 @@ def without_experts(job: Job, checkpoint: Path) -> Figures:
         switch_off(loaded.model, expert)
         save_checkpoint(
             folder / "checkpoint",
-            variant=loaded.variant,
-            model=loaded.model,
-            tokenizer=loaded.tokenizer,
-            training=loaded.training,
-            feeding=loaded.feeding,
+            loaded.model,
+            CheckpointRecord(
+                variant=loaded.variant,
+                tokenizer=loaded.tokenizer,
+                training=loaded.training,
+                feeding=loaded.feeding,
+            ),
         )
         without = retrieval(job, folder / "checkpoint", f"without-{expert}/retrieval")
         without |= probes(job, folder / "checkpoint")

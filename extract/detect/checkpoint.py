@@ -2,18 +2,22 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from vlmill.extract.config import require_weights
+from vlmill.extract.config import MODEL, require_weights, saved_folder
 from vlmill.models.convert.caffe_file import read_caffe_layers
 from vlmill.models.convert.files import (
+    INDEX,
+    PREFIXES,
     Unreadable,
     collect_tensors,
     read_content,
+    shard_files,
     state_dict_in,
     without_old_norms,
-    without_prefix,
+    wrapping_prefix,
 )
 from vlmill.models.detector.caffe import name_caffe_weights
 from vlmill.schemas.errors import InputError
@@ -22,24 +26,53 @@ CAFFEMODEL = ".caffemodel"
 
 
 def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]:
-    """The tensors of a file by name: of Caffe's by those of milvlg's layout.
+    """Returns the tensors of a file by name, or of all files of an index (``.index.json``).
 
-    Raises InputError with the remedy.
+    Those of Caffe have the names of milvlg's layout. Containers and the prefixes of wrappers are
+    removed. Raises InputError with the remedy.
     """
     require_weights(path, flag)
     try:
         if path.suffix == CAFFEMODEL:
             return name_caffe_weights(read_caffe_layers(path))
-        state = state_dict_in(read_content(path))
+        states = [state_dict_in(read_content(file)) for file in weights_files(path, flag)]
     except Unreadable as error:
         raise InputError(f"{flag} {path} cannot be read ({error}); give another file") from None
     except ValueError as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{flag} {path}: {error}; give the detector's .caffemodel") from None
     try:
-        tensors = collect_tensors(state)
+        tensors = {name: t for state in states for name, t in collect_tensors(state).items()}
     except ValueError:
         raise InputError(
             f"{flag} {path} holds no state dict; give the detector's checkpoint"
         ) from None
-    tensors = without_prefix(tensors, "module.")
-    return without_old_norms(tensors, getattr(state, "_metadata", None))
+    notes = dict[Any, Any]()
+    for state in states:
+        metadata = getattr(state, "_metadata", None)
+        notes |= {name: metadata[name] for name in metadata or ()}
+    while prefix := wrapping_prefix(tensors, PREFIXES):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        notes = {
+            name.removeprefix(prefix) if isinstance(name, str) else name: note
+            for name, note in notes.items()
+        }
+    return without_old_norms(tensors, notes)
+
+
+def weights_files(path: Path, flag: str = "--weights") -> list[Path]:
+    """Returns the files whose content decides the weights which ``path`` names: itself, that of a
+    trained detector's folder, or an index with the files that it lists.
+
+    Raises InputError for an index that cannot be read, or lists a file that is not there.
+    """
+    folder = saved_folder(path)
+    if folder is not None:
+        return [folder / MODEL]
+    if not path.name.endswith(INDEX):
+        return [path]
+    try:
+        return shard_files(path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{flag} {error}; give a complete folder") from None

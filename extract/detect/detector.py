@@ -13,8 +13,11 @@ import torch
 from vlmill.extract.config import saved_folder
 from vlmill.extract.detect.checkpoint import CAFFEMODEL, read_checkpoint
 from vlmill.extract.detect.config_file import ConfigFile, read_config_file
+from vlmill.extract.detect.names import NO_NAMES, DetectorNames, known_names, own_names
 from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.extract.image_level.networks import FullImages
+from vlmill.extract.weights import resolve_weights
+from vlmill.models.convert.foreign import describe_foreign
 from vlmill.models.detector.config import (
     ARCHITECTURES,
     DEFAULT_ARCH,
@@ -24,7 +27,12 @@ from vlmill.models.detector.config import (
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.keys import WrongKey
-from vlmill.models.detector.published import config_of_weights, fit_configuration, load_published
+from vlmill.models.detector.published import (
+    config_of_weights,
+    find_later_heads,
+    fit_configuration,
+    load_published,
+)
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import fold_norms
 from vlmill.schemas.errors import InputError
@@ -52,10 +60,12 @@ class Detector:
     # What the output's metadata says of the configuration file, where there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
     global_networks: FullImages | None = None  # networks that describe its images as wholes
+    names: DetectorNames = NO_NAMES
+    left_out: tuple[str, ...] = ()  # heads of the file that have no part in regions
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Returns the fingerprint, and the digests of the networks beside it."""
+        """Returns the fingerprint, and the digests of the additional networks."""
         networks = () if self.global_networks is None else self.global_networks.networks
         return (self.fingerprint, *(network.digest for network in networks))
 
@@ -74,6 +84,7 @@ class Detector:
         parts.append(f"{config.num_classes} classes")
         if config.num_attributes:
             parts.append(f"{config.num_attributes} attributes")
+        parts += [f"the {head} is left out" for head in self.left_out]
         return ", ".join(parts)
 
 
@@ -90,15 +101,20 @@ def open_detector(
 ) -> Detector:
     """Builds a detector with a file's weights, or with random ones.
 
-    ``config_file`` is another project's configuration and takes the place of ``config``. Without
-    both the weights' layout gives the conventions and their shapes the sizes, with ``changes`` to
+    ``config_file`` is another project's configuration and replaces ``config``. Without both, the
+    layout of the weights gives the conventions and their shapes the sizes, with ``changes`` to
     single fields; without weights too, it is the default architecture. ``grid`` makes the cells of
-    res5 over the full image the regions. ``folded`` moves
-    normalisations into convolutions, which is faster and rounds otherwise; without it the
-    arithmetic is the published code's, operation by operation. Raises InputError for a file that
-    cannot be read or does not fit, and for a device that is not there.
+    res5 over the full image the regions. ``folded`` moves normalisations into convolutions, which
+    is faster and rounds differently; without it the arithmetic is the published code's, operation
+    by operation. Raises InputError for a file that cannot be read or does not fit, and for a device
+    that is not available.
     """
     target = usable_device(device)
+    if weights is not None:
+        files = resolve_weights(weights)
+        weights = files.weights
+        if config is None and config_file is None:
+            config_file = files.config
     configured = None if config_file is None else read_config_file(config_file)
     if grid and config is not None:
         config = as_grid(config)
@@ -110,9 +126,10 @@ def open_detector(
         model = FasterRCNN(dataclasses.replace(config, **changes or {}))
         randomise(model, seed)
         source = f"random weights, seed {seed}"
+        loaded = LoadedDetector(model=model)
     else:
-        model = load_detector(configured or config, Path(weights), changes or {}, grid=grid)
-        source = Path(weights).name
+        loaded = load_detector(configured or config, Path(weights), changes or {}, grid=grid)
+        model, source = loaded.model, Path(weights).name
     model.requires_grad_(False).eval()
     fingerprint = compute_fingerprint(model)
     model = model.to(target)
@@ -128,7 +145,20 @@ def open_detector(
         weights=source,
         device=target,
         config_record={} if configured is None else configured.record(),
+        names=loaded.names,
+        left_out=loaded.left_out,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedDetector:
+    """Holds the network of a file, the names that belong to it, and the heads that were left
+    out.
+    """
+
+    model: FasterRCNN
+    names: DetectorNames = NO_NAMES
+    left_out: tuple[str, ...] = ()
 
 
 def load_detector(
@@ -137,20 +167,20 @@ def load_detector(
     changes: Mapping[str, Any],
     *,
     grid: bool = False,
-) -> FasterRCNN:
-    """The network of a file: as a configuration says, or as the file itself does."""
+) -> LoadedDetector:
+    """Loads the network of a file: as a configuration says, or as the file itself does."""
     folder = saved_folder(path)
     if folder is not None:
         if config is not None:
             raise InputError(
-                f"--weights {path}: a trained detector says itself what it is; leave out --arch "
+                f"--weights {path}: a trained detector records its configuration; remove --arch "
                 "and --config"
             )
         saved = read_saved(folder)
         spec = as_grid(saved.inference) if grid else saved.inference
         model = FasterRCNN(dataclasses.replace(spec, **changes))
         load_published(model, saved.weights)
-        return model
+        return LoadedDetector(model=model, names=own_names(saved.classes, saved.attributes))
     configuration = config.configuration(grid=grid) if isinstance(config, ConfigFile) else None
     state = read_checkpoint(path)
     remedy = "give no --arch to take sizes and conventions from the file"
@@ -171,26 +201,28 @@ def load_detector(
         assert isinstance(config, ConfigFile)
         raise config.complaint(error, f"give the configuration of --weights {path}") from None
     except ValueError as error:
-        raise InputError(f"--weights {path}: {error}; {remedy}") from None
-    return model
+        foreign = describe_foreign(state)
+        raise InputError(f"--weights {path}: {error}{foreign or f'; {remedy}'}") from None
+    left_out = () if grid else find_later_heads(state)
+    return LoadedDetector(model=model, names=known_names(model.config), left_out=left_out)
 
 
 def usable_device(name: str) -> torch.device:
-    """The device called ``name``, once something has been computed there."""
+    """Returns the device ``name`` after a test computation."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).add_(1)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(
-            f"--device {name}: {reason}; give cpu, or a device that is there"
-        ) from None
+        raise InputError(f"--device {name}: {reason}; give cpu, or an available device") from None
     return device
 
 
 def identifying_fields(config: DetectorConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration; of those that later versions added, the ones that are
-    not as before: the fingerprint of a detector stays that of its tables.
+    """Returns the fields of a configuration for the fingerprint.
+
+    Fields that later versions added are included only if they differ from the earlier behaviour, so
+    a detector keeps the fingerprint of its tables.
     """
     before = dataclasses.asdict(DetectorConfig())
     return {

@@ -1,6 +1,10 @@
 """Detectron2 itself as the detector: its own configuration, weights and predictor.
 
 It is no dependency of vlmill and not in the package index (docs/install.md).
+
+`Detectron2Network` has the methods that extraction calls of a detector. Proposals, features, logits
+and regressions are computed by its own modules from its own configuration; preprocessing, selection
+and rows are those of every other detector.
 """
 
 import importlib
@@ -10,22 +14,106 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable_device
-from vlmill.extract.detect.detectron2_network import Detectron2Network
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.images.decode import Pixels
-from vlmill.models.detector.config import Family
+from vlmill.models.detector.backbone import Maps
+from vlmill.models.detector.config import DetectorConfig, Family
 from vlmill.models.detector.configurations import flat, make_config
+from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork
 from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published_names import CELL_ANCHORS
+from vlmill.models.detector.resnet import widen
+from vlmill.models.detector.roi_heads import pooled_of
 from vlmill.schemas.errors import InputError
+
+
+class Detectron2Network(DetectorNetwork):
+    """Takes the steps of a detector by a model of Detectron2."""
+
+    model: Any
+
+    def __init__(self, model: nn.Module, config: DetectorConfig, cfg: Any) -> None:
+        super().__init__()
+        self.model, self.config, self.cfg = model, config, cfg
+
+    def feature_maps(self, images: Float[Tensor, "N 3 H W"]) -> Maps:
+        """Computes the maps that proposals and regions share."""
+        features = self.model.backbone(images)
+        return tuple(features[level] for level in self.levels)
+
+    @property
+    def levels(self) -> list[str]:
+        """Returns Detectron2's names of the maps that proposals are made of."""
+        return list(self.model.proposal_generator.in_features)
+
+    def proposals(
+        self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
+    ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
+        """Returns proposals, best first, and which of the slots are used.
+
+        ``min_sides`` is ignored: Detectron2 uses the value of its configuration.
+        """
+        sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
+        # Of the images its proposal generator reads the sizes alone.
+        images = importlib.import_module("detectron2.structures").ImageList(maps[0], sizes)
+        features = dict(zip(self.levels, maps, strict=True))
+        instances, _ = self.model.proposal_generator(images, features, None)
+        boxes = [instance.proposal_boxes.tensor for instance in instances]
+        flags = [torch.ones_like(image_boxes[:, 0], dtype=torch.bool) for image_boxes in boxes]
+        return pad_sequence(boxes, batch_first=True), pad_sequence(flags, batch_first=True)
+
+    def describe(
+        self,
+        maps: Maps,
+        boxes: Float[Tensor, "N P 4"],
+        box_mask: Bool[Tensor, "N P"],
+        chunk: int = 50,
+    ) -> Detections:
+        """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
+        features = self.region_features(maps, boxes, box_mask, chunk)
+        logits, deltas = self.model.roi_heads.box_predictor(features.flatten(0, 1))
+        return Detections(
+            boxes=boxes,
+            box_mask=box_mask,
+            features=features,
+            class_probs=widen(logits).softmax(dim=1).view(*box_mask.shape, -1),
+            box_deltas=widen(deltas).view(*box_mask.shape, -1),
+        )
+
+    def region_features(
+        self,
+        maps: Maps,
+        boxes: Float[Tensor, "N P 4"],
+        box_mask: Bool[Tensor, "N P"],
+        chunk: int = 50,
+    ) -> Float[Tensor, "N P D"]:
+        """Returns the features of each region, ``chunk`` at a time to bound memory: the mean of
+        res5, or the output of the box head.
+        """
+        structures = importlib.import_module("detectron2.structures")
+        rows = [boxes.new_zeros((0, self.config.feature_size))]
+        for number, image_boxes in enumerate(boxes):
+            own = [features[number : number + 1] for features in pooled_of(maps, self.config)]
+            for part in torch.split(image_boxes, chunk):
+                rows.append(self.describe_boxes(own, structures.Boxes(part)))
+        return torch.cat(rows).view(*boxes.shape[:2], self.config.feature_size)
+
+    def describe_boxes(self, maps: list[Tensor], boxes: Any) -> Float[Tensor, "R D"]:
+        """Returns the features of Detectron2's ``boxes`` on the maps of one image."""
+        heads = self.model.roi_heads
+        if self.config.feature_layer == "res5":
+            return widen(heads.res5(heads.pooler(maps, [boxes]))).mean(dim=(2, 3))
+        return widen(heads.box_head(heads.box_pooler(maps, [boxes])))
+
 
 INSTALL = (
     "pip install 'setuptools<81' wheel ninja && FORCE_CUDA=0 pip install --no-build-isolation "
@@ -43,7 +131,7 @@ def get_network(detector: Detector) -> Detectron2Network:
 
 
 def read_selection(detector: Detector) -> Selection:
-    """Which regions the configuration itself keeps, in our terms."""
+    """Returns the selection rule of the configuration itself."""
     cfg = get_network(detector).cfg
     max_boxes = cfg.TEST.DETECTIONS_PER_IMAGE
     threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
@@ -104,7 +192,9 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
 
 
 def library(part: str) -> Any:
-    """A part of Detectron2. Raises InputError with the install line where it is missing."""
+    """Returns a module of Detectron2. Raises InputError with the install command if it is
+    missing.
+    """
     try:
         return importlib.import_module(f"detectron2.{part}")
     except ImportError as error:
@@ -122,7 +212,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
     except Exception as error:  # yacs's own, assertions among them
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"--config {file.path} is no configuration of Detectron2 ({reason}); give one of its "
+            f"--config {file.path} is not a Detectron2 configuration ({reason}); give one of its "
             "model zoo's, or one made from them"
         ) from None
     model = cfg.MODEL
@@ -135,7 +225,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict; anchors that it carries must be those of the configuration."""
+    """Loads a state dict; anchors in it must equal those of the configuration."""
     expected = model.state_dict()
     # Files may carry buffers that the model makes for itself.
     tensors = {

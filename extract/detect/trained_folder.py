@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vlmill.extract.config import DETECTOR, MODEL
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published_names import published_name
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.listed import FILE_RECORD, parse_record, record_files, require_unchanged
@@ -31,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SavedDetector:
-    """Holds what a trained detector's folder says."""
+    """The content of a trained detector's folder."""
 
     config: DetectorConfig  # as the network was trained
     classes: tuple[str, ...]
@@ -47,21 +46,21 @@ class SavedDetector:
 
 def save_detector(
     folder: Path,
-    model: FasterRCNN,
+    config: DetectorConfig,
+    weights: Mapping[str, Tensor],
     *,
     classes: Sequence[str],
     attributes: Sequence[str],
     training: Mapping[str, Any],
     also: Sequence[str] = (),
 ) -> None:
-    """Writes a network into a folder that is there, what readers look for last.
+    """Writes a network's state dict into a folder that is there, what readers look for last.
 
     ``also`` names further files of the folder whose digests are recorded.
     """
-    family = model.config.family
     state = {
-        published_name(name, family): tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
+        published_name(name, config.family): tensor.detach().cpu().contiguous()
+        for name, tensor in weights.items()
         if not name.endswith("num_batches_tracked")
     }
     save_file(state, folder / MODEL)
@@ -70,7 +69,7 @@ def save_detector(
         {
             "format": FORMAT,
             "software": SOFTWARE,
-            "detector": to_plain(model.config),
+            "detector": to_plain(config),
             "classes": list(classes),
             "attributes": list(attributes),
             "training": dict(training),

@@ -1,7 +1,7 @@
-"""Images go from what the user names to the network's input.
+"""Reads images from the user's arguments to the network's input.
 
 Reading order: ``discovery`` (which files are images), ``tar`` (which members are), ``plan`` (which
-images, in which order), ``id_matching`` (their ids in other tables), ``box_json`` and
-``given_boxes``, ``choosing`` (those of pairs, those with boxes), ``reader`` (their bytes),
+images, in which order), ``id_matching`` (their ids in other tables), ``given_boxes``,
+ ``choosing`` (those of pairs, those with boxes), ``reader`` (their bytes),
 ``decode`` (bytes to upright pixels) and ``resize`` (pixels to the input).
 """

@@ -1,4 +1,4 @@
-"""Chooses among planned images: those of pairs, those with given boxes, those with known ids."""
+"""Selects planned images: those of pairs, those with given boxes, those with known ids."""
 
 import dataclasses
 import re
@@ -22,12 +22,12 @@ HASH = re.compile("[0-9a-f]{64}")
 def only_of_pairs(
     plan: Sequence[InputImage], pairs: str, skipped: Skipped | None = None
 ) -> list[InputImage]:
-    """Returns the images that a table of pairs points to; those that are not there come last, as
-    missing. ``skipped`` counts the others.
+    """Returns the images of a table of pairs, followed by missing ones; ``skipped`` counts the
+    others.
 
-    An image that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
-    InputError where images have no id before they are read, where none is named, and where two
-    could be meant.
+    An image with another id in the pairs (46.jpg for 46) gets theirs, and this is printed. Raises
+    InputError if the images have no id before they are read, if no image is named, or if two could
+    be meant.
     """
     pair_ids: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
@@ -51,8 +51,8 @@ def only_of_pairs(
         raise InputError(
             f"--pairs {pairs}: none of its {len(pair_ids)} images is among the {len(ids)} of "
             "INPUT: "
-            f"{join.samples(list(pair_ids))}; give the images of these pairs (--ids says what the "
-            "id of a file is)"
+            f"{join.samples(list(pair_ids))}; give the images of these pairs (--ids sets the "
+            "id of a file)"
         )
     if summary := join.summary():
         print_status(f"note: {summary}; rows get the pairs' ids")
@@ -82,9 +82,9 @@ def with_missing_boxes(
     if len(absent) == len(boxes.entries) and plan:
         names = [p.image_id or Path(p.path).name for p in plan[:SAMPLES]]
         raise InputError(
-            f"--boxes {source}: none of its {len(absent)} image_ids names one of the {len(plan)} "
+            f"--boxes {source}: none of its {len(absent)} image_ids matches one of the {len(plan)} "
             f"images: --boxes has {', '.join(absent[:SAMPLES])}, INPUT has {', '.join(names)}; "
-            "call entries by the files' names, or by their ids"
+            "name the entries by file name or by id"
         )
     return [*plan, *(InputImage(path=source, image_id=name, kind=MISSING) for name in absent)]
 

@@ -86,7 +86,7 @@ def interpolate(
 ) -> Float[Tensor, "*N H W 3"]:
     """Interpolates between the positions of columns, then of rows, of one image or of N.
 
-    On a GPU the same numbers bit for bit: each step rounds by itself.
+    The result on a GPU is the same bit for bit: each step rounds separately.
     """
     low, high, weight = across
     low_values, high_values = images.index_select(-2, low), images.index_select(-2, high)
@@ -108,7 +108,7 @@ def sample_positions(size: int, new_size: int, factor: float) -> Positions:
 
 
 def shortest_edge(height: int, width: int, short_side: int, long_side: int) -> tuple[int, int]:
-    """Detectron2's height and width: each side is rounded half up by itself."""
+    """Returns Detectron2's height and width: each side is rounded half up separately."""
     factor = short_side / min(height, width)
     sides = [
         float(short_side) if height < width else factor * height,

@@ -9,6 +9,7 @@ from vlmill.extract.run.devices import WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, Part, compute_results
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 from vlmill.runtime.files.shards import shard_name
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import REJECTS
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4}
@@ -48,9 +49,9 @@ def output_bytes(
 
 
 def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = None) -> Estimate:
-    """The cost of ``images``, which are the job's or what is left of them."""
+    """Returns the cost of ``images``: those of the job, or the remaining ones."""
     readable = sum(image.kind in (FILE, ROW, MEMBER) for image in images)
-    inputs = {"INPUT": f"{len(images):,} images"}
+    inputs = {"INPUT": format_count(len(images), "image")}
     if len(images) > readable:
         inputs["of these"] = f"{len(images) - readable:,} repeated, missing or broken"
     seconds = None if rate is None else rate.seconds_for(readable)

@@ -95,6 +95,7 @@ class Job:
             "detector_fingerprint": self.detector.fingerprint,
             "weights": self.detector.weights,
             **self.detector.config_record,
+            **self.detector.names.record(),
             "device": self.detector.device.type,  # their number does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
@@ -147,7 +148,7 @@ def run(
     if job.config.precision == "fast" and lacks_bfloat16_units(job.detector.device):
         print(
             "--precision fast: this processor has no bfloat16 units; expect it to be slower than "
-            "exact, and leave it out if no GPU is meant",
+            "exact; remove it unless you use a GPU",
             file=sys.stderr,
         )
     indices = range(job.num_shards) if share is None else share.select_shards(job.num_shards)
@@ -203,8 +204,7 @@ def finish_if_last(
         missing = [i for i in others if not record_path(work_folder(job), part_unit(i)).exists()]
         if missing:
             print(
-                "the shards of this --part are there; of the others "
-                f"{len(missing)} are still to come",
+                f"the shards of this --part are finished; of the others {len(missing)} are missing",
                 file=sys.stderr,
             )
             return list(shards)

@@ -1,4 +1,4 @@
-"""The endpoint of regions, and what the page is told."""
+"""Defines the endpoint of regions, and the description for the page."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, make_response
+from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.service.client import PARQUET
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.refusals import bad_request
@@ -16,10 +17,10 @@ from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, account, guard_application, new_application
 
 DESCRIPTION = "Regions of images: the rows that `extract-rois run` writes."
-HOW = """One image as the body, or several as the files of a multipart form, up to a limit that
-`/v1/about` tells. `Accept` chooses an Arrow stream, a Parquet file (both are the regions table) or
+HOW = """One image as the body, or several as the files of a multipart form, up to the limit in
+`/v1/about`. `Accept` chooses an Arrow stream, a Parquet file (both are the regions table) or
 JSON, where features are base64 of the type in `arrays`. An image that is rejected has no row: JSON
-lists it, and the header `vlmill-rejects` has the numbers and reasons. Where all are rejected the
+lists it, and the header `vlmill-rejects` has the numbers and reasons. If all are rejected, the
 status is 413, 415 or 422."""
 SAMPLES = [
     {
@@ -77,7 +78,7 @@ OPENAPI = {
             "content": {kind: {} for kind in KINDS},
         },
         "4XX": {"description": "JSON: `error`, one line, and `reason`"},
-        "429": {"description": "too much is waiting; `Retry-After` says how long"},
+        "429": {"description": "the queue is full; retry after `Retry-After` seconds"},
         "503": {"description": "not computed in time, or a worker was lost"},
     },
     "x-codeSamples": SAMPLES,
@@ -92,6 +93,7 @@ def regions_service(
 
     def about() -> Mapping[str, Any]:
         producer = shell.about["producer"]
+        stored = stored_names(producer)
         return {
             "service": "regions",
             "title": "Regions of images",
@@ -99,8 +101,8 @@ def regions_service(
             "weights": producer["weights"],
             "random": "random" in producer["weights"],
             "arrays": shell.about["arrays"],
-            "classes": list(classes),
-            "attributes": list(attributes),
+            "classes": list(classes or stored["classes"]),
+            "attributes": list(attributes or stored["attributes"]),
             "limits": {"bytes": settings.max_bytes, "pictures": settings.max_images},
         }
 

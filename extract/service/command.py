@@ -1,4 +1,4 @@
-"""``extract-rois serve``: its arguments, and what runs it."""
+"""Defines the arguments of ``extract-rois serve`` and runs the service."""
 
 import argparse
 from collections.abc import Callable
@@ -25,15 +25,15 @@ EXAMPLES = """examples:
   extract-rois serve --weights detector.pth --device cuda:0,cuda:1 --token-file token --host 0.0.0.0
   curl --data-binary @a.jpg --header 'content-type: image/jpeg' http://127.0.0.1:8080/v1/regions
 
-The address is printed when requests can be computed; a page for trying stands at /. The rows are
-those of `run` with the same flags. One process accepts requests, and one a device computes;
-batches are formed over requests. SIGTERM ends the service when all accepted requests are answered.
-The log is lines of JSON on standard error. Memory: the networks', 16 times --max-bytes, and 96 MiB
-for texts. See docs/serving.md."""
+The address is printed as soon as requests can be computed; / is a page to try the service. The rows
+equal those of `run` with the same flags. One process accepts requests, and one process per device
+computes; requests are combined into batches. SIGTERM ends the service after all accepted requests
+have a response. The log is lines of JSON on standard error. Memory: that of the networks, 16 times
+--max-bytes, and 96 MiB for texts. See docs/serving.md."""
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
-    """Adds the arguments of ``extract-rois serve`` beside those of the detector."""
+    """Adds the arguments of ``extract-rois serve`` and of its detector."""
     serve.description = "Answers requests for the regions of images, over HTTP."
     add_service_arguments(serve)
     serve.add_argument(
@@ -41,8 +41,8 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
         type=int_at_least(1),
         default=1,
         metavar="N",
-        help="processes a device that decode and resize (default: %(default)s); a fast GPU needs "
-        "some",
+        help="number of decoding processes per device (default: %(default)s); a fast GPU "
+        "needs several",
     )
     add_name_arguments(serve)
 

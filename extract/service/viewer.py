@@ -1,6 +1,6 @@
-"""``extract-rois show --serve``: the page of the services over a table of regions.
+"""Serves the page of the services over a table of regions, for ``extract-rois show --serve``.
 
-Nothing is computed, so there is no worker: rows and images are read when they are looked at.
+Nothing is computed, so there is no worker: rows and images are read on demand.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class TableView:
     )
 
     def page(self, page: int, size: int) -> dict[str, Any]:
-        """Returns what one page lists."""
+        """Returns the content of one page."""
         counts, ids = self.reader.box_counts(), self.reader.image_ids
         numbers = range(page * size, min((page + 1) * size, len(self.reader)))
         rows = [
@@ -158,7 +158,7 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
         page = parse_number(request.query_params.get("page", "0"))
         size = parse_number(request.query_params.get("per_page", "24"))
         if not 1 <= size <= MOST_A_PAGE:
-            raise bad_request(f"per_page: want 1 to {MOST_A_PAGE}")
+            raise bad_request(f"per_page: expected 1 to {MOST_A_PAGE}")
         return table_view.page(page, size)
 
     @application.get("/v1/rows/{number}", summary="A row")
@@ -183,7 +183,7 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
 def parse_number(text: str) -> int:
     """Reads a number from 0. Raises Refused."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise bad_request("want a number from 0")
+        raise bad_request("expected a number from 0")
     return int(text)
 
 

@@ -1,6 +1,6 @@
 """Published checkpoints come in and go out here.
 
-Reading order: ``command`` (the flags), ``arguments`` (what is refused at once), ``conversion``,
-``backbone`` (of VL-BERT's region network), ``published`` (their files),
-``words`` (their vocabularies) and ``origins``.
+Reading order: ``command`` (the flags), ``arguments`` (what is refused at once), ``named`` (files
+of checkpoints that are given by name), ``conversion``, ``backbone`` (of VL-BERT's region network)
+and ``origins``.
 """

@@ -26,16 +26,16 @@ EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     """Raises InputError for arguments that contradict each other or name what is not there."""
     if args.output is None and (args.to == "reference" or not args.explain):
-        raise InputError("--output: say where to write, or --explain to read only")
+        raise InputError("--output is missing; give it, or --explain to only read")
     if args.preset is None and args.family == "vit":
-        raise InputError("--family vit: there is no ViT of ours; start one of VLMo, --as PRESET")
+        raise InputError("--family vit: vlmill has no ViT; start a VLMo with --as PRESET")
     if args.preset is not None and args.family not in STARTS:
         known = " or ".join(sorted(STARTS))
         raise InputError(f"--as {args.preset}: models start from --family {known}")
     if args.preset is not None and args.to == "reference":
-        raise InputError("--as and --to reference: write ours first, then convert that")
+        raise InputError("--as and --to reference: convert in two commands, first with --as")
     if args.without and args.to != "reference":
-        raise InputError(f"--without {args.without[0]}: want --to reference with it")
+        raise InputError(f"--without {args.without[0]}: add --to reference")
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
@@ -47,7 +47,7 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     if words and args.preset is None and str(args.config) not in PRESETS:
         raise InputError(f"{words[0]}: fields are changed with --as PRESET or --config PRESET")
     if stray := [word for word in words if "=" not in word]:
-        raise InputError(f"{stray[0]}: want field=value")
+        raise InputError(f"{stray[0]}: expected field=value")
     if args.output is not None and args.output.suffix != SUFFIX:
         if args.to == "reference":
             raise InputError(f"--output {args.output}: --to reference writes one FILE{SUFFIX}")
@@ -69,7 +69,7 @@ def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
     if unused or words:
         raise InputError(
             f"{(*unused, *words)[0]}: {args.checkpoint} is vlmill's own checkpoint, which is "
-            "exported as it is; leave it out"
+            "exported unchanged; remove it"
         )
 
 
@@ -79,7 +79,7 @@ def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
     if args.preset is None or args.family not in ("beit", "vit"):
         raise InputError(f"{EXPERTS_FIELD}={experts}: only with --family beit or vit, and --as")
     if experts not in EXPERTS:
-        raise InputError(f"{EXPERTS_FIELD}={experts}: want {' or '.join(EXPERTS)}")
+        raise InputError(f"{EXPERTS_FIELD}={experts}: expected {' or '.join(EXPERTS)}")
 
 
 def chosen_experts(words: Sequence[str]) -> str | None:
@@ -102,7 +102,7 @@ def _require_free(output: Path) -> None:
     except NotADirectoryError:
         raise InputError(f"--output {output} is a file; give a folder or FILE{SUFFIX}") from None
     if not names <= {MODEL, SETTINGS, VOCABULARY, TOKENIZER, WHOLE}:
-        raise InputError(f"--output {output} holds other files; give a new folder")
+        raise InputError(f"--output {output} has other files; give a new folder")
 
 
 def weights_file(checkpoint: Path) -> Path:

@@ -33,7 +33,7 @@ def check_backbone(args: argparse.Namespace, config: Any) -> None:
             "cnn.frozen_stages=0 to train all of it from random weights"
         )
     if args.backbone is None and args.backbone_conventions is not None:
-        raise InputError("--backbone-conventions: only beside --backbone FILE")
+        raise InputError("--backbone-conventions: needs --backbone FILE")
 
 
 def start_region_network(
@@ -60,7 +60,7 @@ def _loaded(args: argparse.Namespace, network: Any) -> LoadTable:
         if args.explain:
             print(error.table)
         raise InputError(
-            f"--backbone {path}: {_what_differs(error.table)}; give a whole ResNet"
+            f"--backbone {path}: {_what_differs(error.table)}; give a complete ResNet"
         ) from None
     except Unreadable as error:
         raise InputError(f"--backbone {path} cannot be read ({error}); give another file") from None

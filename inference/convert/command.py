@@ -4,63 +4,64 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.inference.convert.arguments import check_arguments
-from vlmill.models import PRESETS
+from vlmill.models.registry import FAMILY_NAMES, PRESETS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
-# The names of `vlmill.models.published.FAMILIES`, which loads every model.
-FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
-# And a network that only starts one of ours.
-SOURCES = tuple(sorted((*FAMILIES, "vit")))
+# The published families, and a network that only starts one of ours.
+SOURCES = tuple(sorted((*FAMILY_NAMES, "vit")))
 
 CONVERT_HELP = """\
-Turn a published checkpoint into one of vlmill's, or back, or start a model from BERT, BEiT or ViT.
+Convert a published checkpoint to vlmill's format or back, or start a model from BERT, BEiT or ViT.
 
 examples:
   train-vl convert --family bert --checkpoint bert-base-uncased/ --output ours/bert
-      DIR gets model.safetensors, checkpoint.json and vocab.txt: a --checkpoint and --init.
+      Writes model.safetensors, checkpoint.json and vocab.txt; DIR is a --checkpoint and --init.
   train-vl convert --family vl-bert --checkpoint vl-bert-base-prec.model --config vl-bert-base \\
       --vocab vocab.txt --output ours/vl-bert
-      Published without its configuration: a preset says what it is.
+      The file has no configuration, so a preset defines it.
   train-vl convert --family bert --checkpoint pytorch_model.bin --vocab vocab.txt \\
       --as imagebert-base --output start/imagebert region_width=1024
-      A new model of that preset with BERT's weights where its paper or code takes them;
-      `train-vl pretrain imagebert --init start/imagebert ...` goes on from there.
+      A new model of that preset with BERT's weights where its paper or code uses them;
+      `train-vl pretrain imagebert --init start/imagebert ...` starts from it.
   train-vl convert --family bert --checkpoint ours/bert --to reference --output bert.safetensors
-      Our checkpoint under the official repository's names.
+      A vlmill checkpoint with the names of the official repository.
   train-vl convert --family beit --checkpoint beit_base_patch16_224_pt22k.pth --as vlmo-base \\
       --vocab vocab.txt --output start/vlmo max_text_tokens=196
-      VLMo from BEiT, for its second stage, texts alone.
+      VLMo from BEiT, for its second stage, which reads texts only.
   train-vl convert --family vit --checkpoint vit-base/ --as vlmo-base-paper --vocab vocab.txt \\
       --output start/vlmo experts=all
-      VLMo from a ViT, each feed-forward part of it (an ablation of the paper).
+      VLMo from a ViT, with all experts (an ablation of the paper).
   train-vl convert --family bert --checkpoint bert-base-uncased/ --as vl-bert-base-end-to-end \\
       --backbone resnet101-pt-vgbua-0000.model --output start/vl-bert-end-to-end
-      Its region network starts from a ResNet's weights, or from a detector's.
+      The region network starts from the weights of a ResNet or a detector.
   train-vl convert --family bert --checkpoint pytorch_model.bin --as imagebert-base --explain
-      Prints where each parameter comes from, and what of the file goes nowhere; without --output
+      Prints the source of each parameter and the unused tensors of the file; without --output
       nothing is written.
 """
 
 CONVERT_NOTES = f"""\
 --checkpoint is a file (.safetensors, or PyTorch's, of which only tensors are read and nothing is
-executed) or a folder that holds one; the configuration and the vocabulary are looked for beside
-it. --output FILE.safetensors writes the weights alone, which is all that a tokenizer of images
-(family dvae, without --config) has: training takes it as picture_tokenizer=FILE. The same
+executed) or a folder that contains one; the configuration and the vocabulary are searched in the
+same folder. --output FILE.safetensors writes only the weights. An image tokenizer (family dvae,
+without --config) has nothing else: training reads it with picture_tokenizer=FILE. The same
 arguments write the same bytes.
 
---backbone reads ResNets under the names of torchvision, Detectron2 and MSRA (Caffe2), and the
-detectors of extract-rois. Names do not say how a ResNet was trained: without
---backbone-conventions it is as the released one, pixels blue first, 0 to 255 less their mean, the
-stride in the 1x1; torchvision's own weights need --backbone-conventions torchvision and
-cnn.stride_in_1x1=false.
+--backbone reads ResNets with the names of torchvision, Detectron2 and MSRA (Caffe2), and the
+detectors of extract-rois. The names do not show how a ResNet was trained. The default of
+--backbone-conventions is that of the released file: pixels in the order blue, green, red, 0 to 255
+minus their mean, the stride in the 1x1 convolution. torchvision's own weights need
+--backbone-conventions torchvision and cnn.stride_in_1x1=false.
 
-experts=image (the default) starts VLMo's vision experts from BEiT or the ViT, experts=all its
-language and vision-language experts too. A ViT has the names of DeiT and timm, or of transformers'
-ViT and DeiT; only presets with absolute positions (vlmo-*-paper, vlmo-base-plus) take its own.
+experts=image (the default) starts VLMo's vision experts from BEiT or the ViT, and experts=all
+also its language and vision-language experts. A ViT has the names of DeiT and timm, or of
+transformers' ViT and DeiT. Only presets with absolute positions (vlmo-*-paper, vlmo-base-plus)
+use its positions.
 
-families: {", ".join(FAMILIES)}; with --as also vit
+families: {", ".join(FAMILY_NAMES)}; with --as also vit
 presets: {", ".join(sorted(PRESETS))}
 
 Memory: the checkpoint's size and about twice the model's.
@@ -71,49 +72,60 @@ def add_convert_arguments(parser: Parser) -> None:
     """Declare the arguments of ``convert``."""
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
-    add("words", nargs="*", metavar="field=value", help="changes to the preset's fields")
+    add("words", nargs="*", metavar="field=value", help="changes to fields of the preset")
     add("--family", required=True, choices=SOURCES, metavar="FAMILY")
-    add("--checkpoint", required=True, type=path_or_url, metavar="FILE", help="what is converted")
+    add(
+        "--checkpoint",
+        required=True,
+        type=path_or_name,
+        metavar="FILE",
+        help="what is converted: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
+        "https://... (`train-vl weights` lists what was published)",
+    )
     add(
         "--config",
         type=path_or_url,
         metavar="FILE|PRESET|DIR",
-        help="the published configuration (JSON or YAML), the preset that it is, or a "
-        "checkpoint of ours of the same sizes; with --as: the source's, which must have the heads "
-        "and the activation of the preset",
+        help="published configuration (JSON or YAML), name of a preset, or a vlmill "
+        "checkpoint of the same sizes; with --as: the source's configuration, whose "
+        "heads and activation must equal the preset's",
     )
-    add("--vocab", type=path_or_url, metavar="FILE", help="the published vocab.txt")
+    add("--vocab", type=path_or_url, metavar="FILE", help="published vocab.txt")
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",
-        type=path_or_url,
+        type=path_or_name,
         metavar="FILE",
-        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, which its region network "
-        "starts from",
+        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, or a name of one as "
+        "--checkpoint takes it, from which its region network starts",
     )
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how that ResNet was trained (default: released, VL-BERT's own; a detector and MSRA's "
-        "files say it themselves)",
+        help="how that ResNet was trained (default: released, as VL-BERT's own; a detector "
+        "and MSRA's files state it themselves)",
     )
-    add("--seed", type=int, metavar="N", help="with --as: of new weights (default: 0)")
-    add("--to", choices=("vlmill", "reference"), default="vlmill", help="whose layout to write")
+    add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
+    add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")
     add(
         "--without",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --to reference: a tensor of ours that stays behind, as their layout has no "
-        "place for it; may come again",
+        help="with --to reference: name of a vlmill tensor to omit because the other "
+        "format lacks it (repeatable)",
     )
     add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)
-    add("--explain", action="store_true", help="print where each parameter comes from")
+    add_allow_address(parser)
+    add("--explain", action="store_true", help="print the source of each parameter")
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Do what the arguments say; the exit status."""
+    from vlmill.inference.convert.named import resolve_sources
+
+    resolve_sources(args)
     check_arguments(args, words)
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.inference.convert.conversion import convert

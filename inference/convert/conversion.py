@@ -1,6 +1,11 @@
-"""``train-vl convert`` takes published checkpoints in and out, and starts models from others."""
+"""``train-vl convert`` takes published checkpoints in and out, and starts models from others.
+
+It reads a published checkpoint's weights, configuration and vocabulary, and checks that the
+vocabulary is the model's.
+"""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +31,12 @@ from vlmill.inference.convert.origins import (
     summary,
     unused_tensors,
 )
-from vlmill.inference.convert.published import check_source, read_published_config, read_weights
-from vlmill.inference.convert.words import fitting_vocabulary, published_tokenizer, vocabulary_sizes
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.beit.published import BEIT
 from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
-from vlmill.models.convert.files import INDEX, shard_files
+from vlmill.models.convert.files import INDEX, read_state, shard_files
+from vlmill.models.convert.foreign import describe_foreign
 from vlmill.models.convert.names import DECODER
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
@@ -50,9 +54,17 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.settings.plain_fields import override
+from vlmill.runtime.settings.plain_fields import (
+    MAX_CONFIG_BYTES,
+    flatten,
+    override,
+    read_yaml,
+    to_plain,
+)
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
     TrainingRecord,
     load_checkpoint,
     read_model_config,
@@ -60,7 +72,122 @@ from vlmill.train.checkpoints.files import (
     save_tensors,
 )
 from vlmill.train.checkpoints.folders import SETTINGS
-from vlmill.train.loading.vocabulary import vocabulary_files
+from vlmill.train.loading.vocabulary import padded_vocabulary, read_vocabulary, vocabulary_files
+
+# What shapes do not tell of the network that a model starts from: keys of published
+# configurations, and the last name of our field.
+HEADS, ACTIVATION = ("num_attention_heads", "num_heads"), "hidden_act"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Raises InputError for one that holds anything else."""
+    file = Path(os.fspath(path))  # of a store: its copy
+    try:
+        return read_state(file)
+    except (ValueError, FileNotFoundError) as error:
+        raise InputError(f"--checkpoint {error}".replace(str(file), str(path))) from None
+
+
+def read_published_config(path: Path) -> dict[str, Any]:
+    """A published configuration, JSON or YAML. Raises InputError for a file that is none."""
+    if path.suffix in (".yaml", ".yml"):
+        return read_yaml(path)
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"--config {path} has over {MAX_CONFIG_BYTES} bytes; give a JSON file")
+        config = read_json(path)
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"--config {path} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"--config {path} has no fields; give the published configuration")
+    return config
+
+
+def check_source(path: Path | None, config: Any) -> None:
+    """Raises InputError where a model starts from a network with other heads or another activation.
+
+    Its tensors have the same shapes, and would mean something else. ``path`` is the source's
+    published configuration, None where there is none; ``config`` is the new model's.
+    """
+    if path is None:
+        return
+    published = read_published_config(path)
+    fields = flatten(to_plain(config))
+    heads = next((published[key] for key in HEADS if key in published), None)
+    act = published.get(ACTIVATION)
+    for key, source_value, name, usual in (
+        ("num_attention_heads", heads, "num_heads", None),
+        (ACTIVATION, act, "act", "gelu"),
+    ):
+        model_value = next(
+            (v for field, v in fields.items() if field.split(".")[-1] == name), usual
+        )
+        if source_value is not None and model_value is not None and source_value != model_value:
+            field = next((f for f in fields if f.split(".")[-1] == name), None)
+            remedy = (
+                f"add {field}={source_value}"
+                if field
+                else f"start from a network with {model_value}"
+            )
+            raise InputError(
+                f"--config {path}: {key}={source_value}, the new model has {model_value}; {remedy}"
+            )
+
+
+# A table is padded to a multiple of 8 (or 64, 128, ...), or a few tokens were added to it.
+PADDED_TO, MOST_PADDING, ADDED_SHARE = 8, 1024, 4
+
+
+def published_tokenizer(args: argparse.Namespace, vocabulary: Path, weights: Path) -> Tokenizer:
+    """The tokenizer of ``--vocab``; without settings beside it, those of a BERT's own folder."""
+    return read_vocabulary(
+        vocabulary, settings_in=weights.parent if args.family == "bert" else None
+    )
+
+
+def vocabulary_sizes(config: Any) -> dict[str, int]:
+    """The field (at any depth) that says how many words the model has, with its value."""
+    fields = flatten(to_plain(config))
+    return {name: size for name, size in fields.items() if name.split(".")[-1] == "vocab_size"}
+
+
+def fitting_vocabulary(
+    args: argparse.Namespace, model: Any, tokenizer: Tokenizer | None
+) -> Tokenizer:
+    """The vocabulary that goes into a folder: the model's, or one for the stages after BEiT."""
+    sizes = vocabulary_sizes(model.config)
+    if tokenizer is None:
+        which = "that was published with it" if sizes else "of the texts to come"
+        raise InputError(
+            f"--vocab: none was given and the folder of {args.checkpoint} has none; give the "
+            f"vocab.txt {which}, or --output FILE{SUFFIX} for the weights only"
+        )
+    tokens = tokenizer.get_vocab_size()
+    size = next(iter(sizes.values()), tokens)
+    if size == tokens:
+        return tokenizer
+    if not _is_padding(tokens, size):
+        remedy = "give the vocabulary that belongs to it"
+        if size > tokens:
+            remedy += ", or, if this is it, append a line [unused..] for each row without a token"
+        raise InputError(f"--vocab has {tokens} tokens, the checkpoint {size}; {remedy}")
+    print_status(
+        f"warning: --vocab has {tokens} tokens, the checkpoint's table {size} rows; the "
+        f"{size - tokens} at its end have no token and stay unused ([unused..] in vocab.txt)"
+    )
+    return padded_vocabulary(tokenizer, size)
+
+
+def _is_padding(tokens: int, rows: int) -> bool:
+    """Says whether a table has more rows than its vocabulary has tokens for a known reason.
+
+    The published vocabularies (cased, uncased, Chinese, ...) differ by more.
+    """
+    padding = rows - tokens
+    known = rows % PADDED_TO == 0 or padding * ADDED_SHARE <= tokens
+    return 0 < padding < MOST_PADDING and known
 
 
 class Start(NamedTuple):
@@ -98,7 +225,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     except CheckpointMismatch as error:
         if args.explain:
             print(error.table)
-        raise InputError(_in_one_line(args.checkpoint, error)) from None
+        raise InputError(_in_one_line(args, error)) from None
     if args.explain:
         print("\n".join(explain(converted)))
     keeps_vocabulary = (
@@ -128,7 +255,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
     if path is None and FAMILIES[args.family].sizes is None:
         raise InputError(
             f"--config: none was given and {weights.parent} has no {' or '.join(CONFIGS)}; give "
-            "the file that was published with the checkpoint, or the preset that it is"
+            "the file published with the checkpoint, or the name of a preset"
         )
     config = None if path is None else _configuration(path, words)
     state = read_weights(weights)
@@ -138,7 +265,8 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         where = f"--checkpoint {weights}" if path is None else f"--config {path}"
-        raise InputError(f"{where}: {error}") from None
+        foreign = describe_foreign(state, args.family)
+        raise InputError(f"{where}: {error}{foreign}") from None
     links = FAMILIES[args.family].links(model)
     return Converted(model, loaded_origins(model, links, table), table.unexpected)
 
@@ -173,7 +301,8 @@ def _start(
     except CheckpointMismatch:
         raise
     except ValueError as error:
-        raise InputError(f"--as {args.preset}: {error}") from None
+        foreign = describe_foreign(published, args.family)
+        raise InputError(f"--as {args.preset}: {error}{foreign}") from None
     check_source(find_companion_file(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
     for warning in start_warnings(state, origins, unused):
@@ -191,12 +320,14 @@ def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokeni
     return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
 
 
-def _in_one_line(checkpoint: Path, error: CheckpointMismatch) -> str:
+def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
     """What does not fit, with both shapes of the first tensor; the whole table is for --explain."""
     reason = str(error).splitlines()[0]
     for name, (expected, actual) in sorted(error.table.mismatched.items())[:1]:
         reason += f" ({name} is {list(expected)} here, {list(actual)} in the file)"
-    return f"--checkpoint {checkpoint}: {reason}; --explain lists all"
+    names = [name for loaded in error.table.loaded.values() for name in loaded]
+    foreign = describe_foreign([*names, *error.table.unexpected], args.family)
+    return f"--checkpoint {args.checkpoint}: {reason}{foreign}; --explain lists all"
 
 
 def _ours(args: argparse.Namespace) -> nn.Module:
@@ -244,11 +375,13 @@ def _write(
     tokenizer = fitting_vocabulary(args, model, tokenizer)
     save_checkpoint(
         output,
-        variant=variant,
-        model=model,
-        tokenizer=tokenizer,
-        training=TrainingRecord(
-            recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
+        model,
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=tokenizer,
+            training=TrainingRecord(
+                recipe=f"convert {args.family}", stage=args.preset or "", step=0, num_pairs=0
+            ),
         ),
         inputs=inputs,
     )

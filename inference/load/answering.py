@@ -12,7 +12,7 @@ from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import EXPRESSIONS, QUESTIONS, REJECTS, Table
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
@@ -71,9 +71,10 @@ def answer_questions(
     """
     if answer_task.labels is None and answer_task.loaded.task is None:
         raise InputError(
-            f"checkpoint {answer_task.loaded.path} does not say its answers, as a converted one "
-            "does "
-            "not; give labels=FILE, its own list in its own order, a line each"
+            f"checkpoint {answer_task.loaded.path} does not record its answers, like every "
+            f"converted "
+            "one; give "
+            "labels=FILE, its answer list in its own order, one per line"
         )
     rows = [
         {"question_id": name, "image_id": name, "question": question}

@@ -101,8 +101,9 @@ def open_recorded_detector(
     detector = open_detector_network(loaded, weights, device)
     if loaded.detector_fingerprint is None:
         warn(
-            f"{who} does not say which detector it was trained with: that it is "
-            f"{detector.weights} is unchecked"
+            f"{who} does not record the detector that it was trained with; it is not checked that "
+            f"this is "
+            f"{detector.weights}"
         )
     return RegionDetector(detector=detector, config=config, workers=workers)
 
@@ -144,8 +145,9 @@ def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
     if not there:
         name = f" ({description})" if description else ""
         raise InputError(
-            f"--with-detector: where the detector of {loaded.path}{name} lies is not recorded, or "
-            "it is there no more; give --with-detector FILE"
+            f"--with-detector: where the detector of {loaded.path}{name} is stored is not "
+            f"recorded, or "
+            "the file no longer exists; give --with-detector FILE"
         )
     return to_path(there[0].path)
 
@@ -168,12 +170,12 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
     converted = not loaded.training.stage and loaded.training.step == 0
     if not converted or preset is None:
         raise InputError(
-            f"checkpoint {loaded.path} does not say how its regions were made (it lacks "
+            f"checkpoint {loaded.path} does not record how its regions were extracted (it lacks "
             f"{', '.join(missing)}); train on regions of `extract-rois run`"
         )
     warn(
         f"checkpoint {loaded.path} was converted and lacks {', '.join(missing)}: regions are "
-        f"chosen as {preset}'s paper says, at the detector's own size"
+        f"selected as in {preset}'s paper, at the detector's own size"
     )
     # The distribution decides the order of VL-BERT's regions, and costs as much as the features.
     storage = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")

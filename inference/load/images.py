@@ -39,7 +39,7 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
         grey_or_rgb = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
         if image.dtype != np.uint8 or not grey_or_rgb or not image.size:
             raise InputError(
-                f"an image is an array {image.dtype} {list(image.shape)}; want uint8 "
+                f"an image is an array {image.dtype} {list(image.shape)}; expected uint8 "
                 "[height, width, 3] in red, green, blue, or [height, width]"
             )
         image = Image.fromarray(image)
@@ -69,5 +69,5 @@ def require_list(values: Any, what: str) -> Sequence[Any]:
     """Returns the values as a list. Raises InputError for a single one."""
     single = isinstance(values, str | bytes | os.PathLike | Image.Image | np.ndarray)
     if single and not (isinstance(values, np.ndarray) and values.ndim == 4):
-        raise InputError(f"{what}: want a list, got a single {type(values).__name__}")
+        raise InputError(f"{what}: expected a list, got a single {type(values).__name__}")
     return list(values)

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmill.inference.hub.download import DETECTOR, fetch_checkpoint
-from vlmill.inference.hub.repository import is_hub, parse_hub_location
+from vlmill.extract.weights import resolve_weights
 from vlmill.inference.input_checks import warn, warn_faults, without_words
 from vlmill.inference.load.answering import (
     ANSWER,
@@ -46,11 +45,12 @@ from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.named import DETECTOR, resolve_checkpoint
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.images.crop import evaluation_image
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
@@ -112,7 +112,7 @@ class Pretrained:
         elif self.detector is not None:
             raise InputError(
                 f"detector {self.detector}: {self.loaded.path} is "
-                f"{with_article(self.loaded.variant)}, which reads no regions; leave it away"
+                f"{with_article(self.loaded.variant)}, which reads no regions; remove detector"
             )
 
     def score(self, images: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
@@ -144,7 +144,7 @@ class Pretrained:
         positions = list[tuple[int, int]]()  # of each image: whose, and which row of theirs
         for members, request_texts in zip(images, texts, strict=True):
             every, good = self.tokens(request_texts)
-            warn_faults("texts", without_words(len(request_texts), good))
+            warn_faults("text", without_words(len(request_texts), good))
             positions += [(len(scores), row) for row in range(len(members))]
             tokens.append(([every[index] for index in good], good))
             scores.append(np.full((len(members), len(request_texts)), np.nan, dtype=np.float32))
@@ -167,7 +167,7 @@ class Pretrained:
                     )
                     scores[request][np.ix_(rows, tokens[request][1])] = logits
                 faults |= {start + int(name): why for name, why in tables.faults.items()}
-        warn_faults("images", faults)
+        warn_faults("image", faults)
         return scores
 
     def encode_images(self, images: Sequence[ImageLike]) -> Floats:
@@ -181,7 +181,7 @@ class Pretrained:
         self._require_dual("encode_texts")
         texts = require_list(texts, "texts")
         tokens, good = self.tokens(texts)
-        warn_faults("texts", without_words(len(texts), good))
+        warn_faults("text", without_words(len(texts), good))
         vectors = np.full((len(texts), self.loaded.config.width), np.nan, dtype=np.float32)
         vectors[good] = text_vectors(
             self.loaded.model,
@@ -246,7 +246,7 @@ class Pretrained:
         for name in names:
             if name not in results:
                 why = faults.get(name, "nothing is known of it")
-                unread = f"nothing can be said of the image: {why}; give another"
+                unread = f"the image has no result: {why}; give another image"
                 errors[int(name)] = InputError(unread)
         return [
             errors[index] if index in errors else results[str(index)]
@@ -310,7 +310,7 @@ class Pretrained:
             for name, vector in embedded.vectors.items():
                 vectors[start + int(name)] = vector
             faults |= {start + int(name): why for name, why in embedded.faults.items()}
-        warn_faults("images", faults)
+        warn_faults("image", faults)
         return vectors
 
     @contextmanager
@@ -391,10 +391,8 @@ def load_pretrained(
     Raises InputError for what cannot be used.
     """
     if batch_size < 1:
-        raise InputError(f"batch_size={batch_size}: want at least 1")
-    if is_hub(checkpoint):
-        checkpoint = fetch_checkpoint(parse_hub_location(str(checkpoint)))
-    loaded = load_checkpoint(checkpoint, "checkpoint", trust=trust)
+        raise InputError(f"batch_size={batch_size}: expected at least 1")
+    loaded = load_checkpoint(resolve_checkpoint(checkpoint, warn=warn), "checkpoint", trust=trust)
     if detector is None and (loaded.path / DETECTOR).is_file():
         detector = loaded.path / DETECTOR
     on_device = device_named(device)
@@ -402,7 +400,7 @@ def load_pretrained(
     model = Pretrained(
         loaded=loaded,
         device=on_device,
-        detector=None if detector is None else to_path(detector),
+        detector=None if detector is None else resolve_weights(detector, flag="detector").weights,
         batch_size=batch_size,
         labels=None if labels is None else to_path(labels),
         decode=decode,

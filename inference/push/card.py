@@ -51,7 +51,7 @@ def card(summary: FolderSummary, facts: CardFacts) -> str:
         "\n".join(_front_matter(summary, facts)),
         f"# {PurePosixPath(facts.location).name}\n\n{_opening(summary, training)}",
         "## How to load it\n\n" + "\n".join(_loading(facts)),
-        "## What it was trained on\n\n" + "\n".join(_data(summary, training)),
+        "## Training data\n\n" + "\n".join(_data(summary, training)),
         "## Figures\n\n" + "\n".join(_figures(training, facts)),
         *([] if facts.has_detector is None else ["## Regions\n\n" + _regions(summary, facts)]),
         "## Licences\n\n" + "\n".join(_licences(facts)),
@@ -146,7 +146,7 @@ def _figures(training: Mapping[str, Any], facts: CardFacts) -> Iterator[str]:
         **facts.figures,
     }
     if not by_source:
-        yield "None were given."
+        yield "No figures were given."
         return
     rows = [
         (source, name, f"{value:.4g}")
@@ -161,12 +161,12 @@ def _regions(summary: FolderSummary, facts: CardFacts) -> str:
     fingerprint = summary.settings.get("detector_fingerprint")
     name = f" (fingerprint {fingerprint[:16]})" if fingerprint else ""
     if facts.has_detector:
-        return f"Its regions are made by the detector beside it: {detector_text}{name}."
+        return f"Its regions come from the detector in this repository: {detector_text}{name}."
     return f"Its regions are made by a detector that is not part of this: {detector_text}{name}."
 
 
 def _licences(facts: CardFacts) -> Iterator[str]:
-    data = facts.data_license or f"{NOT_STATED}; those of the data sets above hold"
+    data = facts.data_license or f"{NOT_STATED}; the licences of the data sets above apply"
     yield from _table(
         ("of", "licence"),
         [("the weights", facts.license or NOT_STATED), ("the data of training", data)],

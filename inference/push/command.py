@@ -3,24 +3,24 @@
 import argparse
 from dataclasses import fields
 
-from vlmill.inference.hub.repository import parse_hub_location
 from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.weights.names import parse_repository
 from vlmill.train.checkpoints.folders import find_checkpoint
 
 PUSH_HELP = """\
-Send a checkpoint to the Hugging Face hub, with a model card.
+Upload a checkpoint to the Hugging Face hub, with a model card.
 
 examples:
   train-vl push --checkpoint runs/vlmo --to hf://me/vlmo-kites --license apache-2.0
   train-vl push --checkpoint runs/vilbert --to hf://me/vilbert-kites --dry-run
-      Prints the card; nothing is sent.
+      Prints the card and uploads nothing.
   train-vl push --checkpoint runs/vilbert --to hf://me/vilbert-kites \\
       --with-detector detector.pth --metrics runs/vilbert-found/metrics.json
 
-vlmill.load("hf://me/vlmo-kites") takes it from there. One commit has weights, vocabulary, settings,
-recipe, the hashes of what was trained on, and README.md, which is written from these. Inputs are
-told by name, not by where they lie. The token is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT
-names another hub. A repository that is not there is made, private without --public.
+vlmill.load("hf://me/vlmo-kites") opens it. One commit has weights, vocabulary, settings, recipe,
+the hashes of the training data, and README.md, which is generated from these. Inputs are listed
+by name, without their paths. The token is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT
+selects another hub. A missing repository is created, private unless you pass --public.
 """
 
 
@@ -29,32 +29,32 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
-    add("--to", required=True, metavar="hf://OWNER/NAME", help="the repository")
+    add("--to", required=True, metavar="hf://OWNER/NAME", help="repository to upload to")
     add(
         "--with-detector",
         nargs="?",
         const="",
         metavar="FILE",
-        help="send the detector of its regions, too: the weights' file (default: the one that the "
-        "regions have recorded; random weights are drawn again)",
+        help="also upload the detector of the regions; optional weights file (default: the "
+        "one that the regions recorded; random weights are recreated)",
     )
-    add("--license", metavar="ID", help="of the weights, as the hub names it: apache-2.0")
-    add("--data-license", metavar="TEXT", help="of the data of training, for the card")
+    add("--license", metavar="ID", help="licence of the weights, with the hub's name: apache-2.0")
+    add("--data-license", metavar="TEXT", help="licence of the training data, for the card")
     add(
         "--metrics",
         type=path_or_url,
         action="append",
         default=[],
         metavar="FILE",
-        help="a metrics.json, whose figures go into the card (may come again)",
+        help="metrics.json whose figures are added to the card (repeatable)",
     )
-    add("--public", action="store_true", help="a new repository is public (default: private)")
-    add("--dry-run", action="store_true", help="print the card and the sizes; send nothing")
+    add("--public", action="store_true", help="make a new repository public (default: private)")
+    add("--dry-run", action="store_true", help="print the card and the sizes without uploading")
 
 
 def run_push(args: argparse.Namespace) -> int:
     """Runs ``train-vl push``; returns the exit status."""
-    parse_hub_location(args.to)
+    parse_repository(args.to)
     find_checkpoint(args.checkpoint)
     # torch takes its time: not before the arguments are known to be good.
     from vlmill.inference.push.upload import PushOptions, push

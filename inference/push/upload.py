@@ -8,16 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlmill.inference.hub.download import (
-    CARD,
-    DETECTOR,
-    FILES,
-    RECIPE,
-    endpoint,
-    find_pickles,
-    refusal,
-)
-from vlmill.inference.hub.repository import HubLocation, parse_hub_location
 from vlmill.inference.load.answering import ANSWER, GROUND, required_inputs
 from vlmill.inference.load.detector import open_detector_network, recorded_weights
 from vlmill.inference.push.card import CardFacts, card
@@ -29,10 +19,14 @@ from vlmill.runtime.files.checkpoints import CHECKPOINTS
 from vlmill.runtime.files.listed import FILE_RECORD
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath
+from vlmill.runtime.weights.hub import endpoint, refusal
+from vlmill.runtime.weights.names import HubLocation, parse_repository
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
+from vlmill.train.checkpoints.named import CARD, DETECTOR, FILES, RECIPE, find_pickles
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
@@ -63,11 +57,13 @@ def push(options: PushOptions) -> int:
 
     Raises InputError for what a user can mend, StoreFailed without a network.
     """
-    location = parse_hub_location(options.to)
+    location = parse_repository(options.to)
     if location.revision != "main":
         raise InputError(f"--to {options.to}: a commit goes to main; leave the revision out")
     if options.license is not None and not LICENSE.fullmatch(options.license):
-        raise InputError(f"--license {options.license}: want an ID as apache-2.0 or cc-by-4.0")
+        raise InputError(
+            f"--license {options.license}: expected an ID such as apache-2.0 or cc-by-4.0"
+        )
     loaded = load_checkpoint(options.checkpoint)
     summary = read_folder(options.checkpoint)
     with temporary_folder() as folder:
@@ -84,7 +80,8 @@ def push(options: PushOptions) -> int:
             return 0
         message = f"{loaded.variant}, {loaded.training.recipe}, step {loaded.training.step}"
         commit = commit_files(location, files, message, public=options.public)
-    print(f"{location}@{commit}: {len(files)} files, {size_words(sum(sizes.values()))}")
+    count = format_count(len(files), "file")
+    print(f"{location}@{commit}: {count}, {size_words(sum(sizes.values()))}")
     return 0
 
 
@@ -110,9 +107,7 @@ def collect_files(
     reads_regions = call is not None and find_input_kind(loaded, call) == "regions"
     if options.with_detector is not None:
         if not reads_regions:
-            raise InputError(
-                f"--with-detector: checkpoint {where} is asked nothing of regions; leave it out"
-            )
+            raise InputError(f"--with-detector: checkpoint {where} reads no regions; remove it")
         write_detector(loaded, options.with_detector, folder / DETECTOR)
         files[DETECTOR] = folder / DETECTOR
     facts = CardFacts(

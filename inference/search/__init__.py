@@ -2,5 +2,5 @@
 
 Reading order: ``command`` (arguments), ``embedding_inputs`` (what is embedded), ``kinds`` and
 ``vectors`` (how), ``embedding`` (shards), ``table`` (read back), ``index``, ``queries``,
-``answering`` and ``page``.
+``answering``.
 """

@@ -5,8 +5,11 @@ from dataclasses import fields
 
 from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
 EMBED_HELP = """\
 Write the vectors of a checkpoint as a table, `vectors`.
@@ -16,13 +19,13 @@ examples:
   train-vl embed --checkpoint demo/trained --pairs demo/pairs --regions demo/regions \\
       --output demo/vectors
 
-VLMo with its contrastive head embeds every image of --images and every text of --pairs by
-itself. The other models read a text together with its image: a vector of each pair, which is what
-their matching head reads. BERT embeds texts alone. All have length 1: inner products are cosines.
-Texts and images are fed as in the checkpoint's training.
+VLMo with its contrastive head encodes every image of --images and every text of --pairs
+separately. The other models read a text together with its image and give one vector per pair, the
+input of their matching head. BERT encodes texts only. All vectors have length 1, so inner
+products are cosines. The inputs are prepared as in the checkpoint's training.
 
-The same command continues a killed run, shard by shard. Memory: the texts, some 500 bytes each, and
-a shard of vectors.
+The same command continues a killed run, shard by shard. Memory: the texts, about 500 bytes each,
+and one shard of vectors.
 """
 SEARCH_HELP = """\
 Find the nearest vectors of `train-vl embed`.
@@ -33,14 +36,14 @@ examples:
   train-vl search --index own-index --image query.jpg --images own --output answers
   train-vl search --vectors demo/vectors --queries demo/vectors --output items
 
-Each query is a line of JSON with its answers, the nearest first, on standard output, or in
-DIR/answers.jsonl with --output; with --images also DIR/report.html, which shows the images.
---queries are vectors of the same checkpoint: where they are of another kind than the index's,
-texts look for images; a row is no answer to itself.
+Each query gives one line of JSON with its results, the nearest first, on standard output, or in
+DIR/answers.jsonl with --output. With --images there is also DIR/report.html, which shows the
+images. --queries are vectors of the same checkpoint. If the table has vectors of another kind
+than the index, these are the queries (texts search for images). A row is never its own result.
 
-flat is exact. hnsw and ivf look at a part of the vectors: their recall is measured against all
-vectors when they are built, on 1,000 queries, and told. Memory: 4 bytes a number of the vectors,
-twice while an index is built.
+flat is exact. hnsw and ivf search only a part of the vectors; their recall is measured on 1,000
+queries when they are built, and printed. Memory: 4 bytes per number of the vectors, twice while an
+index is built.
 """
 
 
@@ -48,27 +51,32 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl embed``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
-    add("--pairs", metavar="TABLE", help="texts, or image-text pairs")
-    add("--regions", metavar="TABLE", help="regions of their images, for models that read them")
-    add("--images", metavar="TABLE", help="images, for VLMo")
-    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder to write")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--batch-size", type=int, default=64, help="embedded at once (default: 64)")
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
+    add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
+    add(
+        "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
+    )
+    add("--images", metavar="TABLE", help="table of images, for VLMo")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
     add(
         "--vectors-per-shard",
         type=int,
         default=10_000,
         metavar="N",
-        help="vectors of a file, the unit of resuming (default: 10000)",
+        help="number of vectors per shard; a killed run loses at most one unfinished shard "
+        "(default: 10000)",
     )
     add(
         "--max-regions",
         type=int,
         metavar="N",
-        help="regions of an image, the first ones (default: as many as in training)",
+        help="largest number of regions per image; the first ones are kept (default: as in "
+        "training)",
     )
-    add("--fresh", action="store_true", help="delete what an earlier run has left, and start over")
+    add("--fresh", action="store_true", help="delete the output of an earlier run and start over")
     add_lock_seconds(parser)
     add_cost_arguments(parser)
 
@@ -95,50 +103,68 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--index", type=path_or_url, metavar="DIR", help="an index that was saved")
-    source.add_argument("--vectors", metavar="TABLE", help="vectors, of which one is built")
+    source.add_argument("--index", type=path_or_url, metavar="DIR", help="saved index to search")
+    source.add_argument(
+        "--vectors", metavar="TABLE", help="table of vectors to build an index from"
+    )
     add(
         "--of",
         choices=("image", "text", "pair"),
-        help="with --vectors: which of them are searched (default: images, else pairs, texts)",
+        help="with --vectors: kind of vectors to search (default: images, else pairs, else texts)",
     )
     add(
         "--type",
         choices=("flat", "hnsw", "ivf"),
         default="flat",
-        help="with --vectors: the kind of index (default: flat, exact)",
+        help="with --vectors: type of index (default: flat, which is exact)",
     )
     add(
         "--effort",
         type=int,
         metavar="N",
-        help="candidates that hnsw keeps (128), or cells that ivf looks into (32): recall for time",
+        help="number of candidates of hnsw (default: 128) or of cells of ivf (default: "
+        "32); more is slower and finds more",
     )
     add(
-        "--save-index", type=path_or_url, metavar="DIR", help="with --vectors: keep the index there"
+        "--save-index",
+        type=path_or_url,
+        metavar="DIR",
+        help="with --vectors: folder to save the index in",
     )
-    add("--text", action="append", default=[], metavar="T", help="a text (may come again)")
-    add("--image", action="append", default=[], metavar="F", help="an image (may come again)")
-    add("--queries", metavar="TABLE", help="vectors of the same checkpoint")
+    add("--text", action="append", default=[], metavar="T", help="text to search for (repeatable)")
+    add(
+        "--image",
+        action="append",
+        default=[],
+        metavar="F",
+        help="image file to search for (repeatable)",
+    )
+    add("--queries", metavar="TABLE", help="table of query vectors from the same checkpoint")
     add(
         "--top",
         type=int_at_least(1),
         default=10,
         metavar="K",
-        help="answers of a query (default: 10)",
+        help="number of results per query (default: 10)",
     )
-    add("--images", metavar="TABLE", help="the images, for a page in --output")
+    add("--images", metavar="TABLE", help="table of images, to show them on a page in --output")
     add(
         "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
     )
     add(
         "--checkpoint",
-        type=path_or_url,
+        type=path_or_name,
         metavar="DIR",
-        help="what embeds --text and --image (default: the one that the vectors name)",
+        help="checkpoint that encodes --text and --image (default: that of the vectors)",
     )
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--threads", type=int_at_least(1), metavar="N", help="of FAISS (default: all cores)")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add(
+        "--threads",
+        type=int_at_least(1),
+        metavar="N",
+        help="number of FAISS threads (default: one per core)",
+    )
+    add_allow_address(parser)
 
 
 def run_search(args: argparse.Namespace) -> int:
@@ -151,7 +177,7 @@ def run_search(args: argparse.Namespace) -> int:
     if args.images is not None and (args.output is None or not has_queries):
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
-        raise InputError(f"--save-index {args.save_index} is there already; give a new folder")
+        raise InputError(f"--save-index {args.save_index} exists already; give a new folder")
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS

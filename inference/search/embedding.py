@@ -14,6 +14,7 @@ from vlmill.inference.search.embedding_inputs import (
     open_embedding,
 )
 from vlmill.inference.search.vectors import PartRows, part_rows
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import Estimate, measure_rate, require_disk_space
 from vlmill.runtime.console.progress import Progress
@@ -27,9 +28,9 @@ from vlmill.runtime.files.shards import (
     write_shard,
 )
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
-from vlmill.train.recipes.variants import get_training
 
 JOB = "train-vl embed"
 SAMPLE_BATCHES = 64  # of each kind, that a dry run embeds at most
@@ -56,7 +57,10 @@ def embed(options: EmbedOptions, *, force: bool = False) -> int:
 
 def _notes(setup: EmbeddingSetup) -> list[str]:
     cut = 0 if setup.texts is None else setup.texts.cut
-    return [*setup.notes, *([f"{cut} texts are longer than the model reads: cut"] if cut else [])]
+    return [
+        *setup.notes,
+        *([f"cut {format_count(cut, 'text')} to the model's length"] if cut else []),
+    ]
 
 
 def _write_parts(setup: EmbeddingSetup) -> list[Shard]:
@@ -104,7 +108,7 @@ def _write_part(setup: EmbeddingSetup, rows: PartRows, index: int, total: int) -
 
 def vector_width(setup: EmbeddingSetup) -> int:
     """Returns P, the width of the checkpoint's vectors."""
-    body = get_training(setup.loaded.variant).get_body(setup.loaded.config)
+    body = get_variant(setup.loaded.variant).get_body(setup.loaded.config)
     for name in ("pooled_width", "co_width", "width"):
         if (width := getattr(body, name, None)) is not None:
             return int(width)
@@ -151,5 +155,5 @@ def _finish(output: Path, state: State) -> int:
     print_reading_hint(output, VECTORS.name)
     done = "finished before" if state is State.FINISHED else "done"
     counts = reject_counts(output)
-    print(f"{done}: {count} vectors, {rejects_said(counts)}: {output}")
+    print(f"{done}: {format_count(count, 'vector')}, {rejects_said(counts)}: {output}")
     return 0 if count else 1

@@ -85,7 +85,7 @@ def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> Searc
     matrix = vectors.matrix
     count, width = matrix.shape
     if effort is not None and (kind == "flat" or effort < 1):
-        raise InputError(f"--effort {effort}: want at least 1, of --type hnsw or ivf")
+        raise InputError(f"--effort {effort}: expected at least 1, with --type hnsw or ivf")
     parameters: dict[str, int] = {}
     index: Any
     if kind == "flat":
@@ -173,10 +173,10 @@ def open_index(folder: str | Path) -> SearchIndex:
         about = pq.read_table(readable(path / ROWS)).select(list(ABOUT)).combine_chunks()
         sizes = (index.d, index.ntotal, about.num_rows)
         if sizes != (settings["width"], settings["vectors"], settings["vectors"]):
-            raise ValueError(f"its sizes {sizes} are not those that it says")
+            raise ValueError(f"its sizes {sizes} differ from the recorded ones")
     except FileNotFoundError as error:
         raise InputError(
-            f"--index {folder} holds no index ({error}); build one with --vectors TABLE "
+            f"--index {folder} has no index ({error}); build one with --vectors TABLE "
             "--save-index DIR"
         ) from None
     except InputError:

@@ -21,6 +21,7 @@ from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import IMAGES
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import find_checkpoint
@@ -84,7 +85,7 @@ class QueryEncoder:
             if len(tokens) <= SPECIALS:
                 raise InputError(f"--text {text!r} has no word; give one")
         if encoded.cut:
-            print_status(f"note: {encoded.cut} texts are longer than {longest} tokens: cut")
+            print_status(f"note: cut {format_count(encoded.cut, 'text')} to {longest} tokens")
         vectors = text_vectors(
             self.loaded.model,
             encoded.tokens,
@@ -141,7 +142,7 @@ def load_query_encoder(
     if checkpoint is None:
         checkpoint_name = index.settings["checkpoint"]
         if checkpoint_name is None:
-            raise InputError("--checkpoint is missing: the vectors do not say which one made them")
+            raise InputError("--checkpoint is missing: the vectors do not record it")
         try:
             checkpoint = find_checkpoint(checkpoint_name)
         except InputError:
@@ -202,7 +203,10 @@ def require_same(vectors: Vectors, index: SearchIndex) -> None:
     """Raises InputError for vectors that are not of the index's checkpoint and width."""
     width = vectors.matrix.shape[1]
     if width != index.width:
-        raise InputError(f"--queries are {width} wide, the index {index.width}; embed them alike")
+        raise InputError(
+            f"--queries are {width} wide, the index {index.width}; embed both with the same "
+            f"checkpoint"
+        )
     index_digest, query_digest = index.settings["weights_sha256"], vectors.origin["weights_sha256"]
     if index_digest != query_digest:
         raise InputError(

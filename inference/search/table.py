@@ -83,7 +83,8 @@ def read_origin(paths: list[Path], flag: str) -> tuple[dict[str, Any], int]:
         width = read_array_formats(path).get("vector", {}).get("dim")
         if not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
             raise InputError(
-                f"{path}: the metadata has {width!r} as the vectors' width, want 1 to {MAX_WIDTH}; "
+                f"{path}: the metadata has {width!r} as the vectors' width, expected 1 to "
+                f"{MAX_WIDTH}; "
                 "embed again"
             )
         if first is None:
@@ -114,7 +115,7 @@ def _matrix(rows: pa.RecordBatch, width: int, path: Path) -> Matrix:
         row = rows.slice(int(np.flatnonzero(~finite)[0]), 1).to_pylist()[0]
         raise InputError(
             f"{path}: {int((~finite).sum())} vectors are not finite, the first of "
-            f"{' '.join(get_row_key(row))}; embed again, or leave them out"
+            f"{' '.join(get_row_key(row))}; embed again, or remove them"
         )
     return matrix
 

@@ -47,16 +47,17 @@ HELP = {
     ),
     ATTEND: (
         "Which regions a score rests on",
-        "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: what the "
-        "score loses without each region.",
+        "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: the "
+        "decrease of "
+        "the score without each region.",
         sample(
             'client.request_json("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'
         ),
     ),
     EMBED: (
         "Vectors of images and texts",
-        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors whose products "
-        "rank; null for what cannot be read.",
+        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors; their products "
+        "are the scores; null for unreadable inputs.",
         sample('client.embed(["image.jpg"], ["a red kite"])'),
     ),
     SEARCH: (
@@ -77,7 +78,7 @@ def score_question(form: Form) -> Question:
     """Reads what is to be scored. Raises Refused."""
     texts = form.words.get("texts", [])
     if not form.images or not texts:
-        raise bad_request("want at least one image and one of texts")
+        raise bad_request("expected at least one image and one text")
     return Question(method=SCORE, images=contents(form), texts=few(texts))
 
 
@@ -85,7 +86,7 @@ def embed_question(form: Form) -> Question:
     """Reads what is to be embedded. Raises Refused."""
     texts = form.words.get("texts", [])
     if not form.images and not texts:
-        raise bad_request("want images, texts, or both")
+        raise bad_request("expected images, texts, or both")
     return Question(method=EMBED, images=contents(form), texts=few(texts))
 
 
@@ -93,13 +94,13 @@ def search_question(form: Form) -> Question:
     """Reads what is searched for. Raises Refused."""
     top = form.words.get("top", ["10"])
     if len(top) != 1 or not top[0].isascii() or not top[0].isdigit() or len(top[0]) > 5:
-        raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
+        raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
     number = int(top[0])
     if not 1 <= number <= MOST_TOP:
-        raise bad_request(f"top: want a number from 1 to {MOST_TOP}")
+        raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
     texts = form.words.get("text", [])
     if len(texts) + len(form.images) != 1:
-        raise bad_request("want one text or one image")
+        raise bad_request("expected one text or one image")
     return Question(method=SEARCH, images=contents(form), texts=texts, top=number)
 
 

@@ -1,9 +1,7 @@
 """``train-vl serve``: its arguments, and what runs it."""
 
 import argparse
-from pathlib import Path
 
-from vlmill.inference.hub.repository import is_hub, parse_hub_location
 from vlmill.runtime.console.command import int_at_least, path_or_url
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.service.settings import (
@@ -12,12 +10,14 @@ from vlmill.runtime.service.settings import (
     read_name_lists,
     read_service_settings,
 )
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.train.checkpoints.folders import find_checkpoint
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
 BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
 
 SERVE_HELP = """\
-Answer requests for scores, vectors, nearest images and answers, over HTTP.
+Serve scores, vectors, nearest images and answers of a checkpoint over HTTP.
 
 examples:
   train-vl serve --checkpoint demo/trained --port 0
@@ -26,10 +26,11 @@ examples:
   train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
 
-A checkpoint serves what it has heads for: /v1/score, /v1/embed, /v1/search (with --index, made by
-`train-vl search --save-index`) and /v1/answer. A page for trying stands at /. Numbers are those of
-`vlmill.load`. The address is printed when requests can be computed; SIGTERM ends the service when
-all accepted requests are answered. The log is lines of JSON on standard error.
+A checkpoint serves the paths that it has heads for: /v1/score, /v1/embed, /v1/search (with --index,
+the output of `train-vl search --save-index`) and /v1/answer; / is a page to try the service. The
+numbers equal those of `vlmill.load`. The address is printed as soon as requests can be computed.
+SIGTERM ends the service after all accepted requests have a response. The log is lines of JSON on
+standard error.
 """
 
 
@@ -39,47 +40,41 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--checkpoint",
-        type=checkpoint_place,
+        type=path_or_name,
         required=True,
-        help="a run's output, a converted one, or hf://OWNER/NAME",
+        help=CHECKPOINT_HELP,
     )
     add(
         "--detector",
-        type=path_or_url,
+        type=path_or_name,
         metavar="FILE",
-        help="of a model that reads regions: the weights that were --weights",
+        help="for a model that reads regions: the --weights of their extraction",
     )
-    add("--index", type=path_or_url, metavar="DIR", help="what /v1/search searches")
+    add("--index", type=path_or_url, metavar="DIR", help="index for /v1/search")
     add(
         "--images",
         type=path_or_url,
         metavar="IMAGES",
-        help="the table of the index's images, which the page then shows",
+        help="table of the index's images, to show them on the page",
     )
-    add("--device", default="cpu", help="cpu, cuda, or several: cuda:0,cuda:1 (default: cpu)")
+    add(
+        "--device", default="cpu", help="device: cpu, cuda, or a list: cuda:0,cuda:1 (default: cpu)"
+    )
     add(
         "--batch-size",
         type=int_at_least(1),
         default=64,
-        help="computed at once (default: 64): images and texts, pairs of them where pairs are "
-        "scored; requests are put together as far as that takes about a second",
+        help="largest number of images and texts (or pairs, for scores) in a forward pass; "
+        "requests are combined up to about a second of work (default: 64)",
     )
     add_service_arguments(parser)
     add_name_arguments(parser)
 
 
-def checkpoint_place(text: str) -> Path | str:
-    """The type of an argument that is a checkpoint's folder, or its repository on the hub."""
-    return text if is_hub(text) else path_or_url(text)
-
-
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
     settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
-    if is_hub(args.checkpoint):
-        parse_hub_location(args.checkpoint)
-    else:
-        find_checkpoint(args.checkpoint)
+    find_checkpoint(args.checkpoint)
     require_extra("service")
     # What serves takes its time to load: not before the arguments are known to be good.
     from vlmill.inference.service.app import model_service

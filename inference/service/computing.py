@@ -2,6 +2,8 @@
 
 Those of a batch that want the same of it are answered together: a detector sees the images of all
 of them, and so do the networks that make vectors and answers.
+
+Other processes, which can be killed, decode the images of requests.
 """
 
 import dataclasses
@@ -14,6 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vlmill.inference.load.answering import ANSWER as VQA
 from vlmill.inference.load.detector import RANDOM
 from vlmill.inference.load.model import Floats, Pretrained, load_pretrained, split_rows
@@ -22,7 +27,6 @@ from vlmill.inference.search.answering import answer_queries
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.index import open_index
 from vlmill.inference.search.queries import AnsweredQuery, Query, make_query_encoder
-from vlmill.inference.service.decoding import WORKERS, PixelDecoder
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
@@ -33,13 +37,55 @@ from vlmill.inference.service.questions import (
     NoAnswer,
     Question,
 )
+from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.console.progress import without_progress
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.readers.regions import encode_regions
 from vlmill.runtime.service.json_rows import plain_row
 from vlmill.runtime.service.logs import log
 from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.rejects import Rejected
+from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
 from vlmill.train.tasks.retrieval.checks import select_ranking
+from vlmill.train.tasks.retrieval.vectors import MOST_THREADS
+
+WORKERS = 1  # processes a device, where a detector sees what they decode
+Pixels = NDArray[np.uint8]
+Task = tuple[bytes, str, int]
+
+
+class PixelDecoder:
+    """Decodes images as :func:`evaluation_image` does, elsewhere. Thread-safe."""
+
+    def __init__(self) -> None:
+        workers = min(MOST_THREADS, all_cores())
+        self._pool = BoundedPool[Task, Pixels | Rejected](workers, start_decoding)
+        self._pool.begin()  # not with the first request
+
+    def __call__(self, data: bytes, image_id: str, size: int) -> Pixels:
+        """Returns the full image at S x S, uint8 [3, S, S]. Raises UndecodableImage."""
+        try:
+            result = self._pool.call((data, image_id, size))
+        except Rejected as why:
+            result = why
+        if isinstance(result, Rejected):
+            raise UndecodableImage(image_id, result)
+        return result
+
+
+def start_decoding() -> Callable[[Task], Pixels | Rejected]:
+    """Returns what a process decodes images with."""
+    return decode_pixels
+
+
+def decode_pixels(task: Task) -> Pixels | Rejected:
+    """Returns an image's pixels, or why it has none."""
+    try:
+        return evaluation_image(*task)
+    except UndecodableImage as error:
+        return error.cause
+
 
 Answer = dict[str, Any] | NoAnswer
 Method = Callable[[Sequence[Question]], Sequence[Answer]]

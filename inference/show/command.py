@@ -2,18 +2,19 @@
 
 import argparse
 
-from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 
 EPILOG = """\
 examples:
   train-vl show runs/small
   train-vl show runs/small --lineage
 
-DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, what `train-vl convert`
-wrote, or the output of any other job. --lineage follows what each job has recorded of its inputs,
-from the checkpoint to pairs, regions, archives and weights, compares them with what lies there now
-(by names, sizes and checksums, not by reading tables again: docs/tables.md), and exits with 1 if
-one is changed or missing. Nothing is loaded: a model of any size takes a second.
+DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, the output of `train-vl
+convert`, or the output of any other job. --lineage follows the recorded inputs of each job, from
+the checkpoint to pairs, regions, archives and weights, and compares them with the present files
+(by names, sizes and checksums, without reading tables again: docs/tables.md). It exits with 1 if
+an input is changed or missing. No weights are loaded, so a model of any size takes a second.
 """
 
 
@@ -23,10 +24,16 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
     parser.add_argument(
-        "folder", type=path_or_url, metavar="DIR", help="a run, a checkpoint, or a table"
+        "folder",
+        type=path_or_name,
+        metavar="DIR",
+        help="a run, a checkpoint (hf://OWNER/NAME too), or a table",
     )
+    add_allow_address(parser)
     parser.add_argument(
-        "--lineage", action="store_true", help="also the inputs' inputs, and what no longer matches"
+        "--lineage",
+        action="store_true",
+        help="also show how the inputs were made, and which inputs have changed since",
     )
 
 

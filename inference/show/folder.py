@@ -73,7 +73,7 @@ def read_folder(folder: Path) -> FolderSummary:
     if not steps and not (folder / SETTINGS).is_file():
         if not finished:
             raise InputError(
-                f"DIR {folder} holds no checkpoint and no {MANIFEST}; give the --output of a run "
+                f"DIR {folder} has no checkpoint and no {MANIFEST}; give the --output of a run "
                 "that has saved or ended"
             )
         job, inputs = read_record(folder)
@@ -125,7 +125,7 @@ def read_weights(path: Path) -> Weights:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(MAX_HEADER_BYTES, path.stat().st_size):
-                raise ValueError(f"its header says {length} bytes")
+                raise ValueError(f"its header states {length} bytes")
             header = parse_json(file.read(length))
         counts: Counter[str] = Counter()
         for name, tensor in header.items():
@@ -146,5 +146,5 @@ def last_line(path: Path) -> dict[str, Any]:
     try:
         line = parse_json(lines[-1]) if lines else {}
     except ValueError as error:
-        raise InputError(f"{path}: its last line is no JSON ({error})") from None
+        raise InputError(f"{path}: its last line is not JSON ({error})") from None
     return line if isinstance(line, dict) else {}

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmill.inference.show.folder import FolderSummary
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.inputs import Input
+from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.detector import detector_words
 
 WIDTH = 12
-ONE_MODALITY = ("beit", "bert")  # variants that have nothing to rank by
 
 
 def sheet(summary: FolderSummary) -> list[str]:
@@ -65,7 +66,11 @@ def stage_lines(
     lines = []
     for number, stage in enumerate(stages):
         length = stage.get("steps")
-        long = f"{length:,} steps" if isinstance(length, int) else f"{stage.get('epochs')} epochs"
+        long = (
+            format_count(length, "step")
+            if isinstance(length, int)
+            else f"{stage.get('epochs')} epochs"
+        )
         if finished or number < names.index(current_stage):
             state = "done"
         elif number == names.index(current_stage):
@@ -79,9 +84,9 @@ def stage_lines(
 def data_lines(summary: FolderSummary, training: Mapping[str, Any]) -> list[str]:
     """Tells how many pairs there were, and how many of them were left out."""
     count = training.get("num_pairs")
-    pairs = f"{count:,} pairs" if isinstance(count, int) and count else "unknown"
+    pairs = format_count(count, "pair") if isinstance(count, int) and count else "unknown"
     rejected = summary.rows.get("rejects")
-    return [pairs if rejected is None else f"{pairs}, {rejected:,} left out"]
+    return [pairs if rejected is None else f"{pairs}, {rejected:,} rejected"]
 
 
 def input_lines(inputs: Sequence[Input] | None) -> list[str]:
@@ -102,7 +107,7 @@ def detector_lines(settings: Mapping[str, Any]) -> list[str]:
     fingerprint = settings.get("detector_fingerprint")
     words = detector_words(_part(settings, "detector"))
     if fingerprint is None and not words:
-        return ["none, or unknown"]
+        return ["none, or not recorded"]
     return [line for line in (words, fingerprint and f"fingerprint {fingerprint}") if line]
 
 
@@ -124,10 +129,11 @@ def metric_lines(summary: FolderSummary) -> list[str]:
 
 def load_lines(summary: FolderSummary) -> list[str]:
     """Commands and code that take this checkpoint."""
+    variant = get_variant(summary.settings.get("variant"))
     tables = "--images IMAGES" if _reads_pixels(summary) else "--regions REGIONS"
     evaluate = f"train-vl evaluate retrieval --checkpoint {summary.folder} --pairs PAIRS {tables} "
     return [
-        *([] if summary.settings.get("variant") in ONE_MODALITY else [f"{evaluate}--output DIR"]),
+        *([] if variant.kind else [f"{evaluate}--output DIR"]),
         f"train-vl pretrain RECIPE --init {summary.folder} ...",
         "from vlmill.train.checkpoints.files import load_checkpoint; "
         f'model = load_checkpoint("{summary.folder}").model',
@@ -136,4 +142,6 @@ def load_lines(summary: FolderSummary) -> list[str]:
 
 def _reads_pixels(summary: FolderSummary) -> bool:
     kind = _part(summary.settings, "feeding").get("kind")
-    return kind in ("pixels", "pictures") or summary.settings.get("variant") in ("vlmo", "beit")
+    return (
+        kind in ("pixels", "pictures") or get_variant(summary.settings.get("variant")).reads_pixels
+    )

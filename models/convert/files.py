@@ -6,7 +6,7 @@ through :mod:`~vlmill.models.convert.plain_pickle`.
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vlmill.models.convert.inert_objects import read_inert
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
 from vlmill.schemas.plain_json import read_json
 
@@ -25,6 +26,21 @@ PREFIXES = ("module.", "_orig_mod.", "model.")
 INDEX = ".index.json"  # Hugging Face's list of the files that a large checkpoint is cut into
 MAX_INDEX_BYTES = 64 << 20
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
+# What is no checkpoint, by its first bytes, and what makes one of it.
+OTHER_FILES = (
+    (b"\x1f\x8b", "it is compressed by gzip; unpack it first (gunzip FILE)"),
+    (b"BZh", "it is compressed by bzip2; unpack it first (bunzip2 FILE)"),
+    (b"\xfd7zXZ\x00", "it is compressed by xz; unpack it first (unxz FILE)"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first (unzstd FILE)"),
+    (b"version https://git-lfs", "it is a pointer of Git LFS; fetch the file (git lfs pull)"),
+    (b"<!DOCTYPE", "it is a page of the web; download the file itself"),
+    (b"<html", "it is a page of the web; download the file itself"),
+)
+HEAD_BYTES = 64
+MORE_THAN_TENSORS = (
+    "it holds more than tensors, and reading it would run code from the file; save its "
+    "state_dict() alone, as tensors, on a machine where you trust the file"
+)
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
 
 
@@ -83,8 +99,11 @@ def read_content(path: Path) -> Any:
     """
     try:
         with path.open("rb") as file:
-            head = file.read(9)
-            if head[8:] == b"{":
+            head = file.read(HEAD_BYTES)
+            for start, reason in OTHER_FILES:
+                if head.startswith(start):
+                    raise Unreadable(reason)
+            if head[8:9] == b"{":
                 return load_file(path)
             if not head.startswith(b"PK"):
                 file.seek(0)
@@ -98,15 +117,24 @@ def read_content(path: Path) -> Any:
         raise Unreadable(
             f"it is neither a safetensors file nor one of PyTorch's nor a pickle of arrays: {error}"
         ) from None
+    except Unreadable:
+        raise
     except pickle.UnpicklingError:
-        raise Unreadable(
-            "it holds more than tensors, and reading it would run code from the file; save its "
-            "state_dict() alone, as tensors, on a machine where you trust the file"
-        ) from None
+        return _read_more_than_tensors(path)
     # PyTorch's and safetensors' readers fail on damaged files with whatever their building blocks
     # raise (struct.error and AssertionError among them), and no list of that is complete.
     except Exception as error:
         raise Unreadable(next(iter(str(error).splitlines()), type(error).__name__)) from None
+
+
+def _read_more_than_tensors(path: Path) -> Any:
+    """Reads a file of PyTorch's with pickled modules or settings. Raises Unreadable."""
+    try:
+        return read_inert(path)
+    except BadPickle as error:
+        raise Unreadable(f"{MORE_THAN_TENSORS} ({error})") from None
+    except Exception as error:  # as above: whatever a damaged archive gives
+        raise Unreadable(f"{MORE_THAN_TENSORS} ({type(error).__name__})") from None
 
 
 def unwrap_state(content: object) -> dict[str, Tensor]:
@@ -115,11 +143,16 @@ def unwrap_state(content: object) -> dict[str, Tensor]:
     Raises ValueError if there is none.
     """
     state = collect_tensors(state_dict_in(content))
-    while wrapped := [
-        p for p in PREFIXES if all(name.startswith(p) and name != p for name in state)
-    ]:
-        state = without_prefix(state, wrapped[0])
+    while prefix := wrapping_prefix(state, PREFIXES):
+        state = without_prefix(state, prefix)
     return state
+
+
+def wrapping_prefix(names: Collection[str], prefixes: Sequence[str]) -> str | None:
+    """Returns the first of the prefixes that every name has; None if there is none."""
+    return next(
+        (p for p in prefixes if names and all(n.startswith(p) and n != p for n in names)), None
+    )
 
 
 def state_dict_in(content: object) -> object:

@@ -12,6 +12,7 @@ import math
 import pickle
 import re
 import struct
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -258,15 +259,22 @@ def loads(data: bytes) -> Any:
     return load(io.BytesIO(data), len(data))
 
 
-def load(file: io.BufferedIOBase, size: int, *, encoding: str = "latin1") -> Any:
+def load(
+    file: io.BufferedIOBase,
+    size: int,
+    *,
+    encoding: str = "latin1",
+    unpickler: Callable[..., PlainUnpickler] = PlainUnpickler,
+) -> Any:
     """Reads the first pickle in an open file of ``size`` bytes as plain data.
 
-    ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes.
+    ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes. ``unpickler`` knows the
+    names that are allowed.
     """
     try:
-        unpickler = PlainUnpickler(_Bounded(file, size), encoding=encoding)
-        unpickler.dispatch = _Counted(unpickler.dispatch, MAX_INSTRUCTIONS)  # type: ignore[misc]
-        return unpickler.load()
+        reader = unpickler(_Bounded(file, size), encoding=encoding)
+        reader.dispatch = _Counted(reader.dispatch, MAX_INSTRUCTIONS)  # type: ignore[misc]
+        return reader.load()
     except BadPickle:
         raise
     except MemoryError:

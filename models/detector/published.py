@@ -20,7 +20,7 @@ milvlg-d2 is also that of grid features of a C4 detector ("grid-feats-updn").
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ PRE_ACTIVATION = "backbone.stem.norm.weight"  # which only ResNet v2 has
 IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
 # Heads that follow the detections and change none of them.
 LATER_HEADS = ("roi_heads.mask_head.", "roi_heads.keypoint_head.")
+LATER_NAMES = ("mask head", "keypoint head")
 # Attributes of vqa-maskrcnn: trained with, and never run where features are extracted.
 UNUSED_ATTRIBUTES = tuple(f"roi_heads.box.predictor.{name}." for name in RENAMED)
 # What a grid of res5's cells does not run.
@@ -372,6 +373,16 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the weights do not fit the detector: {mismatch}")
     # Not strict: counters and anchors may be absent, everything else was checked above.
     model.load_state_dict({expected[key][0]: value for key, value in tensors.items()}, strict=False)
+
+
+def find_later_heads(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns which heads that follow the detections a file has, in words."""
+    names = list(names)
+    return tuple(
+        words
+        for head, words in zip(LATER_HEADS, LATER_NAMES, strict=True)
+        if any(name.startswith(head) for name in names)
+    )
 
 
 def is_ignored(key: str, family: str, *, grid: bool) -> bool:

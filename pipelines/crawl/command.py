@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags, build_policy
+from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -14,6 +14,7 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.schemas.errors import InputError
@@ -23,35 +24,45 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.crawl",
-        description="Fetches pages with their images, or images alone, into WARC files that "
-        "web_pairs and other tools read. Polite: robots.txt and opt-outs are honoured, every host "
-        "has its own pace. Safe: no address inside a network is ever connected to.",
-        epilog="Example:\n  python -m vlmill.pipelines.crawl --urls pages.txt "
-        "--contact me@example.org --output out/crawl\n"
+        description="Downloads pages with their images, or images alone, into WARC files that "
+        "web_pairs and other tools read. It honours robots.txt and opt-outs, limits "
+        "the rate for each host, and never connects to private addresses.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.crawl --urls pages.txt --contact me@example.org --output "
+        "out/crawl\n"
         "  python -m vlmill.pipelines.web_pairs --warc 'out/crawl/*.warc.gz' --output out/pairs "
-        "--safety-model none --realism-model none\n\n"
-        "--urls takes a text file (one URL a line, gzipped or not), a Parquet file with a column "
-        "of URLs,\nthe rejects of an earlier crawl (what may succeed now is tried again), or its "
-        "outcomes (fetched again\nwhere servers say that something has changed).\n"
-        "Writes crawl-*.warc.gz, the tables outcomes (a row for each URL) and rejects, "
-        "funnel.json, warcs.json,\nreport.html and _manifest.json. A killed crawl goes on by the "
-        "same command and repeats nothing that was answered.\n"
-        "Without other flags every core of this machine works; others (--runner, ...) go to Apache "
-        "Beam, whose workers\nmust see --output under the same path. --urls and --output may be "
-        "s3://, gs:// or hdfs://.\n"
-        "Memory of a worker: up to 64 bodies of --max-bytes at once, and 130 MB; it does not grow "
-        "with the list.",
+        "--safety-model none --realism-model none\n"
+        "\n"
+        "--urls accepts a text file (one URL per line, gzipped or not), a Parquet file with a "
+        "column of URLs,\n"
+        "the rejects of an earlier crawl (to repeat transient failures), or its outcomes (to "
+        "download again\n"
+        "what has changed).\n"
+        "Writes crawl-*.warc.gz, the tables outcomes (one row per URL) and rejects, funnel.json, "
+        "warcs.json,\n"
+        "report.html and _manifest.json. The same command continues a killed crawl and repeats no "
+        "finished\n"
+        "request.\n"
+        "By default all cores of this machine work; other flags (--runner, ...) go to Apache "
+        "Beam, whose\n"
+        "workers must see --output under the same path. --urls and --output may be s3://, gs:// or hdfs://.\n"
+        "Memory of a worker: up to 64 bodies of --max-bytes, and 130 MB; it does not grow with "
+        "the list.",
         allow_abbrev=False,
     )
-    p.add_argument("--urls", required=True, metavar="FILE", help="a list, a table, or a glob")
-    p.add_argument("--url-column", metavar="NAME", help="of a Parquet file (url)")
+    p.add_argument(
+        "--urls", required=True, metavar="FILE", help="list of URLs, table, or glob (see below)"
+    )
+    p.add_argument(
+        "--url-column", metavar="NAME", help="column of URLs in a Parquet file (default: url)"
+    )
     p.add_argument(
         "--contact",
         required=True,
         metavar="ADDRESS",
-        help="e-mail address or page, in the user agent: where owners of sites reach you",
+        help="e-mail address or page for site owners, sent in the user agent",
     )
-    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     _add_scope(p)
     add_policy_flags(p)
     add_allow_address(p)
@@ -59,20 +70,21 @@ def parser() -> Parser:
         "--buckets",
         type=int_at_least(1),
         metavar="N",
-        help="hosts are spread over so many buckets; one worker at a time has one (all cores)",
+        help="number of buckets that hosts are distributed to; one worker at a time has "
+        "one (default: one per core)",
     )
     p.add_argument(
         "--workers",
         type=int_at_least(1),
         metavar="N",
-        help="processes, each with one bucket (all cores)",
+        help="number of processes, each with one bucket (default: one per core)",
     )
     p.add_argument(
         "--warc-bytes",
         type=int_at_least(1),
         default=1 << 30,
         metavar="N",
-        help="of a WARC file (1 GiB)",
+        help="size in bytes at which a WARC file is closed (default: 1 GiB)",
     )
     add_fresh(p)
     add_dry_run(p)
@@ -86,22 +98,23 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=0,
         metavar="DEPTH",
-        help="follow links of pages so deep (0)",
+        help="depth of links to follow from listed pages (default: 0)",
     )
-    p.add_argument("--same-host", action="store_true", help="follow no link to another host")
+    p.add_argument("--same-host", action="store_true", help="follow only links to the same host")
     p.add_argument(
         "--max-pages-per-host",
         type=int_at_least(0),
         default=1_000,
         metavar="N",
-        help="that links lead to; listed ones do not count (1000)",
+        help="largest number of followed pages per host, besides the listed ones (default: 1000)",
     )
     p.add_argument(
         "--addresses",
         type=int_at_least(0),
-        default=2,
+        default=4,
         metavar="N",
-        help="of an image, the first that its page names: often its sizes (2); 0: no images",
+        help="number of addresses to try per image, the largest first, until one of them gives the "
+        "image (default: 4; 0: no images)",
     )
 
 

@@ -1,22 +1,33 @@
-"""The crawl job: lists of URLs to buckets, rounds of fetching, tables and report."""
+"""The crawl job: lists of URLs to buckets, rounds of fetching, tables and report.
+
+`estimate_cost` bounds a crawl's time by the politeness policy of its hosts. report.html counts URLs
+by reason, status, host and time.
+"""
 
 import argparse
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.crawl.cost import estimate_cost
+from markupsafe import Markup
+
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
-from vlmill.pipelines.crawl.report import write_report
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
+from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.pipelines.web.fetching.rounds import run_rounds
 from vlmill.pipelines.web.fetching.stages import STAGES
-from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
+from vlmill.pipelines.web.fetching.tables import (
+    EXAMPLES,
+    CrawlSummary,
+    merge_summaries,
+    write_tables,
+)
 from vlmill.pipelines.web.fetching.warc import PARTS
 from vlmill.pipelines.web.fetching.work import (
     Fetching,
@@ -24,8 +35,16 @@ from vlmill.pipelines.web.fetching.work import (
     finish_bucket,
     use_local_scratch,
 )
+from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.runtime.console.command import print_reading_hint
-from vlmill.runtime.console.cost import print_estimate
+from vlmill.runtime.console.cost import Estimate, print_estimate
+from vlmill.runtime.console.report import (
+    Section,
+    funnel_table,
+    html_table,
+    settings_table,
+    write_page,
+)
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input
@@ -39,11 +58,113 @@ from vlmill.runtime.files.manifest import (
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
-from vlmill.runtime.units.funnel import build_funnel
+from vlmill.runtime.units.funnel import Drop, build_funnel
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
+
+MOST_TENTHS = 100  # ten seconds: what took longer stands in the last column
+
+
+def write_report(
+    path: Path,
+    summary: CrawlSummary,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> None:
+    """Writes the page; nothing on it grows with the number of URLs."""
+    write_page(
+        path,
+        "Crawl",
+        [
+            Section(
+                title="Funnel",
+                body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
+                intro="By how a URL became known; in = out + dropped.",
+            ),
+            Section(title="Outcomes", body=_charts(summary)),
+            Section(
+                title="Hosts",
+                body=_hosts(summary),
+                intro="Those with the most URLs. Seconds are those of the answers.",
+            ),
+            Section(
+                title="Sample rejects",
+                body=_examples(summary),
+                intro=f"At most {EXAMPLES} of each reason and bucket.",
+            ),
+            Section(title="Settings", body=settings_table(settings)),
+        ],
+        subtitle=f"{sum(summary.outcomes.values())} URLs, "
+        f"{sum(summary.records.values())} responses",
+    )
+
+
+def _charts(summary: CrawlSummary) -> Markup:
+    tenths = {min(tenth, MOST_TENTHS): 0 for tenth in summary.tenths}
+    for tenth, count in summary.tenths.items():
+        tenths[min(tenth, MOST_TENTHS)] += count
+    charts = [
+        bar_chart(dict(summary.outcomes.most_common()), title="Outcomes"),
+        bar_chart(dict(summary.statuses.most_common()), title="Status of answers"),
+        binned_columns(tenths, 0.1, title="Time of an answer", label="seconds"),
+    ]
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
+
+
+def _hosts(summary: CrawlSummary) -> Markup:
+    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links left out"]
+    rows = [
+        [
+            host,
+            urls,
+            fetched or 0,
+            f"{size / 1e6:.2f}",
+            _seconds(mean),
+            _seconds(max_seconds),
+            left_out,
+        ]
+        for host, urls, fetched, size, mean, max_seconds, left_out in summary.hosts
+    ]
+    return html_table(header, rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _examples(summary: CrawlSummary) -> Markup:
+    rows = [
+        [reason, url[:100], detail[:160]]
+        for reason, examples in sorted(summary.examples.items())
+        for url, detail in examples
+    ]
+    return html_table(["reason", "URL", "detail"], rows)
+
+
+REQUESTS_FIRST = 2  # of each host: robots.txt and tdmrep.json
+
+
+def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int) -> Estimate:
+    """Returns the cost of the URLs of a list. Memory: some 150 bytes a host."""
+    hosts, bad = Counter[str](), 0
+    for _, entry in lines:
+        if isinstance(entry, Drop):
+            bad += 1
+        else:
+            hosts[get_host(entry.url)] += 1
+    parallel_requests = workers * policy.hosts_at_once * policy.per_host
+    longest = max(hosts.values(), default=0) / policy.per_host
+    all_of_them = (hosts.total() + REQUESTS_FIRST * len(hosts)) / parallel_requests
+    urls = f"{hosts.total():,} URLs on {len(hosts):,} hosts"
+    return Estimate(
+        inputs={"--urls": f"{urls}, {bad:,} lines that are no URL" if bad else urls},
+        seconds=policy.delay_s * max(longest, all_of_them),
+        note="pauses alone: answers take longer, robots.txt may ask for more, what pages lead to "
+        "is fetched besides, and what comes again is not; bytes are those of the answers",
+    )
+
 
 JOB = "crawl"
 

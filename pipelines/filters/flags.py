@@ -15,26 +15,27 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag,
             metavar="FILE|none",
-            help=f"drops {what}: a model of fit_image_filter; must be given, none goes without",
+            help=f"model of fit_image_filter that drops {what}; required, `none` runs without it",
         )
     parser.add_argument(
         "--blocked-words",
         metavar="FILE",
         action="append",
         default=[],
-        help="drops texts with one of these words or phrases, one a line (repeatable)",
+        help="file of words and phrases, one per line; texts with one of them are dropped "
+        "(repeatable)",
     )
     parser.add_argument(
         "--vocabulary",
         metavar="FILE|PAIRS",
-        help="drops texts of which more than three words in ten are not in this list, or come less "
-        "than three times in this table of pairs",
+        help="list of words, or a table of pairs whose words occur three times or more; "
+        "texts with more than three in ten other words are dropped",
     )
     parser.add_argument(
         "--keep-personal-data",
         action="store_true",
         default=None,
-        help="keeps texts with e-mail addresses, telephone or card numbers, which are dropped",
+        help="keep texts with e-mail addresses, telephone or card numbers (default: drop)",
     )
 
 
@@ -60,26 +61,44 @@ def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
 
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of scoring a finished output again, which go without ``--warc``."""
-    group = parser.add_argument_group("scoring a finished --output again, without --warc")
-    group.add_argument("--regions", help="regions table of its images")
-    group.add_argument(
-        "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
+    """Adds the flags of scoring: of what is mined, of candidates, or of a finished output again."""
+    group = parser.add_argument_group(
+        "scoring: with --warc by --scorer, else the pairs of a finished --output again, or all "
+        "texts of --candidates"
     )
-    group.add_argument("--attributes", metavar="FILE", help="names of the regions' attributes")
     group.add_argument(
-        "--scorer", metavar="FILE", help="a model of fit_scorer (scores move by what regions show)"
+        "--candidates",
+        metavar="DIR",
+        help="finished output of --keep-texts: score each text with its image, drop texts below "
+        "the threshold and write the best of each image to --output",
+    )
+    group.add_argument("--regions", help="regions table of the images (without --warc)")
+    group.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="file with the names of the regions' classes, one per line, synonyms "
+        "separated by commas",
+    )
+    group.add_argument(
+        "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
+    )
+    group.add_argument(
+        "--scorer",
+        metavar="FILE",
+        help="model of fit_scorer; with --warc it chooses among the texts of each image by text "
+        "and image content (default without --warc: agreement of texts with regions)",
     )
 
 
 def scores_again(args: argparse.Namespace) -> bool:
     """Whether the flags ask for scoring again. Raises InputError for those of both, or of none."""
-    flags = [f"--{n}" for n in ("regions", "classes", "attributes", "scorer") if getattr(args, n)]
+    names = ("candidates", "regions", "classes", "attributes")
+    flags = [f"--{name}" for name in names if getattr(args, name)]
     if args.warc is not None or args.index is not None:
         if flags:
             raise InputError(
                 f"{flags[0]} goes without --warc and --index: mine first, then score the same "
-                "--output again"
+                "--output again, or the candidates of --keep-texts"
             )
         return False
     if args.regions is None and args.scorer is None:

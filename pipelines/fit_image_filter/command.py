@@ -12,39 +12,43 @@ def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.fit_image_filter",
-        description="Fits a filter of images on some hundred labels: a safety model (1: racy) "
-        "or a realism model (1: natural). Colours, palette, edges and what looks like text are "
-        "measured on a small copy of each image; boosted trees judge them.",
-        epilog="Example:\n  python -m vlmill.pipelines.fit_image_filter --images out/pairs "
-        "--labels realism.tsv \\\n    --kind realism --output realism.model\n\nLABELS has a line "
-        "for each image: image_id (or the file's name below DIR), a tab, 1 or 0.\nPrints a "
-        "cross-validated report and writes it as FILE.html, too. Memory: the statistics of the\n"
+        description="Fits an image filter on a few hundred labels: a safety model (1: racy) or a "
+        "realism model (1: natural). Boosted trees use the colours, palette, edges "
+        "and text-like areas of a small copy of each image.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.fit_image_filter --images out/pairs --labels realism.tsv \\\n"
+        "    --kind realism --output realism.model\n"
+        "\n"
+        "LABELS has one line per image: image_id (or the file's path inside DIR), a tab, 1 or 0.\n"
+        "Prints a cross-validated report and writes it as FILE.html. Memory: the features of the\n"
         "labelled images, and one decoded image.",
         allow_abbrev=False,
     )
     p.add_argument(
         "--images", required=True, metavar="TABLE|DIR", help="images table, or a folder of images"
     )
-    p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
+    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
     p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
     p.add_argument(
         "--kind",
         choices=("safety", "realism"),
-        help="what it is for: web_pairs then refuses it for the other (for either)",
+        help="purpose of the filter; web_pairs refuses it for the other purpose (default: either)",
     )
     p.add_argument(
         "--backbone",
         metavar="FILE",
-        help="a ResNet of torchvision's, whose pooled vector is measured, too; it becomes a part "
-        "of the model file",
+        help="torchvision ResNet whose pooled vector is an additional feature; it becomes "
+        "part of the model file",
     )
     p.add_argument(
         "--threshold",
         type=float,
         default=0.5,
-        help="probability from which on an image counts as 1 (0.5)",
+        help="lowest probability that counts as 1 (default: 0.5)",
     )
-    p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
+    p.add_argument(
+        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
+    )
     return p
 
 

@@ -23,32 +23,44 @@ def parser() -> Parser:
     """Returns the parser of the job's flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.fit_scorer",
-        description="Fits the model that says whether a text describes its image, on some "
-        "hundred labelled pairs: boosted trees over 299 named features of the text, the image "
-        "and both together. What is not given counts as missing.",
-        epilog="Example:\n  python -m vlmill.pipelines.fit_scorer --pairs out/pairs --images "
-        "out/pairs --labels described.tsv \\\n    --output scorer.model\n\nLABELS has a line for "
-        "each pair: pair_id, a tab, 1 (describes) or 0. Prints a cross-validated report and\n"
-        "writes it as FILE.html, too; pairs of one image are never in two folds. Memory: the "
-        "features of the labelled\npairs, and indices of --images and --regions (100 bytes a row).",
+        description="Fits a model that scores how well a text describes its image, on a few "
+        "hundred labelled pairs: boosted trees over 299 named features of the text, "
+        "the image and both. Inputs that are not given count as missing values.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.fit_scorer --pairs out/pairs --images out/pairs --labels "
+        "described.tsv \\\n"
+        "    --output scorer.model\n"
+        "\n"
+        "LABELS has one line per pair: pair_id, a tab, 1 (describes) or 0. Prints a "
+        "cross-validated report\n"
+        "and writes it as FILE.html; all pairs of an image are in the same fold. Memory: the "
+        "features of the\n"
+        "labelled pairs, and indices of --images and --regions (100 bytes per row).",
         allow_abbrev=False,
     )
     p.add_argument("--pairs", required=True, help="pairs table: a folder, a file or a glob")
-    p.add_argument("--labels", required=True, metavar="FILE", help="ids and labels")
+    p.add_argument("--labels", required=True, metavar="FILE", help="file with ids and labels")
     p.add_argument("--output", required=True, metavar="FILE", help="model file to write")
-    p.add_argument("--images", help="images table, for features of the images")
-    p.add_argument("--regions", help="regions table, for features of what images show")
+    p.add_argument("--images", help="images table, for image features")
+    p.add_argument("--regions", help="regions table, for features of detected objects")
     p.add_argument(
-        "--classes", metavar="FILE", help="names of the regions' classes, one a line, synonyms by ,"
+        "--classes",
+        metavar="FILE",
+        help="file with the names of the regions' classes, one per line, synonyms "
+        "separated by commas",
     )
-    p.add_argument("--attributes", metavar="FILE", help="names of the regions' attributes")
+    p.add_argument(
+        "--attributes", metavar="FILE", help="file with the names of the regions' attributes"
+    )
     p.add_argument(
         "--threshold",
         type=float,
         default=0.5,
-        help="score from which on a text counts as describing (0.5)",
+        help="lowest score that counts as describing (default: 0.5)",
     )
-    p.add_argument("--seed", type=int, default=0, help="of folds and permutations (0)")
+    p.add_argument(
+        "--seed", type=int, default=0, help="seed of folds and permutations (default: 0)"
+    )
     p.add_argument(
         "--list-features", action=ListFeatures, nargs=0, help="print all features and exit"
     )

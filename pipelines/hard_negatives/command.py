@@ -22,54 +22,79 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.hard_negatives",
-        description="For each pair, the pairs whose captions are most alike without being the "
-        "same: cosine of TF-IDF vectors, strictly below 0.5, best 30, never a caption of the same "
-        "image. Exact; ties are in pair order. A text without an image is one of its own.",
-        epilog="Example:\n  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output "
-        "out/negatives\n\nWrites negatives, vocabulary, rejects, funnel.json, report.html and "
-        "_manifest.json. The same command\ncontinues a killed run. Memory: 0.8 kB a caption, which "
-        "all workers of a machine share; 1 kB of disk.\nOther flags (--runner, ...) go to Apache "
-        "Beam.",
+        description="Finds, for each pair, the pairs with the most similar but not identical "
+        "captions: cosine of TF-IDF vectors strictly below 0.5, the 30 best, never a "
+        "caption of the same image. The search is exact; ties are in the order of the "
+        "pairs. A text without an image counts as an image of its own.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output out/negatives\n"
+        "\n"
+        "Writes negatives, vocabulary, rejects, funnel.json, report.html and _manifest.json. The "
+        "same command\n"
+        "continues a killed run. Memory: 0.8 kB per caption, shared by all workers of a machine; "
+        "disk: 1 kB.\n"
+        "Other flags (--runner, ...) go to Apache Beam.",
         allow_abbrev=False,
     )
     p.add_argument(
         "--pairs",
         required=True,
-        help="captions: a pairs table, or with --text-column any Parquet or TSV; a folder, a file "
-        "or a glob",
+        help="captions: a pairs table, or with --text-column any Parquet or TSV; a folder, "
+        "a file or a glob",
     )
-    p.add_argument("--output", required=True, help="folder to write")
-    p.add_argument("--top", type=int, default=30, help="negatives a pair at most (30)")
-    p.add_argument("--below", default="0.5", help="cosine strictly below this (0.5)")
-    p.add_argument("--text-column", metavar="C", help="captions' column of another table")
-    p.add_argument("--id-column", metavar="C", help="its column of ids (the rows' numbers from 0)")
-    p.add_argument("--image-column", metavar="C", help="its column of images (each its own)")
-    p.add_argument("--images", help="images table, for the images in report.html")
+    p.add_argument("--output", required=True, help="folder for the output")
+    p.add_argument(
+        "--top", type=int, default=30, help="largest number of negatives per pair (default: 30)"
+    )
+    p.add_argument(
+        "--below", default="0.5", help="upper limit of the cosine, exclusive (default: 0.5)"
+    )
+    p.add_argument(
+        "--text-column",
+        metavar="C",
+        help="column of captions, for a table that is not a pairs table",
+    )
+    p.add_argument(
+        "--id-column", metavar="C", help="column of ids in that table (default: row numbers from 0)"
+    )
+    p.add_argument(
+        "--image-column",
+        metavar="C",
+        help="column of images in that table (default: each caption has its own image)",
+    )
+    p.add_argument("--images", help="images table, to show images in report.html")
     p.add_argument(
         "--tokenizer",
         default="words",
-        help="words of two letters or more, whitespace (segmented text), jieba (Chinese), "
-        "sudachi (Japanese), newmm (Thai) (words)",
+        help="how captions are split into words: words (two letters or more), whitespace "
+        "(segmented text), jieba (Chinese), sudachi (Japanese), newmm (Thai) "
+        "(default: words)",
     )
-    p.add_argument("--token-pattern", metavar="RE", help=f"regular expression of a word ({WORDS})")
+    p.add_argument(
+        "--token-pattern", metavar="RE", help=f"regular expression of a word (default: {WORDS})"
+    )
     p.add_argument(
         "--document-parts",
         type=int_at_least(1),
         default=1,
         metavar="P",
-        help="cut the index into P parts, where it is larger than memory: same rows; up to the "
-        "square root of P times the work, and 12 bytes of disk a negative for each part (1)",
+        help="number of parts of an index that is larger than memory; same rows, up to the "
+        "square root of P times the work, and 12 bytes of disk per negative and part "
+        "(default: 1)",
     )
     p.add_argument(
         "--workers",
         type=int_at_least(1),
         default=all_cores(),
         metavar="N",
-        help="processes that cut words on this machine, and threads that search in each process; "
-        "the bytes stay the same (all cores)",
+        help="number of processes that split words on this machine, and of threads that "
+        "search in each process; the bytes stay the same (default: one per core)",
     )
     p.add_argument(
-        "--pairs-per-shard", type=int_at_least(1), default=50_000, help="pairs a shard (50000)"
+        "--pairs-per-shard",
+        type=int_at_least(1),
+        default=50_000,
+        help="number of pairs per shard (default: 50000)",
     )
     add_part(p)
     add_fresh(p)

@@ -2,25 +2,213 @@
 
 Captions are laid out once, cut into words and counted, and indexed; the index is on the disk as
 plain arrays that all workers map. Blocks of captions are searched, and shards written.
+
+The last step writes rejects, counts, report.html (how similar negatives are, which come most often,
+and fifty captions) and the manifest.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from markupsafe import Markup
+
+from vlmill.pipelines.hard_negatives.arrays import Array
 from vlmill.pipelines.hard_negatives.blocks import (
+    all_lists,
     block_units,
     build_part,
     search_block,
     shard_units,
     write_negatives,
 )
-from vlmill.pipelines.hard_negatives.captions import stage
-from vlmill.pipelines.hard_negatives.finish import finish
+from vlmill.pipelines.hard_negatives.captions import JOB, read_arrow, stage
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
-from vlmill.pipelines.hard_negatives.vectors import chunk_units, cut_chunk, write_vectors
+from vlmill.pipelines.hard_negatives.vectors import (
+    chunk_units,
+    cut_chunk,
+    read_texts,
+    write_vectors,
+)
+from vlmill.runtime.console.bars import histogram
+from vlmill.runtime.console.report import (
+    Section,
+    funnel_table,
+    html_table,
+    image_cards,
+    settings_table,
+    thumbnails,
+    write_page,
+)
+from vlmill.runtime.files.atomic import remove_leftovers, write_json
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.units.step import Step, Work, single_unit
-from vlmill.runtime.units.unit import Result, Unit
+from vlmill.runtime.units.unit import Result, Unit, read_result, work_folder
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REJECTS
+
+MAX_VALUES = 200_000  # of a histogram
+SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What a pass over the written lists tells; ``times`` int64 [N] how often a caption is one."""
+
+    times: Array
+    top: int
+    without: int = 0
+    short: int = 0
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)
+
+
+def look(work: Path, captions: int, parts: int, top: int) -> Findings:
+    """Counts lists, and samples similarities, from the lists of all blocks that lie in ``work``."""
+    findings = Findings(times=np.zeros(captions, np.int64), top=top)
+    for numbers, scores in all_lists(work, captions, parts, top):
+        sizes = (numbers >= 0).sum(axis=1)
+        share = -(-MAX_VALUES * len(sizes) // captions)
+        findings.lengths.update(sizes.tolist())
+        full = np.flatnonzero(sizes)[:share]
+        findings.first += scores[full, 0].tolist()
+        findings.last += scores[full, sizes[full] - 1].tolist()
+        findings.times += np.bincount(numbers[numbers >= 0], minlength=captions)
+    findings.without = findings.lengths[0]
+    findings.short = sum(n for size, n in findings.lengths.items() if 0 < size < top)
+    return findings
+
+
+def write_report(
+    output: Path,
+    staged: Path,
+    findings: Findings,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    names: Sequence[str],
+    images: str | None,
+) -> None:
+    """Writes ``output/report.html``; ``images`` is a table of images, ids those of the pairs."""
+    charts = [
+        histogram(findings.first, title="Highest similarity of a caption", label="cosine"),
+        histogram(findings.last, title=f"Lowest of its {findings.top}", label="cosine"),
+    ]
+    captions = funnel[-1]["in"]
+    write_page(
+        output / "report.html",
+        "Hard negatives",
+        [
+            Section(
+                title="Funnel",
+                body=funnel_table(funnel),
+                intro=f"{findings.without} captions have no negative, {findings.short} fewer than "
+                f"{findings.top}",
+            ),
+            Section(title="Similarities", body=Markup("").join(charts)),
+            Section(title="Most often a negative", body=_popular(staged, findings)),
+            Section(
+                title="Random captions",
+                body=_examples(output, staged, names, images),
+                intro=f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
+            ),
+            Section(title="Settings", body=settings_table(settings)),
+        ],
+        subtitle=f"negatives of {captions} captions",
+    )
+
+
+def _popular(staged: Path, findings: Findings) -> Markup:
+    order = np.argsort(-findings.times, kind="stable")[:POPULAR]
+    texts = read_texts(staged, order.tolist())
+    rows = [(int(findings.times[k]), texts[int(k)][:200]) for k in order if findings.times[k]]
+    return html_table(["times", "caption"], rows)
+
+
+def _examples(output: Path, staged: Path, names: Sequence[str], images: str | None) -> Markup:
+    """Fifty captions, by a fixed seed, their negatives, and the images of both."""
+    ids = read_arrow(staged / "ids.arrow").column("id").combine_chunks()
+    chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:SHOWN])
+    rows = _rows(output, names, chosen)
+    pair_id_lists = [[row["pair_id"], *row["negative_pair_ids"][:SHOWN_NEGATIVES]] for row in rows]
+    # Once for all: each look-up makes a table of all ids.
+    flat = pa.array([pair_id for pair_ids in pair_id_lists for pair_id in pair_ids], pa.string())
+    everyone = pc.index_in(flat, value_set=ids).to_pylist()
+    remaining = iter(everyone)
+    numbers = [list(islice(remaining, len(pair_ids))) for pair_ids in pair_id_lists]
+    texts, image_ids = read_texts(staged, everyone), _images(staged, everyone)
+    uris = thumbnails(images, {name for name in image_ids.values() if name is not None})
+    cards = []
+    for row, numbers_of_list in zip(rows, numbers, strict=True):
+        for rank, number in enumerate(numbers_of_list):
+            cosine = f"negative, cosine {row['similarities'][rank - 1]:.3f}" if rank else ""
+            cards.append(
+                {
+                    "uri": uris.get(image_ids[number] or "", ""),
+                    "text": texts[number][:300],
+                    "about": cosine or f"caption {row['pair_id'][:60]}",
+                }
+            )
+    return image_cards(cards)
+
+
+def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
+    """Returns the rows of captions by their numbers, which ascend from shard to shard."""
+    rows, before = [], 0
+    for name in names:
+        count = pq.read_metadata(readable(output / name)).num_rows
+        inside = numbers[(numbers >= before) & (numbers < before + count)] - before
+        if inside.size:
+            rows += pq.read_table(readable(output / name)).take(pa.array(inside)).to_pylist()
+        before += count
+    return rows
+
+
+def _images(staged: Path, numbers: Sequence[int]) -> dict[int, str | None]:
+    """The names of captions' images."""
+    names = read_arrow(staged / "pictures.arrow").column("image")
+    return {number: names[number].as_py() for number in set(numbers)}
+
+
+def finish(plan: Plan, unit: Unit) -> Result:
+    """Writes rejects, funnel, report and, last, the manifest: all shards are there."""
+    output, staged = plan.output, plan.staged
+    rejected = read_arrow(plan.captions / "rejects.arrow")
+    rejects = write_shard(output, REJECTS, rejected, producer=plan.producer)
+    counts = dict(sorted(reject_counts(output / rejects.name).items()))
+    findings = look(plan.work, staged.captions, plan.parts, plan.rules.top)
+    funnel = [
+        {"stage": "captions", "unit": "rows", "in": staged.rows, "out": staged.captions}
+        | {"rejects": counts, "without_picture": staged.alone, "unspaced": staged.unspaced},
+        {"stage": "negatives", "unit": "captions", "in": staged.captions, "out": staged.captions}
+        | {"rejects": {}, "without_negatives": findings.without, "short_lists": findings.short},
+    ]
+    write_json(output / "funnel.json", funnel)
+    units = [Unit(name="vectors", number=0), *shard_units(plan)]
+    shards = [shard for u in units for shard in read_result(work_folder(plan), u).shards]
+    names = [shard.name for shard in shards[1:]]
+    write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
+    remove_leftovers(output)  # of workers that were killed while the run went on with others
+    write_manifest(
+        output,
+        [*shards, rejects],
+        job=JOB,
+        settings=plan.settings,
+        inputs=plan.inputs,
+    )
+    return Result()
 
 
 def lay_out_captions(plan: Plan, unit: Unit) -> Result:

@@ -6,9 +6,14 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vlmill.pipelines.hard_negatives.rules import SEGMENTERS, NegativeRules
-from vlmill.pipelines.web.texts.words import split_words
+from vlmill.pipelines.hard_negatives.rules import SEGMENTERS, WORDS, NegativeRules
+from vlmill.pipelines.web.texts.words import JOINERS, mark_ranges, split_words
 from vlmill.schemas.errors import InputError
+
+# scikit-learn's words, two letters or more, with the marks that belong to their letters: without
+# them its expression breaks the words of Indic scripts, pointed Arabic and Hebrew into pieces.
+_LETTER = rf"\w[{mark_ranges()}{JOINERS}]*"
+MARKED = rf"{_LETTER}(?:{_LETTER})+"
 
 MOST_UNSPACED = 0.01  # share of captions: a few names in other scripts harm nobody
 HAN, KANA, THAI = r"\p{Han}", r"\p{Hiragana}\p{Katakana}", r"\p{Thai}"
@@ -25,7 +30,10 @@ def make_tokenizer(rules: NegativeRules) -> Callable[[str], list[str]]:
         language = SEGMENTERS[rules.tokenizer]
         return lambda text: split_words(text.lower(), language)
     findall = re.compile(rules.pattern).findall
-    return lambda text: findall(text.lower())
+    if rules.pattern != WORDS:
+        return lambda text: findall(text.lower())
+    find_marked = re.compile(MARKED).findall  # slower, and the same for texts without marks
+    return lambda text: (findall if text.isascii() else find_marked)(text.lower())
 
 
 def count_unspaced(texts: pa.Array, rules: NegativeRules) -> int:

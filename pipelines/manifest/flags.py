@@ -17,15 +17,15 @@ def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> Non
         type=int_at_least(1),
         default=rows_per_shard,
         metavar="N",
-        help="default: %(default)s",
+        help="number of rows per shard (default: %(default)s)",
     )
     p.add_argument(
         "--workers",
         type=int_at_least(1),
         default=min(MANY_WORKERS, all_cores()),
         metavar="N",
-        help="threads that read images, and processes that decode them; the rows stay the same "
-        "(default: %(default)s)",
+        help="number of threads that read images and of processes that decode them; the "
+        "rows stay the same (default: %(default)s)",
     )
     add_part(p)
     add_fresh(p)

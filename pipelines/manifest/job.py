@@ -62,7 +62,7 @@ def parser(loaded: Mapping[str, Dataset] | None = None) -> Parser:
         loaded = {**own(), **published()}
     top = Parser(
         prog="python -m vlmill.pipelines.manifest",
-        description="Data sets as tables of pairs, images and examples of tasks.",
+        description="Converts data sets to tables of pairs, images and task examples.",
         epilog="example:\n  python -m vlmill.pipelines.manifest own --help",
     )
     commands = top.add_subparsers(dest="dataset", required=True, metavar="DATASET")

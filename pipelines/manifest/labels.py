@@ -12,6 +12,6 @@ def add_labels(parser: argparse.ArgumentParser, *, required: bool = False) -> No
         type=path_or_url,
         required=required,
         metavar="FILE",
-        help="the answers that a classifier knows, in its order: JSON list, JSON object "
-        "{label: number}, or a label a line (an answer list of a checkpoint, of another project)",
+        help="answer list of a classifier or checkpoint, in its order: a JSON list, a JSON "
+        "object {label: number}, or one label per line",
     )

@@ -17,9 +17,9 @@ from vlmill.runtime.units.flags import add_part, part_name, require_part
 from vlmill.schemas.errors import InputError
 
 DESCRIPTION = """\
-For each image the images that look most alike to the detector, as ViLBERT's fine-tuning for
-retrieval takes its hard negatives from: the Euclidean distance between means of region features.
-Exact, the nearest first, ties by image_id, lowest first; an image is not in its own list.
+Lists the most similar images of each image, which ViLBERT's fine-tuning for retrieval uses for hard
+negatives, by the Euclidean distance between means of region features. The result is exact, nearest
+first, ties by image_id. An image is not in its own list.
 """
 EPILOG = """\
 examples:
@@ -28,27 +28,27 @@ examples:
   python -m vlmill.pipelines.nearest_images --import hard_negative.pkl --id-prefix flickr30k/ \\
       --output published
 
-With --pairs, an image is compared with those of its own split alone (a pair without a split is of
-`train`): a list for training names no image of a test. Rejected are images without a box
-(no_boxes), with features that are NaN or infinite (not_finite), without a pair (no_text) or with
-pairs of several splits (id_conflict).
+With --pairs, an image is compared only with images of its own split (a pair without a split belongs
+to `train`), so a list for training names no test image. Images without a box (no_boxes), with
+features that are NaN or infinite (not_finite), without a pair (no_text) or with pairs of several
+splits (id_conflict) are rejected.
 
-The mean leaves out a full image's row. Tables of `extract-rois run` have none; in imported ones
-row 0 may be one. `auto` takes it for one if it is a box around the whole in every image of the
-table, which no detector gives.
+The mean excludes the row of a full image. Tables of `extract-rois run` have no such row; imported
+ones may have it as row 0. `auto` treats row 0 as the full image if its box covers the full image
+in every row of the table, which no detector produces.
 
-Vectors of the very same numbers are at distance 0. Distances are computed in float64 and rounded
-to float32, whatever FAISS makes of near ties, so that the rows do not depend on --threads.
+Equal vectors have distance 0. Distances are computed in float64 and rounded to float32, so the
+rows do not depend on --threads.
 
-writes DIR/neighbours-*.parquet (a split after the other, by image_id), rejects-*.parquet,
-report.html (50 images with their nearest, histograms of distances) and, last, _manifest.json.
-The same command continues a killed run, to the same rows. Time grows with the square of the
-images. On the disk: 8 bytes for each image and feature until the run has finished (2.4 GB
-twice for 300,000 images and 2048 features). Memory: some 300 bytes an image, 64 MB of vectors,
-100 MB for a block of 1,024 searches; the vectors are mapped.
+Writes DIR/neighbours-*.parquet (by split, then image_id), rejects-*.parquet, report.html (50
+images with their nearest, histograms of distances) and, last, _manifest.json. The same command
+continues a killed run, to the same rows. Time grows with the square of the number of images.
+Disk: 8 bytes for each image and feature until the run has finished (2.4 GB twice for 300,000
+images and 2048 features). Memory: about 300 bytes per image, 64 MB of vectors, 100 MB for a block
+of 1,024 searches; the vectors are memory-mapped.
 
---import reads the list that ViLBERT's authors published, as plain data: no code in it runs. It has
-no distances: they stay null.
+--import reads the list of ViLBERT's authors as plain data: no code in it runs. It has no
+distances, so they are null.
 """
 
 
@@ -63,36 +63,47 @@ def parser() -> Parser:
     source = p.add_mutually_exclusive_group(required=True)
     source.add_argument("--regions", metavar="R", help="regions table: a folder, a file or a glob")
     source.add_argument(
-        "--import", dest="published", metavar="FILE", help="a published hard_negative.pkl instead"
+        "--import",
+        dest="published",
+        metavar="FILE",
+        help="published hard_negative.pkl, instead of --regions",
     )
-    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     p.add_argument(
-        "--top", type=int_at_least(1), default=100, metavar="N", help="an image's list (100)"
+        "--top",
+        type=int_at_least(1),
+        default=100,
+        metavar="N",
+        help="number of nearest images per image (default: 100)",
     )
-    p.add_argument("--pairs", metavar="P", help="pairs table: which split an image is of")
-    p.add_argument("--images", metavar="I", help="images table: the report shows its images")
+    p.add_argument("--pairs", metavar="P", help="pairs table, for the split of each image")
+    p.add_argument("--images", metavar="I", help="images table, to show images in the report")
     p.add_argument(
         "--full-image",
         choices=("auto", "first", "none"),
         default="auto",
-        help="row 0 of each image is the full image (first), or a region (none); default auto",
+        help="treat row 0 of each image as the full image (first) or as a region (none) "
+        "(default: auto)",
     )
     p.add_argument(
         "--threads",
         type=int_at_least(1),
         default=all_cores(),
         metavar="N",
-        help="threads that search; the rows stay the same (default: %(default)s)",
+        help="number of threads; the rows stay the same (default: %(default)s)",
     )
     p.add_argument(
         "--images-per-shard",
         type=int_at_least(1),
         default=10_000,
         metavar="N",
-        help="default: 10000",
+        help="number of images per shard (default: 10000)",
     )
     p.add_argument(
-        "--id-prefix", default="", metavar="TEXT", help="before each id of --import: flickr30k/"
+        "--id-prefix",
+        default="",
+        metavar="TEXT",
+        help="prefix for each id of --import, such as flickr30k/",
     )
     add_part(p)
     add_fresh(p)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.extract.flags import add_engine
+from vlmill.extract.flags import add_engine, add_names
 from vlmill.extract.from_flags import check_detector, make_config
 from vlmill.runtime.console.command import (
     Parser,
@@ -13,6 +13,7 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import add_part, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed, require_flags
 
@@ -21,29 +22,37 @@ def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.regions",
-        description="Detects regions in the images of a table of images and writes their "
-        "features, as extract-rois run does, in this process or on any Beam runner.",
-        epilog="Example:\n  python -m vlmill.pipelines.regions --images out/pairs --weights "
-        "detector.pth --output out/regions\n\nWrites regions, rejects and _manifest.json; the same "
-        "bytes as extract-rois run on the same table,\nand either command continues what a killed "
-        "run of the other left. A shard is the unit of work:\nlower --images-per-shard where "
-        "there are more workers than shards. Other flags (--runner, ...)\ngo to Apache Beam. "
-        "Memory: one detector in each worker process (about 1.5 GB with r101 at 600/1000),\nthe "
-        "images of --batch-size, and 400 bytes for each image where the job is started. A "
-        "worker's torch takes all cores; "
-        "with several\nworkers on one machine set OMP_NUM_THREADS to its share.",
+        description="Detects regions in the images of a table and writes their features, like "
+        "extract-rois run, in this process or on a Beam runner.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.regions --images out/pairs --weights detector.pth --output "
+        "out/regions\n"
+        "\n"
+        "Writes regions, rejects and _manifest.json with the same bytes as extract-rois run on "
+        "the same table;\n"
+        "either command can continue a killed run of the other. A shard is the unit of work: "
+        "lower\n"
+        "--images-per-shard if there are more workers than shards. Other flags (--runner, ...) go "
+        "to Apache\n"
+        "Beam. Memory: one detector per worker process (about 1.5 GB with r101 at 600/1000 "
+        "pixels), the images\n"
+        "of --batch-size, and 400 bytes per image in the process that starts the job. The torch "
+        "of a worker\n"
+        "uses all cores: for several workers on one machine set OMP_NUM_THREADS.",
         allow_abbrev=False,
     )
     p.add_argument(
         "--images", required=True, metavar="GLOB", help="images table: a folder, a file or a glob"
     )
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_part(p)
     add_fresh(p)
     add_lock_seconds(p)
+    add_allow_address(p)
     add_engine(p)
+    add_names(p)
     return p
 
 

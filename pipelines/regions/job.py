@@ -6,13 +6,12 @@ the same bytes, so one continues what the other began.
 """
 
 import argparse
+import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from vlmill.extract.from_flags import (
     detector_inputs,
@@ -58,7 +57,7 @@ class RegionsRun:
 
     def plan_path(self, index: int) -> Path:
         """Returns the file that lists the images of a shard."""
-        return self.output / WORK / "plan" / f"images-{index:05d}.msgpack"
+        return self.output / WORK / "plan" / f"images-{index:05d}.json"
 
     def open(self) -> "Job":
         """Returns what makes shards, with a detector that is opened once a process.
@@ -105,8 +104,8 @@ def extract(run: RegionsRun, unit: Unit) -> Result:
     from vlmill.extract.images.plan import InputImage
     from vlmill.extract.run.job import Part, make_shards
 
-    content = run.plan_path(unit.number).read_bytes()
-    images = msgspec.msgpack.decode(content, type=list[InputImage])
+    planned = json.loads(run.plan_path(unit.number).read_bytes())
+    images = [InputImage(**image) for image in planned]
     part = Part(index=unit.number, total=run.num_shards, images=images)
     label = f"regions, shard {unit.number}"
     with Progress(total=len(images), unit="image", label=label) as progress:
@@ -148,8 +147,8 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     if state is not State.FINISHED:
         regions_run = RegionsRun(args, job.detector.identity, job.num_shards, [job])
         for index in range(job.num_shards):
-            images = msgspec.msgpack.encode(list(job.part(index).images))
-            write_bytes(regions_run.plan_path(index), images)
+            images = [asdict(image) for image in job.part(index).images]
+            write_bytes(regions_run.plan_path(index), json.dumps(images).encode())
         run_steps(regions_run, [EXTRACT])
         with end_job(job.output, args.part) as is_last:
             if not is_last:

@@ -38,34 +38,35 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
-Tables put together, and rows taken out of them. IN is a job's output folder with all its tables, or
-one table as a file or a glob; every table of every IN is written, shard by shard, but `rejects`.
+Concatenates tables, and filters, samples or removes their rows. IN is a job's output folder with
+all its tables, or one table as a file or a glob. All tables of every IN except `rejects` are
+written.
 """
 SHARED = """\
-Manifests and contracts are checked first; IN that was made of something that has changed since is a
-warning. A killed run is continued by the same command, to the same rows. Memory: a row group, and
-what is said above. With flags of Apache Beam (--runner=...) the runner's workers write the shards.
+Manifests and contracts are checked first. A warning is printed if the inputs of an IN have
+changed since. The same command continues a killed run, to the same rows. Memory: a row group, and
+the figures above. With flags of Apache Beam (--runner=...) the runner's workers write the shards.
 """
 CONCAT = """\
-Tables of the same name one after the other, in the order of IN. Of rows with the same id the first
-stays; the others are rejects, `duplicate` or, with another content, `id_conflict`. Regions of
-different detectors are refused. Memory: some 20 MB a table, ids lie on the disk.
+Concatenates tables of the same name in the order of IN. The first row with an id is kept; the
+others are rejects: `duplicate`, or `id_conflict` if the content differs. Regions of different
+detectors are refused. Memory: about 20 MB per table; ids are on disk.
 """
 FILTER = """\
-Rows of the main table of which a condition holds, and of the other tables what is about their
+Keeps the rows of the main table that fulfil a condition, and the rows of other tables about their
 images. The main table is pairs, else the examples of a task, else boxes, regions or images. A
-comparison with null does not hold. Memory: 8 bytes for each image and pair that stays.
+comparison with null is false. Memory: 8 bytes for each kept image and pair.
 """
 SAMPLE = """\
-Some rows of the main table, drawn by their ids and --seed alone: the same rows from any shards in
-any order; and of the other tables what is about their images. Memory: 8 bytes for each row.
+Samples rows of the main table by their ids and --seed only, so any shards in any order give the
+same rows, and keeps the rows of other tables about their images. Memory: 8 bytes for each row.
 """
 REMOVE = """\
-All tables without the rows of given images, for someone who asks to be left out: images by the
-URL they came from (of the image or its page), by SHA-256 of their bytes, or by image_id; their
-pairs, regions and aliases go with them, also out of lists of negatives and neighbours. What is
-nowhere in IN is told, and listed in not_found.json. The old folder stays: delete it. --checkpoints
-says which weights were trained on them.
+Writes all tables without the rows of given images, when someone asks for it. Images are named by
+URL (of the image or its page), by SHA-256 of their bytes, or by image_id. Their pairs, regions
+and aliases are removed too, also from lists of negatives and neighbours. Requested images that
+are not in IN are printed and listed in not_found.json. The old folder stays: delete it yourself.
+--checkpoints prints which checkpoints were trained on the images.
 """
 EPILOG = """\
 examples:
@@ -75,7 +76,7 @@ examples:
   python -m vlmill.pipelines.tables remove mined --urls asked.txt --output rest \\
       --checkpoints trained
 
-writes DIR/NAME-*.parquet of each table, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/NAME-*.parquet for each table, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.
 """
 
@@ -87,7 +88,7 @@ ONE_PROCESS_BYTES = 32 << 20
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_workers(p)
     add_part(p)
@@ -100,37 +101,48 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
         "--where",
         required=True,
         metavar="CONDITION",
-        help="comparisons of columns with values (== != < <= > >= in, not in, is None), joined by "
-        "and, or, not",
+        help="condition: comparisons of columns with values (== != < <= > >= in, not in, "
+        "is None), combined by and, or, not",
     )
     _add_table(p)
 
 
 def _add_sample(p: argparse.ArgumentParser) -> None:
     amount = p.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="so many rows")
-    amount.add_argument("--fraction", type=float, metavar="F", help="about this share, 0 to 1")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    amount.add_argument("--rows", type=int_at_least(1), metavar="N", help="number of rows")
+    amount.add_argument(
+        "--fraction", type=float, metavar="F", help="approximate fraction of the rows, 0 to 1"
+    )
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the sample (default: 0)"
+    )
     _add_table(p)
 
 
 def _add_table(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--table", metavar="NAME", choices=sorted(TABLES), help="the main table")
+    p.add_argument(
+        "--table",
+        metavar="NAME",
+        choices=sorted(TABLES),
+        help="main table (default: pairs, else the examples of a task)",
+    )
 
 
 def _add_remove(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="URLs, one a line")
+    p.add_argument("--urls", type=path_or_url, metavar="FILE", help="file of URLs, one per line")
     p.add_argument(
-        "--sha256", type=path_or_url, metavar="FILE", help="SHA-256 of images, one a line"
+        "--sha256", type=path_or_url, metavar="FILE", help="file of image SHA-256, one per line"
     )
-    p.add_argument("--image-ids", type=path_or_url, metavar="FILE", help="image_ids, one a line")
+    p.add_argument(
+        "--image-ids", type=path_or_url, metavar="FILE", help="file of image_ids, one per line"
+    )
     p.add_argument(
         "--checkpoints",
         nargs="+",
         default=[],
         type=path_or_url,
         metavar="DIR",
-        help="say what these saw",
+        help="checkpoints to check for removed images",
     )
 
 

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import is_web, to_path
 from vlmill.runtime.files.paths import matches as files_matching
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.net.remote_file import open_web, web_url
 from vlmill.schemas.errors import InputError
 
@@ -37,20 +37,20 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warc",
         metavar="GLOB|@FILE|URL",
-        help="archives: a path, a glob, an address (https://, s3:// without a signature), or "
-        "@FILE, a list of such, one a line, which may be .gz and lie on the web",
+        help="archives: a path, a glob, a URL (https://, s3:// without a signature), or "
+        "@FILE: a list of these, one per line, which may be .gz and on the web",
     )
     parser.add_argument(
         "--index",
         metavar="FILE",
-        help="in place of --warc: only the records of an index, of CDX lines (.gz) or Parquet "
-        "with the columns filename, offset and length; a file or a glob",
+        help="file or glob of index records, instead of --warc: reads only those records; "
+        "CDX lines (.gz), or Parquet with the columns filename, offset and length",
     )
     parser.add_argument(
         "--base",
         metavar="PLACE",
-        help="what the names in a list or an index are relative to (crawl-data/...: "
-        f"{COMMON_CRAWL}; others: the folder of the list)",
+        help=f"prefix of relative names in a list or an index (default: {COMMON_CRAWL} for "
+        "crawl-data/..., else the folder of the list)",
     )
     add_allow_address(parser)
 
@@ -137,6 +137,48 @@ def _matches(pattern: str) -> list[tuple[str, int]]:
     if not archives:
         raise nothing_matches(pattern)
     return archives
+
+
+_DERIVED = re.compile(r"\.(wet|wat)(?:\.gz|\.zst)?$", re.IGNORECASE)
+_DERIVED_TYPES = {b"conversion": "WET", b"metadata": "WAT"}
+_TYPE = re.compile(rb"^WARC-Type:\s*([a-z]+)", re.IGNORECASE | re.MULTILINE)
+_SNIFFED_BYTES, _MAX_SNIFFED = 16 << 10, 100
+
+
+def refuse_derived(argument: str, paths: Sequence[str]) -> None:
+    """Raises InputError for a WET or WAT file: it has texts or links, and no pages or images.
+
+    Files elsewhere are known by their names; of local ones the first records are looked at, too.
+    """
+    for number, path in enumerate(paths):
+        named = _DERIVED.search(path)
+        kind = named[1].upper() if named else None
+        if kind is None and number < _MAX_SNIFFED and not is_remote(path) and "://" not in path:
+            kind = _sniff_derived(path)
+        if kind is not None:
+            content = "the texts of pages" if kind == "WET" else "the metadata of pages"
+            raise InputError(
+                f"{argument}: {path} is a {kind} file, which has {content} alone; "
+                "give the WARC file of the same name"
+            )
+
+
+def _sniff_derived(path: str) -> str | None:
+    """Returns WET or WAT for a file whose first records after its own description are of these."""
+    try:
+        with open(path, "rb") as file:
+            is_gzip = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if is_gzip else file
+            start = io.BufferedReader(stream).read(_SNIFFED_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return None  # reading it says what is wrong
+    types = [kind.lower() for kind in _TYPE.findall(start) if kind.lower() != b"warcinfo"]
+    if not types or any(kind not in _DERIVED_TYPES for kind in types):
+        return None
+    if types[0] == b"metadata" and b"application/json" not in start:
+        return None
+    return _DERIVED_TYPES[types[0]]
 
 
 def read_list(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:

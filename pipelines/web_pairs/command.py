@@ -31,41 +31,54 @@ from vlmill.runtime.units.flags import add_part, add_workers, local_workers, par
 from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
+SCORED_TEXTS = 5  # of each image, among which a scorer chooses
+
 
 def parser() -> Parser:
     """Returns the parser of the flags that the job takes itself."""
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
-        description="Image-text pairs from the pages and images in WARC files: pages in "
-        "given languages, their dominant images of more than 300 pixels a side, the best text of "
-        "each.",
-        epilog="Example:\n  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' "
-        "--output out/pairs --safety-model none --realism-model none\n"
-        "Common Crawl's own list of archives, or the records of an index alone:\n"
-        "  --warc @warc.paths.gz\n  --index cdx-00000.gz\n\n"
+        description="Mines image-text pairs from the pages and images in WARC files: pages in the "
+        "given languages, their dominant images of more than 300 pixels a side, and "
+        "the best text of each image.",
+        epilog="Example:\n"
+        "  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' --output out/pairs "
+        "--safety-model none --realism-model none\n"
+        "From Common Crawl's list of archives, or from the records of an index only:\n"
+        "  --warc @warc.paths.gz\n"
+        "  --index cdx-00000.gz\n"
+        "\n"
         "Writes the tables pairs, images and rejects, funnel.json (in = out + rejects for each "
-        "stage),\nmetrics.json, report.html and _manifest.json. The same archives and settings "
-        "give the same bytes.\nA killed job goes on where it was; archives "
-        "that are added to a finished output are mined alone\n(--output keeps what that "
-        "needs in work/, small beside the archives; remove it when no more will come)."
-        "\nImages are taken from the same archives; --fetch gets those that they lack. Other "
-        "flags (--runner, ...) go to Apache Beam.\nMemory: one record (32 MiB at "
-        "most), one decoded image and 150 MB of rows a worker; to find images that look alike "
-        "once 100 bytes a pair, for --index 20 bytes a record.",
+        "stage),\n"
+        "metrics.json, report.html and _manifest.json. The same archives and settings give the "
+        "same bytes.\n"
+        "The same command continues a killed job. If you add archives to a finished output, only "
+        "these are\n"
+        "mined; this needs work/ in --output, which is small: remove it when you will not add "
+        "more.\n"
+        "Images come from the same archives; --fetch downloads missing ones. Other flags "
+        "(--runner, ...) go\n"
+        "to Apache Beam.\n"
+        "Memory of a worker: one record (32 MiB at most), one decoded image and 150 MB of rows; "
+        "in addition\n"
+        "100 bytes per pair to find similar images, and 20 bytes per record for --index.",
         allow_abbrev=False,
     )
     add_archive_arguments(p)
-    p.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+    p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     add_fetch(p)
     add_filter_arguments(p)
-    p.add_argument("--shards", type=int_at_least(1), default=1, help="files of each table (1)")
+    p.add_argument(
+        "--shards", type=int_at_least(1), default=1, help="number of files per table (default: 1)"
+    )
     add_workers(p)
     add_part(p)
     p.add_argument(
         "--format",
         choices=("parquet", "webdataset"),
         default="parquet",
-        help="webdataset: images with their texts as tar shards in place of the table of images",
+        help="webdataset: write images with their texts as tar shards instead of the table "
+        "of images (default: parquet)",
     )
     _add_rules(p)
     _add_sets(p)
@@ -82,34 +95,60 @@ def _add_rules(p: Parser) -> None:
     group.add_argument(
         "--language",
         metavar="CODES",
-        help=f"ISO 639 codes of the pages to keep, as en,de, or any ({rules.language})",
+        help="comma-separated ISO 639 codes of the pages to keep, or any (default: "
+        f"{rules.language})",
     )
     group.add_argument(
         "--language-detector",
         choices=DETECTORS,
-        help=f"langdetect is slower, and wrong more often ({rules.language_detector})",
+        help="language detector; langdetect is slower and less accurate (default: "
+        f"{rules.language_detector})",
     )
     group.add_argument(
         "--min-side",
         dest="min_side_px",
         type=int,
         metavar="PX",
-        help=f"both sides of an image must be above this ({rules.min_side_px})",
+        help=f"drop images with a side of PX pixels or less (default: {rules.min_side_px})",
+    )
+    group.add_argument(
+        "--min-words",
+        type=int,
+        metavar="N",
+        help=f"fewest words of a text ({rules.min_words})",
+    )
+    group.add_argument(
+        "--max-words",
+        type=int,
+        metavar="N",
+        help=f"most words of an image's own text: alt text, caption, title ({rules.max_words}); "
+        f"sentences of the surrounding text have at most {rules.max_surrounding_words}",
     )
     group.add_argument(
         "--max-images-per-text",
         type=int,
         metavar="N",
-        help=f"a text of more images is dropped with all of them ({rules.max_images_per_text})",
+        help="drop a text, and its images, if it belongs to more than N images (default: "
+        f"{rules.max_images_per_text})",
     )
     group.add_argument(
-        "--min-score", type=float, help=f"pairs below this go, 0 to 1 ({rules.min_score})"
+        "--min-score",
+        type=float,
+        help=f"lowest score of a pair, 0 to 1 (default: {rules.min_score})",
+    )
+    group.add_argument(
+        "--keep-texts",
+        type=int,
+        metavar="N",
+        help="write the best N texts of each image with their features to the table candidates, "
+        f"for --candidates (default: {rules.keep_texts}, no table; with --scorer: {SCORED_TEXTS})",
     )
     group.add_argument(
         "--ignore-opt-outs",
         action="store_true",
         default=None,
-        help="mine also what its owners forbid to (X-Robots-Tag, meta robots, TDM reservation)",
+        help="also mine pages and images whose owners forbid it (X-Robots-Tag, meta "
+        "robots, TDM reservation)",
     )
 
 
@@ -120,33 +159,34 @@ def _add_sets(p: Parser) -> None:
         "--drop-near-duplicates",
         action="store_true",
         default=None,
-        help="of images that look alike keep the largest",
+        help="keep only the largest of images that look the same",
     )
     group.add_argument(
         "--hold-out",
         type=float,
         metavar="SHARE",
-        help="share of the groups of alike images that get the split val (0)",
+        help="fraction of the groups of similar images that get the split val (default: 0)",
     )
     group.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="FILE",
-        help="ids, SHA-256 or URLs of images to keep out: a text, one a line, or Parquet",
+        help="ids, SHA-256 or URLs of images to exclude: a text file, one per line, or Parquet",
     )
     group.add_argument(
         "--exclude-hash",
         action="append",
         default=[],
         metavar="IMAGES",
-        help="an images table or a folder of images: what looks like one of them is kept out",
+        help="images table or folder; images that look like one of these are excluded",
     )
     group.add_argument(
         "--max-distance",
         type=int,
         metavar="BITS",
-        help=f"how far two hashes of --exclude-hash may lie apart ({rules.max_distance} of 64)",
+        help="largest number of differing bits of two hashes for --exclude-hash (default: "
+        f"{rules.max_distance} of 64)",
     )
 
 
@@ -155,10 +195,12 @@ def add_fetch(p: Parser) -> None:
     p.add_argument(
         "--fetch",
         action="store_true",
-        help="fetch the images of candidates that the archives lack, as those of Common Crawl do",
+        help="download candidate images that the archives lack, as those of Common Crawl do",
     )
     p.add_argument(
-        "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
+        "--contact",
+        metavar="ADDRESS",
+        help="e-mail address or page for site owners (needed with --fetch)",
     )
     add_policy_flags(p, ["delay_s"])
 
@@ -167,11 +209,12 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     if scores_again(args):
+        from vlmill.pipelines.web_pairs.choosing import choose_candidates
         from vlmill.pipelines.web_pairs.rescoring import rescore
 
         require_local("--output", args.output)
         with lock_output(args.output):
-            return rescore(args)
+            return rescore(args) if args.candidates is None else choose_candidates(args)
     require_part(args, beam_flags)
     if args.part is not None and args.fetch:
         raise InputError("--part and --fetch do not go together; run --fetch on one machine")
@@ -212,6 +255,8 @@ def build_rules(args: argparse.Namespace) -> WebPairRules:
         for field in dataclasses.fields(WebPairRules)
         if getattr(args, field.name, None) is not None
     }
+    if args.scorer is not None:  # it chooses among them
+        values.setdefault("keep_texts", SCORED_TEXTS)
     try:
         return WebPairRules(**values)
     except ValueError as error:

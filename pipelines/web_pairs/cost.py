@@ -64,6 +64,8 @@ def _examine(
     if record.kind == "picture":
         measure_image(record, rules, examiner)()
         return
+    if record.kind != "page":
+        return
     source = decode_source(record, rules)
     if isinstance(source, Drop):
         return

@@ -40,10 +40,12 @@ class Exclusions:
         return bool(self._names) and key.hex() in self._names
 
     def why(self, image: ArchivedImage) -> str | None:
-        """What excludes an image by itself; None if nothing does."""
-        if image.image_id in self._names:
-            return "its id"
-        if self._looks is not None and self._looks.near(image.phash):
+        """Returns what excludes an image by its id; None if nothing does."""
+        return "its id" if image.image_id in self._names else None
+
+    def why_looks(self, image: ArchivedImage) -> str | None:
+        """Returns what excludes a decoded image by its looks; None if nothing does."""
+        if self._looks is not None and image.phash is not None and self._looks.near(image.phash):
             return f"within {self._distance} bits of an excluded image"
         return None
 

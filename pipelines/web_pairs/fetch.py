@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 from vlmill.pipelines.web.fetching.lines import Line
+from vlmill.pipelines.web.fetching.pages import order_addresses
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.pipelines.web.fetching.rounds import run_rounds_here
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED
@@ -52,7 +53,7 @@ from vlmill.schemas.rejects import MAX_KEY
 ASSUMED = Archive(path="assumed:", size=0)
 """Stands in for an archive with every image that is missing"""
 ASSUMED_SIDE_PX = 1_000
-ADDRESSES = 2  # of an image, the first that its page names: often its sizes
+ADDRESSES = 4  # of an image that are tried, the largest first, until one gives it
 DONE = "_fetched"
 
 Keys = NDArray[np.uint64]
@@ -120,7 +121,7 @@ def _missing(job: Job, run_steps: RunSteps) -> Iterator[Line]:
     names = {kind: assumed.mined / f"{ASSUMED.id.hex()}.mined-{kind}.spool" for kind in _SPOOLS}
     with ExitStack() as stack:
         spools = {kind: stack.enter_context(spool(path)) for kind, path in names.items()}
-        for image in _images_without(job, available_keys):
+        for _, image in _images_without(job, available_keys):
             archived = _assumed(image.urls[0])
             key = rows.url_key(image.urls[0])
             fact = rows.encode(rows.Fact(archived, None))
@@ -136,25 +137,34 @@ def _missing(job: Job, run_steps: RunSteps) -> Iterator[Line]:
     for path in names.values():
         path.unlink()
     print_status(f"{len(chosen)} candidates lack their images")
-    for image in _images_without(job, available_keys):
+    for page_url, image in _images_without(job, available_keys):
         if _has(chosen, rows.url_key(image.urls[0])):
-            for url in image.urls[:ADDRESSES]:
-                if len(url) <= MAX_KEY:
-                    yield url, UrlEntry(url=url, source=FETCH_LISTED.name)
+            urls = [url for url in order_addresses(image, page_url) if len(url) <= MAX_KEY]
+            if urls:
+                yield (
+                    urls[0],
+                    UrlEntry(
+                        url=urls[0],
+                        source=FETCH_LISTED.name,
+                        referrer=page_url,
+                        alternatives=tuple(urls[1:ADDRESSES]),
+                    ),
+                )
 
 
 _SPOOLS = ("pages", "urls", "redirects", "inline", "rejects")
 
 
-def _images_without(job: Job, available_keys: Keys) -> Iterator[PageImage]:
-    """Yields the images on pages of which nothing is at hand under any of their addresses."""
+def _images_without(job: Job, available_keys: Keys) -> Iterator[tuple[str, PageImage]]:
+    """Yields (page's URL, image) of which nothing is at hand under any of the image's addresses."""
     for slice_ in range(SLICES):
         for _, value in sorted_rows(job.spools("mined-pages"), slice_):
-            for image in rows.page(value).images:
+            page = rows.page(value)
+            for image in page.images:
                 # Those that stand in their page have a name instead of an address.
                 urls = [url for url in image.urls if not url.startswith("urn:")]
                 if urls and not any(_has(available_keys, rows.url_key(url)) for url in image.urls):
-                    yield structs.replace(image, urls=tuple(urls))
+                    yield page.url, structs.replace(image, urls=tuple(urls))
 
 
 def _assumed(url: str) -> ArchivedImage:
@@ -164,7 +174,7 @@ def _assumed(url: str) -> ArchivedImage:
         width=ASSUMED_SIDE_PX,
         height=ASSUMED_SIDE_PX,
         format="jpeg",
-        phash=0,
+        phash=None,
         archive=ASSUMED.path,
         offset=0,
     )

@@ -87,6 +87,7 @@ class Groups:
 
     def find_membership(self, image: ArchivedImage) -> Membership:
         """The group of an image; one that is alone has a group of its own."""
+        assert image.phash is not None, "an image that has not been decoded"
         index = int(np.searchsorted(self._hashes, np.uint64(image.phash)))
         if index == len(self._hashes) or int(self._hashes[index]) != image.phash:
             return Membership(group=image.phash, leads=True)
@@ -102,9 +103,12 @@ def is_held_out(group: int, share: float) -> bool:
     return int.from_bytes(digest, "big") < share * (1 << 64)
 
 
-def assign_split(image: ArchivedImage, groups: Groups, rules: WebPairRules) -> str | Drop:
-    """The split of an image's pair, or why the pair is dropped."""
+def assign_split(
+    image: ArchivedImage, page_url: str, groups: Groups, rules: WebPairRules
+) -> str | Drop:
+    """The split of an image's pair from a page, or why the pair is dropped."""
     membership = groups.find_membership(image)
     if rules.drop_near_duplicates and not membership.leads:
-        return Drop(Reason.NEAR_DUPLICATE, f"hash {image.phash:016x}: {image.url}")
+        detail = f"hash {image.phash:016x}: {image.url} on {page_url}"
+        return Drop(Reason.NEAR_DUPLICATE, detail)
     return "val" if is_held_out(membership.group, rules.hold_out) else "train"

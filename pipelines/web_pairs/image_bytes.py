@@ -32,10 +32,11 @@ def read_images(
                 offsets = [pair.image.offset for pair, _ in batch]
                 bodies = read_bodies(file, offsets, max_bytes=job.rules.max_record_bytes)
                 for (pair, split), body in zip(batch, bodies, strict=True):
-                    yield pair, split, _checked(pair.image, body)
+                    yield pair, split, check_unchanged(pair.image, body)
 
 
-def _checked(image: ArchivedImage, body: bytes | Drop) -> bytes:
+def check_unchanged(image: ArchivedImage, body: bytes | Drop) -> bytes:
+    """Returns an image's bytes. Raises OSError if they are others than when they were mined."""
     if isinstance(body, Drop) or compute_image_id(body) != image.image_id:
         raise OSError(
             f"{image.archive} has changed since it was mined, at byte {image.offset}; "

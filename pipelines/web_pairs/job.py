@@ -12,13 +12,19 @@ from typing import Any
 
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.image import ImageFilters
+from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.pipelines.web.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web_pairs import webdataset
-from vlmill.pipelines.web_pairs.archives import add_sizes, find_archives, indexed_archives
+from vlmill.pipelines.web_pairs.archives import (
+    add_sizes,
+    find_archives,
+    indexed_archives,
+    refuse_derived,
+)
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
@@ -34,7 +40,7 @@ from vlmill.pipelines.web_pairs.units import (
     mined_before,
     prepare_work,
 )
-from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
@@ -101,7 +107,9 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
     """The index if one is given, and (path, bytes) of the archives. Raises InputError."""
     if args.index is None:
-        return None, find_archives(args.warc, base=args.base, allowed=args.allow_address)
+        archives = find_archives(args.warc, base=args.base, allowed=args.allow_address)
+        refuse_derived(f"--warc {args.warc}", [path for path, _ in archives])
+        return None, archives
     index = indexed_archives(args.index, args.base)
     argument = f"--index {args.index}"
     return index, add_sizes(argument, list(index.ranges), args.allow_address)
@@ -125,6 +133,7 @@ def read_settings(
             flag.strip("-"): path and file_input(flag, path).digest
             for flag, path in filter_files(args).items()
         },
+        **({} if args.scorer is None else {"scorer": file_input("", args.scorer).digest}),
         **filters.settings(),
         **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
         **({"fetch": build_policy(args).as_settings()} if args.fetch else {}),
@@ -156,6 +165,7 @@ def build_job(
         webdataset=args.format == "webdataset",
         indexed=args.index is not None,
         allowed=tuple(args.allow_address),
+        scorer=None if args.scorer is None else Scorer.load(args.scorer),
     )
 
 
@@ -203,6 +213,7 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
         **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
         "--blocked-words": args.blocked_words,
         "--vocabulary": [args.vocabulary] if args.vocabulary else [],
+        "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
     }
     read = [file_input(flag, path) for flag, paths in files.items() for path in paths]
@@ -262,5 +273,7 @@ def say_result(output: Path, done: str) -> int:
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     rejects = rejects_said(reject_counts(output))
     print(f"{done}: {rows['pairs']} pairs, {rows['images']} images, {rejects}: {output}")
+    if not rows["pairs"]:
+        print_status(f"warning: no pair came out; {output / 'report.html'} counts why")
     print_reading_hint(output, TABLE_NAMES[0])
-    return 0 if rows["pairs"] or not rows["rejects"] else 1
+    return 0

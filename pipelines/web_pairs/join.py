@@ -14,17 +14,18 @@ from vlmill.pipelines.web.pages.page import Page
 from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
-from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.pair import Pair, with_others
 from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows, spool
 from vlmill.pipelines.web_pairs.stages import DOMINANT, JOIN, TEXTS
 from vlmill.pipelines.web_pairs.units import Job, open_counts
+from vlmill.runtime.net.opt_outs import signals_forbid
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import Drop, Stage
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
 # Why an image on a page is dropped tells where: before anybody has looked at it, or at its texts.
-AT_JOIN = frozenset((Reason.BAD_URL, Reason.MISSING_IMAGE, Reason.REJECTED_IMAGE))
+AT_JOIN = frozenset((Reason.BAD_URL, Reason.MISSING_IMAGE, Reason.REJECTED_IMAGE, Reason.NO_AI))
 AT_TEXTS = frozenset(
     (
         *(Reason.NO_TEXT, Reason.BOILERPLATE, Reason.TOO_SHORT, Reason.TOO_LONG),
@@ -136,18 +137,28 @@ def choose_texts(job: Job, unit: Unit) -> Result:
 def choose_of_host(stream: Iterable[Row], folder: Path, chooser: "Chooser") -> None:
     """Surveys the pages of one host and chooses from them; keeps them on disk if they are many."""
     tape, repeats = Tape(folder), chooser.rules.max_repeats_on_page
+    signals: list[tuple[str, bool]] = []
     try:
-        site = survey_site(join_pages(stream, tape.add, repeats), chooser.rules)
-        for joined in join_pages(tape, None, repeats):
-            chooser.take(joined, site)
+        site = survey_site(join_pages(stream, tape.add, repeats, signals), chooser.rules)
+        for joined in join_pages(tape, None, repeats, []):
+            if chooser.is_forbidden(joined, signals):
+                chooser.refuse(joined)
+            else:
+                chooser.take(joined, site)
     finally:
         tape.close()
 
 
 def join_pages(
-    stream: Iterable[Row], keep: Callable[[Row], None] | None, most_repeats: int
+    stream: Iterable[Row],
+    keep: Callable[[Row], None] | None,
+    most_repeats: int,
+    signals: list[tuple[str, bool]],
 ) -> Iterator[JoinedPage]:
-    """Yields pages with the images that lie under their URLs, the best of each place."""
+    """Yields pages with the images that lie under their URLs, the best of each place.
+
+    What the host's robots.txt says of training is added to ``signals``.
+    """
     for _, group in groupby(stream, key=lambda row: row[0][: rows.PLACE]):
         page: Page | None = None
         outcomes: dict[int, list[ArchivedImage | Drop]] = {}
@@ -158,9 +169,14 @@ def join_pages(
             if key[rows.PLACE : rows.PLACE + 1] == rows.PAGE:
                 page = rows.page(value)
                 continue
+            if key[rows.PLACE : rows.PLACE + 1] == rows.ROBOTS:
+                signals += rows.signals(value)
+                continue
             order = int.from_bytes(key[rows.PLACE + 1 : rows.PLACE + 3], "big")
             outcomes.setdefault(order, []).append(rows.fact(value).outcome)
-        assert page is not None, "a match without its page"
+        if page is None:
+            assert not outcomes, "a match without its page"
+            continue
         yield JoinedPage(page=page, images=select_images(outcomes, most_repeats))
 
 
@@ -195,6 +211,16 @@ class Chooser:
         self._detector = LanguageDetector(job.rules.language_detector)
         self._counts, self._candidates = counts, candidates
 
+    def is_forbidden(self, joined: JoinedPage, signals: Sequence[tuple[str, bool]]) -> bool:
+        """Returns whether the host's robots.txt forbids to train on a page, and that counts."""
+        return not self.rules.ignore_opt_outs and signals_forbid(signals, joined.page.url)
+
+    def refuse(self, joined: JoinedPage) -> None:
+        """Drops the images of a page that its host's robots.txt keeps from training."""
+        for image in joined.page.images:
+            key = image.urls[0] if image.urls else image.src
+            self._drop(f"{joined.page.url} {key}", Drop(Reason.NO_AI, "by the site's robots.txt"))
+
     def take(self, joined: JoinedPage, site: Site) -> None:
         """Chooses from a page; each of its images becomes a candidate or a reject."""
         choices = choose(joined, site, self.rules, self._lists)
@@ -207,33 +233,46 @@ class Chooser:
             assert isinstance(archived, ArchivedImage), "a choice without its image"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
-            best = self._in_language(choice, joined.page.language)
-            if isinstance(best, Drop):
-                self._drop(f"{joined.page.url} {image.src}", best)
+            texts = self._in_language(choice, joined.page.language)
+            if isinstance(texts, Drop):
+                self._drop(f"{joined.page.url} {image.src}", texts)
                 continue
-            candidate = Pair(
-                image=archived,
-                text=best.text,
-                text_source=best.source,
-                score=best.score,
-                language=joined.page.language,
-                page_url=joined.page.url,
-                license=joined.page.license,
-            )
+            pairs = [
+                Pair(
+                    image=archived,
+                    text=text.text,
+                    text_source=text.source,
+                    score=text.score,
+                    language=joined.page.language,
+                    page_url=joined.page.url,
+                    license=joined.page.license,
+                    features=None if text.features is None else dict(text.features),
+                )
+                for text in texts
+            ]
+            others = (pair.as_other() for pair in pairs[1:])
+            candidate = with_others(pairs[0], others, self.rules.keep_texts - 1)
             rank = rows.candidate_key(candidate)
             self._candidates.add(rank[0], rank, rows.encode(candidate))
 
-    def _in_language(self, choice: Choice, language: str) -> ScoredText | Drop:
-        """The best text in the page's language, or why the best of all is in none such."""
+    def _in_language(self, choice: Choice, language: str) -> list[ScoredText] | Drop:
+        """Returns the texts in the page's language, as many as are kept, the best first.
+
+        Without one, why the best of all is in another language.
+        """
         if not language:
-            return choice.texts[0]
-        drops = []
+            return list(choice.texts[: self.rules.keep_texts])
+        texts: list[ScoredText] = []
+        drops: list[Drop] = []
         for text in choice.texts:
             drop = caption_language(self._detector, text.text, language=language)
             if drop is None:
-                return text
-            drops.append(drop)
-        return drops[0]
+                texts.append(text)
+            else:
+                drops.append(drop)
+            if len(texts) == self.rules.keep_texts:
+                break
+        return texts or drops[0]
 
     def _drop(self, key: str, drop: Drop) -> None:
         for stage in stages_before(drop.reason):

@@ -42,7 +42,8 @@ from vlmill.pipelines.web_pairs.stages import (
     RECORDS,
 )
 from vlmill.pipelines.web_pairs.units import Archive, Job, describe, open_counts
-from vlmill.runtime.net.opt_outs import first_opt_out
+from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals
+from vlmill.runtime.net.robots import MAX_BYTES
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import IN, Drop, Stage
 from vlmill.runtime.units.numbers import BYTES, Numbers
@@ -74,9 +75,11 @@ class Miner:
         links: Links,
         counts: Counts,
         examiner: Examiner,
+        decoder: Examiner,
     ) -> None:
+        """``examiner`` reads the headers of images, ``decoder`` decodes those of data: URIs."""
         self._archive, self._job, self._rules = archive, job, job.rules
-        self._examiner = examiner
+        self._examiner, self._decoder = examiner, decoder
         self._measured: deque[MeasuredImage] = deque()
         self._measured_bytes = 0
         self._spools, self._links, self._counts = spools, links, counts
@@ -91,7 +94,10 @@ class Miner:
             return
         if record.digest or record.target is not None:
             self._links.add(key, record)
-        if record.kind not in ("page", "picture"):
+        if record.kind not in ("page", "picture", "robots"):
+            return
+        if record.kind == "robots":
+            self._take_robots(key, record)
             return
         self._counts.passed(RECORDS)
         self.wrong_digests += record.wrong_digest
@@ -134,13 +140,23 @@ class Miner:
                 row = key + rows.REQUEST + page_key + order + bytes((number,))
                 self._spools["urls"].add(key[0], row)
 
+    def _take_robots(self, key: str, record: Record) -> None:
+        """Keeps what a site's robots.txt in the archive says of training, for its pages."""
+        text = record.body[:MAX_BYTES].decode("utf-8-sig", "replace")
+        if signals := robots_signals(text):
+            host = rows.page_key(record.url, self._archive, record.offset)
+            self._spools["pages"].add(host[0], host + rows.ROBOTS, rows.encode(signals))
+        self._counts.dropped(RECORDS, key, Drop(Reason.OTHER_TYPE, "robots.txt"))
+
     def _take_inline(self, url: str, data: bytes) -> None:
         record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
         self._measure(INLINE_IMAGES, record)
 
     def _measure(self, stage: Stage, record: Record) -> None:
         """Begins to measure an image, while the archive is read on."""
-        wait = measure(record, self._rules, self._examiner)
+        # The bytes of those in pages are at hand now alone.
+        examiner = self._decoder if stage is INLINE_IMAGES else self._examiner
+        wait = measure(record, self._rules, examiner)
         self._measured.append(MeasuredImage(stage, record, wait))
         self._measured_bytes += len(record.body)
         while self._measured_bytes > MEASURED_BYTES or len(self._measured) > MOST_MEASURED:
@@ -173,20 +189,21 @@ class Miner:
         self._links.finish()
 
 
-def decode_source(record: Record, rules: WebPairRules) -> str | Drop:
+def decode_source(record: Record, rules: WebPairRules) -> markup.Source | Drop:
     """Decodes a page's bytes, or says why it is dropped."""
-    if len(record.body) > rules.max_page_bytes:
-        return Drop(Reason.TOO_LARGE, f"{len(record.body)} bytes")
     if not markup.mentions_image(record.body):
         return Drop(Reason.NO_IMAGES)
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         return Drop(why)
-    return markup.decode(record.body, record.charset)
+    source = markup.take_out_data(markup.decode(record.body, record.charset))
+    if len(source.text) > rules.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(source.text)} characters without data: URIs")
+    return source
 
 
-def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
+def read_page(source: markup.Source, url: str, rules: WebPairRules) -> html.Page | Drop:
     """Parses the page at ``url``, or says why it is dropped."""
-    tree = markup.parse(source, max_nesting=rules.max_nesting)
+    tree = markup.parse(source.text, max_nesting=rules.max_nesting)
     if isinstance(tree, Drop):
         return tree
     return html.read_page(
@@ -195,11 +212,12 @@ def read_page(source: str, url: str, rules: WebPairRules) -> html.Page | Drop:
         max_text_chars=rules.max_text_chars,
         max_images=rules.max_images_per_page,
         ignore_opt_outs=rules.ignore_opt_outs,
+        data_images=source.data_images,
     )
 
 
 def detect_language(
-    source: str,
+    source: markup.Source,
     detector: LanguageDetector,
     rules: WebPairRules,
     languages: frozenset[str] | None,
@@ -210,8 +228,8 @@ def detect_language(
     """
     language = page_language(
         detector,
-        markup.quick_text(source, rules.max_language_chars),
-        markup.declared_language(source),
+        markup.quick_text(source.text, rules.max_language_chars),
+        markup.declared_language(source.text),
         languages=languages,
         min_probability=rules.min_language_probability,
         min_chars=rules.min_language_chars,
@@ -222,13 +240,17 @@ def detect_language(
     return language
 
 
-def examining(rules: WebPairRules, filters: ImageFilters) -> AbstractContextManager[Examiner]:
-    """Opens what examines images by the rules and the filters of a run."""
+def examining(
+    rules: WebPairRules, filters: ImageFilters, *, headers: bool = False
+) -> AbstractContextManager[Examiner]:
+    """Opens what examines images by the rules and the filters of a run, or their headers alone."""
     return open_examiner(
         min_side_px=rules.min_side_px,
         max_pixels=rules.max_pixels,
-        hashed=True,
-        judge=filters.judge,
+        hashed=not headers,
+        headers=headers,
+        blank=False,
+        judge=None if headers else filters.judge,
     )
 
 
@@ -247,7 +269,6 @@ def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
     """Returns an image's facts with its place; of one that is dropped the reason."""
     if isinstance(facts, Drop):
         return facts
-    assert facts.phash is not None
     return ArchivedImage(
         image_id=facts.image_id,
         url=record.url,
@@ -323,11 +344,12 @@ def mine_records(job: Job, unit: Unit, read: Callable[[Counts], Records]) -> Res
         spools = {
             kind: stack.enter_context(spool(job.mined_spool(unit.name, kind))) for kind in kinds
         }
-        examiner = stack.enter_context(examining(job.rules, job.filters))
+        examiner = stack.enter_context(examining(job.rules, job.filters, headers=True))
+        decoder = stack.enter_context(examining(job.rules, job.filters))
         links = (
             LinkLog(spools["links"]) if unit.slices else LinkFollower(spools["redirects"], counts)
         )
-        miner = Miner(archive.id, job, spools, links, counts, examiner)
+        miner = Miner(archive.id, job, spools, links, counts, examiner, decoder)
         for key, record in read(counts):
             miner.take(key, record)
         miner.finish()

@@ -1,11 +1,25 @@
 """A pair is an image with one text; which texts count as the same is said here, too."""
 
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.texts.words import split_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherText:
+    """A further text of a pair's image, on the same or on another page."""
+
+    text: str
+    text_source: TextSource
+    score: float
+    language: str
+    page_url: str
+    license: str | None = None
+    features: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +33,31 @@ class Pair:
     language: str
     page_url: str
     license: str | None = None
+    features: dict[str, float] | None = None  # of its score, if candidates are kept
+    others: tuple[OtherText, ...] = ()  # the best first
+
+    def as_other(self) -> OtherText:
+        """Returns the pair's own text as a further one of its image."""
+        return OtherText(
+            text=self.text,
+            text_source=self.text_source,
+            score=self.score,
+            language=self.language,
+            page_url=self.page_url,
+            license=self.license,
+            features=self.features,
+        )
+
+
+def with_others(pair: Pair, others: Iterable[OtherText], most: int) -> Pair:
+    """Returns the pair with the best ``most`` of an image's further texts, each once."""
+    seen, chosen = {text_key(pair.text)}, list[OtherText]()
+    for other in sorted(others, key=lambda one: (-one.score, one.text, one.page_url)):
+        key = text_key(other.text)
+        if key not in seen and len(chosen) < most:
+            seen.add(key)
+            chosen.append(other)
+    return replace(pair, others=tuple(chosen))
 
 
 def text_key(text: str) -> str:

@@ -79,7 +79,7 @@ def rescore(args: argparse.Namespace) -> int:
     # Only a scorer looks at images; those of tar shards have no table.
     looks = args.scorer and any(shard.table == "images" for shard in manifest["shards"])
     images = output if looks else None
-    scoring = _scoring(args, output, images, manifest["settings"].get("min_score"))
+    scoring = open_scoring(args, output, images, manifest["settings"].get("min_score"))
     if manifest.get("scoring") != scoring.about:
         _make_shards(output, manifest, scoring)
         _plan_manifest(output, manifest["shards"], scoring.about)
@@ -88,20 +88,22 @@ def rescore(args: argparse.Namespace) -> int:
     return _say_scores(output, scoring.about["threshold"])
 
 
-def _scoring(
+def open_scoring(
     args: argparse.Namespace, output: Path, images: Path | None, min_score: float | None
 ) -> Scoring:
+    """Opens what the flags score by. Raises InputError for tables and files that are not these."""
     sources = open_sources(images, args.regions, args.classes, args.attributes)
     scorer = None if args.scorer is None else Scorer.load(args.scorer)
     about = {
         "by": "agreement with regions" if scorer is None else "scorer",
-        "inputs": make_records(_inputs(args), output),
+        "inputs": make_records(scoring_inputs(args), output),
         "threshold": min_score if scorer is None else scorer.threshold,
     }
     return Scoring(sources=sources, scorer=scorer, about=json.loads(json.dumps(about)))
 
 
-def _inputs(args: argparse.Namespace) -> list[Input]:
+def scoring_inputs(args: argparse.Namespace) -> list[Input]:
+    """Returns the files and tables that scores are made from."""
     inputs = [] if args.regions is None else [table_input("--regions", args.regions, REGIONS)]
     for flag, job in (("classes", None), ("attributes", None), ("scorer", "fit_scorer")):
         if (path := getattr(args, flag)) is not None:

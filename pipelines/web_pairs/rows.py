@@ -19,7 +19,7 @@ KEY = 16  # bytes of a hashed key
 PLACE = KEY + 16  # bytes that name a page: its host, its archive, its record's offset
 MOST_PIXELS = 1 << 62  # more than any image has
 FACT, REQUEST = b"\0", b"\1"
-PAGE, MATCH = b"\0", b"\1"
+PAGE, MATCH, ROBOTS = b"\0", b"\1", b"\2"
 
 
 class Fact(msgspec.Struct, array_like=True, frozen=True):
@@ -40,6 +40,7 @@ encode = msgspec.msgpack.Encoder().encode
 page = msgspec.msgpack.Decoder(Page).decode
 fact = msgspec.msgpack.Decoder(Fact).decode
 pair = msgspec.msgpack.Decoder(Pair).decode
+signals = msgspec.msgpack.Decoder(list[tuple[str, bool]]).decode
 number = msgspec.msgpack.Decoder(int).decode
 
 
@@ -87,6 +88,7 @@ def bytes_key(pair: Pair) -> bytes:
 
 def hash_row(image: ArchivedImage, image_key: bytes) -> tuple[int, bytes]:
     """Slice and key of an image by its perceptual hash: of one hash the largest comes first."""
+    assert image.phash is not None, "an image that has not been decoded"
     phash = number_key(image.phash)
     return phash[0], phash + number_key(MOST_PIXELS - image.width * image.height) + image_key
 

@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.decode import DecodedPairs, place_key
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
-from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
+from vlmill.pipelines.web_pairs.shared import SharedTexts, shared_path
 from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
 from vlmill.pipelines.web_pairs.stages import BEST_TEXT, EXCLUDE, SHARED_TEXT
-from vlmill.pipelines.web_pairs.units import Job, open_counts, range_units
+from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import Drop
@@ -24,9 +24,8 @@ from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
 IMAGE_KEY = 32  # bytes of an image_id
+MOST_OTHERS = 1_000  # further texts of one image that are compared, the best of many pages
 COUNTED_TEXTS = 100_000  # kept in memory before their counts are written
-
-Keys = npt.NDArray[np.bytes_]
 
 
 def best_texts(job: Job, unit: Unit) -> Result:
@@ -41,7 +40,7 @@ def best_texts(job: Job, unit: Unit) -> Result:
         for slice_ in unit.slices:
             stream = sorted_rows(paths, slice_)
             for key, group in groupby(stream, key=lambda row: row[0][:IMAGE_KEY]):
-                pair = select_best(group, excluded, counts)
+                pair = select_best(group, excluded, counts, job.rules.keep_texts)
                 if pair is not None:
                     counter.add(rows.shared_key(pair.text))
                     best.add(slice_, key, rows.encode(pair))
@@ -61,10 +60,17 @@ def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
 
 
 def select_best(
-    group: Iterable[Row], excluded: Callable[[ArchivedImage], str | None], counts: Counts
+    group: Iterable[Row],
+    excluded: Callable[[ArchivedImage], str | None],
+    counts: Counts,
+    keep_texts: int,
 ) -> Pair | None:
-    """The first candidate of an image, which is its best, unless the image is excluded."""
+    """The first candidate of an image, which is its best, unless the image is excluded.
+
+    It gets the image's further texts, so that ``keep_texts`` are kept in all.
+    """
     best: Pair | None = None
+    others: list[OtherText] = []
     for _, value in group:
         candidate = rows.pair(value)
         if (why := excluded(candidate.image)) is not None:
@@ -78,7 +84,9 @@ def select_best(
             detail = f"{candidate.score:.3f} {candidate.text_source}: {candidate.text}"
             drop = Drop(Reason.NOT_BEST_TEXT, detail)
             counts.dropped(BEST_TEXT, candidate.image.image_id, drop)
-    return best
+            if keep_texts > 1 and len(others) < MOST_OTHERS:
+                others += (candidate.as_other(), *candidate.others)
+    return with_others(best, (*best.others, *others), keep_texts - 1) if best and others else best
 
 
 class TextCounter:
@@ -112,56 +120,31 @@ def shared_texts(job: Job, unit: Unit) -> Result:
     return Result()
 
 
-def shared_path(job: Job, unit: Unit) -> Path:
-    """Where the keys of shared texts of a range lie."""
-    return job.joins / f"{unit.name}.shared"
-
-
-class SharedTexts:
-    """Tells which texts are shared, from mapped files of sorted keys."""
-
-    def __init__(self, job: Job) -> None:
-        self._parts: dict[int, Keys] = {}
-        for unit in range_units("shared", job):
-            path = shared_path(job, unit)
-            if path.stat().st_size:
-                keys: Keys = np.memmap(path, dtype=f"S{rows.KEY}", mode="r")
-                self._parts |= dict.fromkeys(unit.slices, keys)
-
-    def __contains__(self, key: bytes) -> bool:
-        keys = self._parts.get(key[0])
-        if keys is None:
-            return False
-        value = np.array(key, dtype=keys.dtype)
-        index = int(np.searchsorted(keys, value))
-        return index < len(keys) and bool(keys[index] == value)
-
-
 def settle(job: Job, unit: Unit) -> Result:
-    """Drops pairs of shared texts; leaves the others by shards, and their hashes for the groups."""
+    """Drops pairs of shared texts; leaves the others by the places of their images.
+
+    Images of pages' data: URIs have been decoded with their pages.
+    """
     paths, shared = job.spools("best"), SharedTexts(job)
     with ExitStack() as stack:
-        counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
-        hashes = stack.enter_context(spool(job.joins / f"{unit.name}.hashes.spool"))
-        pairs = stack.enter_context(spool(job.joins / f"{unit.name}.pairs.spool"))
-        images = stack.enter_context(spool(job.joins / f"{unit.name}.images.spool"))
+        decoded = DecodedPairs(job, unit.name, stack)
+        undecoded = stack.enter_context(spool(job.joins / f"{unit.name}.undecoded.spool"))
         for slice_ in unit.slices:
-            for key, value in sorted_rows(paths, slice_):
+            for _, value in sorted_rows(paths, slice_):
                 pair = rows.pair(value)
-                pair_id = compute_pair_id(pair.image.image_id, pair.text)
                 if rows.shared_key(pair.text) in shared:
                     detail = f"{pair.image.url} {pair.text}"
-                    counts.dropped(SHARED_TEXT, pair_id, Drop(Reason.SHARED_TEXT, detail))
+                    pair_id = compute_pair_id(pair.image.image_id, pair.text)
+                    drop = Drop(Reason.SHARED_TEXT, detail)
+                    decoded.counts.dropped(SHARED_TEXT, pair_id, drop)
                     continue
-                counts.passed(SHARED_TEXT)
-                pairs.add(rows.assign_shard(pair_id, job.shards), pair_id.encode(), value)
-                images.add(
-                    rows.assign_shard(pair.image.image_id, job.shards),
-                    rows.bytes_key(pair),
-                    value,
-                )
-                hashes.add(*rows.hash_row(pair.image, key))
-    return Result(tallies=counts.tallies)
+                decoded.counts.passed(SHARED_TEXT)
+                if pair.image.phash is not None:
+                    decoded.add(pair)
+                else:
+                    key = place_key(pair.image)
+                    undecoded.add(key[0], key, value)
+    return Result(tallies=decoded.counts.tallies)
 
 
 def group_images(job: Job, unit: Unit) -> Result:

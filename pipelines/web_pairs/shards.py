@@ -1,6 +1,7 @@
 """Last step, a shard a unit: rows of pairs and rejects in order, images' bytes as they lie."""
 
 import heapq
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from vlmill.runtime.units.funnel import OUT, Drop
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_pair_id
-from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
+from vlmill.schemas.tables import CANDIDATES, IMAGES, PAIRS, REJECTS, Table
 
 GROUP_BYTES = 16 << 20
 GROUP_ROWS = 10_000
@@ -39,7 +40,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
         def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
             for _, value in ordered_rows(job, kind, unit.number):
                 pair = rows.pair(value)
-                yield pair, assign_split(pair.image, groups, job.rules)
+                yield pair, assign_split(pair.image, pair.page_url, groups, job.rules)
 
         def pair_rows() -> Iterator[dict[str, Any]]:
             for pair, split in settled("pairs"):
@@ -53,6 +54,14 @@ def write_shard(job: Job, unit: Unit) -> Result:
                 yield row
 
         shards = [write_rows(job, PAIRS, unit.number, pair_rows())]
+        if job.rules.keep_texts > 1:
+            rows_of_texts = (
+                row
+                for pair, split in settled("pairs")
+                if isinstance(split, str)
+                for row in candidate_rows(pair, split)
+            )
+            shards.append(write_rows(job, CANDIDATES, unit.number, rows_of_texts))
     images_to_write = ((pair, split) for pair, split in settled("images") if isinstance(split, str))
     with_bytes = read_images(images_to_write, job, unit.number)
     if job.webdataset:
@@ -96,6 +105,25 @@ def pair_row(pair: Pair, split: str) -> dict[str, Any]:
         "image_url": pair.image.url,
         "license": pair.license,
     }
+
+
+def candidate_rows(pair: Pair, split: str) -> Iterator[dict[str, Any]]:
+    """Yields the rows of ``candidates`` of an image: the text of its pair, and the further ones."""
+    for rank, text in enumerate((pair.as_other(), *pair.others)):
+        yield {
+            "pair_id": compute_pair_id(pair.image.image_id, text.text),
+            "image_id": pair.image.image_id,
+            "text": text.text,
+            "rank": rank,
+            "language": text.language or None,
+            "split": split,
+            "text_source": text.text_source,
+            "score": text.score,
+            "page_url": text.page_url,
+            "image_url": pair.image.url,
+            "license": text.license,
+            "features": None if text.features is None else json.dumps(text.features),
+        }
 
 
 def image_row(image: ArchivedImage, data: bytes) -> dict[str, Any]:

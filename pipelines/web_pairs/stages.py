@@ -16,6 +16,7 @@ TEXTS = Stage("texts", "images on pages")
 EXCLUDE = Stage("exclude", "pairs")
 BEST_TEXT = Stage("best_text", "pairs")
 SHARED_TEXT = Stage("shared_text", "pairs")
+DECODE = Stage("decode", "pairs")
 NEAR_DUPLICATES = Stage("near_duplicates", "pairs")
 
 STAGES = (
@@ -33,5 +34,6 @@ STAGES = (
     EXCLUDE,
     BEST_TEXT,
     SHARED_TEXT,
+    DECODE,
     NEAR_DUPLICATES,
 )

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from vlmill.pipelines.web_pairs.decode import decode_images, decode_units
 from vlmill.pipelines.web_pairs.join import choose_texts, follow_redirects, join_urls
 from vlmill.pipelines.web_pairs.mine import mine
 from vlmill.pipelines.web_pairs.order import order, order_units
@@ -63,6 +64,7 @@ STEPS = (
     _ranged("best", best_texts),
     _ranged("shared", shared_texts),
     _ranged("settle", settle),
+    _joining("decode", decode_units, partial(_reading_archives, decode_images)),
     _joining("groups", partial(single_unit, "groups"), group_images),
     _joining("order", order_units, order),
     _joining("shards", shard_units, partial(_reading_archives, write_shard)),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vlmill.pipelines.filters.image import ImageFilters
+from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index, Ranges
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
@@ -94,6 +95,7 @@ class Job:
     exclude_hash: tuple[str, ...] = ()
     webdataset: bool = False
     indexed: bool = False  # an index names the records: the others are not read
+    scorer: Scorer | None = None  # chooses among the texts of each image
     allowed: tuple[str, ...] = ()  # networks that are not public, and may be read
 
     @property

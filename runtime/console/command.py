@@ -1,21 +1,25 @@
-"""Every command line shares these exit statuses, one-line errors and lines for the user.
+"""Defines the exit statuses, one-line errors and status lines that all commands share.
 
-Exit status 0: done. 1: failed. 2: wrong arguments or input, told in one line that names the
-argument and the remedy. 130: interrupted. 141: who read the output, such as `head`, has gone.
+Exit status 0: done. 1: failed. 2: wrong arguments or input, with one line that names the argument
+and the remedy. 130: interrupted. 141: the reader of the output, such as `head`, has ended.
+
+`failure_line` writes one line for errors that are not bugs, from any library.
 """
 
 import argparse
+import errno
 import math
+import os
+import re
 import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import vlmill
 from vlmill.runtime.bus_errors import name_shrunken_files
-from vlmill.runtime.console.failures import failure_line, one_line
 from vlmill.runtime.console.streams import (
     drop_unwritable_output,
     prepare_streams,
@@ -27,6 +31,78 @@ from vlmill.runtime.files.paths import irregular_kind, to_path
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.settings.numbers import MAX_WHOLE
 from vlmill.schemas.errors import InputError, StoreFailed
+
+_NO_MEMORY = (
+    *("DefaultCPUAllocator", "not enough memory", "out of memory", "std::bad_alloc"),
+    *("can't start new thread", "Cannot allocate memory", "cannot allocate memory"),
+    *("failed to map segment", "unable to start new thread"),
+)
+_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (.*?)\.|exited)")
+MAX_LINE = 500
+
+
+def failure_line(error: Exception) -> str | None:
+    """Returns the line for a command that ends with status 1; None for an error that is a bug.
+
+    These are errors of the operating system, too little memory, and killed workers of a loader.
+    """
+    text = one_line(error)
+    if isinstance(error, MemoryError) or _is_about_memory(error, text):
+        return _memory_line(text)
+    if isinstance(error, OSError):
+        return _os_line(error)
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        return (
+            f"{error.object[error.start : error.end]!r} cannot be written in the encoding "
+            f"{error.encoding} of this locale; set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
+        )
+    if isinstance(error, RuntimeError) and (worker := _WORKER.match(text)):
+        how = f" (signal: {worker[1]})" if worker[1] else ""
+        return (
+            f"a worker process of the loader was killed{how}, as the system does where memory is "
+            "short; run the same command again, which continues from the last checkpoint, perhaps "
+            "with fewer workers (workers=N)"
+        )
+    return None
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message as one line."""
+    return " ".join(str(error).split())[:MAX_LINE]
+
+
+def _is_about_memory(error: Exception, text: str) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # torch.OutOfMemoryError is a RuntimeError; libraries that cannot be loaded are an ImportError.
+    known = isinstance(error, RuntimeError | ImportError)
+    return known and any(words in text for words in _NO_MEMORY)
+
+
+def _memory_line(text: str) -> str:
+    detail = f" ({text})" if text else ""
+    return f"not enough memory{detail}{_memory_limit()}"
+
+
+def _memory_limit() -> str:
+    """Returns the limit of this process's address space, where there is one, as a remedy."""
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"; the shell allows {limit / 1e9:.1f} GB (ulimit -v): raise it"
+
+
+def _os_line(error: OSError) -> str:
+    if error.errno is None or error.strerror is None:
+        return one_line(error)
+    names = [
+        os.fsdecode(n) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)
+    ]
+    return ": ".join([" -> ".join(names), error.strerror] if names else [error.strerror])
 
 
 class ShowVersions(argparse.Action):
@@ -42,8 +118,8 @@ class ShowVersions(argparse.Action):
 
 
 def versions() -> str:
-    """The versions that decide a run's numbers, of what is installed; nothing is imported."""
-    from importlib import metadata  # takes 20 ms: for this answer alone
+    """Returns the versions that affect results, from package metadata without importing them."""
+    from importlib import metadata  # takes 20 ms, so only for --version
 
     try:
         torch = metadata.version("torch")
@@ -64,14 +140,23 @@ class SetCheck(argparse.Action):
         setattr(CHECKS, self.option_strings[0].removeprefix("--"), True)
 
 
+RERUN_FLAGS = frozenset(
+    ("--dry-run", "--fresh", "--force", "--lock-seconds", "--verify", "--trust", "--version")
+)
+"""Flags that most commands share and few users need: every help lists them last"""
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with --version, --verify and --trust, whose errors are one line, whose
-    help keeps the epilog's line breaks, and whose flags of type float take no ``nan`` or ``inf``.
+    """An ArgumentParser with --version, --verify and --trust and with one-line errors.
+
+    Its help keeps the line breaks of the epilog and lists :data:`RERUN_FLAGS` last. Flags of type
+    float refuse ``nan`` and ``inf``.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._reruns = self.add_argument_group("estimates, reruns and checks")
         self.register("type", float, finite_float)
         self.register("type", int, whole_number)
         self.add_argument("--version", action=ShowVersions, help="print versions and exit")
@@ -79,21 +164,32 @@ class Parser(argparse.ArgumentParser):
             "--verify",
             action=SetCheck,
             help="compare the SHA-256 of every input table with its manifest before reading it "
-            "(about a second a GB); sizes are always compared",
+            "(about a second per GB); sizes are always compared",
         )
         self.add_argument(
             "--trust",
             action=SetCheck,
-            help="skip comparing checkpoints, detectors, indexes and vectors with the SHA-256 "
-            "that they record (about a second a GB)",
+            help="do not compare checkpoints, detectors, indexes and vectors with their "
+            "recorded SHA-256 (saves about a second per GB)",
         )
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Adds an argument; one of :data:`RERUN_FLAGS` joins the last group of the help."""
+        if args and args[0] in RERUN_FLAGS:
+            return self._reruns.add_argument(*args, **kwargs)
+        return super().add_argument(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """Returns the help, with the group of :data:`RERUN_FLAGS` after all others."""
+        self._action_groups.sort(key=lambda group: group is self._reruns)
+        return super().format_help()
 
     def parse_known_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses, and refuses arguments that name a pipe or a device: reading one may never end."""
+        """Parses, and refuses arguments that name a pipe or a device, which might never end."""
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             for text in _argument_texts(getattr(parsed, action.dest, None)):
@@ -108,16 +204,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def _argument_texts(value: object) -> list[str]:
-    """Returns the texts among an argument's values that may be paths, those of ``field=path``
-    included.
-    """
+    """Returns the strings among an argument's values that may be paths, also in ``field=path``."""
     values = value if isinstance(value, list | tuple) else [value]
     texts = [str(each) for each in values if isinstance(each, str | Path)]
     return texts + [text.partition("=")[2] for text in texts if "=" in text]
 
 
 def path_or_url(text: str) -> Path:
-    """The type of an argument that is a path of this machine or a place in a store."""
+    """Parses an argument that is a local path or the URL of an object store."""
     try:
         return to_path(text)
     except InputError as error:
@@ -125,64 +219,66 @@ def path_or_url(text: str) -> Path:
 
 
 def int_at_least(lowest: int) -> Callable[[str], int]:
-    """The type of an argument that is a whole number from ``lowest``."""
+    """Returns the parser of an argument that is a whole number, ``lowest`` or more."""
 
     def number(text: str) -> int:
         with suppress(ValueError):
             if lowest <= (value := int(text)) <= MAX_WHOLE:
                 return value
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: want a whole number from {lowest}")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {lowest}")
 
     return number
 
 
 def whole_number(text: str) -> int:
-    """The type of an argument that is a whole number, of 64 bits as whatever counts with it."""
+    """Parses an argument that is a whole number of at most 64 bits, as counters are."""
     with suppress(ValueError):
         if abs(value := int(text)) <= MAX_WHOLE:
             return value
-    raise argparse.ArgumentTypeError(f"{text[:40]!r}: want a whole number of 64 bits")
+    raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number of at most 64 bits")
 
 
 def finite_float(text: str) -> float:
-    """The type of an argument that is a number: every check of a range lets ``nan`` through."""
+    """Parses an argument that is a finite number: range checks would accept ``nan``."""
     if not math.isfinite(value := float(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: want a finite number")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
     return value
 
 
 def non_negative_float(text: str) -> float:
-    """The type of an argument that is a number, 0 or more."""
+    """Parses an argument that is a number, 0 or more."""
     if (value := finite_float(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: want a number from 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0")
     return value
 
 
 def add_fresh(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--fresh``, for jobs that continue what they find in ``--output``."""
+    """Adds ``--fresh``, for jobs that continue an earlier run in ``--output``."""
     parser.add_argument(
-        "--fresh", action="store_true", help="delete what an earlier run left in --output"
+        "--fresh",
+        action="store_true",
+        help="delete the output of an earlier run in --output and start over",
     )
 
 
 def add_lock_seconds(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that says when the lock of a killed run is taken over."""
+    """Adds ``--lock-seconds``, the age at which the lock of a killed run is stale."""
     parser.add_argument(
         "--lock-seconds",
         type=non_negative_float,
         metavar="S",
-        help="of an --output in a store: a run that has not renewed its lock for so long is taken "
-        "for killed (120); 0: at once",
+        help="for an --output in an object store: treat another run's lock as stale if it "
+        "was not renewed for S seconds (default: 120; 0: immediately)",
     )
 
 
 def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """Runs ``command`` on the arguments and returns its exit status.
 
-    ``argv`` defaults to the process's own. A user's mistake and a module of an extra that is not
-    installed give status 2; the operating system's refusals (a full disk, a missing permission),
-    memory that there is not, and a killed worker (:func:`failure_line`) status 1, each as one line
-    without a traceback. Any other exception is a bug and keeps its traceback.
+    ``argv`` defaults to the arguments of the process. A user's mistake and a missing extra give
+    status 2. Errors of the operating system (a full disk, a missing permission), too little memory
+    and a killed worker (:func:`failure_line`) give status 1. Each prints one line without a
+    traceback. Any other exception is a bug and keeps its traceback.
     """
     name_shrunken_files()
     prepare_streams()
@@ -217,7 +313,7 @@ def _fail(line: str, status: int) -> int:
 
 
 def _is_read(output: TextIO) -> bool:
-    """Whether there is still a reader. Where not, what is left to print goes nowhere."""
+    """Returns whether ``output`` still has a reader. If not, further output is discarded."""
     poll = select.poll()
     poll.register(output)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
@@ -227,15 +323,15 @@ def _is_read(output: TextIO) -> bool:
 
 
 def print_status(line: str) -> None:
-    """Tell the user on standard error; standard output is for the result."""
+    """Prints a line on standard error; standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def print_reading_hint(folder: str | Path, table: str) -> None:
-    """Tells how another program reads one table of a job's local folder, which holds several."""
+    """Prints how to read one table of a job's local folder, which has several, in Python."""
     if is_remote(folder):
         return
     pattern = f"{folder}/{table}-*.parquet"
     print_status(
-        f"each table by itself: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)"
+        f"to read this table in Python: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)"
     )

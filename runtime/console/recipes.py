@@ -11,7 +11,7 @@ from vlmill.schemas.errors import InputError
 def add_recipes_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what :func:`run_recipes` reads."""
     parser.add_argument("action", nargs="?", choices=("list", "show"), default="list")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="with show: the recipe to print")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to print (with `show`)")
 
 
 def run_recipes(

@@ -1,7 +1,7 @@
-"""Pieces of one-file HTML reports: images and charts inside, no script, opens without a network.
+"""Builds one-file HTML reports with inline images and charts, without scripts or network access.
 
 Every text goes through jinja2's autoescape, because it comes from the web. Charts are SVG with
-fixed ids and no date, so that the same data give the same bytes.
+fixed ids and no date, so the same data give the same bytes.
 """
 
 import atexit
@@ -50,7 +50,7 @@ _ENVIRONMENT = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefi
 
 
 def template(source: str) -> jinja2.Template:
-    """A jinja2 template with autoescape; a name that is not given is an error."""
+    """Returns a jinja2 template with autoescape; an undefined name is an error."""
     return _ENVIRONMENT.from_string(source)
 
 
@@ -68,7 +68,7 @@ _CARDS = template(
     "<small>{{ card.about }}</small></div>{% endfor %}</div>"
 )
 _FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
-_SHORT = 24  # characters that are not worth a line break
+_SHORT = 24  # characters up to which a line is not broken
 _FUNNEL = template(
     "<table class='funnel'><thead><tr><th>stage</th><th>in</th><th>out</th><th></th>"
     "<th>dropped, by reason</th></tr></thead><tbody>{% for s in funnel %}<tr>"
@@ -82,9 +82,7 @@ _FUNNEL = template(
 
 
 def page(title: str, sections: Sequence[Section], *, subtitle: str = "", notice: str = "") -> str:
-    """A whole HTML page; ``notice`` stands in a box at the top (what a reader must not
-    overlook).
-    """
+    """Returns a complete HTML page; ``notice`` is shown in a box at the top."""
     return _PAGE.render(
         title=title, subtitle=subtitle, notice=notice, sections=sections, software=SOFTWARE
     )
@@ -96,12 +94,12 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section], **abou
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """A table; numbers are aligned right, cells that are Markup stay as they are."""
+    """Returns a table; numbers are right-aligned, and Markup cells are not escaped."""
     return Markup(_TABLE.render(header=header, rows=rows, kind=_kind))
 
 
 def _kind(cell: Any) -> str:
-    """A cell's class: a number, a word that is not broken, or neither."""
+    """Returns a cell's class: a number, a word that is not broken, or neither."""
     text = cell.striptags() if isinstance(cell, Markup) else str(cell)
     if _FIGURE.fullmatch(text):
         return "number"
@@ -191,14 +189,14 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
 
 
 def image_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
-    """Images in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``; a
-    ``second`` image stands to the right of the first.
+    """Returns a grid of images; a card has a ``uri`` (or ""), a ``text`` and small print ``about``.
+    A ``second`` image is shown to the right of the first.
     """
     return Markup(_CARDS.render(cards=cards))
 
 
 def _can_draw() -> bool:
-    """Whether matplotlib is there, which is looked for only where a chart is to be drawn."""
+    """Returns whether matplotlib is installed, checked only when a chart is drawn."""
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
-"""One run at a time writes an output: a second one is refused, and told who is at work.
+"""Lets only one run at a time write an output: a second one is refused and names the first.
 
-The lock is the system's own (`flock`), so that a crash or a kill frees it. It belongs to a run:
-whoever starts the run takes it, and its workers and the other ranks of its launch do not ask. An
-object store knows no locks of the system: there it is an object (:mod:`.remote_lock`).
+The lock is the operating system's (`flock`), so a crash or a kill releases it. It belongs to a run:
+the process that starts the run takes it, and workers and the other ranks of its launch do not.
+Object stores have no such locks: there it is an object (:mod:`.remote_lock`).
 """
 
 import errno
@@ -28,7 +28,7 @@ from vlmill.schemas.plain_json import parse_json
 
 LOCK = ".vlmill-lock"
 LOCK_PART = re.compile(r"-\d+-of-\d+$")
-# The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
+# The variables in which launchers (torchrun, and MPI's) pass the rank of a process.
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 # What file systems answer that know no locks, as some network mounts.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
@@ -47,16 +47,15 @@ def lock_output(
     part: str | None = None,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Hold the lock of an output; None is that of a command which writes nothing.
+    """Holds the lock of an output; None is for commands that write nothing.
 
-    The lock is a file in the output's folder, or ``alongside`` an output that is renamed into its
-    place as a whole. Folders that are made for it go again if nothing else has come into them.
-    ``part`` names the part of the output that a process makes beside others: each part is locked by
-    itself, and a run of the whole is refused while one is made.
-    Ranks of a launch above the first go through without one: theirs is the first rank's. In a store
-    the lock is an object, that another run takes over if it was not renewed for ``seconds``
-    (:mod:`.remote_lock`), and there are no parts. Raises InputError if another run holds it, or if
-    the output cannot be written.
+    The lock is a file in the output's folder, or ``alongside`` an output that is renamed as a
+    whole. Folders created for it are deleted again if they stay empty. ``part`` names the part of
+    the output that a process makes while others make theirs: each part has its own lock, and a run
+    without parts is refused in the meantime. Ranks of a launch above the first take no lock: theirs
+    is the first rank's. In a store the lock is an object that another run takes over if it was not
+    renewed for ``seconds`` (:mod:`.remote_lock`), and there are no parts. Raises InputError if
+    another run holds the lock, or if the output cannot be written.
     """
     if output is None or _is_later_rank():
         yield
@@ -137,7 +136,7 @@ def _hold_lock(
 
 
 def _is_last(descriptor: int) -> bool:
-    """Whether nobody else holds the lock; where files know no locks that is taken to be so."""
+    """Returns whether no other process holds the lock; True if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -219,7 +218,7 @@ def _open_lock_file(path: Path, display_name: str) -> int:
 
 
 def _find_obstacle(folder: Path) -> Path:
-    """What stands in the way of ``folder``: itself, or a parent that is no folder."""
+    """Returns the obstacle to creating ``folder``: itself, or a parent that is not a folder."""
     return next(p for p in (folder, *folder.parents) if os.path.lexists(p))
 
 
@@ -244,5 +243,5 @@ def _holder(descriptor: int) -> str:
     try:
         holder = parse_json(os.pread(descriptor, 4096, 0))
         return "process {pid} on {host} since {since} ({command})".format(**holder)
-    except (ValueError, KeyError, TypeError):  # it has the lock and is about to say so
+    except (ValueError, KeyError, TypeError):  # it has the lock and has not written its name yet
         return "another run"

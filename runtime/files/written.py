@@ -1,7 +1,7 @@
-"""The files that a unit of work writes, each with its size and SHA-256 when it is finished.
+"""Records the files of a unit of work, each with its size and SHA-256.
 
-What is written is compared with these later: a bit that flips on the disk, or another run's file
-under the same name, is noticed before anything is made of it.
+They are compared with these records later, so a flipped bit on disk, or another run's file under
+the same name, is noticed before it is used.
 """
 
 import threading
@@ -41,7 +41,7 @@ def record_files() -> Iterator[list[WrittenFile]]:
 
 
 def note_digest(temporary: Path, sha256: str) -> None:
-    """Says what SHA-256 a temporary file has, so that :func:`note_file` need not read it."""
+    """Records the SHA-256 of a temporary file, so that :func:`note_file` need not read it."""
     _log.digest = (temporary, sha256)
 
 

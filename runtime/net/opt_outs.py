@@ -1,9 +1,11 @@
 """What site owners forbid about their pages and images, from headers and metadata.
 
 Read are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
-noimageindex, none) and the TDM Reservation Protocol (``tdm-reservation`` as a header and as
-metadata, and a site's ``/.well-known/tdmrep.json``). Every function is pure and says what
-was forbidden as members of ``Reason``; whether that is honoured is the caller's choice.
+noimageindex, none), the TDM Reservation Protocol (``tdm-reservation`` as a header and as
+metadata, and a site's ``/.well-known/tdmrep.json``), and what headers and robots.txt say of
+training (``Content-Signal: ai-train=no``, ``Content-Usage: train-ai=n``). Every function is pure
+and says what was forbidden as members of ``Reason``; whether that is honoured is the caller's
+choice.
 """
 
 import codecs
@@ -43,20 +45,79 @@ _RESERVED_FIRST = (
 
 
 def header_opt_outs(headers: Mapping[str, str], agent: str = AGENT) -> frozenset[Reason]:
-    """Returns what the headers of a response forbid; their names are in lower case.
+    """Returns the opt-outs in the headers of a response, whose names are in lower case.
 
-    Headers that came several times may be joined by commas or line ends.
+    Repeated headers may be joined by commas or line ends.
     """
     robots = headers.get("x-robots-tag")
     reserved = headers.get("tdm-reservation")
-    if robots is None and reserved is None:
+    usage = headers.get("content-usage") or headers.get("content-signal")
+    if robots is None and reserved is None and usage is None:
         return frozenset()
     opt_outs = {r for line in (robots or "").split("\n") for r in _robots(line, agent)}
+    if usage is not None and forbids_training(usage):
+        opt_outs.add(Reason.NO_AI)
     return frozenset(opt_outs | _reserved(reserved))
 
 
+_USAGE = re.compile(r"([a-z][a-z-]*)\s*=\s*([a-z?0-9]+)")
+_TRAINING = frozenset(("ai-train", "train-ai", "train-genai", "ai-training", "genai"))
+_NO = frozenset(("n", "no", "?0"))
+
+
+def forbids_training(usage: str) -> bool:
+    """Returns whether a value of Content-Signal or Content-Usage forbids to train models.
+
+    ``ai-train=no`` (Cloudflare's Content Signals), ``train-ai=n`` (IETF AIPREF).
+    """
+    pairs = _USAGE.findall(usage[:_MAX_CHARS].lower())
+    return any(name in _TRAINING and value in _NO for name, value in pairs)
+
+
+_SIGNAL = re.compile(r"\s*content-(?:signal|usage)\s*:\s*(?:(/\S*)\s+)?([^#]*)", re.IGNORECASE)
+_AGENT_LINE = re.compile(r"\s*user-?agent\s*:\s*([^#\s]*)", re.IGNORECASE)
+
+
+def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
+    """Returns what a robots.txt says of training: (pattern of paths, whether it is forbidden).
+
+    Signals of the group for ``agent`` count, else those for all robots; signals before the first
+    group are for all.
+    """
+    own: list[tuple[str, bool]] = []
+    others: list[tuple[str, bool]] = []
+    names, in_names = {"*"}, False
+    for line in text.splitlines():
+        if group := _AGENT_LINE.match(line):
+            names = (names if in_names else set()) | {group[1].lower()}
+            in_names = True
+        elif signal := _SIGNAL.match(line):
+            in_names = False
+            if any(name in _TRAINING for name, _ in _USAGE.findall(signal[2].lower())):
+                rule = signal[1] or "/", forbids_training(signal[2])
+                if agent in names:
+                    own.append(rule)
+                elif "*" in names:
+                    others.append(rule)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            in_names = False
+    return own or others
+
+
+def signals_forbid(signals: Iterable[tuple[str, bool]], url: str) -> bool:
+    """Returns whether signals of a robots.txt forbid to train on ``url``; the longest path wins."""
+    parts = urlsplit(url)
+    path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
+    rules = [
+        (len(pattern), forbidden)
+        for pattern, forbidden in signals
+        if _matches(_unescaped(pattern), path)
+    ]
+    return max(rules)[1] if rules else False
+
+
 def meta_opt_outs(elements: Iterable[tuple[str, str]], agent: str = AGENT) -> frozenset[Reason]:
-    """Returns what a page's metadata forbids: (name, content) of its ``<meta>`` elements."""
+    """Returns the opt-outs in a page's metadata: (name, content) of its ``<meta>`` elements."""
     opt_outs: set[Reason] = set()
     for name, content in elements:
         name = name.strip().lower()
@@ -74,15 +135,21 @@ def first_opt_out(opt_outs: Iterable[Reason]) -> Reason | None:
 
 
 def _robots(value: str, agent: str) -> Iterator[Reason]:
-    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone."""
+    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone.
+
+    Commas separate directives; sites write semicolons and spaces, too.
+    """
     is_ours = True
-    for token in value[:_MAX_CHARS].split(","):
+    for token in re.split("[,;]", value[:_MAX_CHARS]):
         scoped = _AGENT.fullmatch(token)
-        if scoped and scoped[1].lower() not in _VALUED:
+        if scoped and scoped[1].lower() in _VALUED:
+            continue
+        if scoped:
             is_ours = scoped[1].lower() in ("*", agent)
             token = scoped[2]
         if is_ours:
-            yield from _DIRECTIVES.get(token.strip().lower(), ())
+            for word in token.lower().split():
+                yield from _DIRECTIVES.get(word, ())
 
 
 def _reserved(value: str | None) -> set[Reason]:
@@ -98,10 +165,11 @@ def tdmrep_url(url: str) -> str:
 def tdmrep_reserves(content: bytes, url: str) -> bool:
     """Returns whether a site's tdmrep.json reserves the rights to mine ``url``.
 
-    The file is a list of rules with ``location``, a pattern as robots.txt has them, and
-    ``tdm-reservation``; the first that matches the path holds (TDM Reservation Protocol, "TDM File
-    on the Origin Server"). What is no such file, or above ``MAX_TDMREP_BYTES``, reserves nothing.
-    A page's own header or metadata may still reserve: of several declarations any one is enough.
+    The file is a list of rules with ``location``, a pattern as in robots.txt, and
+    ``tdm-reservation``; the first rule that matches the path applies (TDM Reservation Protocol,
+    "TDM File on the Origin Server"). An invalid file, or one above ``MAX_TDMREP_BYTES``, reserves
+    nothing. A page's own header or metadata may still reserve: any one of several declarations is
+    enough.
     """
     parts = urlsplit(url)
     path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
@@ -134,7 +202,7 @@ def _plain(code: int) -> str | None:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether ``path`` begins like ``pattern``: ``*`` is anything, ``$`` its end."""
+    """Returns whether ``path`` begins like ``pattern``: ``*`` matches anything, ``$`` the end."""
     is_whole = pattern.endswith("$")
     first, *parts = pattern.removesuffix("$").split("*")
     if not path.startswith(first):

@@ -1,5 +1,5 @@
-"""Lists of the names of a detector's classes or attributes, in the order of numbers: a text of one
-name a line, or the JSON list that is written beside a table of boxes.
+"""Reads the names of a detector's classes or attributes, in the order of their numbers: a text with
+one name per line, or the JSON list next to a table of boxes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,26 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
+NAMES = "names"  # in the producer record of tables, where their detector's names are known
+
+
+def stored_names(producer: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the names of the classes and the attributes that a table of regions carries, by
+    "classes" and "attributes"; empty lists where it carries none.
+    """
+    record = producer.get(NAMES)
+    names = {}
+    for what in ("classes", "attributes"):
+        value = record.get(what) if isinstance(record, dict) else None
+        is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        names[what] = list(value) if is_list and value else []
+    return names
+
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:
-    """Reads the names of each class: synonyms are separated by commas, the usual one first.
+    """Reads the names of each class: synonyms separated by commas, the most common first.
 
-    Blank lines at the end do not count. Raises InputError for a file that cannot be read.
+    Empty lines at the end are ignored. Raises InputError for a file that cannot be read.
     """
     return [[name.strip() for name in line.split(",")] for line in read_lines(path, flag)]
 

@@ -21,13 +21,13 @@ FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octe
 MOST_FIELDS = 1_000  # besides images
 LONGEST_NAME, LONGEST_TEXT = 200, 20_000
 HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
-# What JSON may have besides what stands in its strings: brackets, commas, quotes, white space.
+# Limit of JSON outside of its strings: brackets, commas, quotes, white space.
 # Unbounded, 31 MiB of empty lists became 900 MiB, and of empty objects 1.9 GiB.
 MOST_BESIDE_STRINGS = 65_536
 # Of all strings of JSON except images in base64. One character outside of Unicode's basic plane
 # makes every character of its text take four bytes, in the whole text and again in the string.
 MOST_TEXT_BYTES = 8 * 2**20
-# A string, or what begins as one: it goes on from where it ended, whatever stands there, so that a
+# A string, or the beginning of one: it continues from its end with any content, so that a
 # body is read once.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{1024,}={0,2}"')
@@ -43,7 +43,7 @@ class RequestImage:
 
 @dataclass(kw_only=True)
 class Form:
-    """What a request has said: its images in order, and the words by field."""
+    """The content of a request: its images in order, and the texts by field."""
 
     images: list[RequestImage] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
@@ -52,23 +52,23 @@ class Form:
         """Returns the only word of a field. Raises Refused."""
         words = self.words.get(name, [])
         if len(words) != 1:
-            raise bad_request(f"field {name}: want it once, got it {len(words)} times")
+            raise bad_request(f"field {name}: expected it once, got it {len(words)} times")
         return words[0]
 
     def image(self) -> RequestImage:
         """Returns the only image. Raises Refused."""
         if len(self.images) != 1:
-            raise bad_request(f"want one image, got {len(self.images)}")
+            raise bad_request(f"expected one image, got {len(self.images)}")
         return self.images[0]
 
 
 def read_form(
     content_type: str, body: bytes, *, words: Collection[str] = (), most_images: int
 ) -> Form:
-    """Reads a body by its type; ``words`` are the fields that there are beside images.
+    """Parses a body by its type; ``words`` are the known fields besides images.
 
-    A part of a form is an image where it has a file's name, whatever its field's; in JSON they are
-    ``pictures``, in base64. Raises Refused for everything else.
+    A part of a form is an image if it has a file name, regardless of its field's name. In JSON
+    images are ``pictures``, in base64. Raises RequestRefused for everything else.
     """
     kind, options = parse_options_header(content_type)
     form = Form()
@@ -77,7 +77,7 @@ def read_form(
     elif kind == FORM.encode():
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
-            raise bad_request("multipart: want a boundary of 1 to 70 characters")
+            raise bad_request("multipart: expected a boundary of 1 to 70 characters")
         Parts(form, words, most_images).read(boundary, body)
     elif kind == JSON.encode():
         read_json(form, body, words)
@@ -179,13 +179,13 @@ class Parts:
 
 
 def require_image_type(content_type: str) -> None:
-    """Raises Refused for a part that says it is no image."""
+    """Raises RequestRefused for a part whose type is not an image."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind and not kind.startswith("image/") and kind != BYTES:
         raise RequestRefused(
             415,
             "unsupported_type",
-            f"a file's content-type is {kind[:80]}; want image/* or {BYTES}",
+            f"a file's content-type is {kind[:80]}; expected image/* or {BYTES}",
         )
 
 
@@ -195,7 +195,7 @@ def plain_name(raw: bytes) -> str:
     is_path = "/" in name or "\\" in name or name in ("", ".", "..")
     if is_path or len(name) > LONGEST_NAME or not name.isprintable():
         raise bad_request(
-            f"a file's name is no plain name of 1 to {LONGEST_NAME} characters", "bad_name"
+            f"a file's name must be a plain name of 1 to {LONGEST_NAME} characters", "bad_name"
         )
     return name
 
@@ -211,8 +211,8 @@ def decode_text(content: bytes) -> str:
 def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
     """Adds a field's word. Raises Refused for a field that there is not, and for too long ones."""
     if name not in known:
-        there = f"there are {', '.join(sorted(known))}" if known else "there is none"
-        raise bad_request(f"unknown field {name[:80]!r}; {there} beside files", "unknown_field")
+        there = f"there are {', '.join(sorted(known))}" if known else "none is known"
+        raise bad_request(f"unknown field {name[:80]!r}; besides files {there}", "unknown_field")
     if len(text) > LONGEST_TEXT:
         raise too_long(name)
     if sum(map(len, form.words.values())) >= MOST_FIELDS:
@@ -231,10 +231,10 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     try:
         content = json.loads(rest.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise bad_request("the body is no JSON", "bad_json") from None
+        raise bad_request("the body is not JSON", "bad_json") from None
     del rest
     if not isinstance(content, Mapping):
-        raise bad_request("the body is no JSON object", "bad_json")
+        raise bad_request("the body is not a JSON object", "bad_json")
     for name, value in content.items():
         values = value if isinstance(value, list) else [value]
         for item in values:
@@ -243,7 +243,7 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
                     item = str(item)
                 else:
                     raise bad_request(
-                        f"field {name[:80]!r}: want text, or a list of it", "bad_json"
+                        f"field {name[:80]!r}: expected a text, or a list of texts", "bad_json"
                     )
             if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
                 raise bad_request(f"field {name[:80]!r}: text with lone surrogates", "bad_text")
@@ -264,11 +264,11 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     """Replaces images in base64 in a JSON text by short names.
 
     Returns the remaining JSON, and the images by these names, as views of the body. Raises
-    RequestRefused for more values or more text than a request needs, before they take memory: a
-    value takes dozens of bytes for two or three bytes of JSON.
+    RequestRefused for more values or more text than a request needs, before they use memory: two or
+    three bytes of JSON become dozens of bytes.
     """
     if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
-        raise bad_request("the body is no JSON", "bad_json")
+        raise bad_request("the body is not JSON", "bad_json")
     nonce = secrets.token_hex(16)  # no string of the body can equal such a name
     rest, images, end = [], dict[str, memoryview](), 0
     num_besides = num_text_bytes = 0  # outside of strings, with one byte of each; in other strings
@@ -294,7 +294,7 @@ def require_little(num_besides: int, num_text_bytes: int) -> None:
         raise RequestRefused(
             413,
             "too_many_fields",
-            f"JSON with over {MOST_BESIDE_STRINGS} characters besides its strings",
+            f"JSON with over {MOST_BESIDE_STRINGS} characters in addition to its strings",
         )
     if num_text_bytes > MOST_TEXT_BYTES:
         raise RequestRefused(413, "too_long", f"JSON with over {MOST_TEXT_BYTES} bytes of text")

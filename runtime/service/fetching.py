@@ -15,7 +15,7 @@ SECONDS = 20.0
 
 
 def client_settings(settings: ServiceSettings) -> ClientSettings:
-    """Says how the client behaves for a service."""
+    """Returns the HTTP client's settings for a service."""
     return ClientSettings(
         contact=settings.contact,
         connections=settings.max_images,
@@ -27,16 +27,16 @@ def client_settings(settings: ServiceSettings) -> ClientSettings:
 
 
 def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[RequestImage]:
-    """Fetches the images, at once; redirects are followed by the same client.
+    """Downloads the images simultaneously; redirects are followed by the same client.
 
-    Raises Refused for one that cannot be had; what it says names no address inside.
+    Raises RequestRefused for an image that is not available; its message names no private address.
     """
     contents: dict[int, bytes] = {}
     with Client(client_settings(settings)) as client:
         indices: dict[str, list[int]] = {}
         for index, url in enumerate(urls):
             indices.setdefault(url, []).append(index)
-        # What is asked, for which of them, after how many redirects.
+        # The open requests, the image of each, and its number of redirects.
         pending = {url: [(url, 0)] for url in indices}
         for url in indices:
             client.start(Request(url=url))
@@ -55,7 +55,7 @@ def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[Request
                     total += len(answer.content)
                     if total > settings.max_bytes:
                         raise RequestRefused(
-                            413, "too_large", f"over {settings.max_bytes} bytes fetched"
+                            413, "too_large", f"over {settings.max_bytes} bytes downloaded"
                         )
                     contents |= dict.fromkeys(indices[origin], answer.content)
     return [RequestImage(name=url, content=contents[index]) for index, url in enumerate(urls)]
@@ -65,8 +65,8 @@ def require_content(url: str, answer: Answer) -> None:
     """Raises Refused unless there is a whole response of status 200."""
     short = url[:200]
     if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
-        raise bad_request(f"{short}: no address of the web", "bad_address")
+        raise bad_request(f"{short}: not a web address", "bad_address")
     if answer.failure is not None:
-        raise bad_request(f"{short}: not fetched ({answer.failure.value})", "not_fetched")
+        raise bad_request(f"{short}: not downloaded ({answer.failure.value})", "not_fetched")
     if answer.status != 200:
-        raise bad_request(f"{short}: answers with status {answer.status}", "not_fetched")
+        raise bad_request(f"{short}: response with status {answer.status}", "not_fetched")

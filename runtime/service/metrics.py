@@ -1,7 +1,7 @@
-"""What a service counts, as Prometheus reads it.
+"""Counts requests, images and workers for Prometheus.
 
-All counters stand in the front process: workers tell it with each batch what they did, so that the
-sums are those of all processes, and a worker that dies takes none along.
+All counters are in the front process: workers report with each batch, so the sums include all
+processes, and a worker that dies loses none.
 """
 
 import os
@@ -22,7 +22,7 @@ class Metrics:
         self.requests = self._counter("requests", "Requests answered.", ("path", "status"))
         self.request_seconds = Histogram(
             "vlmill_request_seconds",
-            "From a request's headers to the end of its answer.",
+            "Seconds from a request's headers to the end of its response.",
             ("path",),
             buckets=SECONDS,
             registry=self.registry,
@@ -32,7 +32,7 @@ class Metrics:
         self.compute_seconds = self._counter("compute_seconds", "Seconds spent in workers.")
         self.batch_items = Histogram(
             "vlmill_batch_items",
-            "Images or questions of a batch.",
+            "Images or questions in a batch.",
             buckets=SIZES,
             registry=self.registry,
         )
@@ -41,8 +41,8 @@ class Metrics:
             "connections_closed", "Connections closed by the service, by reason.", ("reason",)
         )
         self.accept_errors = self._counter("accept_errors", "Connections that were not accepted.")
-        self.restarts = self._counter("worker_restarts", "Workers that were started again.")
-        self.errors = self._counter("errors", "Errors of the server itself.")
+        self.restarts = self._counter("worker_restarts", "Restarted workers.")
+        self.errors = self._counter("errors", "Internal server errors.")
 
     def _counter(self, name: str, what: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"vlmill_{name}", what, labels, registry=self.registry)

@@ -9,22 +9,22 @@ from pathlib import Path
 from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
-TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
+TOKEN = re.compile(r"[!-~]{8,512}")  # characters that a header needs no quotes for
 NAME_FLAGS = ("classes", "attributes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Says where a service listens, and what it takes on at most."""
+    """The address and the limits of a service."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    token: str | None = None  # what a request has to bear
+    token: str | None = None  # the token that a request must send
     max_bytes: int = 32 * MEBIBYTE  # of a request's body
     max_images: int = 32  # of a request
     max_connections: int = 512
     queue: int = 256  # images, or questions, that wait for a worker
-    batch: int = 1  # of these that a worker is given at once, or what such a batch weighs
+    batch: int = 1  # items in a batch for a worker, or its weight
     batch_seconds: float | None = None  # that a batch may take, as far as is known; None: any
     batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
     seconds: float = 60.0  # from the end of a request's headers to the end of its answer
@@ -36,15 +36,17 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_images", "max_connections", "queue", "batch"):
             if getattr(self, name) < 1:
-                raise InputError(f"--{format_flag(name)} {getattr(self, name)}: want at least 1")
+                raise InputError(
+                    f"--{format_flag(name)} {getattr(self, name)}: expected at least 1"
+                )
         for name in ("seconds", "header_seconds"):
             if getattr(self, name) <= 0:
                 raise InputError(f"--{format_flag(name)} {getattr(self, name)}: must be above 0")
         if self.batch_wait < 0:
-            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: want 0 or more")
+            raise InputError(f"--batch-wait {1_000 * self.batch_wait:g}: expected 0 or more")
         if self.max_images > self.queue:
             raise InputError(
-                f"--queue {self.queue}: must hold a request's images, up to --max-images "
+                f"--queue {self.queue}: must be at least the images of a request, --max-images "
                 f"{self.max_images}"
             )
         if not 0 <= self.port < 65_536:
@@ -57,9 +59,9 @@ class ServiceSettings:
 
     @property
     def bytes_in_flight(self) -> int:
-        """How many bytes of bodies, or of their images, all requests hold together.
+        """Returns how many bytes of bodies, or of their images, all requests hold together.
 
-        Parsers hold up to twice ``max_bytes`` more, and what they make of texts.
+        Parsers hold up to twice ``max_bytes`` more, and the parsed texts.
         """
         return 14 * self.max_bytes
 
@@ -74,20 +76,29 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
     usual = ServiceSettings()
     serving = parser.add_argument_group("serving")
     add = serving.add_argument
-    add("--host", default=usual.host, help="to listen at (default: %(default)s, this machine only)")
-    add("--port", type=int, default=usual.port, help="0: a free one (default: %(default)s)")
+    add(
+        "--host",
+        default=usual.host,
+        help="address to listen on (default: %(default)s, reachable from this machine only)",
+    )
+    add(
+        "--port",
+        type=int,
+        default=usual.port,
+        help="port to listen on; 0: any free port (default: %(default)s)",
+    )
     add(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="a file with the token that requests must bear; without, VLMILL_TOKEN counts, and "
-        "without both anyone may ask",
+        help="file with the token that every request must send (default: the variable "
+        "VLMILL_TOKEN; without either, no token is needed)",
     )
-    add("--allow-urls", action="store_true", help="fetch images that requests name by URLs")
+    add("--allow-urls", action="store_true", help="download images that requests name by URL")
     add(
         "--contact",
         metavar="ADDRESS",
-        help="with --allow-urls: an e-mail address or a URL that site owners can write to",
+        help="e-mail address or URL for site owners (needed with --allow-urls)",
     )
     add("--allow-address", action="append", default=[], metavar="CIDR", help=argparse.SUPPRESS)
     limits = parser.add_argument_group("limits")
@@ -97,45 +108,45 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.max_bytes,
         metavar="N",
-        help="of a request; all requests hold 16 times as many, and 96 MiB of texts, at most "
-        "(default: %(default)s)",
+        help="largest request body in bytes; all requests together hold up to 16 times as "
+        "much, and 96 MiB of texts (default: %(default)s)",
     )
     add(
         "--max-images",
         type=int,
         default=usual.max_images,
         metavar="N",
-        help="of a request (default: %(default)s)",
+        help="largest number of images in a request (default: %(default)s)",
     )
     add(
         "--max-connections",
         type=int,
         default=usual.max_connections,
         metavar="N",
-        help="for more, idle ones are closed; where all have requests, the answer is 503 "
-        "(default: %(default)s)",
+        help="largest number of open connections; beyond it idle ones are closed, and if "
+        "all have requests the response is 503 (default: %(default)s)",
     )
     add(
         "--queue",
         type=int,
         default=usual.queue,
         metavar="N",
-        help="images that wait at most; then requests get 429 (default: %(default)s)",
+        help="largest number of waiting images; further requests get 429 (default: %(default)s)",
     )
     add(
         "--batch-wait",
         type=float,
         default=1_000 * usual.batch_wait,
         metavar="MS",
-        help="milliseconds that a batch waits for more requests (default: %(default)g)",
+        help="time in milliseconds that a batch waits for more requests (default: %(default)g)",
     )
     add(
         "--seconds",
         type=float,
         default=usual.seconds,
         metavar="S",
-        help="for a request, its waiting included; one that would wait longer is refused with 429 "
-        "(default: %(default)g)",
+        help="time limit of a request in seconds, including waiting; a request that would "
+        "exceed it gets 429 (default: %(default)g)",
     )
 
 
@@ -143,7 +154,9 @@ def add_name_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the names that a service's page shows."""
     names = parser.add_argument_group("names, for the page")
     for what in NAME_FLAGS:
-        names.add_argument(f"--{what}", metavar="FILE", help=f"names of all {what}, one a line")
+        names.add_argument(
+            f"--{what}", metavar="FILE", help=f"file with the names of all {what}, one per line"
+        )
 
 
 def read_name_lists(arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -190,7 +203,9 @@ def read_token(file: Path | None) -> str | None:
             raise InputError(f"{where}: {error.strerror}; give a readable file") from None
     token = text.strip()
     if not token:
-        raise InputError(f"{where} is empty: put a token there, or leave it out to ask for none")
+        raise InputError(
+            f"{where} is empty; write a token to it, or remove the flag to require none"
+        )
     if not TOKEN.fullmatch(token):
-        raise InputError(f"{where}: want 8 to 512 letters, digits or marks in one word")
+        raise InputError(f"{where}: expected one word of 8 to 512 letters, digits or marks")
     return token

@@ -3,9 +3,12 @@
 ``/`` is the page, ``/healthz`` says that the front process responds and feeds its workers,
 ``/readyz`` that a worker can compute and that no stop was asked for, ``/metrics`` what was counted,
 ``/v1/about`` what is served.
+
+Request bodies are read and parsed with bounded memory.
 """
 
 import asyncio
+import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +22,56 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vlmill import __version__
-from vlmill.runtime.service.bodies import Form, RequestImage, require_few
+from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_few
 from vlmill.runtime.service.fetching import fetch_images
 from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
 from vlmill.runtime.service.logs import WRITER, log
 from vlmill.runtime.service.metrics import Metrics, resident_bytes
 from vlmill.runtime.service.overload import Forecast, make_forecast
-from vlmill.runtime.service.parsing import BodyParser, read_body
 from vlmill.runtime.service.queue import BatchQueue, Item
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.workers import Plan, Watcher, Worker, fail_item
+
+LARGE_BYTES = 2**20
+THREADS = 2
+
+
+async def read_body(request: Request) -> bytes:
+    """Returns the body of a request, without keeping a second copy of its parts."""
+    body = io.BytesIO()
+    async for part in request.stream():
+        body.write(part)
+    return body.getvalue()  # BytesIO returns its buffer, not a copy
+
+
+class BodyParser:
+    """Parses bodies in threads; those over 1 MiB are parsed one at a time.
+
+    A parser needs up to nine times the size of a body's texts, and a copy of its images. Parsing
+    one large body at a time bounds the memory of all parsers, for any number of requests.
+    """
+
+    def __init__(
+        self, max_images: int, parse: Callable[..., Form] = read_form, threads: int = THREADS
+    ) -> None:
+        self._max_images, self._parse = max_images, parse
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="parsing")
+        self._large = asyncio.Semaphore(1)
+
+    async def parse(self, content_type: str, body: bytes, *, words: Sequence[str]) -> Form:
+        """Returns the images and words of a body. Raises RequestRefused."""
+        if len(body) <= LARGE_BYTES:
+            return await self._run(content_type, body, words)
+        async with self._large:
+            return await self._run(content_type, body, words)
+
+    async def _run(self, content_type: str, body: bytes, words: Sequence[str]) -> Form:
+        def parse() -> Form:
+            return self._parse(content_type, body, words=words, most_images=self._max_images)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
+
 
 PAGE_TYPES = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 PAGE_RULES = (
@@ -54,11 +96,15 @@ class Shell:
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetching")
         self._parser = BodyParser(self.settings.max_images)
         watch = self.metrics.watch
-        watch("queue_items", "Images or questions that wait.", lambda: len(self.queue))
-        watch("queue_limit", "How many may wait.", lambda: self.settings.queue)
+        watch("queue_items", "Waiting images or questions.", lambda: len(self.queue))
+        watch(
+            "queue_limit",
+            "Largest number of waiting images or questions.",
+            lambda: self.settings.queue,
+        )
         watch("log_lines_dropped", "Log lines dropped.", lambda: WRITER.num_dropped)
         watch("workers", "Workers.", lambda: len(self.workers))
-        watch("workers_ready", "Workers that can compute.", lambda: self.num_ready)
+        watch("workers_ready", "Workers that are ready.", lambda: self.num_ready)
         watch(
             "resident_bytes",
             "Memory of all processes.",
@@ -67,17 +113,17 @@ class Shell:
 
     @property
     def num_ready(self) -> int:
-        """How many workers can compute."""
+        """Returns the number of ready workers."""
         return sum(worker.is_ready for worker in self.workers)
 
     @property
     def max_fetches(self) -> int:
-        """The largest number of connections to other servers."""
+        """Returns the largest number of connections to other servers."""
         return FETCHERS * self.settings.max_images if self.settings.allow_urls else 0
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the first worker said of itself."""
+        """Returns the first worker's description of itself."""
         return self.workers[0].about
 
     def start(self, plans: Sequence[Plan]) -> None:
@@ -179,7 +225,7 @@ class Shell:
             raise RequestRefused(
                 429,
                 "busy",
-                "too much is waiting; come again later",
+                "the queue is full; retry later",
                 retry_after=self.forecast().retry_after(self.queue.weight, 0.0),
             )
         loop = asyncio.get_running_loop()
@@ -194,11 +240,11 @@ class Shell:
             if results.done():
                 return list(results.result())
             if gone.done():
-                raise RequestRefused(503, "gone", "the client has hung up")
+                raise RequestRefused(503, "gone", "the client has disconnected")
             raise RequestRefused(
                 503,
                 "too_slow",
-                f"not computed within {self.settings.seconds:g} seconds; come again later",
+                f"not computed within {self.settings.seconds:g} seconds; retry later",
                 retry_after=self.forecast().retry_after(self.queue.weight, 0.0),
             )
         finally:
@@ -227,7 +273,7 @@ async def hung_up(request: Request) -> None:
 
 
 def account(request: Request) -> dict[str, Any]:
-    """What the log will say of a request, besides what it says of all."""
+    """Records further fields of a request for the log."""
     noted: dict[str, Any] = request.scope[ACCOUNT]
     return noted
 
@@ -237,7 +283,7 @@ def require_query(request: Request, known: Sequence[str]) -> None:
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known or names.count(name) > 1:
-            there = f"there are {', '.join(known)}" if known else "there is none"
+            there = f"known are {', '.join(known)}" if known else "none is known"
             raise bad_request(f"unknown or repeated parameter {name[:80]!r}; {there}")
 
 
@@ -264,8 +310,8 @@ def new_application(
     @application.exception_handler(HTTPException)
     async def other(request: Request, why: Exception) -> Response:
         assert isinstance(why, HTTPException)
-        messages = {404: "there is no such path", 405: "this path takes another method"}
-        message = messages.get(why.status_code, "the request cannot be answered")
+        messages = {404: "no such path", 405: "this path needs another method"}
+        message = messages.get(why.status_code, "the request cannot be processed")
         refusal = RequestRefused(why.status_code, "bad_request", message)
         content = refusal.content(request.scope["vlmill.id"])
         return JSONResponse(content, status_code=why.status_code, headers=why.headers)
@@ -296,7 +342,7 @@ def new_application(
     async def metrics() -> Response:
         return Response(shell.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @application.get("/v1/about", summary="What is served")
+    @application.get("/v1/about", summary="The served model")
     async def served() -> dict[str, Any]:
         return dict(about())
 

@@ -16,7 +16,8 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int_at_least(1),
         metavar="N",
-        help="processes on this machine, without --runner; the bytes stay the same (all cores)",
+        help="number of processes on this machine, without --runner; the bytes stay the "
+        "same (default: one per core)",
     )
 
 

@@ -1,8 +1,8 @@
-"""Perceptual hashes tell which images look alike: 64 bits, of which such images share most.
+"""Computes perceptual hashes of 64 bits; similar images share most of the bits.
 
-The bits are the 8 x 8 lowest frequencies of a discrete cosine transform of the image's 32 x 32
-grey pixels, each compared with their median. Scaling, recompression and small changes of brightness
-turn a few of them.
+The bits are the 8 x 8 lowest frequencies of a discrete cosine transform of the image's 32 x 32 grey
+pixels, each compared with their median. Scaling, recompression and small changes of brightness flip
+a few of them.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,9 @@ _COSINES = _cosines()
 
 def perceptual_hash(image: Image.Image) -> int:
     """Returns the 64-bit hash of a decoded, upright image; the top bit is of its mean."""
-    grey = image.convert("RGB").convert("L") if image.mode != "L" else image
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    grey = image if image.mode == "L" else image.convert("L")
     small = grey.resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
     pixels = np.asarray(small, dtype=np.float64)
     low = (_COSINES @ pixels @ _COSINES.T).round(6).ravel()
@@ -62,7 +64,7 @@ def bands(distance: int) -> list[tuple[int, int]]:
     return [(low, (1 << (high - low)) - 1) for low, high in pairwise(edges)]
 
 
-_BLOCK = 1 << 20  # comparisons at once
+_BLOCK = 1 << 20  # comparisons per block
 
 
 def _pairs_within(
@@ -115,7 +117,7 @@ class Neighbours:
         self._bands = [_Band.from_hashes(hashes, shift, mask) for shift, mask in bands(distance)]
 
     def near(self, phash: int) -> bool:
-        """Whether one of the hashes lies within the distance of this one."""
+        """Returns whether one of the hashes is within the distance of this one."""
         return any(band.near(np.uint64(phash), self._distance) for band in self._bands)
 
 

@@ -1,12 +1,11 @@
 """ViLBERT, its baseline and InterBERT compile without a break, and once for several lengths."""
 
-import subprocess
-import sys
-
 import pytest
+from tests.forked import run_script
 
 COMPILED = """
 import torch
+from tests.forked import run_script
 from vlmill.models import VARIANTS, VLInputs, preset
 
 def pairs(batch, tokens, regions):
@@ -43,6 +42,5 @@ for name, config in models.items():
 @pytest.mark.slow
 def test_each_variant_is_one_graph() -> None:
     """In another process: checking shapes while tests run is nothing that can be traced."""
-    command = [sys.executable, "-c", COMPILED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_script(COMPILED)
     assert done.returncode == 0, done.stderr[-2000:]

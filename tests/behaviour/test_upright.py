@@ -4,6 +4,7 @@ And a box that is given with the file lands on the same thing.
 """
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode
 from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
+from vlmill.pipelines.web.pages.images import (
+    Examiner,
+    ImageFacts,
+    examine_image,
+    open_examiner,
+)
 from vlmill.runtime.console.report import thumbnail_uri
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.ids import compute_image_id
@@ -26,7 +32,7 @@ from vlmill.train.loading.images.crop import evaluation_image, training_images
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 HEIGHT, WIDTH = 64, 96
 BLOCK = 16  # flat blocks of the size of JPEG's
@@ -87,15 +93,23 @@ def test_the_same_pixels_wherever_they_are_read(orientation: int, kind: str) -> 
     same(made["picture"][:, y1:y2, x1:x2], 255)
 
 
+@pytest.fixture(scope="module")
+def examiner() -> Iterator[Examiner]:
+    with open_examiner(min_side_px=8, max_pixels=10**6) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
-def test_mining_measures_the_upright_image(orientation: int, kind: str, tmp_path: Path) -> None:
+def test_mining_measures_the_upright_image(
+    orientation: int, kind: str, examiner: Examiner, tmp_path: Path
+) -> None:
     data = encoded(UPRIGHT, orientation, kind)
     assert examine_image(data, min_side_px=8, max_pixels=10**6) == ImageFacts(
         image_id=compute_image_id(data), width=WIDTH, height=HEIGHT, format=kind.lower()
     )
     (tmp_path / "a").write_bytes(data)
-    row = image_row(tmp_path, "a")
+    row = image_row(tmp_path, "a", examiner)
     assert isinstance(row, dict) and row["bytes"] == data
     assert (row["width"], row["height"]) == (WIDTH, HEIGHT)
 

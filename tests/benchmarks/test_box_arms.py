@@ -11,6 +11,8 @@ from proof.task_runs import Line
 from proof.task_summary import lines_of
 from shell import KEYS
 
+pytestmark = pytest.mark.nightly
+
 STARTS = {"vilbert-small": "vilbert", "vl-bert-small": "vl-bert"}
 TABLES = ArmTables(pairs="p", regions="r", images="i", boxes="b")
 

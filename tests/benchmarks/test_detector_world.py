@@ -13,6 +13,8 @@ from worlds import Detector, World, write_boxes, write_world
 
 from vlmill.runtime.readers.regions import RegionReader
 
+pytestmark = pytest.mark.nightly
+
 
 def test_boxes_are_those_of_the_images_that_the_world_draws(tmp_path: Path) -> None:
     world = World()

@@ -32,6 +32,7 @@ TRAINING = {
 SMALLEST = {
     "crawl": ["--urls", "60", "--rounds", "1", "--growth", "1", "--lines", "40"],
     "extract": ["--arch", "tiny", "--images", "1", "--rounds", "1"],
+    "formats": ["--images", "3", "--rounds", "1"],
     "finetuning": ["--models", "vl-bert", "--questions", "2"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--images", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
@@ -44,6 +45,7 @@ SMALLEST = {
         *["--requests", "4", "--concurrency", "2", "--long", "40"],
         *["--overload", "0", "--idle", "50", "--kills", "1"],
     ],
+    "tokenizer": ["--images", "20", "--tokenizer-steps", "2", "--steps", "2", "--output", "out"],
     "train_detector": [
         *["--narrow", "--images", "1", "--height", "64", "--width", "80"],
         *["--regions", "8", "--rounds", "1"],
@@ -86,7 +88,7 @@ def test_help_says_what_is_measured_and_what_full_means(
     assert module.SHORT.keys() == module.FULL.keys() and module.SHORT != module.FULL
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALLEST)
 def test_every_line_has_the_keys_that_all_benchmarks_share(
     name: str,

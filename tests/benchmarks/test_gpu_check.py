@@ -16,6 +16,8 @@ from benchmarks.gpu_check.__main__ import main
 from benchmarks.gpu_check.own_process import ROOT
 from benchmarks.gpu_check.parts import LIMIT_S, PARTS, Part, share_of
 
+pytestmark = pytest.mark.nightly
+
 ABSENT = (
     "apache_beam",
     "beartype",
@@ -65,7 +67,6 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu_check", *arguments]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parts", [TRIED, pytest.param(MOST, marks=pytest.mark.long)])
 def test_parts_work_without_what_a_bare_machine_lacks(parts: list[str], tmp_path: Path) -> None:
     environment = bare_environment(tmp_path)
@@ -103,7 +104,6 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> tuple[list[dict[str, Any]], 
     return [json.loads(line) for line in said.out.splitlines()], said.err
 
 
-@pytest.mark.slow
 def test_a_part_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     parts = {"raises": wrong("fails"), "crashes": wrong("dies"), "works": wrong("works")}
     assert main(["--device", "cpu"], parts) == 1
@@ -116,7 +116,6 @@ def test_a_part_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixtur
     assert "# failed: raises, crashes" in said
 
 
-@pytest.mark.slow
 def test_a_part_past_its_limit_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

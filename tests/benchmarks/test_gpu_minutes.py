@@ -16,6 +16,8 @@ from benchmarks.gpu_check.minutes_extraction import IDLE, STAGES
 from benchmarks.gpu_check.minutes_steps import Bench, host_seconds
 from torch import nn
 
+pytestmark = pytest.mark.nightly
+
 CPU = torch.device("cpu")
 STEP_FIELDS = {
     "first_step_s",
@@ -40,7 +42,6 @@ def run_minutes(folder: Path, *flags: str, parts: Any = PARTS) -> tuple[int, lis
     return status, [json.loads(line) for line in lines]
 
 
-@pytest.mark.slow
 def test_an_eager_step_has_all_its_fields(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +69,6 @@ def test_without_a_gpu_the_attention_kernel_is_skipped(tmp_path: Path) -> None:
     assert flex["skipped"] == "needs a GPU"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not there for this system")
 def test_the_attention_kernel_is_compared_and_each_block_size_recorded(tmp_path: Path) -> None:
     """In another process: Triton is told to interpret before it sees a kernel."""
@@ -91,7 +91,6 @@ def test_the_attention_kernel_is_compared_and_each_block_size_recorded(tmp_path:
     assert best["key"]["ms"] == fastest
 
 
-@pytest.mark.slow
 def test_extraction_says_where_the_host_spends_its_time(tmp_path: Path) -> None:
     status, lines = run_minutes(tmp_path, "--only", "extraction")
     assert status == 0

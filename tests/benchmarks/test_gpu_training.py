@@ -29,6 +29,8 @@ from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.vocabulary import read_vocabulary
 
+pytestmark = pytest.mark.nightly
+
 CPU = torch.device("cpu")
 OF_REGIONS = ("vilbert", "vl-bert", "interbert", "imagebert")
 

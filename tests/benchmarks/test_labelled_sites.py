@@ -3,6 +3,8 @@ from labelled_sites.fitting import fit_weights, weights_source
 from labelled_sites.labels import Label, counts, verdict_of, wilson
 from labelled_sites.mined import Example
 
+pytestmark = pytest.mark.nightly
+
 LABEL = Label(
     archive="a.warc.gz",
     language="en",

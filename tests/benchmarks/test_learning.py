@@ -14,6 +14,8 @@ from worlds import NOISY
 
 from vlmill.train.recipes import recipe_named
 
+pytestmark = pytest.mark.nightly
+
 RUN = {
     "name": "imagebert-small/base/seed-0",
     "recipe": "imagebert-small",
@@ -127,7 +129,6 @@ def test_minutes_come_from_the_rates_of_a_log() -> None:
     assert train_minutes([], {}) == 0
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,9 @@ from proof.task_runs import Line, finished, results
 from proof.task_summary import lines_of
 from shell import KEYS
 
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
+
+pytestmark = pytest.mark.nightly
 
 # Without pretraining on images, in as many steps as ViLBERT learns them in: RESULTS.md says so.
 NOT_LEARNT = {"learning_tasks/nlvr2/vilbert-from-bert/seed-0/accuracy"}
@@ -151,7 +153,6 @@ def test_a_table_holds_the_statements_of_one_task(tmp_path: Path) -> None:
         assert set(rows.column("source").to_pylist()) == sources
 
 
-@pytest.mark.slow
 def test_vqa_of_a_small_world_is_learnt_and_not_from_the_questions_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +169,6 @@ def test_vqa_of_a_small_world_is_learnt_and_not_from_the_questions_alone(
     assert [told["value"] for told in again] == [told["value"] for told in printed]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_every_arm_goes_from_pretraining_to_its_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,9 @@ from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
 
 from vlmill.train.recipes import change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
+
+pytestmark = pytest.mark.nightly
 
 ACCURACY = Figure(label="VQA", task="vqa", metrics=("a", "b"))
 
@@ -88,7 +90,7 @@ def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     assert "| Title | 0 | 0 | 1 | 0 |" in text
     assert "| **base** | 70.0 (70) |  | 1 |" in text
     assert "| other | 60.0 (80) | no | 1 |" in text
-    assert "Otherwise than there: other, VQA: -10.0 points here" in text and "+10.0 there." in text
+    assert "Unlike the paper: other, VQA: -10.0 points here" in text and "+10.0 there." in text
     assert "Cannot run: deaf, as it has no ears." in text
     assert "**Why.** Too few steps." in text
     assert ONE_SEED in text
@@ -135,7 +137,6 @@ def test_the_committed_page_is_what_the_committed_lines_say() -> None:
     assert reproduce.IMAGE.read_text(encoding="utf-8") == image(all_tables(), by_table)
 
 
-@pytest.mark.slow
 def test_the_short_form_trains_a_table_and_finds_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from proof.side_by_side import outcomes, startable
 
+pytestmark = pytest.mark.nightly
+
 NEEDS = {"a": {"bert"}, "b": {"bert", "noisy"}, "c": {"other"}, "d": set[str]()}
 SLEEPERS = """
 import sys, time

@@ -1,9 +1,12 @@
 """Batches for the benchmark of models are masked as the recipes mask, and cut into their pairs."""
 
+import pytest
 import torch
 from peers.works import CLS, SEP, RegionWork, mask_of, random_pixels, random_regions
 
 from vlmill.train.recipes import recipe_named
+
+pytestmark = pytest.mark.nightly
 
 TEXTS, ROWS = torch.tensor([9, 36, 20]), torch.tensor([11, 101, 2])
 

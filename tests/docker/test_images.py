@@ -165,7 +165,9 @@ def test_the_script_of_images_installs_on_this_machine(tmp_path: Path) -> None:
     assert "No broken requirements found" in done.stdout
     said = ran(str(tmp_path / "env/bin/extract-rois"), "--version", cwd=tmp_path, PYTHONPATH="")
     assert said.stdout.startswith(f"vlmill {vlmill.__version__}")
-    imported = ran(python, "-c", "import vlmill; print(vlmill.__file__)", cwd=tmp_path)
+    imported = ran(
+        python, "-c", "import vlmill; print(vlmill.__file__)", cwd=tmp_path, PYTHONPATH=""
+    )
     assert imported.stdout.startswith(str(tmp_path / "env"))
 
 

@@ -38,4 +38,4 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     said = "".join(
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
     )
-    assert "'num_boxes': " in said and "NaN stands for them: 0" in said
+    assert "'num_boxes': " in said and "NaN instead: 0" in said

@@ -44,7 +44,7 @@ def test_run_verify_show(images: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert extract_rois("show", output, "--images", images, "--output", page) == 0
     html = page.read_text()
     assert html.count("data:image/jpeg;base64,") == 5
-    assert "random weights, seed 0: boxes and names mean nothing" in html
+    assert "random weights, seed 0: boxes and names are meaningless" in html
     folder = tmp_path / "drawn"
     arguments = ("--output", folder, "--classes", names, "--max-images", "2")
     assert extract_rois("show", output, "--images", images, *arguments) == 0
@@ -83,7 +83,7 @@ def test_show_finds_images_that_are_called_otherwise(
     page = tmp_path / "page.html"
     assert extract_rois("show", output, "--images", images, "--output", page) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"{page}: 3 of 3 images drawn, 7 of --images have no row"
+    assert said == f"{page}: 3 of 3 images drawn, 7 images of --images without a row"
     assert page.read_text().count("data:image/jpeg;base64,") == 3
 
 
@@ -95,7 +95,7 @@ def test_show_of_other_images_fails_with_ids_of_both_sides(
     arguments = ("--images", images / "2.jpg", "--output", tmp_path / "page.html")
     assert extract_rois("show", output, *arguments) == 1
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "0 of 1 images drawn, 1 of --images have no row" in said
+    assert "0 of 1 image drawn, 1 image of --images without a row" in said
     assert said.endswith("--images has 2.jpg, REGIONS has 1")
 
 
@@ -120,7 +120,7 @@ def test_a_run_of_rejects_alone_fails_and_says_why(
     for _ in range(2):  # also of what is finished already
         assert extract_rois("run", images / "4-cut.jpg", "--output", output, *SMALL) == 1
         said = capsys.readouterr().out.splitlines()[-1]
-        assert "0 rows of regions, 1 rejects (1 unreadable_image)" in said
+        assert "0 rows of regions, 1 reject (1 unreadable_image)" in said
 
 
 def test_verify_fails_on_damage(images: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from tests.gpu.device import DEVICE, assert_near, there
 from torch import Tensor
 from torchvision.ops import roi_align, roi_pool
 
-from vlmill.models.detector.roi_pool import pooling_windows, window_maxima
+from vlmill.models.detector.fused_stages import pooling_windows, window_maxima
 
 pytestmark = pytest.mark.gpu
 SIZE, SCALE = 14, 1 / 16

@@ -3,8 +3,10 @@
 ``--kills N`` (2; make test-long: 50) moments for each job. A moment is a share of the time that the
 undisturbed run took, drawn by the moment's number: a failure's number tells where to look. The jobs
 of one engine (``vlmill.runtime.units``) are three that differ: many steps in processes, shards that
-one process writes in the background, and rounds whose units have no records; the others of it are
-for ``make test-long``. Flink's kills are in ``tests/flink``.
+one process writes in the background, and rounds whose units have no records. ``make test`` kills
+the first two and pretraining, as one job of the one trainer; ``make test-nightly`` the third and
+the other trainings, whose continuing without a kill is tested in ``tests/train``; ``make
+test-long`` the others of the engine. Flink's kills are in ``tests/flink``.
 """
 
 import json
@@ -14,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +38,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CLOCK = {
     "samples_per_second",
-    "pictures_per_second",
     "mfu",
     "data_wait",
     "process_memory_bytes",
@@ -108,7 +109,15 @@ def command_of(name: str, inputs: Path) -> list[str]:
 ENGINE = ("web_pairs", "extract", "crawl")
 ENGINE_TOO = ("hard_negatives", "nearest_images", "manifest", "tables", "regions")
 TRAINING = ("train", "pretrain", "finetune")
-JOBS = (*ENGINE, *ENGINE_TOO, *TRAINING)
+NIGHTLY = ("crawl", "train", "finetune")
+
+
+def jobs(names: Sequence[str]) -> list[Any]:
+    """Names of jobs as parameters, with the mark of the suite that they are in."""
+    marks = dict.fromkeys(NIGHTLY, pytest.mark.nightly) | dict.fromkeys(
+        ENGINE_TOO, pytest.mark.long
+    )
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +221,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("moment", range(metafunc.config.getoption("--kills")))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ENGINE_TOO)) for name in JOBS]
-)
+@pytest.mark.parametrize("name", jobs([*ENGINE, *ENGINE_TOO, *TRAINING]))
 def test_a_killed_job_ends_as_an_undisturbed_one(
     name: str, moment: int, undisturbed: Callable[[str], Job], tmp_path: Path
 ) -> None:
@@ -255,15 +262,14 @@ def kill_a_worker(process: "subprocess.Popen[str]", *, wait_for: int, output: Pa
         time.sleep(0.001)
 
 
-def test_the_jobs_have_something_to_lose(undisturbed: Callable[[str], Job]) -> None:
-    """Rows in each job's tables, or a test above would compare nothing with nothing."""
-    assert len(list(RegionReader(undisturbed("extract").whole))) == IMAGES
-    tables = {name: content(undisturbed(name).whole) for name in (*ENGINE, *TRAINING)}
-    names = {
-        "web_pairs": "pairs",
-        "crawl": "outcomes",
-    }
-    for name, table in names.items():
-        assert any(file.startswith(table) for file in tables[name])
-    assert len(tables["train"]["log.jsonl"]) == 24
-    assert len(tables["pretrain"]["log.jsonl"]) == len(tables["finetune"]["log.jsonl"]) == 24
+@pytest.mark.parametrize("name", jobs([*ENGINE, *TRAINING]))
+def test_a_job_has_something_to_lose(name: str, undisturbed: Callable[[str], Job]) -> None:
+    """Rows in its tables, or a test above would compare nothing with nothing."""
+    whole = undisturbed(name).whole
+    if name == "extract":
+        assert len(list(RegionReader(whole))) == IMAGES
+    elif name in TRAINING:
+        assert len(content(whole)["log.jsonl"]) == 24
+    else:
+        table = {"web_pairs": "pairs", "crawl": "outcomes"}[name]
+        assert any(file.startswith(table) for file in content(whole))

@@ -1,6 +1,8 @@
 """Jobs from a store to a store give the rows that they give on a disk, also when they are killed.
 
-A job is killed once so many objects lie in its output; the long tests try every number up to 20.
+A job is killed once so many objects lie in its output: in ``make test`` those of ``ONCE``, which
+write in a store in three ways, in ``make test-nightly`` all; the long tests try every number up to
+20.
 """
 
 import importlib
@@ -33,6 +35,7 @@ KILLED_AT = {
     "extract": 5,
     "pretrain": 9,
 }
+ONCE = ("web_pairs", "extract", "pretrain")
 POLL_S = 0.02
 # Where a command's function lies, if not in the `main` of its folder's `command`.
 FUNCTIONS = {
@@ -92,7 +95,11 @@ def moments() -> list[Any]:
     long = (
         pytest.param(*one, marks=pytest.mark.long) for one in more if one[1] != KILLED_AT[one[0]]
     )
-    return [*KILLED_AT.items(), *long]
+    chosen = (
+        pytest.param(name, number, marks=() if name in ONCE else pytest.mark.nightly)
+        for name, number in KILLED_AT.items()
+    )
+    return [*chosen, *long]
 
 
 @pytest.mark.parametrize(("name", "objects"), moments())

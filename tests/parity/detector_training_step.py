@@ -181,7 +181,7 @@ def end_to_end(
     watched = Watched(step.model, settings)
     watched.case = case
     draws = case.draws("rpn_", "roi_")
-    losses = watched(batch, draws)
+    losses = watched.losses(batch, draws)
     expect(not draws.permutations, f"{case.name}: recorded draws are left")
     total = torch.stack(list(losses.values())).sum()
     total.backward()  # type: ignore[no-untyped-call]

@@ -16,6 +16,8 @@ from tests.parity.golden import GoldenSet, read_index
 from tests.parity.handlers import compare
 from tests.parity.results import Results
 
+pytestmark = pytest.mark.nightly
+
 ENTRIES = json.loads((GOLDEN / "index.json").read_text())["sets"]
 CopySet = Callable[[str], GoldenSet]
 
@@ -308,7 +310,6 @@ def test_parts_are_chosen_by_the_index() -> None:
     assert len(read_index(GOLDEN)) > len(read_index(GOLDEN, "detector"))
 
 
-@pytest.mark.slow
 def test_the_report_has_what_several_workers_compared_also_when_a_set_fails(
     copy_set: CopySet, pytestconfig: pytest.Config
 ) -> None:

@@ -188,5 +188,5 @@ def draws_of(golden: GoldenSet) -> dict[str, Tensor]:
         drawn[names[len(drawn)]] = permutation
         return permutation
 
-    DetectorStep(model, settings)(batch, draw)
+    DetectorStep(model, settings).losses(batch, draw)
     return drawn

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.forked import run_script
 
 from vlmill.runtime.console.log import read_log
 from vlmill.runtime.settings.plain_fields import to_yaml
@@ -147,9 +145,7 @@ def test_a_run_killed_by_the_system_continues_bit_for_bit(
     ]
     common += ["steps=20", "save_every=10", "--output"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-c", KILLED_AFTER_STEP_15, *common, str(killed)]
-    status = subprocess.run(command, env={**os.environ, "PYTHONPATH": "src"}, check=False)
-    assert status.returncode == -signal.SIGKILL
+    assert run_script(KILLED_AFTER_STEP_15, *common, killed).returncode == -signal.SIGKILL
     log = killed / "log.jsonl"
     assert [line["step"] for line in read_log(log)] == list(range(1, 16))
     assert [path.name for path in (killed / "checkpoints").iterdir()] == ["step-00000010"]

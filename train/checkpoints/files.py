@@ -48,7 +48,7 @@ from vlmill.train.checkpoints.trained_on import (
     read_trained_on,
 )
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_contents
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 # What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
 PUBLISHED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
@@ -94,61 +94,61 @@ class TaskRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedCheckpoint:
-    """Holds a checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own.
+class CheckpointRecord:
+    """Holds what a checkpoint says of its model.
 
-    ``detector_fingerprint`` names the detector whose regions it was trained on, None if unknown;
-    ``detector`` is what its producer says of it (architecture, selection, sizes, storage).
-    ``feeding`` is what its last stage was fed; None for a model that was never trained here.
-    ``trained_on`` is None where the checkpoint does not say it: converted, or older than that.
-    ``task`` is None of one that was pretrained or converted.
+    ``variant`` is a name of `vlmill.models.MODELS`. ``detector_fingerprint`` names the detector
+    whose regions it was trained on, None if unknown; ``detector`` is what its producer says of it
+    (architecture, selection, sizes, storage). ``feeding`` is what its last stage was fed; None for
+    a model that was never trained here. ``trained_on`` is of that stage and all before; None where
+    the checkpoint does not say it: converted, or older than that. ``task`` is None of one that was
+    pretrained or converted.
     """
 
-    path: Path
     variant: str
-    model: Any  # the variant's module; its methods differ by variant
-    config: Any
     tokenizer: Tokenizer
-    detector_fingerprint: str | None
     training: TrainingRecord
+    detector_fingerprint: str | None = None
     feeding: Feeding | None = None
     trained_on: TrainedOn | None = None
     detector: Mapping[str, Any] | None = None
     task: TaskRecord | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint(CheckpointRecord):
+    """Holds a checkpoint read back: ``model`` on the CPU in evaluation mode, ``config`` its own."""
+
+    path: Path
+    model: Any  # the variant's module; its methods differ by variant
+    config: Any
+
+
 def save_checkpoint(
     folder: str | Path,
-    *,
-    variant: str,
     model: nn.Module,
-    tokenizer: Tokenizer,
-    training: TrainingRecord,
-    detector_fingerprint: str | None = None,
-    feeding: Feeding | None = None,
-    trained_on: TrainedOn | None = None,
-    detector: Mapping[str, Any] | None = None,
+    record: CheckpointRecord,
+    *,
     inputs: Sequence[Input] = (),
     state: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | None = None,
-    task: TaskRecord | None = None,
 ) -> Path:
     """Write a checkpoint to ``folder``, which appears whole or not at all.
 
-    ``model.config`` must be the variant's configuration. ``feeding`` is that of the stage at hand,
-    ``trained_on`` of it and all before, ``detector`` the producer record of its regions, ``inputs``
-    what the run has read, ``state`` what continuing needs. ``weights`` are written in place of the
-    model's.
+    ``model.config`` must be the variant's configuration. ``inputs`` are what the run has read,
+    ``state`` what continuing needs. ``weights`` are written in place of the model's.
     """
+    detector, task, feeding = record.detector, record.task, record.feeding
+    trained_on = record.trained_on
     settings = {
         "checkpoint": FORMAT,
         "software": SOFTWARE,
-        "variant": variant,
+        "variant": record.variant,
         "model": to_plain(model.config),
-        "detector_fingerprint": detector_fingerprint,
+        "detector_fingerprint": record.detector_fingerprint,
         "detector": None if detector is None else dict(detector),
         "inputs": make_records(inputs, folder),
-        "training": to_plain(training),
+        "training": to_plain(record.training),
         "task": None if task is None else to_plain(task),
         "feeding": None if feeding is None else to_plain(feeding),
         "trained_on": None if trained_on is None else {"complete": trained_on.complete},
@@ -159,7 +159,7 @@ def save_checkpoint(
             save_tensors(state, temporary / STATE)
         if trained_on is not None:
             trained_on.write(temporary)
-        for name, text in vocabulary_contents(tokenizer).items():
+        for name, text in vocabulary_contents(record.tokenizer).items():
             (temporary / name).write_text(text, encoding="utf-8", newline="")
         settings[FILE_RECORD] = record_files(temporary, [path.name for path in temporary.iterdir()])
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -21,7 +21,8 @@ def training_state(
     moments = {} if optimizer is None else optimizer.state
     for name, parameter in model.named_parameters():
         for key, value in moments.get(parameter, {}).items():
-            state[f"optimizer.{key}.{name}"] = gather_tensor(value)
+            if value is not None:  # SGD without momentum
+                state[f"optimizer.{key}.{name}"] = gather_tensor(value)
     if accelerator.scaler is not None:
         for key, value in accelerator.scaler.state_dict().items():
             state[f"scaler.{key}"] = torch.tensor(value, dtype=torch.float64)

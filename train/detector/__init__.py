@@ -3,6 +3,7 @@
 Reading order: ``command`` and ``run`` (the command), ``recipes`` and ``describe``, ``settings``
 (what a run is), ``targets`` (what anchors and regions should say), ``losses``, ``step`` (the two on
 a batch), ``solver`` (rates and groups), ``examples`` (the rows of the table), ``batches``,
-``start`` (from other weights), ``loop``, ``job``, ``checkpoints`` and ``cost``; it is measured in
-``evaluation``, ``vg_scores``, ``coco_scores`` and ``report``.
+``start`` (from other weights), ``job``, ``learning`` (all of it as the loop of ``train/run``
+drives it) and ``saving``; it is measured in ``evaluation``, ``vg_scores`` and
+``report``.
 """

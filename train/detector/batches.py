@@ -5,12 +5,12 @@ run that goes on forms the batches that it would have formed.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -20,12 +20,15 @@ from vlmill.extract.images.decode import Pixels, decode
 from vlmill.extract.images.resize import network_input
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.runtime.readers.images import ImageReader
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.train.detector.examples import Example
 from vlmill.train.detector.settings import TrainingSettings
 from vlmill.train.detector.step import Batch, Truth
+from vlmill.train.detector.targets import Draw
+from vlmill.train.loading.undecodable import Undecodable
 
-MIRROR, SIZE, ORDER = 1, 2, 3  # what a number is drawn for
+MIRROR, SIZE, ORDER, DRAW = 1, 2, 3, 4  # what a number is drawn for
 MOST_FURTHER = 100  # images that are tried where none of a step's can be used
 
 
@@ -197,29 +200,79 @@ class Images(Dataset[list[LoadedImage]]):
         return load_example(example, self.images.read_bytes(example.row), visit, self.settings)
 
 
-def step_images(
+def step_parts(
     images: Images,
     settings: TrainingSettings,
     *,
     done: int,
     rank: int = 0,
     processes: int = 1,
-) -> Iterator[list[LoadedImage]]:
-    """Yields what this process sees of each step after ``done``: every ``processes``-th image."""
+) -> Iterator[Batch]:
+    """Yields this process's parts of each step after ``done``.
+
+    A step's images are dealt out one by one to the first parts of all processes, then to the second
+    ones. Raises InputError where none of a part's images can be used.
+    """
     wide = [example.width > example.height for example in images.examples]
-    visits = (group[rank::processes] for group in visits_from(wide, settings, done))
-    if not settings.workers:
-        yield from map(images.__getitem__, visits)
-        return
-    loader = DataLoader(
-        images,
-        sampler=Endless(visits),
-        batch_size=None,
-        num_workers=settings.workers,
-        multiprocessing_context="forkserver",
-        collate_fn=as_it_is,
+    every = settings.accumulation * processes
+    visits = (
+        group[first::every]
+        for group in visits_from(wide, settings, done)
+        for first in range(rank, every, processes)
     )
-    yield from loader
+    loaded_parts: Iterable[list[LoadedImage]] = map(images.__getitem__, visits)
+    if settings.workers:
+        loaded_parts = DataLoader(
+            images,
+            sampler=Endless(visits),
+            batch_size=None,
+            num_workers=settings.workers,
+            multiprocessing_context="forkserver",
+            collate_fn=as_it_is,
+        )
+    for number, loaded_images in enumerate(loaded_parts, start=done * settings.accumulation + 1):
+        batch = make_batch(loaded_images, settings)
+        yield dataclasses.replace(batch, draw=drawing(settings.seed, number, rank))
+
+
+def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings) -> Batch:
+    """Puts the images of a part that can be used together. Raises InputError if none can."""
+    usable = [
+        (image.image_id, image.image, image.truth, image.scale)
+        for image in loaded_images
+        if image.image is not None and image.truth is not None
+    ]
+    if not usable:
+        why = "; ".join(f"{image.image_id}: {image.reject}" for image in loaded_images[:4])
+        raise InputError(
+            f"--images: none of {len(loaded_images)} images of a step can be used ({why}); fix the "
+            "table"
+        )
+    undecodable = tuple(
+        Undecodable(
+            pair_id=image.image_id,
+            image_id=image.image_id,
+            reason=image.reject[0],
+            why=image.reject[1],
+        )
+        for image in loaded_images
+        if image.reject is not None
+    )
+    image_ids, tensors, truths, scales = zip(*usable, strict=True)
+    batch = padded_batch(image_ids, tensors, truths, scales, settings.detector)
+    return dataclasses.replace(batch, undecodable=undecodable)
+
+
+def drawing(seed: int, part: int, rank: int) -> Draw:
+    """Returns the permutations of one part, counted from 1 over all steps, of one process; they
+    follow from these alone.
+    """
+    mixed = torch.Generator().manual_seed(((seed * 1_000_003 + part) * 4_099 + rank) * 8 + DRAW)
+
+    def draw(count: int) -> Int64[Tensor, " n"]:
+        return torch.randperm(count, generator=mixed)
+
+    return draw
 
 
 class Endless:

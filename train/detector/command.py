@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.config import DETECTOR, require_weights
+from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.readers.class_names import read_lines
 from vlmill.runtime.settings.plain_fields import from_plain, override, read_yaml
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
 from vlmill.train.detector.settings import TrainingSettings
@@ -26,52 +29,58 @@ EXAMPLES = """examples:
       --init R-101.pkl --output detector/ precision=bf16
   extract-rois run images/ --weights detector/ --output regions/
 
-The output is DIR/model.safetensors with DIR/detector.json, which --weights of `run` takes as they
-are, DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html of the rows of the split
-`val`, and DIR/rejects-*.parquet. The same command on the same --output goes on after a kill, with
-the same losses bit for bit on the same machine. Boxes outside their image are cut, those without
-an area, of an unknown class or around a crowd are left out; each is counted. An image without a
-box is a negative. A loss that is not finite stops the run with its step and images.
-The rows of --boxes are kept in memory, the images are not. With --dry-run it tells what it would
-cost, and writes nothing. An --output in a store is filled at each checkpoint, from one process."""
+The output is DIR/model.safetensors with DIR/detector.json (DIR can be used as --weights of
+`run`), DIR/checkpoints/, DIR/log.jsonl, DIR/metrics.json and DIR/report.html for the split `val`,
+and DIR/rejects-*.parquet. The same command on the same --output continues a killed run, with the
+same losses bit for bit on the same machine. Boxes that extend beyond their image are cut. Boxes
+without an area, of an unknown class or around a crowd are omitted and counted. An image without a
+box is a negative. A loss that is not finite stops the run; the error names its step and images.
+The rows of --boxes are kept in memory, the images are not. An --output in a store is updated at
+each checkpoint, by one process."""
 
 
 def add_train(train: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois train``."""
     train.description = "Trains a Faster R-CNN with attributes on annotated boxes."
-    train.add_argument("assignments", nargs="*", metavar="field=value", help="of the recipe")
     train.add_argument(
-        "--boxes", required=True, metavar="TABLE", help="the boxes that `manifest` wrote"
+        "assignments", nargs="*", metavar="field=value", help="changes to fields of the recipe"
     )
     train.add_argument(
-        "--images", required=True, metavar="TABLE", help="the images, a table of images"
+        "--boxes", required=True, metavar="TABLE", help="table of boxes, the output of `manifest`"
     )
+    train.add_argument("--images", required=True, metavar="TABLE", help="table of images")
     train.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     train.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="vg-r101-c4: Visual Genome as MILVLG trains it; vg-r101-caffe: by the original's "
-        "rules; coco-r101-c4: Detectron2's; tao-r101: 33 classes of goods; small: minutes on a CPU "
-        f"(default: {DEFAULT_RECIPE}; `extract-rois recipes` says more)",
+        help="recipe: vg-r101-c4 (Visual Genome with MILVLG's settings), vg-r101-caffe "
+        "(the original's settings), coco-r101-c4 (Detectron2's), tao-r101 (33 classes "
+        f"of goods), small (minutes on a CPU) (default: {DEFAULT_RECIPE}); "
+        "`extract-rois recipes` has details",
     )
-    train.add_argument("--config", metavar="FILE", help="a recipe as YAML, instead of --recipe")
+    train.add_argument(
+        "--config", metavar="FILE", help="recipe in a YAML file, instead of --recipe"
+    )
     train.add_argument(
         "--init",
-        type=Path,
+        type=path_or_name,
         metavar="FILE",
         help="what it starts from: an ImageNet ResNet in torchvision's, Detectron2's or MSRA's "
-        "layout, a published detector, or the --output of another training; rows of classes are "
-        "taken by their names where both are known",
+        "layout, a published detector, the --output of another training, or a name of one as "
+        "--weights of run takes it; rows of classes are taken by their names where both are known",
     )
+    add_allow_address(train)
     for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):
         train.add_argument(
             flag,
             type=Path,
             metavar="FILE",
-            help="their names, one a line or a JSON list (default: "
-            f"{names} beside --boxes, else numbers)",
+            help=f"file of names, one per line or a JSON list (default: {names} in the folder "
+            "of --boxes, else numbers)",
         )
-    train.add_argument("--fresh", action="store_true", help="delete an earlier run's output first")
+    train.add_argument(
+        "--fresh", action="store_true", help="delete the output of an earlier run first"
+    )
     add_lock_seconds(train)
     add_cost_arguments(train)
 
@@ -81,16 +90,19 @@ def command_train(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.recipe, arguments.config, arguments.assignments)
     require_one_process(arguments.output)
     if arguments.init is not None:
+        arguments.init = resolve_weights(
+            arguments.init, allow_addresses=arguments.allow_address, flag="--init"
+        ).weights
         require_weights(arguments.init, "--init")
     classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
     attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
     # torch takes seconds to load: not before the arguments are known to be good.
     from vlmill.train.detector.examples import count_classes
     from vlmill.train.detector.job import TrainJob
-    from vlmill.train.detector.loop import NonFiniteLoss
-    from vlmill.train.detector.run import train
+    from vlmill.train.detector.run import estimate_run, train
     from vlmill.train.detector.settings import for_classes
     from vlmill.train.detector.start import Names
+    from vlmill.train.run.loop import NonFiniteLoss
 
     num_classes, num_attributes = count_classes(arguments.boxes)
     if not settings.detector.num_attributes:
@@ -105,8 +117,6 @@ def command_train(arguments: argparse.Namespace) -> int:
         init=arguments.init,
     )
     if arguments.dry_run:
-        from vlmill.train.detector.cost import estimate_run
-
         return print_estimate(estimate_run(job), arguments.output)
     try:
         with mirror_output(arguments.output, last=DETECTOR) as output:

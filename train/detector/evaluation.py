@@ -5,8 +5,11 @@ pycocotools is installed, the recall of proposals, and the accuracy of classes a
 the true boxes.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +36,77 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.train.detector.batches import decode_example
-from vlmill.train.detector.coco_scores import coco_metrics
 from vlmill.train.detector.examples import Example
 from vlmill.train.detector.vg_scores import DetectedBoxes, TrueBoxes, VgScores, vg_scores
 
 Array = npt.NDArray[Any]
+
+
+def coco_metrics(
+    truth: Sequence[Array],
+    detected: Sequence[Array],
+    sizes: Sequence[tuple[int, int]],
+    num_classes: int,
+    *,
+    crowds: Sequence[Array] = (),
+) -> dict[str, float]:
+    """Returns COCO's average precision by pycocotools; nothing where that is not installed.
+
+    ``truth`` are rows of image, class and corners of each image, ``detected`` also of scores,
+    ``sizes`` the images' width and height. What is detected in one of ``crowds`` is neither right
+    nor wrong.
+    """
+    if importlib.util.find_spec("pycocotools") is None or not truth:
+        return {}
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    rows = np.concatenate([*truth, *crowds])
+    first_crowd = sum(map(len, truth))
+    data_set = COCO()
+    data_set.dataset = {
+        "images": [{"id": index, "width": w, "height": h} for index, (w, h) in enumerate(sizes)],
+        "categories": [{"id": number, "name": str(number)} for number in range(num_classes)],
+        "annotations": [
+            {
+                "id": index + 1,
+                "image_id": int(row[0]),
+                "category_id": int(row[1]),
+                "bbox": sides(row[2:6]),
+                "area": float((row[4] - row[2]) * (row[5] - row[3])),
+                "iscrowd": int(index >= first_crowd),
+            }
+            for index, row in enumerate(rows)
+        ],
+    }
+    detections = [
+        {
+            "image_id": int(row[0]),
+            "category_id": int(row[1]),
+            "bbox": sides(row[2:6]),
+            "score": float(row[6]),
+        }
+        for row in np.concatenate(detected)
+    ]
+    if not len(rows) or not detections:
+        return {"coco/ap": 0.0, "coco/ap50": 0.0, "coco/ap75": 0.0}
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a dozen lines a call
+        data_set.createIndex()
+        scorer = COCOeval(data_set, data_set.loadRes(detections), "bbox")
+        scorer.evaluate()
+        scorer.accumulate()
+        scorer.summarize()
+    # -1 where nothing is counted.
+    ap, ap50, ap75 = (max(float(value), 0.0) for value in scorer.stats[:3])
+    return {"coco/ap": ap, "coco/ap50": ap50, "coco/ap75": ap75}
+
+
+def sides(box: Array) -> list[float]:
+    """Returns x, y, width, height of corners."""
+    x1, y1, x2, y2 = map(float, box)
+    return [x1, y1, x2 - x1, y2 - y1]
+
+
 # The original's: 400 boxes of an image over all classes, overlaps below 0.3, any score.
 VG_RULE, VG_OVERLAP = Selection(threshold=0.0, min_boxes=0, max_boxes=400), 0.3
 # Detectron2's for COCO: 100 above 0.05, overlaps up to 0.5.
@@ -73,12 +142,11 @@ class Evaluation:
 
 
 def evaluate_detector(
-    model: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
+    network: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
 ) -> Evaluation:
     """Detects in the images of the examples and scores it; images that cannot be read are
-    counted.
+    counted. ``network`` is one that :func:`for_inference` gives.
     """
-    network = for_inference(model)
     findings = Findings()
     with Progress(
         total=len(examples), unit="image", label="validation", visible=visible
@@ -98,16 +166,17 @@ def evaluate_detector(
     )
 
 
-def for_inference(model: FasterRCNN) -> FasterRCNN:
-    """Returns a copy that refines boxes, with constant normalisations."""
+def for_inference(
+    config: DetectorConfig, weights: Mapping[str, Tensor], device: torch.device
+) -> FasterRCNN:
+    """Returns a network with the weights that refines boxes, with constant normalisations."""
     config = dataclasses.replace(
-        model.config, written_boxes="refined", batch_norm="frozen", frozen_stages=0
+        config, written_boxes="refined", batch_norm="frozen", frozen_stages=0
     )
     network = FasterRCNN(config)
     network.load_state_dict(
-        {k: v for k, v in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+        {k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")}
     )
-    device = next(model.parameters()).device
     return network.requires_grad_(False).eval().to(device)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from vlmill.extract.config import MODEL, saved_folder
+from vlmill.extract.detect.checkpoint import weights_files
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.runtime.files.digests import file_input, table_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import BOXES, IMAGES
-from vlmill.train.detector.settings import NO_EFFECT, TrainingSettings
+from vlmill.train.detector.settings import ADDED, NO_EFFECT, TrainingSettings
 from vlmill.train.detector.start import Names
 
 JOB = "extract-rois train"
@@ -38,16 +38,22 @@ class TrainJob:
             table_input("--images", self.images, IMAGES),
         ]
         if self.init is not None:
-            folder = saved_folder(self.init)
-            inputs.append(file_input("--init", self.init if folder is None else folder / MODEL))
+            inputs += [file_input("--init", file) for file in weights_files(self.init)]
         return inputs
 
     def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:
         """Returns what decides the output: the fields, and the inputs by content."""
         flat = flatten(to_plain(self.settings))
-        fields = {k: v for k, v in flat.items() if k.split(".")[0] not in NO_EFFECT}
+        fields = {
+            k: v
+            for k, v in flat.items()
+            if k.split(".")[0] not in NO_EFFECT and not (k in ADDED and v == ADDED[k])
+        }
         return fields | {
-            "inputs": {item.flag: item.digest for item in inputs},
+            "inputs": {
+                item.flag: ", ".join(str(i.digest) for i in inputs if i.flag == item.flag)
+                for item in inputs
+            },
             "classes": list(self.names.classes),
             "attributes": list(self.names.attributes),
         }
@@ -56,9 +62,9 @@ class TrainJob:
 def make_accelerator(settings: TrainingSettings) -> Accelerator:
     """Opens devices and processes. Raises InputError for batches that cannot be dealt out."""
     accelerator = open_accelerator(settings.precision)
-    if settings.batch_size % accelerator.num_processes:
+    if settings.batch_size % (settings.accumulation * accelerator.num_processes):
         raise InputError(
-            f"batch_size={settings.batch_size} is no multiple of {accelerator.num_processes} "
-            "processes; change one"
+            f"batch_size={settings.batch_size} is no multiple of accumulation="
+            f"{settings.accumulation} times {accelerator.num_processes} processes; change one"
         )
     return accelerator

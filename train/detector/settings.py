@@ -6,7 +6,7 @@ facebookresearch/detectron2 trains it); the recipes change them.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from vlmill.models.config_checks import check_sizes
 from vlmill.models.detector.config import DetectorConfig
@@ -19,7 +19,9 @@ Clip = Literal["none", "value", "norm", "global"]
 # Fields that may be 0: a run's whole numbers are from 1 else.
 FROM_ZERO = (
     *("steps", "seed", "workers", "validate_every", "validation_pictures", "keep_checkpoints"),
+    "patience",
 )
+LEAST_DECAY = 0.5  # of an average of weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,8 @@ class Solver:
 class TrainingSettings:
     """Says everything that a run of ``extract-rois train`` is."""
 
+    command: ClassVar[str] = "train"
+
     name: str
     about: str = ""  # a line for the list of recipes
     detector: DetectorConfig
@@ -127,6 +131,9 @@ class TrainingSettings:
     solver: Solver = Solver()
     steps: int = 270_000
     batch_size: int = 16  # images of a step, of all processes
+    # Parts that each process computes a step in. Normalisations that learn, and losses, see the
+    # images of a part: steps differ from those in one part.
+    accumulation: int = 1
     short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is drawn for each image
     long_side: int = 1333
     flip: float = 0.5  # the share of images that are mirrored
@@ -135,6 +142,15 @@ class TrainingSettings:
     validation_split: str = "val"
     validate_every: int = 0  # steps; 0: at the end alone
     validation_pictures: int = 0  # at most; 0: all
+    # Validations in turn whose vg/map may be no better than the best before them: then the run ends
+    # and its detector is the best one that was measured. 0: it is the last one.
+    patience: int = 0
+    # Decay of a moving average of the weights, which is measured and published. 0: none.
+    average: float = 0.0
+    # torch.compile translates each residual block.
+    compile: Literal[False, "blocks"] = False
+    # Weights, gradients and momenta are divided among the processes (FSDP).
+    shard: bool = False
     seed: int = 0
     precision: Precision = "no"
     save_every: int = 5_000
@@ -148,6 +164,16 @@ class TrainingSettings:
         check_sizes(self, from_zero=FROM_ZERO)
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip {self.flip}: want a share from 0 to 1")
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size {self.batch_size} is no multiple of accumulation {self.accumulation}"
+            )
+        if self.average and not LEAST_DECAY <= self.average < 1:
+            raise ValueError(
+                f"average {self.average}: expected a decay from {LEAST_DECAY} to below 1, or 0"
+            )
+        if self.patience and not self.validate_every:
+            raise ValueError(f"patience {self.patience}: validate_every=0 measures once; set it")
         sides = self.short_sides
         if not sides or min(sides) < self.detector.min_input_side or max(sides) > self.long_side:
             raise ValueError(
@@ -158,6 +184,8 @@ class TrainingSettings:
 
 # What may differ when a run goes on, or has no part in its numbers.
 NO_EFFECT = ("about", "workers", "keep_checkpoints", "log_every", "trackers", "save_every")
+# Fields that runs of earlier versions do not have, with the value that changes nothing.
+ADDED = {"accumulation": 1, "patience": 0, "average": 0.0, "compile": False, "shard": False}
 
 
 def for_classes(

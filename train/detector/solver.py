@@ -95,11 +95,3 @@ def scheduled(iteration: float, steps: int, solver: Solver) -> float:
         return solver.end + (1 - solver.end) * wave
     reached = sum(iteration + NEARLY * steps >= drop for drop in solver.drops)
     return float(solver.drop_factor**reached)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, iteration: int, steps: int, solver: Solver) -> float:
-    """Gives every group its share of the rate of an iteration, from 0; returns the rate."""
-    rate = solver.lr * rate_factor(iteration, steps, solver)
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["rate"]
-    return rate

@@ -4,7 +4,7 @@ N images, G x V cells, A anchors a cell, R anchors, M true boxes, S sampled regi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int64
@@ -35,6 +35,7 @@ from vlmill.train.detector.targets import (
     sample,
     sample_regions,
 )
+from vlmill.train.loading.undecodable import Undecodable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Truth:
     classes: Int64[Tensor, " M"]  # from 0, background not counted
     attributes: Int64[Tensor, "M A"]  # from 0; -1 where a box has fewer
 
-    def to(self, device: torch.device) -> "Truth":
+    def to(self, device: torch.device | str) -> "Truth":
         """Returns the same on a device."""
         return Truth(
             boxes=self.boxes.to(device),
@@ -56,20 +57,30 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Holds images of one step, padded to the right and below with zeros."""
+    """Holds the images of a part of a step, padded to the right and below with zeros.
+
+    ``draw`` chooses the part's examples. ``undecodable`` names the images that are missing.
+    """
 
     image_ids: tuple[str, ...]
     images: Float[Tensor, "N 3 H W"]
     sizes: tuple[tuple[int, int], ...]  # height and width without the padding
     min_sides: Float[Tensor, " N"]  # the least width and height of proposals
     truths: tuple[Truth, ...]
+    draw: Draw | None = None
+    undecodable: tuple[Undecodable, ...] = ()
+    sources: tuple[str, ...] = ()  # of tables of pairs alone
 
-    def to(self, device: torch.device) -> "Batch":
+    @property
+    def pair_ids(self) -> tuple[str, ...]:
+        """Returns the ids of the images."""
+        return self.image_ids
+
+    def to(self, device: torch.device | str) -> "Batch":
         """Returns the same on a device."""
-        return Batch(
-            image_ids=self.image_ids,
+        return replace(
+            self,
             images=self.images.to(device, non_blocking=True),
-            sizes=self.sizes,
             min_sides=self.min_sides.to(device),
             truths=tuple(truth.to(device) for truth in self.truths),
         )
@@ -103,6 +114,8 @@ class Outputs:
 class DetectorStep(nn.Module):
     """Computes the losses of a batch; the network is the one that extracts."""
 
+    contrast = None  # of no pairs
+
     def __init__(self, model: FasterRCNN, settings: TrainingSettings) -> None:
         super().__init__()
         if model.config.fpn_channels or model.config.regions == "grid":
@@ -112,7 +125,16 @@ class DetectorStep(nn.Module):
             )
         self.model, self.rpn, self.roi = model, settings.rpn, settings.roi
 
-    def forward(self, batch: Batch, draw: Draw) -> dict[str, Float[Tensor, ""]]:
+    def forward(
+        self, batch: Batch, shares: Float[Tensor, " 1"], *_: Tensor | None
+    ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+        """Returns the sum of the losses, and each, times the batch's share of its step."""
+        assert batch.draw is not None
+        losses = self.losses(batch, batch.draw)
+        losses = {name: loss * shares[0] for name, loss in losses.items()}
+        return torch.stack(list(losses.values())).sum(), losses
+
+    def losses(self, batch: Batch, draw: Draw) -> dict[str, Float[Tensor, ""]]:
         """Returns the losses by name, weighted; their sum is minimised.
 
         ``draw`` is asked for the positive and the negative anchors of each image, then for the

@@ -1,7 +1,7 @@
 """How a model is computed: on which devices, by how many processes, and what is kept of it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,10 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.fx.experimental import _config as fx_config
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from vlmill.models.detector.resnet import Bottleneck, PreActivationBottleneck
 from vlmill.models.gpu_compiler import can_compile
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.blocks import PostNormBlock
@@ -24,9 +23,13 @@ from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.operators import LayerNorm
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
-from vlmill.train.recipes import RunSettings
+from vlmill.train.settings.spec import RunSettings
 
-BLOCKS = (PostNormBlock, CoAttentionBlock, PreNormBlock)
+BLOCKS = (
+    *(PostNormBlock, CoAttentionBlock, PreNormBlock),
+    *(Bottleneck, PreActivationBottleneck),
+)
+DIVIDED = "_divided_step"  # the attribute of a divided model that holds its `DividedStep`
 GRAPHS_OF_BLOCKS = 32  # VLMo has 14
 COMPUTED_IN = {"bf16": torch.bfloat16, "fp16": torch.float16}  # float32 where it is neither
 
@@ -64,16 +67,19 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
 
     Divided layers are gathered in the precision that they compute in, half as many bytes, and take
     their inputs in it; their gradients are added in float32. What is outside of layers (tables,
-    heads, the contrast's scale) stays in float32, as it does undivided.
+    heads, the contrast's scale) stays in float32, as it does undivided. Scalars (that scale) cannot
+    be divided: each process has them, and `reducing` averages their gradients. ``module`` has the
+    ``model`` of all of a run's stages.
     """
     processes, device = accelerator.num_processes, accelerator.device
     if processes == 1 or not shard:
         prepared: nn.Module = accelerator.prepare(module)
         return prepared
     module.to(device)
-    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        fully_shard(module)  # a later stage: the model is divided already
-        return module
+    model: Any = module.model
+    if (divided := vars(model).get(DIVIDED)) is not None:
+        divided.step = module
+        return divided
     mesh = init_device_mesh(device.type, (processes,))
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTED_IN.get(accelerator.mixed_precision),
@@ -82,8 +88,26 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
     for part in module.modules():
         if isinstance(part, BLOCKS):
             fully_shard(part, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh)
-    return module
+    divided = DividedStep(module)
+    fully_shard(divided, mesh=mesh, ignored_params=set(_scalars(module)))
+    vars(model)[DIVIDED] = divided  # not as a part of the model, of which it would be one itself
+    return divided
+
+
+class DividedStep(nn.Module):
+    """The step of the stage that runs: FSDP allows a model one outermost module, for all stages."""
+
+    def __init__(self, step: nn.Module) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, *arguments: Any) -> Any:
+        """Computes the step."""
+        return self.step(*arguments)
+
+
+def _scalars(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if not parameter.ndim]
 
 
 @contextmanager
@@ -93,6 +117,9 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
     if isinstance(inside, FSDPModule):
         inside.set_requires_gradient_sync(last)
         yield
+        for parameter in _scalars(module) if last else ():
+            if parameter.grad is not None:
+                parameter.grad = accelerator.reduce(parameter.grad, reduction="mean")
         return
     with nullcontext() if last else accelerator.no_sync(module):
         yield
@@ -101,7 +128,20 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
 def unwrapped(module: nn.Module) -> Any:
     """Returns the step that was wrapped for several processes, and compiled."""
     inside = getattr(module, "_orig_mod", module)  # of a compiled one
+    if isinstance(inside, DividedStep):
+        return inside.step
     return inside.module if isinstance(inside, DistributedDataParallel) else inside
+
+
+def _keep_equal_sizes_apart() -> None:
+    """Has the compiler take sizes for different ones that are equal by chance in the first batch.
+
+    The setting is in a private module: without it a batch where they differ costs another graph.
+    """
+    with suppress(ImportError, AttributeError):
+        from torch.fx.experimental import _config
+
+        _config.use_duck_shape = False
 
 
 def compiled(module: nn.Module) -> nn.Module:
@@ -109,7 +149,7 @@ def compiled(module: nn.Module) -> nn.Module:
 
     Sizes that are equal by chance in the first batch (as many tokens as regions) stay two sizes.
     """
-    fx_config.use_duck_shape = False
+    _keep_equal_sizes_apart()
     translated: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
     return translated
 
@@ -121,7 +161,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     minutes. They share code with those of other sizes and, in VLMo, of other routes, for which the
     compiler's limit of graphs is raised. ``options`` are torch.compile's.
     """
-    fx_config.use_duck_shape = False
+    _keep_equal_sizes_apart()
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, GRAPHS_OF_BLOCKS)
     for part in model.modules():
         if isinstance(part, BLOCKS):

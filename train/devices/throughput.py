@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +27,9 @@ def operations_counter() -> FlopCounterMode:
     """Counts the products of everything inside it, those of `vlmill.models.layers.cpu.linear`
     too.
     """
-    known = {torch.ops.mkldnn._linear_pointwise: _linear_operations}
+    known = {}
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        known[torch.ops.mkldnn._linear_pointwise] = _linear_operations
     return FlopCounterMode(display=False, custom_mapping=known)
 
 
@@ -58,6 +60,12 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
         wait_for(device)
         best = max(best, 2 * rows * inner * columns / (time.perf_counter() - begun))
     return best
+
+
+@cache
+def _device_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Returns :func:`product_rate`, measured once a process: its runs have one device."""
+    return product_rate(device, dtype)
 
 
 def wait_for(device: torch.device) -> None:
@@ -105,13 +113,13 @@ class Throughput:
     """Model FLOPs utilisation: what a step's products would take, beside what the device can do.
 
     The products of the first step's parts are counted on ``step``, a copy `without_values`: a
-    counter around the step itself keeps torch.compile from its work. The device is measured once,
-    with the same dtype.
+    counter around the step itself keeps torch.compile from its work; without one nothing is
+    counted. The device is measured once, with the same dtype.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, step: nn.Module) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, step: nn.Module | None) -> None:
         self._device, self._dtype = device, dtype
-        self._step: nn.Module | None = step
+        self._step = step
         self._operations = 0
         self._rate = 0.0
 
@@ -123,7 +131,7 @@ class Throughput:
         self._operations = sum(
             count_operations(partial(run_without_values, step, part)) for part in parts
         )
-        self._rate = product_rate(self._device, self._dtype)
+        self._rate = _device_rate(self._device, self._dtype)
         self._step = None
 
     def utilisation(self, steps_per_second: float) -> dict[str, float]:

@@ -6,6 +6,6 @@ often), ``order`` (which comes when), ``pairing`` (with which image), ``random``
 counting), ``masking``, ``boxes``, ``feature_store`` (where features are), ``joined_regions`` (with
 annotated ones), ``sample`` (one pair, masked), ``images``, ``arrays``, ``collate`` (samples to a
 batch), ``undecodable`` (images that cannot be read), ``batch``, ``features`` (copied from the
-mapped files), ``stage_batches``, ``pretrain_batches``, ``loader`` and ``budgets``
-(batches padded to a few shapes).
+mapped files), ``stage_visits`` (the order of a stage), ``stage_batches``, ``pretrain_batches``,
+``loader`` and ``budgets`` (batches padded to a few shapes).
 """

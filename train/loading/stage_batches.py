@@ -5,9 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 
@@ -15,46 +13,34 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.arrays import Arrays, Ids
+from vlmill.train.loading.arrays import Arrays
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.images.boxed import boxed_image
 from vlmill.train.loading.images.crop import UndecodableImage, decode, training_images
 from vlmill.train.loading.masking.patches import BlockMasking
-from vlmill.train.loading.mixture import ROUND_EPOCH, make_mixture
-from vlmill.train.loading.order import TURN_STAGES, AlternatingOrder, PairOrder, Visit
-from vlmill.train.loading.random import Uniforms, streams
+from vlmill.train.loading.order import Visit
+from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import Sample, SampledRegions, fit_together, list_columns
-from vlmill.train.loading.store.splits import Splits
-from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.loading.stage_visits import StageVisits
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
-from vlmill.train.loading.visited_pairs import StagePairs, stage_rows
-from vlmill.train.recipes.spec import TrainingStage
 
 PATCH_SIZE = 16
 Rows = tuple[Sample, ...]  # of one visit, in a batch one after the other
 
 
 @dataclass(kw_only=True)
-class StageBatches(Dataset[HostBatch], ABC):
+class StageBatches(StageVisits, Dataset[HostBatch], ABC):
     """The batches of a stage, counted from 0, each of ``batch_size / parts`` pairs.
 
-    ``parts`` is the number of batches that one step is computed in (the stage's accumulation, times
-    the processes). The pairs of all epochs form one endless list, cut into batches: an epoch's last
-    batch is filled up from the next epoch. ``batches[i]`` plans a batch; :meth:`assembled` reads
-    its features too. Files are opened where a batch is first asked for, so that the object can be
-    sent to worker processes. What becomes of a visit is the subclass's: pretraining's masked pairs,
-    or a task's examples.
+    ``parts`` is the number of batches that one step is computed in. ``batches[i]`` plans a batch;
+    :meth:`assembled` reads its features too. Files are opened where a batch is first asked for, so
+    that the object can be sent to worker processes. What becomes of a visit is the subclass's:
+    pretraining's masked pairs, or a task's examples.
     """
 
-    samples: Path
-    stage: TrainingStage
-    stage_number: int
-    seed: int
-    splits: Splits | None = None  # of the samples; all without
     regions: RegionReader | None = None
     images: ImageReader | None = None
-    processes: int = 1
     longest: int = 512  # tokens that the model takes
     global_features: bool = False  # whether it takes those of full images
     tolerance: Tolerance | None = None  # for undecodable images; None: any number
@@ -63,63 +49,6 @@ class StageBatches(Dataset[HostBatch], ABC):
     def __getstate__(self) -> dict[str, object]:
         cached = ("table", "order", "texts", "pairs", "_block_masking", "_columns", "_join")
         return {name: value for name, value in self.__dict__.items() if name not in cached}
-
-    @cached_property
-    def table(self) -> SampleTable:
-        """Returns the prepared pairs."""
-        return SampleTable(self.samples)
-
-    @property
-    def size(self) -> int:
-        """Pairs in a batch."""
-        return self.stage.batch_size // self._parts
-
-    @property
-    def _parts(self) -> int:
-        """Batches of a step."""
-        return self.stage.accumulation * self.processes
-
-    @cached_property
-    def order(self) -> PairOrder | AlternatingOrder:
-        """Says in which order the stage visits its pairs."""
-        rows = stage_rows(self.table, self.stage, self.splits)
-        turns = [group for group in self.in_turns(rows) if len(group)]
-        if len(turns) < 2:
-            return self._make_order(rows, self.stage_number)
-        orders = [
-            self._make_order(group, self.stage_number + number * TURN_STAGES)
-            for number, group in enumerate(turns)
-        ]
-        return AlternatingOrder(orders=tuple(orders), parts=self._parts)
-
-    def in_turns(self, rows: Ids) -> Sequence[Ids]:
-        """Returns the stage's rows in the groups that steps take turns at; one, unless a subclass
-        has more.
-        """
-        return (rows,)
-
-    def _make_order(self, rows: Ids, stage: int) -> PairOrder:
-        loading, lengths = self.stage.loading, None
-        if loading.bucket > 1:
-            regions = np.minimum(self.table.num_regions, self.stage.feeding.max_regions)
-            lengths = regions.astype(np.int64) * (1 << 20) + self.table.num_tokens
-        return PairOrder(
-            rows=rows,
-            mixture=make_mixture(self.table, rows, self.stage.mixture),
-            lengths=lengths,
-            loading=loading,
-            seed=self.seed,
-            stage=stage,
-            size=self.size,
-            parts=self.stage.accumulation * self.processes,
-        )
-
-    @cached_property
-    def pairs(self) -> StagePairs:
-        """Returns the stage's pairs, to draw others from."""
-        visited = np.zeros(len(self.table), dtype=np.bool_)
-        visited[self.order.rows] = True
-        return StagePairs(table=self.table, visited=visited)
 
     @cached_property
     def _block_masking(self) -> BlockMasking:
@@ -192,12 +121,6 @@ class StageBatches(Dataset[HostBatch], ABC):
             for part in (part for stored in batch.stored for part in stored.parts):
                 if part.location is not None:
                     self.regions.read_ahead(*part.location)
-
-    def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
-        """Gives each visit its own random numbers."""
-        keys = self.table.pair_keys[[visit.row for visit in visits]]
-        epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
-        return streams(self.seed, stage, epochs, keys)
 
     def imaged(
         self, sample: Sample, row: int, draws: Uniforms, *, second: bool = False

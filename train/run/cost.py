@@ -3,10 +3,12 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from vlmill.runtime.console.cost import SECONDS_MEASURED, Rate, compute_rate
 from vlmill.runtime.console.log import Log
 from vlmill.runtime.console.progress import Progress
+from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.recipes import RunSettings
 from vlmill.train.run.loop import Events, StageRun, Stopped, run_stage
@@ -29,7 +31,7 @@ def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
     return last // recipe.save_every + at_ends or 1
 
 
-def checkpoints_bytes(runner: Runner) -> int:
+def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
     """The least that the run still adds to its folder: its checkpoints where most lie there.
 
     One more than is kept while the newest is written. Those of an earlier start are there already.
@@ -41,12 +43,12 @@ def checkpoints_bytes(runner: Runner) -> int:
         for parts in (run.stage.trained for run in stages)
     )
     checkpoint_size = checkpoint_bytes(sum(sizes.values()), trained, averaged=bool(recipe.average))
-    saves = num_saves(recipe, stages)
-    there = len(runner.saving.saved)
-    return checkpoint_size * max(0, min(recipe.keep_checkpoints + 1, saves) - there)
+    saves, kept = num_saves(recipe, stages), int(recipe.keep_checkpoints)
+    there = len(saved_steps(runner.output))
+    return checkpoint_size * max(0, min(kept + 1, saves) - there)
 
 
-def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) -> Rate:
+def measure(runner: Runner[Any, Any], run: StageRun, limit_s: float = SECONDS_MEASURED) -> Rate:
     """The rate of a stage's first steps; the very first, which loads what is needed, apart.
 
     Nothing is saved or logged. Where the limit leaves no second step, the first one counts.
@@ -69,12 +71,12 @@ def measure(runner: Runner, run: StageRun, limit_s: float = SECONDS_MEASURED) ->
             save=lambda _: None,
             save_every=run.steps + 1,
             after_step=after_step,
-            validate=dict,
+            validate=lambda _: {},
             validate_every=0,
             enough=lambda: False,
-            reject=runner.rejecting.note,
+            reject=runner.noting(run),
             stopping=lambda: times[-1] - times[0] >= limit_s,
         )
         with suppress(Stopped):  # at its limit
-            run_stage(run, runner.batches.training_batches(run, 0), training, events, done=0)
+            run_stage(run, runner.learning.training_parts(run, 0), training, events, done=0)
     return compute_rate(times, "steps")

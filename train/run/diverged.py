@@ -13,7 +13,7 @@ from vlmill.train.loading.batch import HostBatch, describe_not_finite
 NAMED = 6  # weights that a message names
 
 
-def explain(
+def explain_divergence(
     step: int,
     losses: Mapping[str, float],
     norm: float,

@@ -25,9 +25,9 @@ from vlmill.train.run.cost import checkpoints_bytes, measure
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
 from vlmill.train.run.job import open_runner
 from vlmill.train.run.loop import StageRun
+from vlmill.train.run.pair_learning import PairRunner
 from vlmill.train.run.planning import say_what_never_peaks
 from vlmill.train.run.preparing import prepare
-from vlmill.train.run.runner import Runner
 
 SAMPLE_PAIRS = 4096
 
@@ -134,7 +134,7 @@ def describe_visits(run: StageRun, share: float) -> dict[str, str]:
     return {f"stage {run.stage.name}": f"visits {about}{visited:,} of {pairs:,} pairs"}
 
 
-def estimate_cost(runner: Runner, sources: Sources, num_pairs: int, share: float) -> Estimate:
+def estimate_cost(runner: PairRunner, sources: Sources, num_pairs: int, share: float) -> Estimate:
     """Steps of each stage at its measured rate; ``share``: pairs, or a task's examples, for one of
     the sample.
     """

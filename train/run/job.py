@@ -1,30 +1,46 @@
-"""A pretraining run: tables and a recipe in, checkpoints, log and report out."""
+"""A pretraining run: tables and a recipe in, checkpoints, log and report out.
+
+``report.html`` shows the inputs, the losses and the settings.
+"""
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from vlmill.runtime.console.cost import require_disk_space
+from vlmill.runtime.console.log import read_log
+from vlmill.runtime.console.report import (
+    Section,
+    funnel_table,
+    html_table,
+    line_chart,
+    settings_table,
+    write_page,
+)
 from vlmill.runtime.console.trackers import require_trackers
 from vlmill.runtime.files.atomic import write_text
 from vlmill.runtime.files.mirror import as_given
-from vlmill.runtime.settings.plain_fields import replace_fields, to_yaml
+from vlmill.runtime.settings.plain_fields import flatten, replace_fields, to_plain, to_yaml
+from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes import Recipe
+from vlmill.train.recipes import Recipe, RunSettings
 from vlmill.train.run.cost import checkpoints_bytes
 from vlmill.train.run.inputs import Inputs, Sources, open_sources, say_what_is_missing
+from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import Stopped
 from vlmill.train.run.model import allowed_changes, first_model
+from vlmill.train.run.pair_learning import PairRunner, make_pair_runner
 from vlmill.train.run.planning import (
     count_visited,
     plan_stages,
@@ -34,11 +50,100 @@ from vlmill.train.run.planning import (
 )
 from vlmill.train.run.preparing import RECIPE, prepare
 from vlmill.train.run.pretraining import Pretraining
-from vlmill.train.run.report import write_report
-from vlmill.train.run.runner import Runner
+from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import collect_settings
 from vlmill.train.run.sizes import model_config
+
+NUM_SAMPLES = 8
+TITLES = {"pretrain": "Pretraining", "finetune": "Fine-tuning"}
+
+
+def write_report(
+    output: Path,
+    recipe: RunSettings,
+    table: SampleTable,
+    tokenizer: Tokenizer,
+    counts: Counter[str],
+    criterion: Criterion,
+) -> None:
+    """Write the report of the run in ``output``, whose best checkpoint is so by ``criterion``."""
+    lines = read_log(output / "log.jsonl")
+    rejects = {k: n for k, n in counts.items() if k in set(Reason)}
+    funnel = {
+        "stage": "pairs to train on",
+        "in": counts["kept"] + sum(rejects.values()),
+        "out": counts["kept"],
+        "rejects": rejects,
+    }
+    texts = [
+        (table.pair_id(row), tokenizer.decode(table.tokens(row).tolist()))
+        for row in range(min(NUM_SAMPLES, len(table)))
+    ]
+    sections = [
+        Section(title="Pairs", body=funnel_table([funnel]), intro=_cut(counts)),
+        *_curves(lines, criterion),
+        Section(
+            title="Captions as the model reads them", body=html_table(["pair_id", "text"], texts)
+        ),
+        Section(title="Settings", body=settings_table(flatten(to_plain(recipe)))),
+    ]
+    subtitle = f"{recipe.name}, {lines[-1]['step'] if lines else 0} steps"
+    write_page(output / "report.html", TITLES[recipe.command], sections, subtitle=subtitle)
+
+
+def _cut(counts: Counter[str]) -> str:
+    if not counts["cut"]:
+        return ""
+    return f"{counts['cut']} captions were longer than the model takes, and cut at their end."
+
+
+def _curves(lines: list[dict[str, Any]], criterion: Criterion) -> list[Section]:
+    if not lines:
+        return []
+    rates = line_chart(
+        {"lr": ([line["step"] for line in lines], [line["lr"] for line in lines])},
+        title="Learning rate",
+        x_label="step",
+        y_label="lr",
+    )
+    intro = "Unweighted losses by objective, and their weighted sum."
+    sections = [Section(title="Losses", body=loss_chart(lines), intro=intro)]
+    if measured := [line for line in lines if "validation/loss" in line]:
+        sections.append(
+            Section(
+                title="Validation losses",
+                body=Markup("{}{}").format(
+                    loss_chart(measured, "validation/", "Validation losses"),
+                    validation_table(measured, criterion),
+                ),
+                intro="Losses of held-out pairs, means over their labels, and their weighted sum; "
+                f"the checkpoint of the {'highest' if criterion.highest else 'lowest'} "
+                f"{criterion.name} is the best.",
+            )
+        )
+    return [*sections, Section(title="Learning rate", body=rates)]
+
+
+def loss_chart(
+    lines: Sequence[Mapping[str, Any]], prefix: str = "loss", title: str = "Losses"
+) -> Markup:
+    """The curves of every loss whose name begins with ``prefix`` in the lines of a log."""
+    curves = {}
+    for name in sorted({name for line in lines for name in line if name.startswith(prefix)}):
+        having = [line for line in lines if name in line]  # stages may differ in their objectives
+        curves[name] = ([line["step"] for line in having], [line[name] for line in having])
+    return line_chart(curves, title=title, x_label="step", y_label="loss", log=True)
+
+
+def validation_table(lines: Sequence[Mapping[str, Any]], criterion: Criterion) -> Markup:
+    """Returns the first, best and last measurement of the held-out pairs."""
+    best = min(lines, key=lambda line: (criterion.rank(criterion.get_value(line)), line["step"]))
+    rows = [
+        [when, line["step"], f"{criterion.get_value(line):.4f}"]
+        for when, line in (("first", lines[0]), ("best", best), ("last", lines[-1]))
+    ]
+    return html_table(["", "step", criterion.name], rows)
 
 
 def pretrain(
@@ -83,7 +188,7 @@ def describe_finished(output: Path) -> str:
 
 
 def carry_out(
-    runner: Runner, preparation: Preparation, settings: dict[str, Any], *, force: bool
+    runner: PairRunner, preparation: Preparation, settings: dict[str, Any], *, force: bool
 ) -> str:
     """Trains what is left of a run whose samples are prepared, and says what came of it.
 
@@ -115,7 +220,9 @@ def carry_out(
         write_report(output, runner.recipe, table, tokenizer, counts, criterion)
         pairs = str(counts["kept"])
         if any(run.share is not None for run in runner.stages):
-            pairs = f"{count_visited(runner.stages, table, runner.sources.splits)} of {pairs}"
+            pairs = (
+                f"{count_visited(runner.stages, table, runner.learning.sources.splits)} of {pairs}"
+            )
         summary = runner.saving.finish(runner.done, rejects, settings, counts, pairs)
         runner.rejecting.forget()
     accelerator.wait_for_everyone()
@@ -124,7 +231,7 @@ def carry_out(
 
 def open_runner(
     recipe: Recipe, sources: Sources, output: Path, tokenizer: str, accelerator: Accelerator
-) -> Runner:
+) -> PairRunner:
     """The run on the samples that :func:`prepare` has left, its model sized by the data.
 
     ``tokenizer`` is its JSON.
@@ -134,15 +241,12 @@ def open_runner(
     config = replace_fields(model_config(recipe, words, sources), changes.items(), "model")
     recipe = dataclasses.replace(recipe, model=config)
     table = SampleTable(output / PREPARED)
-    stages = plan_stages(recipe, table, sources.splits)
-    learning = Pretraining(tokenizer=words, picture_tokenizer=sources.picture_tokenizer)
-    return Runner(
-        recipe,
-        sources,
-        output,
-        words,
-        stages,
-        accelerator,
-        learning,
-        partial(first_model, recipe, sources, trained_images(recipe, table, sources.splits)),
+    setup = RunSetup(
+        recipe=recipe,
+        output=output,
+        stages=plan_stages(recipe, table, sources.splits),
+        accelerator=accelerator,
     )
+    objective = Pretraining(tokenizer=words, picture_tokenizer=sources.picture_tokenizer)
+    first = partial(first_model, recipe, sources, trained_images(recipe, table, sources.splits))
+    return make_pair_runner(setup, sources, words, objective, first)

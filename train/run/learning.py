@@ -1,28 +1,28 @@
-"""What a run's model learns: the part of a run in which pretraining and fine-tuning differ."""
+"""The part of a run in which pretraining, tasks and detectors differ: batches, losses, scores."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
-from vlmill.train.loading.stage_batches import StageBatches
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.loading.undecodable import Tolerance
+from vlmill.train.run.loop import CountLabels, Explain, StageRun, StepPart
+from vlmill.train.run.updates import Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """The number of the held-out examples by which a run's best checkpoint is chosen: the lowest
-    of a loss, the ``highest`` of a score.
+    """Names the validation metric that chooses a run's best checkpoint: the lowest loss, or with
+    ``highest`` the highest score.
     """
 
     name: str = "loss"
     highest: bool = False
 
     def get_value(self, measured: Mapping[str, float]) -> float:
-        """The number among those that a validation gives."""
+        """Returns the metric among all metrics of a validation."""
         return measured[f"validation/{self.name}"]
 
     def rank(self, value: float) -> float:
@@ -31,35 +31,53 @@ class Criterion:
 
 
 class Learning(Protocol):
-    """What is learnt of which batches, and how it is measured."""
+    """Gives the runner batches, losses, updates and validations."""
 
     @property
     def criterion(self) -> Criterion:
-        """What the best checkpoint is best at."""
+        """Returns the metric that chooses the best checkpoint."""
         ...
 
-    def batches(self, run: StageRun, *, training: bool, **common: Any) -> StageBatches:
-        """The batches of a stage, or the held-out ones as it reads them; ``common`` are the fields
-        of `StageBatches`.
-        """
+    @property
+    def explain(self) -> Explain:
+        """Writes the message of a step that is not finite."""
+        ...
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Returns how many training images may be undecodable."""
+        ...
+
+    def reads_images(self, run: StageRun) -> bool:
+        """Returns whether the stage's steps decode images."""
+        ...
+
+    def training_parts(self, run: StageRun, done: int) -> Iterator[StepPart]:
+        """Yields this process's parts of the stage's steps after ``done``, in order."""
         ...
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
-    ) -> nn.Module:
-        """The module that computes a batch's losses; a ``blank`` one computes nothing but shapes,
-        for :class:`vlmill.train.devices.throughput.Throughput`.
+    ) -> nn.Module | None:
+        """Returns the module that computes a part's losses; a ``blank`` one computes shapes, for
+        :class:`vlmill.train.devices.throughput.Throughput`: None where that is impossible.
         """
         ...
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """How many labels a batch has of each of the stage's losses."""
+        """Returns the function that counts a part's labels for each of the stage's losses."""
         ...
 
-    def measure(
-        self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
-    ) -> dict[str, float]:
-        """``validation/...`` of the first ``examples`` of held-out batches, losses and metrics.
+    def update(self, model: nn.Module, run: StageRun) -> Update:
+        """Returns the stage's optimiser of the wrapped model, with its rates and its clip."""
+        ...
+
+    def validates_every(self, run: StageRun) -> int:
+        """Returns the steps between validations of a stage; 0 if nothing is measured."""
+        ...
+
+    def measure(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
+        """Returns the losses and metrics of held-out examples after a step (``validation/...``).
 
         All processes call it and get the same. ``module`` is the wrapped step; it is left in
         evaluation mode.

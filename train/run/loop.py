@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import sent
@@ -24,19 +21,41 @@ from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.memory import peak_memory
 from vlmill.train.devices.setup import reducing, unwrapped
 from vlmill.train.devices.throughput import Throughput
-from vlmill.train.loading.batch import Batch, HostBatch
-from vlmill.train.objectives.cached_contrast import cache_contrast, second_pass
+from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
 from vlmill.train.optim.adam import BertAdam
-from vlmill.train.optim.schedule import learning_rate
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.run.diverged import explain
+from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.graphs import StepGraph
+from vlmill.train.run.updates import Update, unwrapped_optimizer
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 
+CountLabels = Callable[[Any], Mapping[str, int]]  # of a part
+Explain = Callable[[int, Mapping[str, float], float, Sequence[Any], nn.Module, Accelerator], str]
 
-CountLabels = Callable[[HostBatch], Mapping[str, int]]
+
+class StepPart(Protocol):
+    """A part of a step in host memory: `HostBatch`, or a detector's."""
+
+    @property
+    def pair_ids(self) -> tuple[str, ...]:
+        """Returns the ids of its rows."""
+        ...
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Returns the source of each row, or nothing."""
+        ...
+
+    @property
+    def undecodable(self) -> tuple[Undecodable, ...]:
+        """Returns the images that others have replaced, or that are missing."""
+        ...
+
+    def to(self, device: torch.device | str) -> Any:
+        """Returns the part as the step's module takes it."""
+        ...
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -53,12 +72,14 @@ class Stopped(Exception):
 class StageRun:
     """A stage with its place in the run: its step 1 is the run's step ``offset + 1``.
 
+    Every ``stage`` has a ``name``, a ``batch_size`` (rows of a step), ``accumulation`` (parts of a
+    step in each process) and ``trained`` (as `TrainingStage`'s); the rest depends on the command.
     ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: theirs,
     and those of the texts that come beside pairs. ``share``: of a stage that visits a part of its
     pairs (`TrainingStage.share`, `TrainingStage.max_pairs`), how many that are, and of how many.
     """
 
-    stage: TrainingStage
+    stage: Any
     number: int
     offset: int
     steps: int
@@ -75,28 +96,36 @@ class StageRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What moves together: ``step_module`` is a wrapped step, `PretrainingStep` or a task's.
+    """What moves together: ``step_module`` is a wrapped step (`PretrainingStep`, a task's, a
+    detector's), ``update`` moves its weights.
 
     ``count_labels`` says how many labels a batch has of each of its losses, in their order.
     ``seed`` is that of the negatives which VLMo draws by its contrast. ``sources`` are those whose
     pairs are counted. ``casts`` are applied around each step's forward and backward passes; None:
     autocast casts weights where they are used. ``graph`` computes steps of one part instead.
+    ``explain`` writes the message of a step that is not finite.
     """
 
     step_module: nn.Module
     count_labels: CountLabels
-    optimizer: Optimizer
+    update: Update
     accelerator: Accelerator
     seed: int
     sources: tuple[str, ...] = ()
     casts: WeightCasts | None = None
     graph: StepGraph | None = None
+    explain: Explain = explain_divergence
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Returns the optimiser."""
+        return self.update.optimizer
 
     def cast_weights(self) -> AbstractContextManager[None]:
         """Returns the context of a step's forward and backward passes."""
         return nullcontext() if self.casts is None else self.casts.applied()
 
-    def compute(self, batch: Batch, shares: Tensor, *more: Any) -> dict[str, Tensor]:
+    def compute(self, batch: Any, shares: Tensor, *more: Any) -> dict[str, Tensor]:
         """Computes the gradients of a part of a step; returns ``loss`` and each of the losses."""
         accelerator = self.accelerator
         with accelerator.autocast():
@@ -109,7 +138,7 @@ class Training:
 def with_graph(training: Training) -> Training:
     """Returns the training whose steps are replayed as CUDA graphs (`StepGraph`)."""
 
-    def compute(batch: Batch, shares: Tensor) -> dict[str, Tensor]:
+    def compute(batch: Any, shares: Tensor) -> dict[str, Tensor]:
         with training.cast_weights():
             return training.compute(batch, shares)
 
@@ -124,8 +153,8 @@ class Events:
 
     ``after_step`` follows every update (the moving average). ``validate`` measures the held-out
     pairs, and ``enough`` says whether they have got no better for so long that the stage ends.
-    ``reject`` is told the parts of a step of images, or why there are none, and
-    gives the number of undecodable ones that the run has met. ``stopping`` tells whether to save
+    ``reject`` is told the parts of a step, or why there are none, and
+    gives the number of undecodable images that the run has met. ``stopping`` tells whether to save
     and leave.
     """
 
@@ -136,10 +165,10 @@ class Events:
     save: Callable[[int], None]
     save_every: int
     after_step: Callable[[], None]
-    validate: Callable[[], dict[str, float]]
+    validate: Callable[[int], dict[str, float]]
     validate_every: int
     enough: Callable[[], bool]
-    reject: Callable[[int, Sequence[HostBatch] | InputError], int]
+    reject: Callable[[int, Sequence[StepPart] | InputError], int]
     stopping: Callable[[], bool]
 
     def validates_at(self, step: int, *, last: bool) -> bool:
@@ -148,7 +177,7 @@ class Events:
 
 
 def run_stage(
-    run: StageRun, batches: Iterator[HostBatch], training: Training, events: Events, *, done: int
+    run: StageRun, batches: Iterator[StepPart], training: Training, events: Events, *, done: int
 ) -> None:
     """Train from step ``done + 1`` of the stage to its end, or until validation has had enough;
     ``batches`` begin there.
@@ -160,19 +189,19 @@ def run_stage(
     training.step_module.train()
     for within in range(done + 1, run.steps + 1):
         step = run.offset + within
-        rate = set_rate(training.optimizer, within, run)
+        rate = training.update.set_rate(within)
         wait_start = time.perf_counter()
-        parts, undecodable = next_parts(step, batches, stage, events)
+        parts, undecodable = next_parts(step, batches, stage.accumulation, events)
         waited += time.perf_counter() - wait_start
         events.throughput.count(parts)
-        numbers = train_step(step, parts, stage, training)
+        numbers = train_step(step, parts, training)
         events.after_step()
         line: dict[str, object] = {"step": step, "stage": stage.name, **numbers, "lr": rate}
         if undecodable:
             line["undecodable_pictures"] = undecodable
         measured = events.validates_at(step, last=within == run.steps)
         if measured:
-            line |= events.validate()
+            line |= events.validate(step)
             training.step_module.train()
         if step % events.log_every == 0 or within in (1, run.steps) or measured:
             now = time.perf_counter()
@@ -194,35 +223,22 @@ def run_stage(
             raise Stopped
 
 
-def set_rate(optimizer: Optimizer, within: int, run: StageRun) -> float:
-    """Give every group its share of the rate of the stage's step ``within``; returns the rate."""
-    rate = learning_rate(
-        within, steps=run.steps, settings=run.stage.optimizer, epoch_steps=run.epoch_steps
-    )
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate", 1.0)
-    return rate
-
-
 def next_parts(
-    step: int, batches: Iterator[HostBatch], stage: TrainingStage, events: Events
-) -> tuple[list[HostBatch], int]:
-    """The parts of a step, and how many undecodable images the run has met up to it.
+    step: int, batches: Iterator[StepPart], count: int, events: Events
+) -> tuple[list[StepPart], int]:
+    """The ``count`` parts of a step, and how many undecodable images the run has met up to it.
 
     What one process finds wrong with its images is raised in all, so that none waits for it.
     """
     try:
-        parts = [next(batches) for _ in range(stage.accumulation)]
+        parts = [next(batches) for _ in range(count)]
     except InputError as error:
-        if stage.feeding.reads_images:
-            events.reject(step, error)
+        events.reject(step, error)
         raise
-    return parts, events.reject(step, parts) if stage.feeding.reads_images else 0
+    return parts, events.reject(step, parts)
 
 
-def train_step(
-    step: int, parts: Sequence[HostBatch], stage: TrainingStage, training: Training
-) -> dict[str, float]:
+def train_step(step: int, parts: Sequence[StepPart], training: Training) -> dict[str, float]:
     """One update from the losses of ``parts`` of all processes.
 
     Returns ``loss`` and ``loss/NAME`` for each of the step's losses, each the mean over the labels
@@ -236,7 +252,7 @@ def train_step(
     for losses_of_part in part_losses(step, parts, shares, training):
         for name, value in losses_of_part.items():
             sums[name] = sums.get(name, torch.zeros_like(value)) + value
-    norms = clip_gradients(training, stage)
+    norms = training.update.clip(accelerator)
     losses = torch.stack([value.float() for value in sums.values()])
     source_counts = Counter(source for part in parts for source in part.sources)
     counts = torch.tensor([float(source_counts[source]) for source in training.sources])
@@ -250,7 +266,7 @@ def train_step(
     )
     loss_values = dict(zip(sums, totals[: len(sums)], strict=True))
     if not math.isfinite(loss_values["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
-        raise NonFiniteLoss(explain(step, loss_values, norm, parts, module, accelerator))
+        raise NonFiniteLoss(training.explain(step, loss_values, norm, parts, module, accelerator))
     optimizer = unwrapped_optimizer(training.optimizer)
     if isinstance(optimizer, BertAdam):
         optimizer.known_norms = piece_norms
@@ -266,7 +282,7 @@ def train_step(
 
 
 def part_losses(
-    step: int, parts: Sequence[HostBatch], shares: Sequence[Tensor], training: Training
+    step: int, parts: Sequence[Any], shares: Sequence[Tensor], training: Training
 ) -> Iterator[dict[str, Tensor]]:
     """Yields ``loss`` and each of the step's losses of every part, after its backward pass."""
     accelerator, module = training.accelerator, training.step_module
@@ -279,7 +295,9 @@ def part_losses(
         for number, part in enumerate(parts)
     ]
     with training.cast_weights():
-        caches = cache_contrast(module, parts, unwrapped(module).contrast, drawn, accelerator)
+        caches: list[CachedContrast | None] = [None] * len(parts)
+        if (contrast := unwrapped(module).contrast) is not None:
+            caches = cache_contrast(module, parts, contrast, drawn, accelerator)
         for number, part in enumerate(parts):
             cached, last = caches[number], number == len(parts) - 1
             with reducing(module, accelerator, last=last), second_pass(cached, accelerator.device):
@@ -296,7 +314,7 @@ def _scale_falls(accelerator: Accelerator) -> bool:
 
 
 def shares_of_labels(
-    parts: Sequence[HostBatch], count_labels: CountLabels, accelerator: Accelerator
+    parts: Sequence[StepPart], count_labels: CountLabels, accelerator: Accelerator
 ) -> list[Tensor]:
     """For each part the share of its labels in those of all parts of all processes.
 
@@ -313,36 +331,3 @@ def shares_of_labels(
         totals = accelerator.reduce(local_totals, reduction="sum").double().cpu()
     shares = (counts / totals.clamp(min=1.0)).float()
     return list(sent(shares, accelerator.device))
-
-
-def clip_gradients(training: Training, stage: TrainingStage) -> Float[Tensor, " 1_P"]:
-    """Clips the gradients as the stage says; returns the whole gradient's norm from before it.
-
-    BertAdam clips each tensor separately in its own step: the norms that it needs for that follow.
-    """
-    accelerator, optimizer = training.accelerator, unwrapped_optimizer(training.optimizer)
-    largest = 0.0 if isinstance(optimizer, BertAdam) else stage.optimizer.clip
-    parameters = [
-        p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-    ]
-    if not parameters:
-        return torch.zeros(1, device=accelerator.device)
-    if largest:
-        norm = accelerator.clip_grad_norm_(parameters, largest)
-        return _local(norm).reshape(1)
-    accelerator.unscale_gradients()
-    if isinstance(optimizer, BertAdam):
-        norms = optimizer.gradient_norms()
-        return torch.cat([torch.linalg.vector_norm(norms).reshape(1), norms])
-    return _local(get_total_norm([p.grad for p in parameters])).reshape(1)
-
-
-def _local(norm: Tensor) -> Tensor:
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole.detach().float()
-
-
-def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Returns the optimizer inside the one that accelerate makes for float16."""
-    inside: Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return inside

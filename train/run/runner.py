@@ -1,13 +1,15 @@
 """A run's stages are trained one after the other, from where its last checkpoint left them."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator
-from tokenizers import Tokenizer
 from torch import nn
 
 from vlmill.runtime.console.command import print_status
@@ -15,9 +17,7 @@ from vlmill.runtime.console.log import Log, read_log
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.stopping import StopRequest, reduce_flags
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
-from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.checkpoints.state import num_processes, restore_training_state
-from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import (
     COMPUTED_IN,
@@ -31,101 +31,119 @@ from vlmill.train.devices.setup import (
 )
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
-from vlmill.train.optim.groups import is_trained, make_optimizer, names_from_bert, settings_of_start
-from vlmill.train.recipes import RunSettings
-from vlmill.train.run.batches import RunBatches
-from vlmill.train.run.inputs import Sources
+from vlmill.train.optim.groups import is_trained
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph
 from vlmill.train.run.rejecting import Rejecting
-from vlmill.train.run.saving import Saving
+from vlmill.train.run.snapshot import Checkpoints, Snapshot
 
 LOG = "log.jsonl"
+C = TypeVar("C", bound=Checkpoints)
+L = TypeVar("L", bound=Learning)
 
 
-class Runner:
-    """Runs the stages of a recipe; owns model, checkpoints and resume.
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Holds the fields of a recipe that the runner follows; a detector's lacks those with defaults.
+
+    `RunSettings` documents them.
+    """
+
+    command: str
+    seed: int
+    save_every: int
+    log_every: int
+    trackers: Sequence[str]
+    precision: str
+    patience: int
+    average: float
+    compile: Literal[False, True, "blocks"]
+    shard: bool
+    checkpoint_activations: bool = False
+    half_norms: bool = False
+    attention_kernel: bool = False
+    residual_kernel: bool = False
+    cuda_graph: bool = False
+
+    @classmethod
+    def from_recipe(cls, recipe: Any) -> "LoopOptions":
+        """Takes them from a recipe."""
+        names = [f.name for f in dataclasses.fields(cls) if hasattr(recipe, f.name)]
+        return cls(**{name: getattr(recipe, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """Holds a run's recipe, with the fields of `LoopOptions`, its output, stages and devices."""
+
+    recipe: Any
+    output: Path
+    stages: Sequence[StageRun]
+    accelerator: Accelerator
+
+
+class Runner(Generic[L, C]):
+    """Runs the stages of a recipe; owns the model, and resumes it.
 
     ``done`` is the run's last step that a checkpoint holds, 0 for none.
     """
 
     def __init__(
-        self,
-        recipe: RunSettings,
-        sources: Sources,
-        output: Path,
-        tokenizer: Tokenizer,
-        stages: Sequence[StageRun],
-        accelerator: Accelerator,
-        learning: Learning,
-        first_model: Callable[[], nn.Module],
-        task: TaskRecord | None = None,
+        self, setup: RunSetup, learning: L, saving: C, first_model: Callable[[], nn.Module]
     ) -> None:
-        """``first_model`` makes the model that a new run begins with; ``task`` is what checkpoints
-        say of the task that they are of.
-        """
-        self.recipe, self.sources, self.output = recipe, sources, output
-        self.stages, self.accelerator, self.learning = stages, accelerator, learning
-        self.saving = Saving(
-            output, recipe, sources, tokenizer, stages, accelerator, learning.criterion, task
-        )
-        self.batches = RunBatches(
-            recipe=recipe,
-            sources=sources,
-            output=output,
-            learning=learning,
-            accelerator=accelerator,
-        )
-        last, self.state = self.saving.last_checkpoint()
-        self.done = 0 if last is None else last.training.step
+        """``first_model`` makes the model that a new run begins with."""
+        self.recipe, self.output = setup.recipe, setup.output
+        self.options = options = LoopOptions.from_recipe(setup.recipe)
+        self.stages, self.accelerator = setup.stages, setup.accelerator
+        self.learning, self.saving = learning, saving
+        self.resumed = last = saving.last()
+        self.done = 0 if last is None else last.step
         self.rejecting = Rejecting(
-            output,
+            self.output,
             after=self.done,
-            tolerance=self.batches.tolerance,
-            accelerator=accelerator,
-            command=recipe.command,
+            tolerance=learning.tolerance,
+            accelerator=self.accelerator,
+            command=options.command,
         )
-        self.trained_on = TrainedOn()
-        if sources.init is not None:
-            self.trained_on = sources.init.trained_on or TrainedOn(complete=False)
         self.model: nn.Module = first_model() if last is None else last.model
         # Made before the model is divided among processes, when it can still be copied.
         self.valueless = without_values(self.model)
         self.trainable = {name for name, p in self.model.named_parameters() if p.requires_grad}
         self.measured = [
             (line["stage"], learning.criterion.get_value(line))
-            for line in read_log(output / LOG)
+            for line in read_log(self.output / LOG)
             if line["step"] <= self.done and f"validation/{learning.criterion.name}" in line
         ]
-        self.average = self._moving_average() if recipe.average else None
-        if recipe.checkpoint_activations:
+        self.average = self._moving_average() if options.average else None
+        if options.checkpoint_activations:
             recompute_activations(self.model)
-        if recipe.half_norms:
+        if options.half_norms:
             use_half_norms(self.model)
-        if recipe.attention_kernel:
-            use_attention_kernel(self.model, accelerator.device)
-        if recipe.residual_kernel:
-            use_residual_kernel(self.model, accelerator.device)
+        if options.attention_kernel:
+            use_attention_kernel(self.model, self.accelerator.device)
+        if options.residual_kernel:
+            use_residual_kernel(self.model, self.accelerator.device)
 
     def _moving_average(self) -> MovingAverage:
         """A checkpoint's weights are the average; the model's own lie beside and are put back."""
         parts = [run.stage.trained for run in self.stages]
         names = {name for name in self.trainable if any(is_trained(name, p) for p in parts)}
-        average = MovingAverage(self.model, self.recipe.average, names)
-        self.model.load_state_dict(self.saving.own_weights(self.state), strict=False)
+        average = MovingAverage(self.model, self.options.average, names)
+        if self.resumed is not None:
+            self.model.load_state_dict(self.resumed.own_weights(), strict=False)
         return average
 
     def train(self) -> None:
         """Train all stages. Raises Stopped when the run was asked to stop and has saved."""
         total, is_first = self.stages[-1].last, self.accelerator.is_main_process
-        if self.saving.resumes and is_first:
+        if self.resumed is not None and is_first:
             print_status(f"continues {self.output} after step {self.done} of {total}")
-            self._warn_of_other_processes()
+            self._warn_of_other_processes(self.resumed.state)
         with (
             Progress(
                 total=total,
                 unit="step",
-                label=self.recipe.command,
+                label=self.options.command,
                 done=self.done,
                 visible=is_first,
             ) as progress,
@@ -133,22 +151,22 @@ class Runner:
                 self.output / LOG,
                 after=self.done,
                 active=is_first,
-                trackers=self.recipe.trackers,
+                trackers=self.options.trackers,
                 settings=flatten(to_plain(self.recipe)),
             ) as log,
             StopRequest(partial(reduce_flags, self.accelerator)) as stop,
         ):
-            if total == 0 and not self.saving.resumes:
-                self._save(self.stages[0], None, 0, None)
+            if total == 0 and self.resumed is None:
+                self.saving.save(self.snapshot(self.stages[0], 0))
             for run in self.stages:
-                if run.steps and is_first:
-                    self.trained_on = self.trained_on.and_also(*self.batches.collect_keys(run))
+                if run.steps:
+                    self.saving.begin(run)
                 if self.done < run.last and not self.enough(run):
                     self._train_stage(run, log, progress, stop)
 
-    def _warn_of_other_processes(self) -> None:
-        before, now = num_processes(self.state), self.accelerator.num_processes
-        if before != now:
+    def _warn_of_other_processes(self, state: Mapping[str, torch.Tensor]) -> None:
+        before, now = num_processes(state), self.accelerator.num_processes
+        if before and before != now:
             print_status(
                 f"warning: --output was trained by {before} process{'' if before == 1 else 'es'} "
                 f"and continues with {now}: steps have the same pairs and rates, but each process "
@@ -160,70 +178,73 @@ class Runner:
         training = self.build_training(run)
         process = self.accelerator.process_index
         # With ``done``: a process that the checkpoint does not know draws no numbers again.
-        torch.manual_seed(self.recipe.seed + run.number + (process << 16) + (done << 32))
-        if done:
-            restore_training_state(self.model, training.optimizer, self.state, self.accelerator)
-        held_out = self.batches.num_held_out(run)
-        if self.recipe.validate_every and not held_out and self.accelerator.is_main_process:
-            print_status(f"warning: stage {run.stage.name} has no pair to validate on")
+        torch.manual_seed(self.options.seed + run.number + (process << 16) + (done << 32))
+        if done and self.resumed is not None:
+            state = self.resumed.state
+            restore_training_state(self.model, training.optimizer, state, self.accelerator)
         values: list[float] = []  # of validation, at the step at hand
 
-        def validate() -> dict[str, float]:
-            numbers = self._validate(run, training.step_module, held_out)
+        def validate(step: int) -> dict[str, float]:
+            numbers = self.validate(run, step, training.step_module)
             values.append(self.learning.criterion.get_value(numbers))
             self.measured.append((run.stage.name, values[0]))
             return numbers
 
         def save(step: int) -> None:
             log.flush()
-            self._save(run, training.optimizer, step, values.pop() if values else None)
+            measured = values.pop() if values else None
+            self.done = step
+            self.saving.save(self.snapshot(run, step, training.optimizer, measured))
 
         events = Events(
             log=log,
             progress=progress,
             throughput=self.throughput(run),
-            log_every=self.recipe.log_every,
+            log_every=self.options.log_every,
             save=save,
-            save_every=self.recipe.save_every,
+            save_every=self.options.save_every,
             after_step=self.after_step,
             validate=validate,
-            validate_every=self.recipe.validate_every if held_out else 0,
+            validate_every=self.learning.validates_every(run),
             enough=partial(self.enough, run),
-            reject=self.rejecting.note,
+            reject=self.noting(run),
             stopping=stop.is_requested,
         )
-        run_stage(run, self.batches.training_batches(run, done), training, events, done=done)
+        run_stage(run, self.learning.training_parts(run, done), training, events, done=done)
+
+    def noting(self, run: StageRun) -> Callable[[int, Any], int]:
+        """Returns the function that records the undecodable images of the stage's steps."""
+        return self.rejecting.note if self.learning.reads_images(run) else lambda step, parts: 0
 
     def build_training(self, run: StageRun) -> Training:
         """Returns the model wrapped for the devices, with the stage's optimiser."""
-        accelerator = self.accelerator
+        accelerator, options = self.accelerator, self.options
         self._train_parts(self.model, run)
         module = self.learning.step(self.model, run, accelerator.device)
-        settings = settings_of_start(
-            run.stage.optimizer, from_checkpoint=self.sources.init is not None
-        )
-        from_bert = names_from_bert(self.model) if settings.bert_rate != 1 else set()
+        assert module is not None
         accelerator.free_memory()  # an earlier stage's optimiser would unscale gradients too
-        module = wrapped(module, accelerator, shard=self.recipe.shard)
+        module = wrapped(module, accelerator, shard=options.shard)
         if self.average is not None:
             self.average.follow(self.model)
-        if self.recipe.compile == "blocks":
+        if options.compile == "blocks":
             compile_blocks(self.model)
-        elif self.recipe.compile:
+        elif options.compile:
             module = compiled(module)
-        optimizer = make_optimizer(self.model.named_parameters(), settings, from_bert)
+        update = self.learning.update(self.model, run)
         if accelerator.scaler is not None:  # float16: it takes the gradients' scale away
-            optimizer = accelerator.prepare(optimizer)
+            optimizer = accelerator.prepare(update.optimizer)
+            update = dataclasses.replace(update, optimizer=optimizer)
         training = Training(
             step_module=module,
             count_labels=self.learning.count_labels(run),
-            optimizer=optimizer,
+            update=update,
             accelerator=accelerator,
-            seed=self.recipe.seed,
+            seed=options.seed,
             sources=run.sources,
             casts=self._make_casts(module),
+            explain=self.learning.explain,
         )
-        return with_graph(training) if self.recipe.cuda_graph else training
+        return with_graph(training) if options.cuda_graph else training
 
     def _make_casts(self, module: nn.Module) -> WeightCasts | None:
         """Returns the casts of a step's weights, where one process trains in half precision.
@@ -231,20 +252,18 @@ class Runner:
         Several processes add gradients up while others are still computed: there each weight is
         cast where it is used. So it is where the whole step is compiled.
         """
-        dtype = COMPUTED_IN.get(self.recipe.precision)
-        if dtype is None or self.accelerator.num_processes > 1 or self.recipe.compile is True:
+        dtype = COMPUTED_IN.get(self.options.precision)
+        if dtype is None or self.accelerator.num_processes > 1 or self.options.compile is True:
             return None
         return WeightCasts(module, dtype)
 
     def throughput(self, run: StageRun) -> Throughput:
         """A step's products are counted on the copy of the model that has no values."""
-        dtype, device = (
-            COMPUTED_IN.get(self.recipe.precision, torch.float32),
-            self.accelerator.device,
-        )
+        device = self.accelerator.device
+        dtype = COMPUTED_IN.get(self.options.precision, torch.float32)
         self._train_parts(self.valueless, run)
-        step = self.learning.step(self.valueless, run, device, blank=True).train()
-        return Throughput(device, dtype, step)
+        step = self.learning.step(self.valueless, run, device, blank=True)
+        return Throughput(device, dtype, step if step is None else step.train())
 
     def _train_parts(self, model: nn.Module, run: StageRun) -> None:
         """Lets ``model`` train what the stage names."""
@@ -257,31 +276,34 @@ class Runner:
         if self.average is not None:
             self.average.update(self.model)
 
-    def _validate(self, run: StageRun, module: nn.Module, held_out: int) -> dict[str, float]:
-        """Each loss over the held-out pairs, by the averaged weights where there is an average."""
-        batches = self.batches.validation_batches(run)
-        pairs = min(held_out, self.recipe.validation_pairs)
-        averaged = (
-            contextlib.nullcontext() if self.average is None else self.average.applied(self.model)
-        )
-        with averaged:
-            return self.learning.measure(module, batches, pairs, self.accelerator)
+    def validate(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
+        """Measures the held-out examples by the averaged weights where there is an average."""
+        average, model = self.average, self.model
+        with contextlib.nullcontext() if average is None else average.applied(model):
+            return self.learning.measure(run, step, module)
 
     def enough(self, run: StageRun) -> bool:
         """Whether the stage's validations have got no better for as long as the recipe waits."""
-        patience, rank = self.recipe.patience, self.learning.criterion.rank
+        patience, rank = self.options.patience, self.learning.criterion.rank
         ranks = [rank(value) for stage, value in self.measured if stage == run.stage.name]
         return bool(patience) and len(ranks) - _first_best(ranks) >= patience
 
-    def _save(
+    def snapshot(
         self,
         run: StageRun,
-        optimizer: torch.optim.Optimizer | None,
         step: int,
-        measured: float | None,
-    ) -> None:
-        self.done = step
-        self.saving.save(run, step, self.model, self.average, optimizer, self.trained_on, measured)
+        optimizer: torch.optim.Optimizer | None = None,
+        measured: float | None = None,
+    ) -> Snapshot:
+        """Returns the run as a checkpoint keeps it."""
+        return Snapshot(
+            run=run,
+            step=step,
+            model=self.model,
+            average=self.average,
+            optimizer=optimizer,
+            measured=measured,
+        )
 
 
 def _first_best(ranks: Sequence[float]) -> int:

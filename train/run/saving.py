@@ -2,14 +2,13 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 
 from vlmill.runtime.files.checkpoints import keep_last, remove_partial, step_folder
 from vlmill.runtime.files.inputs import Input
@@ -18,7 +17,7 @@ from vlmill.runtime.files.mirror import push
 from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.rejects import reason_counts
 from vlmill.train.checkpoints.files import (
-    LoadedCheckpoint,
+    CheckpointRecord,
     TaskRecord,
     TrainingRecord,
     load_checkpoint,
@@ -28,121 +27,115 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.checkpoints.folders import saved_steps
-from vlmill.train.checkpoints.state import training_state, whole_weights
 from vlmill.train.checkpoints.trained_on import TrainedOn
-from vlmill.train.devices.gather import gather_tensor
-from vlmill.train.optim.average import MovingAverage
+from vlmill.train.loading.arrays import Keys
 from vlmill.train.recipes import RunSettings
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.lineage import detector_record, run_inputs
 from vlmill.train.run.loop import StageRun
+from vlmill.train.run.snapshot import Resumed, Snapshot
 
 PREPARED, HELD_OUT = "prepared", "held-out"  # folders; made anew by each start, gone at the end
-RAW = "weight."  # before a parameter's name: its own value beside the average's
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """Holds what all checkpoints of a run of pretraining or of a task record.
+
+    ``collect_keys`` returns the hashes of the pairs and images of a stage. ``task`` is None in
+    pretraining.
+    """
+
+    output: Path
+    recipe: RunSettings
+    sources: Sources
+    tokenizer: Tokenizer
+    stages: Sequence[StageRun]
+    accelerator: Accelerator
+    criterion: Criterion
+    collect_keys: Callable[[StageRun], tuple[Keys, Keys]]
+    task: TaskRecord | None = None
 
 
 class Saving:
     """Writes a run's checkpoints, reads the last one back, and knows what each was measured at."""
 
-    def __init__(
-        self,
-        output: Path,
-        recipe: RunSettings,
-        sources: Sources,
-        tokenizer: Tokenizer,
-        stages: Sequence[StageRun],
-        accelerator: Accelerator,
-        criterion: Criterion,
-        task: TaskRecord | None = None,
-    ) -> None:
-        self.criterion, self.task = criterion, task
-        self.output, self.recipe, self.sources = output, recipe, sources
-        self.tokenizer, self.stages, self.accelerator = tokenizer, stages, accelerator
+    def __init__(self, run: SavedRun) -> None:
+        self.run = run
         self.inputs: list[Input] = []
         self.detector: dict[str, Any] | None = None
-        if accelerator.is_main_process:
-            remove_partial(output)
-            self.inputs = run_inputs(recipe, sources)
-            self.detector = None if sources.regions is None else detector_record(sources.regions)
-        accelerator.wait_for_everyone()
-        self.saved = saved_steps(output)
+        self.trained_on = TrainedOn()
+        if run.sources.init is not None:
+            self.trained_on = run.sources.init.trained_on or TrainedOn(complete=False)
+        if run.accelerator.is_main_process:
+            remove_partial(run.output)
+            self.inputs = run_inputs(run.recipe, run.sources)
+            regions = run.sources.regions
+            self.detector = None if regions is None else detector_record(regions)
+        run.accelerator.wait_for_everyone()
+        self.saved = saved_steps(run.output)
         records = {step: read_record(folder) for step, folder in self.saved.items()}
         values = {step: record.validation for step, record in records.items()}
         self.measured = {step: value for step, value in values.items() if value is not None}
 
-    @property
-    def resumes(self) -> bool:
-        """Whether the run began with a checkpoint of its own."""
-        return bool(self.saved)
-
-    def last_checkpoint(self) -> tuple[LoadedCheckpoint | None, dict[str, Tensor]]:
-        """The checkpoint that the run continues from, with its training state; None and nothing."""
+    def last(self) -> Resumed | None:
+        """Reads the checkpoint that the run continues from; None for a new run."""
         if not self.saved:
-            return None, {}
+            return None
         last = load_checkpoint(self.saved[max(self.saved)], "--output")
-        return last, load_training_state(last.path)
+        return Resumed(
+            step=last.training.step, model=last.model, state=load_training_state(last.path)
+        )
 
-    @staticmethod
-    def own_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's weights beside its average's, of a training state that :meth:`save` wrote."""
-        return {k.removeprefix(RAW): value for k, value in state.items() if k.startswith(RAW)}
+    def begin(self, run: StageRun) -> None:
+        """Adds the pairs and images of a stage to what the weights are trained on."""
+        if self.run.accelerator.is_main_process:
+            self.trained_on = self.trained_on.and_also(*self.run.collect_keys(run))
 
-    def save(
-        self,
-        run: StageRun,
-        step: int,
-        model: nn.Module,
-        average: MovingAverage | None,
-        optimizer: torch.optim.Optimizer | None,
-        trained_on: TrainedOn,
-        measured: float | None,
-    ) -> None:
-        """Write the checkpoint after ``step``; all processes take part, the first one writes.
-
-        ``trained_on`` is of this stage and all before; ``measured`` the criterion of the examples
-        to validate on, where this step has measured it.
+    def save(self, snapshot: Snapshot) -> None:
+        """Writes the checkpoint of all stages that have begun; all processes take part, the first
+        one writes.
         """
-        state = training_state(model, optimizer, self.accelerator)
-        weights = whole_weights(model)
-        if average is not None:
-            state |= {f"{RAW}{name}": weights[name].clone() for name in average.shadow}
-            weights |= {name: gather_tensor(value) for name, value in average.shadow.items()}
+        run, step, measured = self.run, snapshot.step, snapshot.measured
+        weights, state = snapshot.gather(run.accelerator)
         if measured is not None:
             self.measured[step] = measured
-        highest = self.criterion.highest
-        if not self.accelerator.is_main_process:
+        if not run.accelerator.is_main_process:
             return
+        highest = run.criterion.highest
         save_checkpoint(
-            step_folder(self.output, step),
-            variant=self.recipe.variant,
-            model=model,
-            weights=weights,
-            tokenizer=self.tokenizer,
-            detector_fingerprint=self.sources.fingerprint,
-            feeding=run.stage.feeding,
-            trained_on=trained_on,
-            detector=self.detector,
-            inputs=self.inputs,
-            training=TrainingRecord(
-                recipe=self.recipe.name,
-                stage=run.stage.name,
-                step=step,
-                num_pairs=self.sources.pairs.count,
-                pairs_digest=self.sources.pairs.digest,
-                validation_loss=None if highest else measured,
-                validation_score=measured if highest else None,
+            step_folder(run.output, step),
+            snapshot.model,
+            CheckpointRecord(
+                variant=run.recipe.variant,
+                tokenizer=run.tokenizer,
+                detector_fingerprint=run.sources.fingerprint,
+                feeding=snapshot.run.stage.feeding,
+                trained_on=self.trained_on,
+                detector=self.detector,
+                training=TrainingRecord(
+                    recipe=run.recipe.name,
+                    stage=snapshot.run.stage.name,
+                    step=step,
+                    num_pairs=run.sources.pairs.count,
+                    pairs_digest=run.sources.pairs.digest,
+                    validation_loss=None if highest else measured,
+                    validation_score=measured if highest else None,
+                ),
+                task=run.task,
             ),
-            task=self.task,
+            weights=weights,
+            inputs=self.inputs,
             state=state,
         )
-        keep_last(saved_steps(self.output), self.recipe.keep_checkpoints, also=self.best(step))
-        push(self.output)
+        keep_last(saved_steps(run.output), run.recipe.keep_checkpoints, also=self.best(step))
+        push(run.output)
 
     def best(self, done: int) -> int | None:
         """The step that was measured best in the stage that step ``done`` is in."""
-        offset = max(run.offset for run in self.stages if run.offset <= done)
-        ranks = {s: self.criterion.rank(v) for s, v in self.measured.items() if s > offset}
+        offset = max(run.offset for run in self.run.stages if run.offset <= done)
+        ranks = {s: self.run.criterion.rank(v) for s, v in self.measured.items() if s > offset}
         return min(ranks, key=lambda step: (ranks[step], step)) if ranks else None
 
     def finish(
@@ -156,17 +149,12 @@ class Saving:
         """Leaves the best checkpoint at the top, and the manifest, which says that all is done
         after step ``last``. Returns a sentence on the run; ``pairs`` is how many were trained on.
         """
-        best = self.best(last)
-        chosen = step_folder(self.output, last if best is None else best)
-        publish(self.output, chosen)
+        best, output, recipe = self.best(last), self.run.output, self.run.recipe
+        chosen = step_folder(output, last if best is None else best)
+        publish(output, chosen)
         for name in (PREPARED, HELD_OUT):
-            shutil.rmtree(self.output / name, ignore_errors=True)
-        write_manifest(
-            self.output, [rejects], job=self.recipe.job, settings=settings, inputs=self.inputs
-        )
+            shutil.rmtree(output / name, ignore_errors=True)
+        write_manifest(output, [rejects], job=recipe.job, settings=settings, inputs=self.inputs)
         rejected = f"; {rejects.rows} rejected ({reason_counts(counts)})" if rejects.rows else ""
         which = "" if best is None else f" (best of the validated ones, {self.measured[best]:.4f})"
-        return (
-            f"{self.recipe.name}: {last} steps on {pairs} pairs{rejected}; "
-            f"checkpoint {chosen}{which}"
-        )
+        return f"{recipe.name}: {last} steps on {pairs} pairs{rejected}; checkpoint {chosen}{which}"

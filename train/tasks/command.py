@@ -4,10 +4,12 @@ import argparse
 from dataclasses import fields
 
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
-from vlmill.train.recipes.tasks import TASKS
-from vlmill.train.recipes.variants import import_object
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
+from vlmill.train.tasks.registry import TASKS
 
 EPILOG = """\
 examples:
@@ -20,20 +22,20 @@ examples:
   train-vl evaluate glue --checkpoint runs/glue-rte --examples glue --split dev \\
       --scores 'runs/glue-*-dev' --output runs/glue-rte-dev
 
-writes metrics.json, report.html, rejects, and what a server takes (vqa_SPLIT_result.json,
-vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json (the first five of every
-query). Texts and images are fed as in the checkpoint's training; a converted checkpoint as its
-paper or code says.
+Writes metrics.json, report.html, rejects, and the submission file of a server
+(vqa_SPLIT_result.json, vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json
+(the first five results of every query). The inputs are prepared as in the checkpoint's training;
+those of a converted checkpoint as in its paper or code.
 
-retrieval: models of regions, and VLMo without a contrastive head, read every text with every
-image: time grows with their product. VLMo's contrastive head reads each of them once, and
---rerank has the matching head read the best, of any model with --first-stage; what recall that
-costs at most is printed. A killed evaluation goes on where it was. Pairs and images that the
-checkpoint was trained on are counted and noted. Memory: the scores (4 bytes a pair, 20 with
---rerank), the texts and one batch.
+Retrieval: models of regions, and VLMo without a contrastive head, read every text with every
+image, so time grows with the product of both numbers. VLMo's contrastive head reads each of them
+once. With --rerank the matching head reads only the best candidates; --first-stage selects them
+for any model. The largest possible loss of recall is printed. The same command continues a killed
+evaluation. Pairs and images that the checkpoint was trained on are counted and reported. Memory:
+the scores (4 bytes per pair, 20 with --rerank), the texts and one batch.
 
-Other tasks predict each of --examples, and score the splits whose labels are public. Examples that
-lack their image are an error unless --missing skip leaves them out. GLUE has no images.
+Other tasks predict every row of --examples, and score the splits whose labels are public. Examples
+without their image are an error unless you pass --missing skip. GLUE has no images.
 """
 
 
@@ -42,76 +44,84 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("task", choices=TASKS, help="what to evaluate")
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
-    add("--pairs", help="retrieval: image-text pairs: folder, file or glob")
-    add("--examples", help="other tasks: their table, as `manifest` wrote it")
+    add("task", choices=TASKS, help="task to evaluate")
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
+    add("--pairs", help="retrieval: table of image-text pairs: a folder, a file or a glob")
+    add("--examples", help="other tasks: table of examples, the output of `manifest`")
     add(
         "--labels",
         type=path_or_url,
         metavar="FILE",
-        help="vqa: the answers of a converted checkpoint, in its order (JSON list, or a line each)",
+        help="vqa: answer list of a converted checkpoint, in its order (a JSON list, or "
+        "one per line)",
     )
     add(
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="other tasks: examples without their image are an error, or left out and listed "
-        "(default: error)",
+        help="other tasks: examples without their image: error, or skip and list them in "
+        "`rejects` (default: error)",
     )
-    add("--regions", help="region features of their images, for models that read them")
-    add("--annotated-regions", help="regions at boxes that people have drawn (RefCOCO+, VCR)")
+    add("--regions", help="table of the images' regions, for models that read them")
+    add("--annotated-regions", help="table of regions at annotated boxes (RefCOCO+, VCR)")
     add(
         "--boxes",
         choices=("detected", "annotated"),
-        help="refcoco: whose boxes are chosen among (default: as trained)",
+        help="refcoco: boxes to select from (default: as in training)",
     )
     add(
         "--iou",
         choices=("exact", "released", "vlbert", "mattnet"),
-        help="refcoco: whose rule says that a box is right (default: exact, at half and without "
+        help="refcoco: rule for a correct box (default: exact, IoU of at least 0.5 without "
         "an added pixel)",
     )
     add(
         "--scores",
         metavar="DIR",
-        help="vcr: the evaluation of the other sub-task's checkpoint, for figures of both; glue: a "
-        "pattern of the other tasks' evaluations, for the averages",
+        help="vcr: evaluation folder of the other sub-task, for combined figures; glue: "
+        "pattern of the other tasks' evaluation folders, for averages",
     )
-    add("--images", help="their images: what VLMo reads; for the others the report's")
-    add("--split", help="only the pairs or examples of this split (default: all)")
-    add("--output", type=path_or_url, required=True, help="folder to write")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--batch-size", type=int, default=64, help="pairs scored at once (default: 64)")
+    add("--images", help="table of images, for VLMo; other models show them in the report")
+    add("--split", help="evaluate only pairs or examples of this split (default: all)")
+    add("--output", type=path_or_url, required=True, help="folder for the output")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add(
+        "--batch-size", type=int, default=64, help="number of pairs in a forward pass (default: 64)"
+    )
     add(
         "--max-regions",
         type=int,
         metavar="N",
-        help="regions of an image, the first ones (default: as many as in training)",
+        help="largest number of regions per image; the first ones are kept (default: as in "
+        "training)",
     )
     add(
         "--rerank",
         type=int,
         metavar="K",
-        help="retrieval: the best K of each query are ranked by the matching head, the others "
-        "behind; picked by VLMo's contrastive head, or by --first-stage",
+        help="retrieval: rank the best K of each query by the matching head, and the "
+        "others after them; the K are selected by VLMo's contrastive head or by "
+        "--first-stage",
     )
     add(
         "--first-stage",
         metavar="DIR|words",
-        help="retrieval: what picks the K of --rerank: a VLMo's checkpoint, which reads --images, "
-        "or classes of the regions that a text names (words, with --class-names)",
+        help="retrieval: how the K of --rerank are selected: the checkpoint of a VLMo, "
+        "which reads --images, or `words`: classes of the regions that a text names "
+        "(needs --class-names)",
     )
     add(
         "--class-names",
         metavar="FILE",
-        help="retrieval: names of the detector's classes, one a line, synonyms separated by commas",
+        help="retrieval: file with the names of the detector's classes, one per line, "
+        "synonyms separated by commas",
     )
     add(
         "--fold-images",
         type=int,
         metavar="N",
-        help="also the mean over consecutive blocks of N images (COCO 1K: 1000)",
+        help="also report the mean over consecutive blocks of N images (COCO 1K: 1000)",
     )
     add("--fresh", action="store_true", help="replace an earlier evaluation")
     add_lock_seconds(parser)
@@ -120,17 +130,16 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_evaluate(args: argparse.Namespace) -> int:
     """Run the subcommand that :func:`add_evaluate_arguments` declares; gives the exit status."""
     find_checkpoint(args.checkpoint)
-    home = TASKS[args.task]
-    if home.evaluation:
-        status: int = import_object(home.evaluation)(args)
-        return status
+    row = TASKS[args.task]
+    if row.evaluate is not None:
+        return row.evaluate(args)
     if args.examples is None:
-        raise InputError(f"--examples is missing: {args.task} reads {home.examples}")
+        raise InputError(f"--examples is missing: {args.task} reads {row.examples}")
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    find_shards(args.examples, TABLES[home.examples], "--examples")
+    find_shards(args.examples, TABLES[row.examples], "--examples")
     tables = ("regions", "annotated_regions", "images")
     require_tables({f"--{name.replace('_', '-')}": getattr(args, name) for name in tables})
     from vlmill.train.tasks.evaluating.inputs import EvaluationOptions

@@ -40,14 +40,13 @@ from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 OWN_HELP = """\
-Your own captions and images as the tables `pairs` and `images`, with which everything else
-begins. FILE has a row for each caption and names its image; an image may have any number of
-captions. TSV is read without quoting, CSV with it; of JSON lines the keys are the columns.
+Converts your own captions and images to the tables `pairs` and `images`, the input of all other
+commands. FILE has one row per caption and names its image; an image may have any number of
+captions. TSV is read without quoting, CSV with quoting; the keys of JSON lines are the columns.
 
 image_id is the value of --image-column. With --image-root DIR, the image is DIR/<value>, or that
-with .jpg, .jpeg, .png or another image's ending behind it; a row whose image is missing, cannot
-be read, is animated, or would lie outside DIR is rejected. Without --image-root only `pairs` is
-written.
+name with .jpg, .jpeg, .png or another image extension. A row is rejected if its image is missing,
+cannot be read, is animated, or is outside DIR. Without --image-root only `pairs` is written.
 """
 OWN_EPILOG = """\
 example:
@@ -64,12 +63,12 @@ then (docs/own-data.md):
   train-vl evaluate retrieval --checkpoint trained --pairs own --regions regions --images own \\
       --split test --output results
 
-A column called split says which rows are trained on (train, no split), which are for validation
-(val, dev, ...) and which for test; docs/own-data.md has all names, whose case does not matter.
+A column named split marks rows for training (train, or empty), validation (val, dev, ...) or test;
+docs/own-data.md lists all names. Case does not matter.
 
-writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json. Every row of FILE is a pair or a reject with its reason. The same command continues
-a killed run, to the same bytes. Memory: some 300 bytes for each row, and the images of 16 rows;
+a killed run, to the same bytes. Memory: about 300 bytes per row, and the images of 16 rows;
 FILE and the images may be larger than memory.
 """
 
@@ -82,47 +81,54 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         required=True,
         type=path_or_url,
         metavar="FILE",
-        help="captions: .csv, .tsv, .jsonl, .parquet",
+        help="file of captions: .csv, .tsv, .jsonl or .parquet",
     )
-    p.add_argument("--text-column", required=True, metavar="C", help="the column of captions")
+    p.add_argument("--text-column", required=True, metavar="C", help="column of captions")
     p.add_argument(
-        "--image-column", required=True, metavar="C", help="the column of images: image_id"
+        "--image-column",
+        required=True,
+        metavar="C",
+        help="column of images; its value becomes image_id",
     )
     p.add_argument(
-        "--id-column", metavar="C", help="pair_id (default: a hash of image_id and caption)"
+        "--id-column",
+        metavar="C",
+        help="column of pair_id (default: a hash of image_id and caption)",
     )
-    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="the images' folder")
+    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="folder of the images")
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     splits = p.add_mutually_exclusive_group()
     splits.add_argument(
         "--split-column",
         metavar="C",
-        help="split, verbatim: what training uses or leaves out (default: one called split)",
+        help="column of splits, kept unchanged (default: a column named split)",
     )
     splits.add_argument(
-        "--no-split-column", action="store_true", help="even a column called split is none"
+        "--no-split-column", action="store_true", help="ignore a column named split"
     )
+    p.add_argument("--split", metavar="NAME", help="split of rows without one (default: null)")
     p.add_argument(
-        "--split", metavar="NAME", help="the split of rows that name none (default: null)"
-    )
-    p.add_argument(
-        "--source", default="own", metavar="NAME", help="source of the pairs (default: own)"
+        "--source", default="own", metavar="NAME", help="value of the column source (default: own)"
     )
     p.add_argument(
         "--language", metavar="CODE", help="language of the captions, such as en (default: null)"
     )
     p.add_argument(
-        "--format", choices=sorted(set(FORMATS.values())), help="default: by FILE's ending"
+        "--format",
+        choices=sorted(set(FORMATS.values())),
+        help="format of FILE (default: from its extension)",
     )
     p.add_argument(
-        "--delimiter", metavar="CHAR", help="between columns (default: comma, in a TSV the tab)"
+        "--delimiter",
+        metavar="CHAR",
+        help="separator of columns (default: comma, or tab for a TSV)",
     )
     p.add_argument(
-        "--no-header", action="store_true", help="FILE has none: columns are called 1, 2, 3, ..."
+        "--no-header", action="store_true", help="FILE has no header; its columns are 1, 2, 3, ..."
     )
-    p.add_argument("--encoding", default="utf-8", help="of CSV and TSV (default: utf-8)")
+    p.add_argument("--encoding", default="utf-8", help="encoding of CSV and TSV (default: utf-8)")
     add_run_arguments(p, rows_per_shard=10_000)
 
 
@@ -180,10 +186,10 @@ def _write(job: OwnJob, args: argparse.Namespace) -> bool:
 
 
 USES = {
-    "train": "trained on",
+    "train": "for training",
     "validation": "for validation",
     "test": "for test",
-    None: "not known: train-vl pretrain stops at them unless a recipe names them",
+    None: "unknown: train-vl pretrain refuses them unless the recipe names them",
 }
 
 

@@ -51,35 +51,35 @@ from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 DISTANCES = (0, 4)
 SHARED = """\
 
-Rows come in the order of the published files. Texts: Unicode NFC, runs of white space as one blank;
-nothing else is changed. An image that is missing or broken is a row of rejects, its pairs stay
+Rows are in the order of the published files. Texts: Unicode NFC, white space as one space;
+nothing else is changed. A missing or broken image is a row of rejects, and its pairs stay
 (--require-images drops them). `images` is written if images are in DIR or --images names them.
 Files may be packed: .gz, or inside a .zip or .tar in DIR. The counts are compared with the
-published ones: a difference is a warning. The same command continues a killed run, to the same
-bytes; with flags of Apache Beam (--runner=...) the runner's workers make the parts.
+published ones; a difference is a warning. The same command continues a killed run, to the same
+bytes. With flags of Apache Beam (--runner=...) the runner's workers write the parts.
 """
 EPILOG = """\
 example:
   python -m vlmill.pipelines.manifest {name} --input {name}-files --output {name}
 
-writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
+Writes DIR/{tables}-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
 _manifest.json.
-docs/data-sets.md: where the files come from, what each row becomes, licences.
+docs/data-sets.md: sources of the files, how each row is made, licences.
 """
 
 
 # Flags that name files and folders and may come again.
 PATH_FLAGS = (
-    ("--images", "DIR", "a folder, zip or tar of images, before those in --input"),
+    ("--images", "DIR", "folder, zip or tar of images, searched before --input"),
     (
         "--exclude",
         "FILE",
-        "drop rows of these images: image_ids or aliases one a line, a Parquet with image_id, or "
-        "a folder of images and aliases",
+        "drop rows about these images: image_ids or aliases, one per line, a Parquet file with "
+        "image_id, or an output folder with images and aliases",
     ),
-    ("--exclude-hash", "IMAGES", "drop rows of images that look like those of this table"),
-    ("--compare", "FILE", "as --exclude, but only count and report"),
-    ("--compare-hash", "IMAGES", "as --exclude-hash, but only count and report"),
+    ("--exclude-hash", "IMAGES", "drop rows about images that look like those of this table"),
+    ("--compare", "FILE", "like --exclude, but only counts and reports"),
+    ("--compare-hash", "IMAGES", "like --exclude-hash, but only counts and reports"),
 )
 
 
@@ -89,10 +89,14 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
     tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
     p.epilog = EPILOG.format(name=name, tables=tables)
     p.add_argument(
-        "--input", required=True, type=path_or_url, metavar="DIR", help="the published files"
+        "--input",
+        required=True,
+        type=path_or_url,
+        metavar="DIR",
+        help="folder of the published files",
     )
     p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder to write"
+        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     for flag, metavar, description in PATH_FLAGS:
         p.add_argument(
@@ -112,19 +116,19 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
         type=int,
         choices=DISTANCES,
         default=0,
-        help="bits in which perceptual hashes of one image may differ (default: 0)",
+        help="largest number of differing bits between perceptual hashes of one image (default: 0)",
     )
     add_excluded_splits(p)
     p.add_argument(
         "--exclude-from",
         choices=("all", "train"),
         default="all",
-        help="train: rows of validation and test splits stay, as by 12-in-1's rule (default: all)",
+        help="train: keep rows of validation and test splits, as in 12-in-1 (default: all)",
     )
     p.add_argument(
         "--strict",
         action="store_true",
-        help="status 2 where a count differs, or a file has unknown columns",
+        help="end with status 2 if a count differs or a file has unknown columns",
     )
     add_run_arguments(p, rows_per_shard=100_000)
     data_set.add_arguments(p)

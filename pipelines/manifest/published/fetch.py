@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmill.pipelines.web.fetching.flags import add_allow_address, add_policy_flags
+from vlmill.pipelines.web.fetching.flags import add_policy_flags
+from vlmill.runtime.net.flags import add_allow_address
 
 
 def add_fetch(p: argparse.ArgumentParser) -> None:
@@ -12,7 +13,7 @@ def add_fetch(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--fetch",
         action="store_true",
-        help="download images that are not there, politely, into DIR/work/fetched",
+        help="download missing images politely, into DIR/work/fetched",
     )
     p.add_argument(
         "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
@@ -20,7 +21,7 @@ def add_fetch(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--retry-failed",
         action="store_true",
-        help="with --fetch: ask once more for what failed and may be there another time",
+        help="with --fetch: repeat transient failures",
     )
     add_policy_flags(p, ["delay_s", "max_bytes", "retries"])
     add_allow_address(p)

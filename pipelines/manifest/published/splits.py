@@ -79,8 +79,9 @@ def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:SPLITS",
-        help="drop rows of the images of a published split, whose file is in --input: "
-        f"{', '.join(READERS)}, as coco-karpathy:val,test (repeatable)",
+        help="drop rows about the images of a published split, such as "
+        f"coco-karpathy:val,test, whose file is in --input: {', '.join(READERS)} "
+        "(repeatable)",
     )
 
 

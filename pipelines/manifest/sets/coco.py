@@ -54,7 +54,7 @@ KNOWN = {
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--year", choices=sorted(YEARS), help="of the files (default: the one that is in DIR)"
+        "--year", choices=sorted(YEARS), help="year of the files (default: the one in DIR)"
     )
 
 
@@ -232,10 +232,10 @@ COCO = DataSet(
     title="COCO captions, official files",
     about="""\
 MS-COCO captions (Chen et al. 2015) as pairs: annotations/captions_{train,val}{2014,2017}.json and
-the folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY 4.0;
-images under their Flickr licence, in the column license). Both years have the same captions: one
-is read. image_id is coco/<twelve digits> in all years, pair_id coco/<annotation id>. val2017 is
-no split of Karpathy's: see `coco-karpathy`.""",
+the folders train2014/, val2014/, train2017/, val2017/, from cocodataset.org (annotations CC BY
+4.0; images under their Flickr licence, in the column license). Both years have the same captions,
+so one is read. image_id is coco/<twelve digits> in all years, pair_id coco/<annotation id>.
+val2017 is not one of Karpathy's splits: see `coco-karpathy`.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,
@@ -249,9 +249,9 @@ COCO_KARPATHY = DataSet(
     title="COCO captions, Karpathy's splits",
     about="""\
 MS-COCO captions in the splits of Karpathy and Fei-Fei (2015): dataset_coco.json of
-caption_datasets.zip, and train2014/, val2014/. Splits train, restval (trained on, too), val, test;
-pair_id is coco-karpathy/<sentid>, which is no COCO annotation id. Test pairs have fold 0..4 (blocks
-of 1,000 images) and caption_no: retrieval is measured on 1K folds and on all 5K.""",
+caption_datasets.zip, and train2014/, val2014/. Splits: train, restval (also for training), val,
+test. pair_id is coco-karpathy/<sentid>, which is not a COCO annotation id. Test pairs have fold
+0..4 (blocks of 1,000 images) and caption_no: retrieval is measured on 1K folds and on all 5K.""",
     tables=(PAIRS,),
     open=_open_karpathy,
     papers=(("Karpathy and Fei-Fei 2015", "82,783 + 30,504 / 5,000 / 5,000 images"),),

@@ -24,9 +24,12 @@ from vlmill.schemas.tables import PAIRS
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--source", default="coco-json", metavar="NAME", help="of the pairs (default: coco-json)"
+        "--source",
+        default="coco-json",
+        metavar="NAME",
+        help="value of the column source (default: coco-json)",
     )
-    p.add_argument("--split", metavar="NAME", help="of all rows (default: null)")
+    p.add_argument("--split", metavar="NAME", help="split of all rows (default: null)")
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
@@ -141,10 +144,10 @@ def _pair(
 
 
 COCO_JSON = DataSet(
-    title="anyone's captions in COCO's layout",
+    title="your own captions in COCO's format",
     about="""\
 JSON files {images: [{id, file_name}], annotations: [{id, image_id, caption}]} as pairs; ids may be
-texts. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
+strings. Images are DIR/<file_name>, or below DIR/images. image_id is <source>/<id>.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

@@ -177,8 +177,8 @@ CC3M = DataSet(
     about="""\
 Conceptual Captions (Sharma et al. 2018) as pairs: Train_GCC-training.tsv and
 Validation_GCC-1.1.0-Validation.tsv, from ai.google.com/research/ConceptualCaptions (free for any
-purpose; the images belong to their owners). Images, if they were downloaded, under the names of
-ViLBERT's, VL-BERT's or ViLT's tools; those of img2dataset: see `webdataset`.
+purpose; the images belong to their owners). Downloaded images have the names of ViLBERT's,
+VL-BERT's or ViLT's tools; for those of img2dataset use `webdataset`.
 image_id is cc/<split>/<row from 0, eight digits>.""",
     tables=(PAIRS,),
     open=_open_3m,

@@ -223,12 +223,12 @@ FLICKR30K = DataSet(
     title="Flickr30k",
     about="""\
 Flickr30k (Young et al. 2014) as pairs: dataset_flickr30k.json of caption_datasets.zip (Karpathy's
-splits), or results_20130124.token, results.csv (no splits), or ViLBERT's all_data_final_*.jsonline,
-or SCAN's {train,dev,test}_caps.txt with *_ids.txt, the lists of their images, and id_mapping.json
-of their names; images in flickr30k-images/, on request from
+splits), or results_20130124.token, results.csv (no splits), or ViLBERT's
+all_data_final_*.jsonline, or SCAN's {train,dev,test}_caps.txt with *_ids.txt, the lists of their
+images, and id_mapping.json of their names; images in flickr30k-images/, on request from
 shannon.cs.illinois.edu/DenotationGraph (research only, Flickr's terms). image_id is
-flickr30k/<photo id of Flickr>. 21 captions are known not to belong to their image: published
-scores include them, and so does this.""",
+flickr30k/<photo id of Flickr>. 21 captions are known not to belong to their image; they are kept,
+as in published scores.""",
     tables=(PAIRS,),
     open=_open,
     papers=(("InterBERT, ViLBERT", "29,000 / 1,000 / 1,000 images, five captions each"),),

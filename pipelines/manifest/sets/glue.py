@@ -1,4 +1,4 @@
-"""GLUE: eight tasks on texts, as tab-separated files that know no quoting.
+"""GLUE: eight text tasks, as tab-separated files that know no quoting.
 
 Columns are found by their names in the header, as their places differ between the files of a task.
 """
@@ -258,13 +258,13 @@ def glue_entries(task: Task, split: str, source: Source, columns: Sequence[str])
 
 
 GLUE = DataSet(
-    title="GLUE: eight tasks on texts",
+    title="GLUE: eight text tasks",
     about=(
         f"files: train.tsv, dev.tsv, test.tsv in the folders {', '.join(t.folder for t in TASKS)} "
-        "(those that are there; or their zip archives); MNLI's are dev_matched.tsv, "
+        "(those that exist, or their zip archives); MNLI's are dev_matched.tsv, "
         "dev_mismatched.tsv, test_matched.tsv and so on, and so are its splits. From "
         "gluebenchmark.com; each task has its own licence.\n\n"
-        "Rows of `statements` without images. label_id goes by the names of the classes: "
+        "Rows of `statements` without images. label_id follows the names of the classes: "
         "entailment 0, neutral 1, contradiction 2 of MNLI; entailment 0, not_entailment 1 of QNLI "
         "and RTE; STS-B has a score. Tests have no labels (-1)."
     ),

@@ -65,31 +65,36 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--text-column",
         metavar="C",
-        help="captions: a column, or what numbered ones share, caption of caption_0, caption_1 "
-        f"(default: the one of {', '.join(TEXTS)})",
+        help="column of captions, or the common prefix of numbered ones, such as caption "
+        f"for caption_0, caption_1 (default: the first of {', '.join(TEXTS)})",
     )
-    p.add_argument("--image-column", metavar="C", help=f"default: the one of {', '.join(IMAGES)}")
+    p.add_argument(
+        "--image-column",
+        metavar="C",
+        help=f"column of images (default: the first of {', '.join(IMAGES)})",
+    )
     p.add_argument(
         "--id-column",
         metavar="C",
-        help="image_id, verbatim, such as img_id, cocoid or filename "
+        help="column of image_id, kept unchanged, such as img_id, cocoid or filename "
         "(default: <source>/<file>/<row>)",
     )
     splits = p.add_mutually_exclusive_group()
     splits.add_argument(
         "--split-column",
         metavar="C",
-        help="split of each row, verbatim (default: the column called split)",
+        help="column of splits, kept unchanged (default: a column named split)",
     )
     splits.add_argument(
-        "--no-split-column", action="store_true", help="do not read a column called split"
+        "--no-split-column", action="store_true", help="ignore a column named split"
     )
-    p.add_argument("--source", default="hf", metavar="NAME", help="source of pairs (default: hf)")
+    p.add_argument(
+        "--source", default="hf", metavar="NAME", help="value of the column source (default: hf)"
+    )
     p.add_argument(
         "--split",
         metavar="NAME",
-        help="split of the rows whose split column is empty, or of all rows where there is no such "
-        "column (default: the one in the file's name, or null)",
+        help="split of rows without one (default: from the file's name, or null)",
     )
 
 
@@ -271,11 +276,11 @@ HUGGING_FACE = DataSet(
     title="Parquet files with images and captions",
     about="""\
 Parquet files as Hugging Face's datasets and img2dataset write them: a column of images (struct of
-bytes and path, bytes, or a path below DIR; an absolute path is looked for by its end, below
---images) and one of captions (text, a list of texts, or a column for each: caption_0, caption_1,
-...). The columns are found by their usual names, or named. image_id is <source>/<file>/<row from
-0>, or the value of --id-column: rows with one id are of one image. A column called split gives each
-row's split, as in `manifest own`, whatever the file's name is. Without it, the split is the word
+bytes and path, bytes, or a path below DIR; the end of an absolute path is searched below --images)
+and one of captions (a string, a list, or numbered columns: caption_0, caption_1, ...). The columns
+are found by their usual names, or set by flags. image_id is <source>/<file>/<row from 0>, or the
+value of --id-column; rows with the same id belong to one image. A column named split gives each
+row's split, as in `manifest own`, regardless of the file's name. Without it, the split is the word
 train, val, test, ... in the name of the file or its folder.""",
     tables=(PAIRS,),
     open=_open,

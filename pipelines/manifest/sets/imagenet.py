@@ -177,14 +177,14 @@ def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
 
 
 IMAGENET22K = DataSet(
-    title="ImageNet-22k, images alone",
+    title="ImageNet-22k, images without texts",
     about="""\
 ImageNet (Deng et al. 2009) as `images`: folders n01440764/ of images, tars of synsets, a tar of
 such tars, or WebDataset shards, on request from image-net.org (research only). A stage that trains
-on images alone reads it by --images, without pairs. The full set holds ILSVRC2012's validation
-images: exclude them before measuring on ImageNet-1k. image_id is imagenet22k/n01440764_10026; of
-a name that another synset has, too, imagenet22k/<synset>/<name>. Files that begin with . or __, and
-.cls, .json, .txt and .xml, are not images; any other file is one, or a reject.""",
+on images only reads it with --images, without pairs. The full set contains ILSVRC2012's validation
+images: exclude them before you measure on ImageNet-1k. image_id is imagenet22k/n01440764_10026; if
+two synsets share a name, the second is imagenet22k/<synset>/<name>. Files that begin with . or __,
+and .cls, .json, .txt and .xml, are skipped; any other file is an image or a reject.""",
     tables=(IMAGES,),
     open=_open,
 )

@@ -34,7 +34,11 @@ LANGUAGES = ("LANGUAGE", "language", "lang")
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--text-column", metavar="C", help=f"default: the one of {', '.join(TEXTS)}")
+    p.add_argument(
+        "--text-column",
+        metavar="C",
+        help=f"column of captions (default: the first of {', '.join(TEXTS)})",
+    )
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
@@ -110,9 +114,9 @@ def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
 LAION = DataSet(
     title="LAION's lists of URLs",
     about="""\
-LAION's metadata (Schuhmann et al. 2022) as pairs: Parquet files with URL, TEXT and, if there,
+LAION's metadata (Schuhmann et al. 2022) as pairs: Parquet files with URL, TEXT and, optionally,
 similarity (-> score) and LANGUAGE, from laion.ai (CC BY 4.0; the images belong to their owners).
-image_id is laion/<file>/<row from 0>. Images that img2dataset has downloaded: `webdataset`.""",
+image_id is laion/<file>/<row from 0>. For images downloaded by img2dataset use `webdataset`.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

@@ -1,4 +1,4 @@
-"""NLVR2: is a statement true of two images?"""
+"""NLVR2: true or false statements about two images"""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -142,15 +142,15 @@ def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> L
 
 
 NLVR2 = DataSet(
-    title="NLVR2: is a statement true of two images?",
+    title="NLVR2: true or false statements about two images",
     about="""\
 NLVR2 (Suhr et al. 2019) as `statements`: data/train.json, dev.json, test1.json, test2.json of the
-data set's repository (lil-lab/nlvr; sentences and labels CC BY 4.0), and images, which are sent
-on request, in images/train/<directory>/, dev/, test1/, test2/ or --images. image_ids are two, the
-left one first; test1 is test-P, test2 test-U; `subset` of dev and test1 is that of the repository's
-data/balanced/ and data/unbalanced/, null for a pair with one statement. The images' endings say
-PNG and their bytes often something else, which is no fault. Ids of one image share an alias of
-its URL.""",
+data set's repository (lil-lab/nlvr; sentences and labels CC BY 4.0), and images, available on
+request, in images/train/<directory>/, dev/, test1/, test2/ or --images. image_ids has two, the
+left one first; test1 is test-P, test2 test-U; `subset` of dev and test1 is that of the
+repository's data/balanced/ and data/unbalanced/, null for a pair with one statement. The images
+have the extension .png and often other formats; this is accepted. Ids of the same image share an
+alias, its URL.""",
     tables=(STATEMENTS,),
     open=open_nlvr2,
 )

@@ -49,17 +49,24 @@ class Layout:
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--source", default="boxes", metavar="NAME", help="of the rows (default: boxes)")
     p.add_argument(
-        "--split", metavar="NAME", help="of all rows (default: what files and folders are called)"
+        "--source",
+        default="boxes",
+        metavar="NAME",
+        help="value of the column source (default: boxes)",
+    )
+    p.add_argument(
+        "--split",
+        metavar="NAME",
+        help="split of all rows (default: from the names of files and folders)",
     )
     for name in ("classes", "attributes"):
         p.add_argument(
             f"--{name}",
             type=Path,
             metavar="FILE",
-            help=f"the {name} in their order, one a line, synonyms divided by commas; others are "
-            "left out and counted (default: those of the files)",
+            help=f"names of {name} in their order, one per line, synonyms separated by commas; "
+            f"other {name} are omitted and counted (default: those of the files)",
         )
 
 
@@ -267,24 +274,24 @@ def compute_box(annotated_object: AnnotatedObject, frame: Frame) -> Box | Drop:
 
 
 OWN_BOXES = DataSet(
-    title="your own boxes, for training a detector",
+    title="your own boxes, for detector training",
     about="""\
-Your own annotated boxes as `boxes`, a row an image, and their images as `images`, with which
-`extract-rois train` trains a detector. DIR holds one of
+Your own annotated boxes as `boxes`, one row per image, and their images as `images`: the input of
+`extract-rois train`. DIR has one of these
 
-  *.tsv       a header with image, x1, y1, x2, y2, class (and attributes, divided by commas, and
-              split), a row an object; corners in pixels, the second one outside. An image without
-              an object has a row with an empty class
+  *.tsv       a header with image, x1, y1, x2, y2, class (and attributes, separated by commas, and
+              split), one row per object; corners in pixels, the second one exclusive. An image
+              without an object has a row with an empty class
   *.json      COCO's instances, in DIR or its folders: images, annotations with bbox and
               category_id, categories
-  *.xml       Pascal VOC, in DIR or below it; ImageSets/Main/*.txt say the splits
-  labels/     YOLO, in DIR or below it: a .txt an image, boxes or polygons, and data.yaml or
+  *.xml       Pascal VOC, in DIR or below it; ImageSets/Main/*.txt define the splits
+  labels/     YOLO, in DIR or below it: one .txt per image with boxes or polygons, and data.yaml or
               classes.txt in DIR; images in images/, also those without a .txt
 
-image_id is the image's file name as the files have it (of YOLO its path without the ending).
-classes.json and attributes.json are written beside the tables: the names of class_ids and
+image_id is the image's file name in these files (for YOLO its path without the extension).
+classes.json and attributes.json are written next to the tables: the names of class_ids and
 attribute_ids, in the order of --classes and --attributes, of COCO's category ids or of YOLO's list,
-else sorted. Files and folders with train, val or test in their names are of that split.""",
+else sorted. Files and folders with train, val or test in their names belong to that split.""",
     tables=(BOXES,),
     open=_open,
     add_arguments=_add_arguments,

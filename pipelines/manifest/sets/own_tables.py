@@ -175,14 +175,15 @@ def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--tao-clean",
         action="store_true",
-        help="the paper's rules: drop titles without a Chinese character, cut into words, at most "
-        "36 characters by whole words, drop those with a word of --blocked-words",
+        help="the paper's rules: drop titles without a Chinese character, split into "
+        "words, keep at most 36 characters of full words, and drop titles with a word "
+        "of --blocked-words",
     )
     p.add_argument(
         "--blocked-words",
         type=path_or_url,
         metavar="FILE",
-        help="with --tao-clean: words and phrases of spam, one a line",
+        help="with --tao-clean: file of spam words and phrases, one per line",
     )
 
 
@@ -241,9 +242,9 @@ def _tao_entry(rules: TitleRules | None, claims: NamedClaims, values: Values, ke
 
 
 LAIT = DataSet(
-    title="LAIT, from own files",
+    title="LAIT, from your own files",
     about="""\
-LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads what our web_pairs wrote, or TSV,
+LAIT (ImageBERT, arXiv:2001.07966) was never released: this reads the output of web_pairs, or TSV,
 CSV and Parquet files with the columns image (a file under DIR) and text, and optionally
 text_source, score, page_url, image_url. image_id is the SHA-256 of the image's bytes.""",
     tables=(PAIRS,),
@@ -251,12 +252,12 @@ text_source, score, page_url, image_url. image_id is the SHA-256 of the image's 
     papers=(("ImageBERT", "10M pairs, of which 2M are used; texts of 13 words on average"),),
 )
 TAO = DataSet(
-    title="TaoMultimodal, from own files",
+    title="TaoMultimodal, from your own files",
     about="""\
 TaoMultimodal (InterBERT, arXiv:2003.13198) was never released: this reads TSV, CSV and Parquet
 files with the columns item_id, title, image (a file under DIR, or a URL), and optionally category
-and split (train without one). image_id is tao/<item_id>. Regions of the paper: `extract-rois run
---selection tao` with a detector of 33 classes.""",
+and split (default: train). image_id is tao/<item_id>. For the paper's regions use
+`extract-rois run --selection tao` with a detector of 33 classes.""",
     tables=(PAIRS,),
     open=_open_tao,
     add_arguments=_add_tao_arguments,

@@ -1,4 +1,5 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: texts that name one object of an image of COCO's train2014."""
+"""RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to one object of an image of COCO's "
+"train2014."""
 
 import argparse
 import functools
@@ -232,23 +233,23 @@ def add_split_by(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split-by",
         choices=SPLITS_BY,
-        help="who has cut the splits (default: the one whose refs are there); google's divide "
-        "objects, so that an image may be in training and validation",
+        help="author of the splits (default: the one whose refs are in DIR); google's "
+        "splits divide objects, so an image may be in training and validation",
     )
 
 
 def _data_set(source: str, name: str) -> DataSet:
     return DataSet(
-        title=f"{name}: texts that name one object of an image",
+        title=f"{name}: texts that refer to one object of an image",
         about=(
             "files: refs(unc).p, refs(umd).p or refs(google).p and instances.json, in the folder "
             f"{source} of the refer data (lichengunc/refer); images in train2014/ or --images; "
-            f"detections/{source}_<split>/{DETECTIONS} of MAttNet, if it is there, is written as "
+            f"detections/{source}_<split>/{DETECTIONS} of MAttNet, if it exists, is written as "
             "`regions` without features.\n\n"
             "Rows of `expressions`, one for each text, and of `boxes`, all annotated objects of "
             "each image: the candidates of the annotated track. Boxes are corners, cut to the "
-            "image; of an image that is there and lies on its side they are turned with it. "
-            "extract-rois run --boxes takes either."
+            "image and rotated with it if its file is. "
+            "extract-rois run --boxes accepts either table."
         ),
         tables=(EXPRESSIONS, BOXES, REGIONS),
         open=functools.partial(open_refcoco, source),

@@ -165,9 +165,10 @@ SBU = DataSet(
     title="SBU captioned photos",
     about="""\
 SBU Captions (Ordonez et al. 2011) as pairs: sbu-captions-all.json, or the two .txt of the older
-archive (SBUCaptionedPhotoDataset.tar.gz), from www.cs.virginia.edu/~vicente/sbucaptions (no licence
-is stated; Flickr's terms). Images under the last part of their URL. image_id is sbu/<photo id of
-Flickr>. Bytes that come under more than 20 ids are Flickr's "photo unavailable": `placeholder`.""",
+archive (SBUCaptionedPhotoDataset.tar.gz), from www.cs.virginia.edu/~vicente/sbucaptions (no
+licence is stated; Flickr's terms). Images have the last part of their URL as name. image_id is
+sbu/<photo id of Flickr>. Equal bytes under more than 20 ids are Flickr's "photo unavailable":
+`placeholder`.""",
     tables=(PAIRS,),
     open=_open,
     papers=(("InterBERT, pretraining data", "890K train, 10K validation, which is not said"),),

@@ -32,9 +32,12 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--source",
         metavar="NAME",
-        help="source of all rows (default: wikipedia, books or wikibk by a file's name, else text)",
+        help="value of the column source (default: wikipedia, books or wikibk from a "
+        "file's name, else text)",
     )
-    p.add_argument("--language", default="en", metavar="CODE", help="default: en")
+    p.add_argument(
+        "--language", default="en", metavar="CODE", help="language of the texts (default: en)"
+    )
 
 
 def _open(folder: Folder, args: argparse.Namespace) -> Reading:
@@ -111,7 +114,7 @@ TEXTS = DataSet(
     about="""\
 Texts without images as pairs whose image_id is null, in the order of their lines: every .txt and
 .doc of DIR. VL-BERT's wiki.doc and bc1g.doc, VLMo's wikibk.N.txt, BookCorpus's books_large_p1.txt
-and p2. pair_id is <source>/<file>/<line from 0>; blank lines are no rows and part documents (the
+and p2. pair_id is <source>/<file>/<line from 0>; empty lines separate documents (the
 column doc). Lines of over 10,000 characters are remains of markup: `too_long`.""",
     tables=(PAIRS,),
     open=_open,

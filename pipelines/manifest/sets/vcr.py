@@ -241,10 +241,11 @@ VCR = DataSet(
     title="VCR: questions with four answers, and their rationales",
     about=(
         "files: train.jsonl, val.jsonl, test.jsonl (or vcr1annots.zip) and vcr1images/ (or its "
-        "zip) with a .jpg and a .json for each image. From visualcommonsense.com, after its form "
-        "has been signed: research only.\n\n"
+        "zip) with a .jpg and a .json for each image. From visualcommonsense.com, after signing "
+        "its "
+        "form: research only.\n\n"
         "Two rows of `choices` for each question, one that asks for the answer (task q2a) and one "
-        "for its rationale (qa2r); of test, whose labels are not public, five."
+        "for its rationale (qa2r); five for test, whose labels are not public."
     ),
     tables=(CHOICES,),
     open=open_vcr,

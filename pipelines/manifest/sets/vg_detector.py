@@ -213,13 +213,13 @@ def _object(item: object, vocabulary: Vocabulary) -> LabelledBox | Drop:
 
 
 VG_DETECTOR = DataSet(
-    title="Visual Genome, boxes for training a detector",
+    title="Visual Genome, boxes for detector training",
     about="""\
-Visual Genome's objects (Krishna et al. 2017) as `boxes`, a row an image with the boxes, classes
-and attributes that training a detector reads: attributes.json (or objects.json), image_data.json
+Visual Genome's objects (Krishna et al. 2017) as `boxes`, one row per image with the boxes,
+classes and attributes for detector training: attributes.json (or objects.json), image_data.json
 from visualgenome.org; objects_vocab.txt, attributes_vocab.txt (1600 and 400 names), train.txt,
-val.txt and test.txt from data/genome of peteanderson80/bottom-up-attention, which keep Karpathy's
-validation and test images out of training. class_ids and attribute_ids are lines of the
+val.txt and test.txt from data/genome of peteanderson80/bottom-up-attention, which exclude
+Karpathy's validation and test images from training. class_ids and attribute_ids are lines of the
 vocabularies, from 0.""",
     tables=(BOXES,),
     open=_open,

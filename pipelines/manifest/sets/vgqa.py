@@ -113,12 +113,12 @@ def vgqa_entries(
 
 
 VGQA = DataSet(
-    title="Visual Genome's questions, as more data for VQA",
+    title="Visual Genome's questions, as additional data for VQA",
     about="""\
 Visual Genome's questions and answers: question_answers.json, image_data.json, VG_100K/ and
-VG_100K_2/, from visualgenome.org (CC BY 4.0). Rows of `questions`; a question whose answer is none
-of --labels is dropped. To measure on VQA's validation or test images, leave those out that Visual
-Genome shares with them: --exclude (the aliases of both sets are compared).""",
+VG_100K_2/, from visualgenome.org (CC BY 4.0). Rows of `questions`; a question whose answer is not
+in --labels is dropped. Before you measure on VQA's validation or test images, exclude those that
+Visual Genome shares with them: --exclude (the aliases of both sets are compared).""",
     tables=(QUESTIONS,),
     open=open_vgqa,
     add_arguments=functools.partial(add_labels, required=True),

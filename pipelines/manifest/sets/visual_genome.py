@@ -259,9 +259,9 @@ VISUAL_GENOME = DataSet(
     about="""\
 Visual Genome (Krishna et al. 2017) as pairs: region_descriptions.json, image_data.json, VG_100K/
 and VG_100K_2/ (images.zip, images2.zip), from visualgenome.org (CC BY 4.0). A pair is a region's
-phrase with its full image; equal phrases of an image are one pair, that of the lowest
+phrase with its full image; equal phrases of an image are one pair, with the lowest
 region_id. --boxes adds `expressions`, each phrase with its box, cut to the image. image_id is
-vg/<number>; `aliases` has coco/... and flickr/... of images that are there, too: see
+vg/<number>; `aliases` has the coco/... and flickr/... names of shared images: see
 --exclude-split.""",
     tables=(PAIRS, EXPRESSIONS),
     open=_open,

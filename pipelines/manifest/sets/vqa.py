@@ -267,11 +267,11 @@ def _data_set(version: Version, years: str) -> DataSet:
             f"files: {', '.join(names)} (or the published zip archives), images in train2014/, "
             "val2014/, test2015/ or --images. From visualqa.org, whose terms page has the licence "
             "(annotations: CC BY 4.0).\n\n"
-            "Rows of `questions` have the ten answers as typed, and label_ids and label_scores by "
-            "the list of labels, which is written as labels.json. Without --labels it is made as "
-            "the published one was, of answers that nine or more questions have; its order is "
-            "ours. Where no answer has nine, no list is written and both columns are null. A "
-            "--labels file of which no label is an answer here is refused."
+            "Rows of `questions` have the ten answers unchanged, and label_ids and label_scores by "
+            "the answer list, which is written as labels.json. Without --labels the list has the "
+            "answers with nine or more questions, like the published one, in vlmill's own order. "
+            "If no answer has nine, no list is written and both columns are null. A --labels file "
+            "without any of the answers is refused."
         ),
         tables=(QUESTIONS,),
         open=functools.partial(open_vqa, version),

@@ -25,11 +25,14 @@ Parts = dict[str, bytes | Drop]  # of a sample: ending -> content
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "--source", default="webdataset", metavar="NAME", help="of the pairs (default: webdataset)"
+        "--source",
+        default="webdataset",
+        metavar="NAME",
+        help="value of the column source (default: webdataset)",
     )
-    p.add_argument("--split", metavar="NAME", help="of all rows (default: null)")
+    p.add_argument("--split", metavar="NAME", help="split of all rows (default: null)")
     p.add_argument(
-        "--txt-lines", action="store_true", help="each line of a .txt is a caption of its own"
+        "--txt-lines", action="store_true", help="treat each line of a .txt as a separate caption"
     )
 
 
@@ -214,8 +217,9 @@ WEBDATASET = DataSet(
     title="WebDataset tars, img2dataset's output",
     about="""\
 WebDataset shards (and img2dataset's folders) as pairs and images: members 000000007.jpg, .txt,
-.json of one key that follow each other are a sample; the caption is the .txt, else `caption` of the
-.json. image_id is <source>/<key>. A key that comes back is `duplicate` or `id_conflict`.""",
+.json with the same key are a sample if they are consecutive; the caption is the .txt, else
+`caption` of the .json. image_id is <source>/<key>. A repeated key is `duplicate` or
+`id_conflict`.""",
     tables=(PAIRS,),
     open=_open,
     add_arguments=_add_arguments,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fastwarc.warc import WarcRecordType
 
@@ -19,12 +20,13 @@ from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-Kind = Literal["page", "picture", "redirect", "revisit"]
+Kind = Literal["page", "picture", "redirect", "revisit", "robots"]
 
 CONTENT_TYPES = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.revisit
 REDIRECTS = (301, 302, 303, 307, 308)
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
+_RANGE = re.compile(r"bytes 0-(\d{1,12})/(\d{1,12})")
 _DIGESTS = ("sha1", "sha256", "sha512", "md5")
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _PAGE_START = re.compile(
@@ -88,6 +90,8 @@ def extract_content(
         status, headers, body = split_http(block)
         if status in REDIRECTS and (target := resolve(url, _location(headers))):
             return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
+        if status == 206 and _is_all(headers.get("content-range", ""), len(body)):
+            status = 200  # a browser asked for a range, and got everything
         if status != 200:
             return Drop(Reason.BAD_STATUS, str(status))
     decoded = decode_body(body, headers, max_bytes)
@@ -97,6 +101,8 @@ def extract_content(
         return Drop(Reason.EMPTY)
     declared = headers.get("content-type", "")
     kind = sniff_kind(decoded, declared)
+    if kind is None and urlsplit(url).path == "/robots.txt":
+        kind = "robots"
     if kind is None:
         return Drop(Reason.OTHER_TYPE, declared)
     return Record(
@@ -111,6 +117,12 @@ def extract_content(
         digest=payload_digest(record) if kind == "picture" else "",
         wrong_digest=check_digest and is_wrong(record.headers.get("WARC-Block-Digest"), block),
     )
+
+
+def _is_all(content_range: str, num_bytes: int) -> bool:
+    """Returns whether a partial response holds all bytes, by its ``Content-Range``."""
+    parts = _RANGE.fullmatch(content_range.strip().lower())
+    return parts is not None and int(parts[1]) + 1 == int(parts[2]) == num_bytes
 
 
 def parse_charset(declared: str) -> str | None:

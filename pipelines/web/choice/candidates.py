@@ -28,6 +28,7 @@ SOURCES: dict[Kind, TextSource] = {
     "after": "surrounding",
 }
 _SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
+_ROW = 3  # images without a text between them
 _REACH = 12  # blocks before and after, listings included
 _HEADINGS, _HEADING_REACH = 2, 200
 _LINKED = 0.5  # of a heading's characters: it leads on, as its image does
@@ -80,6 +81,7 @@ class Candidate:
     images_between: int = 0
     tag: str = ""
     common: int = 9  # how many elements above the image the first that holds both is
+    block: int = -1  # the page's block that it is in, if it stands beside images
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
     block_words: float = 0.0
@@ -136,6 +138,8 @@ def _side(
 ) -> Iterator[Candidate]:
     """Sentences before (step -1) or after (step 1) the image, the nearest first."""
     kind: Kind = "before" if step < 0 else "after"
+    # A paragraph beside a row of images is about all of them or none, unless one names it.
+    in_row = _in_a_row(images, image.block) >= _ROW
     number = image.block - 1 if step < 0 else image.block
     sentences_away = blocks_away = 0
     stop = image.block + step * _REACH
@@ -145,12 +149,16 @@ def _side(
             break
         if not block.code:
             blocks_away += 1
+            if _between(images, image.block, number):
+                return  # it is nearer to that image
             cut = list(sentences(block.text))
             numbered_sentences = list(enumerate(cut))
             for position, text in reversed(numbered_sentences) if step < 0 else numbered_sentences:
                 sentences_away += 1
                 if sentences_away > _SIDE_SENTENCES:
                     return
+                if in_row and not is_named_by(text, image):
+                    continue
                 yield _near(
                     kind,
                     text,
@@ -161,8 +169,20 @@ def _side(
                     position,
                     len(cut),
                     _between(images, image.block, number),
+                    own_block=number,
                 )
         number += step
+
+
+def is_named_by(text: str, image: PageImage) -> bool:
+    """Returns whether a text shares words with the image's file name, alt text or title."""
+    own = name_subject(image.urls[0]) | subject(image.alt) | subject(image.title)
+    return not own.isdisjoint(subject(text))
+
+
+def _in_a_row(images: Sequence[int], block: int) -> int:
+    """Returns how many images stand together before a block, with no text between them."""
+    return bisect_right(images, block) - bisect_left(images, block)
 
 
 def _between(images: Sequence[int], image_block: int, number: int) -> int:
@@ -182,6 +202,7 @@ def _near(
     position: int,
     num_sentences: int,
     between: int,
+    own_block: int = -1,
 ) -> Candidate:
     common = next((i for i, serial in enumerate(image.path) if serial in block.path), 9)
     return Candidate(
@@ -192,6 +213,7 @@ def _near(
         images_between=between,
         tag=block.tag,
         common=common,
+        block=own_block,
         is_whole=num_sentences == 1,
         position=position,
         block_words=num_words(block.text),

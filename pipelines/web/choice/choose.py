@@ -1,13 +1,17 @@
 """Chooses a page's content images and the texts that describe them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.choice.candidates import SOURCES, find_candidates
+from vlmill.pipelines.web.choice.candidates import SOURCES, Candidate, find_candidates, is_named_by
 from vlmill.pipelines.web.choice.dominance import judge_images
 from vlmill.pipelines.web.choice.features import EXPLICIT, Scene, features, total
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
+from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject
 from vlmill.pipelines.web.choice.survey import Site, find_image_blocks, row_side, sides
 from vlmill.pipelines.web.choice.weights import WEIGHTS
 from vlmill.pipelines.web.pages.page import PageImage
@@ -16,6 +20,13 @@ from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
+
+
+class Claim(NamedTuple):
+    """A cleaned text that an image may take, with the block that it is a sentence of."""
+
+    text: ScoredText
+    block: int  # of the page's blocks, which one image takes; -1 for what several may have
 
 
 def choose(
@@ -29,44 +40,128 @@ def choose(
     """For each image of the page, in order, its texts, best first, or why it has none.
 
     An image that is not content is dropped for that, one without a text that scores at least
-    ``rules.min_score`` and is left by cleaning for its best text's fault. ``weights`` are those of
-    ``features``.
+    ``rules.min_score`` and is left by cleaning for its best text's fault. A block of text around
+    images is taken by one image only. ``weights`` are those of ``features``.
     """
     judged = judge_images(joined, site, rules)
-    return [
-        verdict if isinstance(verdict, Drop) else _choice(scene, verdict, rules, lists, weights)
-        for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True)
-    ]
+    claims: dict[int, list[Claim]] = {}
+    choices: list[float | Drop] = []
+    for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True):
+        order = scene.image.order
+        outcome: float | Drop = verdict
+        if not isinstance(verdict, Drop):
+            texts = _claims(scene, rules, lists, weights)
+            if isinstance(texts, Drop):
+                outcome = texts
+            else:
+                claims[order] = texts
+        choices.append(outcome)
+    owned = _owned(joined, claims)
+    result: list[Choice | Drop] = []
+    for image, choice in zip(joined.page.images, choices, strict=True):
+        if isinstance(choice, Drop):
+            result.append(choice)
+        elif texts := owned[image.order]:
+            result.append(Choice(image.order, choice, texts))
+        else:
+            lost = claims[image.order][0].text.text
+            result.append(Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}"))
+    return result
 
 
-def _choice(
-    scene: Scene,
-    dominance: float,
-    rules: WebPairRules,
-    lists: TextLists,
-    weights: Mapping[str, float],
-) -> Choice | Drop:
-    """The image with its texts, each once; else the fault of the text that scores best."""
+def _owned(
+    joined: JoinedPage, claims: Mapping[int, Sequence[Claim]]
+) -> dict[int, tuple[ScoredText, ...]]:
+    """Returns each image's texts without those that suit another image of the page better.
+
+    Images take their best free text in the order of scores; copies of one image share theirs.
+    """
+    ids = {order: _image_id(joined, order) for order in claims}
+    ranked = sorted(
+        (-claim.text.score, order, claim.block) for order, some in claims.items() for claim in some
+    )
+    owners: dict[int, str] = {}
+    served: set[int] = set()
+    for _, order, block in ranked:
+        if order in served or owners.get(block, ids[order]) != ids[order]:
+            continue
+        served.add(order)
+        if block >= 0:
+            owners[block] = ids[order]
+    return {
+        order: tuple(
+            claim.text for claim in some if owners.get(claim.block, ids[order]) == ids[order]
+        )
+        for order, some in claims.items()
+    }
+
+
+def _image_id(joined: JoinedPage, order: int) -> str:
+    image = joined.images[order]
+    return "" if isinstance(image, Drop) else image.image_id
+
+
+def _claims(
+    scene: Scene, rules: WebPairRules, lists: TextLists, weights: Mapping[str, float]
+) -> list[Claim] | Drop:
+    """Returns the image's texts, each once; else the fault of the text that scores best."""
     caption = scene.image.caption
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
-    scored = [(probability(total(features(c, scene), weights)), c) for c in scene.candidates]
+    candidates = _own_texts(scene, rules, lists)
+    measured = [(features(c, scene), c) for c in candidates]
+    scored = [(probability(total(values, weights)), c, values) for values, c in measured]
     scored.sort(key=lambda one: (-one[0], one[1].text))
-    texts: dict[str, ScoredText] = {}
+    short_rules = _for_surrounding(rules)
+    texts: dict[str, Claim] = {}
     faults: list[Drop] = []
-    for score, candidate in scored:
+    for score, candidate, values in scored:
         source = SOURCES[candidate.kind]
         if score < rules.min_score:
             faults.append(Drop(Reason.LOW_SCORE, f"{score:.3f} {source}: {candidate.text}"))
             break
-        text = extract_caption(candidate.text, rules, scene.page.language or None, lists)
+        text = extract_caption(
+            candidate.text,
+            rules if candidate.kind in EXPLICIT else short_rules,
+            scene.page.language or None,
+            lists,
+        )
         if isinstance(text, Drop):
             faults.append(text)
         else:
-            texts.setdefault(text, ScoredText(source, text, score))
+            # Several images may have a text that each of them names.
+            block = -1 if is_named_by(candidate.text, scene.image) else candidate.block
+            kept = values if rules.keep_texts > 1 else None
+            texts.setdefault(text, Claim(ScoredText(source, text, score, kept), block))
     if not texts:
         return faults[0] if faults else Drop(Reason.NO_TEXT)
-    return Choice(scene.image.order, dominance, tuple(texts.values()))
+    return list(texts.values())
+
+
+def _own_texts(scene: Scene, rules: WebPairRules, lists: TextLists) -> Sequence[Candidate]:
+    """Returns the image's own texts alone where it has a caption that passes, else all candidates.
+
+    What stands around an image with a caption is about something else, or less precise, unless it
+    shares more words with the name of the file.
+    """
+    captions = [c for c in scene.candidates if c.kind == "caption"]
+    language = scene.page.language or None
+    if not captions or isinstance(extract_caption(captions[0].text, rules, language, lists), Drop):
+        return scene.candidates
+    name = name_subject(scene.image.urls[0])
+    overlap = compute_overlap(subject(captions[0].text), name)
+    return [
+        c
+        for c in scene.candidates
+        if c.kind in EXPLICIT or compute_overlap(subject(c.text), name) > overlap
+    ]
+
+
+@cache
+def _for_surrounding(rules: WebPairRules) -> WebPairRules:
+    """Returns the rules for texts that are not marked as an image's own."""
+    most = min(rules.max_words, max(rules.max_surrounding_words, rules.min_words))
+    return replace(rules, max_words=most)
 
 
 def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:

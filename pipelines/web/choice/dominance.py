@@ -21,30 +21,45 @@ from vlmill.schemas.rejects import Reason
 
 _TOKENS = re.compile(r"[^a-z0-9]+")
 
+# Of an image itself or of its parent. A word alone removes nothing: see ``_is_shown_on_purpose``.
 _ICON_WORDS = word_set(
     "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar emoji "
-    "emoticon smiley badge badges bullet spacer button buttons btn captcha userpic tracker beacon "
-    "spinner loader magnify rss topicon qrcode"
+    "emoticon smiley badge badges bullet spacer captcha userpic tracker beacon "
+    "spinner loader rss topicon qrcode"
+)
+# These name what is no content at any size.
+_SURE_ICON_WORDS = word_set(
+    "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar captcha "
+    "userpic spinner qrcode placeholder noimage"
 )
 # In names of files only: as parts of class names they say other things ("may-blank").
 _ICON_FILE_WORDS = _ICON_WORDS | word_set(
-    "pixel blank tracking transparent clear 1x1 counter arrow poweredby placeholder noimage"
+    "pixel blank tracking transparent clear 1x1 counter arrow poweredby placeholder noimage "
+    "button buttons btn"
 )
 _AD_WORDS = word_set(
     "ad ads adv advert adverts advertisement advertising adsense adslot adbox adunit sponsor "
     "sponsors sponsored doubleclick taboola outbrain"
 )
+# Beside these a class says whether there is advertising: "ad-free", "ads-loaded", "has-ads".
+_NO_AD_WORDS = word_set(
+    "free no non without off disabled enabled loaded hide hidden less block blocker blocked is has "
+    "with supports support layout page site body root app main content"
+)
 _AD_HOSTS = re.compile(
     r"(?:^|\.)(?:doubleclick\.net|googlesyndication\.com|googleadservices\.com|adnxs\.com|"
     r"amazon-adsystem\.com|scorecardresearch\.com|quantserve\.com|taboola\.com|outbrain\.com)$"
-    r"|^(?:ads?|adserver|banners?|pixel|beacon|stats|track(?:er|ing)?)\d*\."
 )
+# First names of hosts that mostly serve what nobody looks at, and sometimes a magazine's images.
+_AD_HOST_NAMES = re.compile(r"^(?:ads?|adserver|banners?|pixel|beacon|stats|track(?:er|ing)?)\d*\.")
 _CONTENT_CLASSES = word_set(
     "article post entry story entry-content post-content article-content article-body "
     "post-body story-body hentry mw-content-text mw-body-content content-body main-content gallery "
     "wp-block-image wp-caption e-content markdown-body postcontent content main"
 )
 _STRIP_PX = 400  # a lower strip is a banner, a higher one a panorama
+_LARGE_PX = 500  # a side of what is no bullet, whatever it is called
+_NEAR_MARKS = 4  # elements around an image that may be an advertisement's own
 _SPOKEN = 4  # words of an alt text that nobody writes for an icon
 
 WEIGHTS: Mapping[str, float] = {
@@ -64,18 +79,36 @@ WEIGHTS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class _PageStats:
-    """The images at hand of a page: how often it shows each, and the largest area in pixels."""
+    """The images at hand of a page: how often it shows each and with which alt texts, the largest
+    area in pixels.
+    """
 
     times: Counter[str]
     largest: int
+    texts: Mapping[str, set[str]]
+
+    def is_one_image(self, image_id: str) -> bool:
+        """Returns whether the places of a repeated image say one and the same of it.
+
+        A gallery, its thumbnails and its dialog show one image; bullets and stand-ins are not
+        described, or each otherwise.
+        """
+        texts = self.texts.get(image_id, set())
+        return len(texts) == 1 and len(next(iter(texts)).split()) > 1
 
 
 def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
     """How dominant each image is on its page, in 0..1, or why it is not content; in order."""
     available_images = [p for p in joined.images.values() if not isinstance(p, Drop)]
+    texts: dict[str, set[str]] = {}
+    for image in joined.page.images:
+        archived = joined.images.get(image.order)
+        if image.alt and archived is not None and not isinstance(archived, Drop):
+            texts.setdefault(archived.image_id, set()).add(image.alt)
     page_stats = _PageStats(
         Counter(archived.image_id for archived in available_images),
         max((archived.width * archived.height for archived in available_images), default=0),
+        texts,
     )
     return [_judge(joined, image, page_stats, site, rules) for image in joined.page.images]
 
@@ -107,33 +140,65 @@ def _reason_against(
     host = urlsplit(image.urls[0]).netloc
     if _AD_HOSTS.search(host):
         return Drop(Reason.ADVERTISEMENT, host)
-    if not image.is_metadata:
-        if icon := _icon_words(image):
+    if not image.is_metadata and not _is_shown_on_purpose(image, rules):
+        if _AD_HOST_NAMES.search(host):
+            return Drop(Reason.ADVERTISEMENT, host)
+        if icon := _icon_words(image, archived):
             return Drop(Reason.ICON, " ".join(sorted(icon))[:100])
-        if words := _AD_WORDS.intersection(_TOKENS.split(" ".join(image.marks))):
+        if words := _ad_words(image):
             return Drop(Reason.ADVERTISEMENT, " ".join(sorted(words)))
     if _is_furniture(image, archived, site):
         return Drop(Reason.NAVIGATION, " ".join(image.ancestors)[:100])
     repeats = page_stats.times[archived.image_id]
-    if repeats > rules.max_repeats_on_page:
+    if repeats > rules.max_repeats_on_page and not page_stats.is_one_image(archived.image_id):
         return Drop(Reason.REPEATED, f"{repeats} times")
     if site.is_repeated(archived.image_id):
         return Drop(Reason.REPEATED, f"on {site.pages_with(archived.image_id)} pages of the site")
     return _small_or_thin(image, archived, rules)
 
 
-def _icon_words(image: PageImage) -> set[str]:
+def _is_shown_on_purpose(image: PageImage, rules: WebPairRules) -> bool:
+    """Returns whether a caption, or a figure of a content's size, outweighs words in names."""
+    if image.caption:
+        return True
+    sides = [side for side in (image.width, image.height) if side is not None]
+    return "figure" in image.ancestors and (not sides or min(sides) >= rules.min_declared_px)
+
+
+def _ad_words(image: PageImage) -> set[str]:
+    """Returns the words for advertising in the classes around an image, unless they deny it."""
+    words: set[str] = set()
+    for name in " ".join(image.marks[:_NEAR_MARKS]).split():
+        parts = set(_TOKENS.split(name))
+        if parts.isdisjoint(_NO_AD_WORDS):
+            words |= parts & _AD_WORDS
+    return words
+
+
+def _icon_words(image: PageImage, archived: Measured) -> set[str]:
+    """Returns the words that mark an image as an icon, unless its size or its alt text outweighs
+    them.
+    """
+    if len(image.alt.split()) >= _SPOKEN and not _SURE_ICON_WORDS.intersection(
+        _TOKENS.split(image.alt.lower())
+    ):
+        return set()
     words = set(_ICON_WORDS.intersection(_TOKENS.split(" ".join(image.marks[:2]))))
     if len(image.alt.split()) < _SPOKEN:
         name = urlsplit(image.urls[0]).path.rsplit("/", 1)[-1].lower()
         words |= _ICON_FILE_WORDS.intersection(_TOKENS.split(name))
-    return words
+    is_large = min(archived.width, archived.height) >= _LARGE_PX
+    return words & _SURE_ICON_WORDS if is_large else words
 
 
 def _is_furniture(image: PageImage, archived: Measured, site: Site) -> bool:
     if not image.is_furniture:
         return False
-    if not {"nav", "footer", "button", "aside"}.isdisjoint(image.ancestors):
+    if not {"nav", "footer"}.isdisjoint(image.ancestors):
+        return True
+    if image.caption and "figure" in image.ancestors:
+        return False  # an article's box with a captioned figure
+    if "aside" in image.ancestors:
         return True
     # A page's header holds its banner, which every page shows, or its own first image.
     in_header = "header" in image.ancestors and site.num_pages >= 4

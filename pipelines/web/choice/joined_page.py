@@ -43,6 +43,7 @@ class ScoredText(NamedTuple):
     source: TextSource
     text: str
     score: float  # 0..1
+    features: Mapping[str, float] | None = None  # what the score is made of, if that is kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
-from vlmill.pipelines.web.texts.words import split_words, word_set
+from vlmill.pipelines.web.texts.words import DENSE_LETTERS, split_words, word_set
 
-_DENSE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f\uac00-\ud7af]+")
+_DENSE = re.compile(f"[{DENSE_LETTERS}]+")
 # What says nothing of a subject, in the languages that pages at hand were in.
 _EMPTY = word_set(
     "a an the of in on at with by from to and or for near as is are was were be this that these "
@@ -58,11 +58,12 @@ def _latin(word: str) -> str:
 def name_subject(url: str) -> frozenset[str]:
     """The same of a URL's file name: ``/a/Mona_Lisa-2.jpg`` names mona and lisa."""
     name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
-    name = _HUMP.sub(r"\1 \2", name[:300])
+    name = _NUMBERED.sub(r"\1", _HUMP.sub(r"\1 \2", name[:300]))
     return frozenset(unit for unit in subject(_APART.sub(" ", name)) if not _CODE.search(unit))
 
 
 _HUMP = re.compile(r"([a-z])([A-Z])")
+_NUMBERED = re.compile(r"([^\W\d_]{4,})\d{1,2}(?![^\W_])")  # the third of several images
 _APART = re.compile(r"[\W_]+")
 _CODE = re.compile(r"\d")
 

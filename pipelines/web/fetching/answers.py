@@ -39,7 +39,7 @@ TRANSIENT_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 BUSY_STATUSES = frozenset((429, 503))
 """With these a host says that it is asked too much."""
 
-_SECONDS = re.compile(r"\d{1,9}")
+_SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +105,14 @@ def _redirect(answer: Answer, turn: QueuedUrl, outcome: Outcome, max_redirects: 
     if answer.location is None:
         location = answer.headers.get("location", "no location")
         return Judgement(outcome=failed(outcome, Reason.BAD_URL, f"redirects to {location}"))
+    if answer.location == turn.url:
+        detail = "redirects to itself; cookies are not kept"
+        return Judgement(outcome=failed(outcome, Reason.TOO_MANY_REDIRECTS, detail))
     if turn.hops >= max_redirects:
         detail = f"more than {max_redirects}, the last to {answer.location}"
         return Judgement(outcome=failed(outcome, Reason.TOO_MANY_REDIRECTS, detail))
     target = UrlEntry(
+        alternatives=turn.alternatives,
         url=answer.location,
         source=FETCH_REDIRECTS.name,
         referrer=turn.url,
@@ -143,7 +147,9 @@ def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) ->
     if isinstance(references, Drop):
         return Judgement(outcome=failed(outcome, references.reason, references.detail))
     images = [
-        UrlEntry(url=url, source=FETCH_IMAGES.name, referrer=turn.url) for url in references.images
+        UrlEntry(url=url, source=FETCH_IMAGES.name, referrer=turn.url, alternatives=others)
+        for url, *rest in references.images
+        for others in [tuple(rest)]
     ]
     links = [
         UrlEntry(url=url, source=FETCH_LINKS.name, referrer=turn.url, follow=turn.follow - 1)
@@ -166,11 +172,15 @@ def _record(answer: Answer, turn: QueuedUrl, level: int) -> bytes:
 
 
 def retry_after_s(answer: Answer) -> float | None:
-    """Returns for how many seconds a host wants to be left alone, None if it does not say."""
+    """Returns for how many seconds a host wants to be left alone, None if it does not say.
+
+    A time that is over says nothing.
+    """
     value = answer.headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(value):
         return float(value)
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - answer.started)
+        seconds = parsedate_to_datetime(value).timestamp() - answer.started
+        return seconds if seconds > 0 else None
     except (ValueError, TypeError, OverflowError):
         return None

@@ -22,7 +22,7 @@ CREATE TABLE urls (
     attempts INTEGER NOT NULL DEFAULT 0, old_etag TEXT, old_modified TEXT,
     outcome TEXT, detail TEXT, status INTEGER, target TEXT, media_type TEXT, bytes INTEGER,
     sha256 TEXT, etag TEXT, modified TEXT, at REAL, seconds REAL, address TEXT,
-    part INTEGER, offset INTEGER, length INTEGER
+    part INTEGER, offset INTEGER, length INTEGER, alternatives TEXT
 );
 CREATE INDEX urls_waiting ON urls (host, id) WHERE state = 0;
 CREATE INDEX urls_parts ON urls (part, offset) WHERE part IS NOT NULL;
@@ -36,7 +36,7 @@ CREATE TABLE lines (
 );
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY, bucket INTEGER NOT NULL, url TEXT NOT NULL, source TEXT NOT NULL,
-    referrer TEXT, follow INTEGER NOT NULL, hops INTEGER NOT NULL
+    referrer TEXT, follow INTEGER NOT NULL, hops INTEGER NOT NULL, alternatives TEXT
 );
 CREATE INDEX sent_to ON sent (bucket, id);
 CREATE TABLE pulled (bucket INTEGER PRIMARY KEY, last INTEGER NOT NULL);
@@ -66,6 +66,10 @@ def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
     if new:
         database.executescript(_TABLES)
     database.execute(_PARTS)
+    for table in ("urls", "sent"):
+        columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+        if columns and "alternatives" not in columns:  # of a journal that an older vlmill began
+            database.execute(f"ALTER TABLE {table} ADD COLUMN alternatives TEXT")
     return database
 
 

@@ -19,6 +19,7 @@ class UrlEntry:
     hops: int = 0  # redirects that have led to it
     etag: str | None = None  # of an earlier crawl
     modified: str | None = None
+    alternatives: tuple[str, ...] = ()  # asked for one after the other if this one fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class QueuedUrl:
     attempts: int
     etag: str | None
     modified: str | None
+    referrer: str | None = None
+    alternatives: tuple[str, ...] = ()
 
     def again(self) -> "QueuedUrl":
         """The same after one more attempt."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vlmill.pipelines.web.fetching.answers import (
     BUSY_STATUSES,
     TRANSIENT,
+    Judgement,
     failed,
     judge,
     retry_after_s,
@@ -24,7 +25,7 @@ from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.pipelines.web.fetching.turns import ROBOTS_S, Errand, Host, Permission, RobotsResponse
 from vlmill.pipelines.web.fetching.warc import Parts
 from vlmill.runtime.net.client import Client
-from vlmill.runtime.net.exchange import Answer, Request
+from vlmill.runtime.net.exchange import Answer, Request, referrer_for
 from vlmill.runtime.net.opt_outs import tdmrep_url
 from vlmill.runtime.net.robots import MAX_BYTES, robots_url
 from vlmill.schemas.rejects import Reason
@@ -188,6 +189,7 @@ class Fetcher:
                     url=turn.url,
                     etag=turn.etag,
                     last_modified=turn.modified,
+                    referrer=referrer_for(turn.url, turn.referrer),
                     max_bytes=self._manners.max_bytes,
                 )
                 return Running(request=request, host=host, errand=Errand.URL, turn=turn)
@@ -268,6 +270,8 @@ class Fetcher:
 
     def _take(self, host: Host, turn: QueuedUrl, answer: Answer) -> None:
         judgement = judge(answer, turn, self._scope, max_redirects=self._manners.max_redirects)
+        if answer.location is not None and judgement.outcome.target is not None:
+            judgement = self._without_loop(turn, judgement)
         for entry in judgement.entries:
             self._enqueue(entry)
         record_location = None
@@ -275,10 +279,39 @@ class Fetcher:
             record_location = self._parts.add(judgement.record, timestamp=answer.started)
         self._journal.record_outcome(host.row.id, turn.id, judgement.outcome, record_location)
         self._count(judgement.outcome)
+        self._try_next(turn, judgement.outcome)
+
+    def _without_loop(self, turn: QueuedUrl, judgement: Judgement) -> Judgement:
+        """Returns the failure of a redirect that closes a circle, and gives it to all in it."""
+        target = judgement.outcome.target
+        assert target is not None
+        loop = self._journal.redirect_loop(turn.url, target)
+        if not loop:
+            return judgement
+        detail = f"redirects in a circle of {len(loop) + 1}; cookies are not kept"
+        outcome = failed(judgement.outcome, Reason.TOO_MANY_REDIRECTS, detail)
+        self._journal.break_loop(loop, outcome)
+        self._rejected += len(loop)
+        return Judgement(outcome=outcome)
+
+    def _try_next(self, turn: QueuedUrl, outcome: Outcome) -> None:
+        """Asks for the next address of an image of which this one gave nothing."""
+        if outcome.is_reject and turn.alternatives:
+            url, *rest = turn.alternatives
+            self._enqueue(
+                UrlEntry(
+                    url=url,
+                    source=turn.source,
+                    referrer=turn.referrer,
+                    follow=turn.follow,
+                    alternatives=tuple(rest),
+                )
+            )
 
     def _keep(self, host: Host, turn: QueuedUrl, outcome: Outcome) -> None:
         self._journal.record_outcome(host.row.id, turn.id, outcome, None)
         self._count(outcome)
+        self._try_next(turn, outcome)
 
     def _count(self, outcome: Outcome) -> None:
         self._done += 1

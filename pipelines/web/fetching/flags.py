@@ -9,20 +9,40 @@ from vlmill.runtime.net.addresses import parse_networks
 from vlmill.schemas.errors import InputError
 
 FLAGS: dict[str, tuple[str, str, str]] = {
-    "delay_s": ("--delay", "S", "between two requests to a host, if robots.txt asks for no more"),
-    "per_host": ("--per-host", "N", "requests at once to a host"),
-    "hosts_at_once": ("--hosts-at-once", "N", "hosts that a worker fetches from at once"),
-    "response_s": ("--timeout", "S", "for a whole response"),
-    "max_bytes": ("--max-bytes", "N", "of a body, as sent and as decoded"),
-    "max_redirects": ("--max-redirects", "N", "in a row"),
-    "retries": ("--retries", "N", "passes at the end over failures that may be over"),
-    "retry_wait_s": ("--retry-wait", "S", "before such a pass"),
-    "max_wait_s": ("--max-wait", "S", "a host that wants to be left alone longer is set aside"),
-    "max_failures": ("--max-failures", "N", "failures in a row that set a host aside"),
-    "max_host_s": ("--max-host-time", "S", "of answers of one host together"),
-    "max_host_bytes": ("--max-host-bytes", "N", "of answers of one host together"),
+    "delay_s": (
+        "--delay",
+        "S",
+        "pause in seconds between two requests to a host, unless its robots.txt asks for more",
+    ),
+    "per_host": ("--per-host", "N", "number of simultaneous requests to a host"),
+    "hosts_at_once": (
+        "--hosts-at-once",
+        "N",
+        "number of hosts that a worker downloads from at the same time",
+    ),
+    "response_s": ("--timeout", "S", "time limit of a complete response in seconds"),
+    "max_bytes": ("--max-bytes", "N", "largest body in bytes, as received and as decoded"),
+    "max_redirects": ("--max-redirects", "N", "largest number of consecutive redirects"),
+    "retries": ("--retries", "N", "number of retry rounds for transient failures, at the end"),
+    "retry_wait_s": ("--retry-wait", "S", "pause in seconds before such a round"),
+    "max_wait_s": (
+        "--max-wait",
+        "S",
+        "longest pause in seconds that a host may ask for before it is set aside",
+    ),
+    "max_failures": (
+        "--max-failures",
+        "N",
+        "number of consecutive failures after which a host is set aside",
+    ),
+    "max_host_s": ("--max-host-time", "S", "largest total response time of one host in seconds"),
+    "max_host_bytes": (
+        "--max-host-bytes",
+        "N",
+        "largest total size of one host's responses in bytes",
+    ),
 }
-"""Which flag sets which of the manners, and what its help says"""
+"""The flag, metavar and help of each field of the politeness policy"""
 
 
 def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
@@ -31,19 +51,12 @@ def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -
     for name in names:
         flag, metavar, text = FLAGS[name]
         default = defaults[name]
-        help_text = f"{text} ({default:g})" if isinstance(default, float) else f"{text} ({default})"
+        help_text = (
+            f"{text} (default: {default:g})"
+            if isinstance(default, float)
+            else f"{text} (default: {default})"
+        )
         p.add_argument(flag, dest=name, type=type(default), metavar=metavar, help=help_text)
-
-
-def add_allow_address(p: argparse.ArgumentParser) -> None:
-    """Declares ``--allow-address``."""
-    p.add_argument(
-        "--allow-address",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="for tests only: a private network that may be connected to",
-    )
 
 
 def build_policy(args: argparse.Namespace) -> PolitenessPolicy:

@@ -4,15 +4,22 @@ Every answer is committed before the next one is waited for, so that a killed ru
 was journalled. Memory is SQLite's page cache; queues of any length lie on the disk.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.web.fetching.database import copy_database, open_database
-from vlmill.pipelines.web.fetching.entries import HostRow, OriginRow, Outcome, QueuedUrl, UrlEntry
+from vlmill.pipelines.web.fetching.entries import (
+    REDIRECTED,
+    HostRow,
+    OriginRow,
+    Outcome,
+    QueuedUrl,
+    UrlEntry,
+)
 from vlmill.pipelines.web.fetching.hosts import get_host
-from vlmill.pipelines.web.fetching.outbox import Outbox
+from vlmill.pipelines.web.fetching.outbox import Outbox, join_urls, split_urls
 from vlmill.pipelines.web.fetching.warc import Parts, RecordLocation, part_name
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.listed import ListedFile
@@ -20,6 +27,7 @@ from vlmill.schemas.rejects import Reason
 
 WAITING, DONE, FAILED = 0, 1, 2  # failed: answered for now, and may be tried again
 _HOST = ("id", "name", "last_at", "not_before", "failures", "backoffs", "seconds", "bytes")
+_MOST_LOOP = 20  # redirects that are followed in the journal to see whether they lead back
 _MOST_HOST_IDS = 10_000
 
 
@@ -105,11 +113,12 @@ class Journal:
         host = self._host_id(get_host(entry.url))
         added = self._db.execute(
             "INSERT OR IGNORE INTO urls "
-            "(url, host, source, referrer, follow, hops, old_etag, old_modified) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "(url, host, source, referrer, follow, hops, old_etag, old_modified, alternatives) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(entry.url, host, entry.source, entry.referrer),
                 *(entry.follow, entry.hops, entry.etag, entry.modified),
+                join_urls(entry.alternatives),
             ),
         )
         if added.rowcount:
@@ -180,12 +189,16 @@ class Journal:
     def queue(self, host: int, after: int, limit: int) -> list[QueuedUrl]:
         """Returns the next URLs of a host that wait, behind the one with the id ``after``."""
         rows = self._db.execute(
-            "SELECT id, url, source, follow, hops, attempts, old_etag, old_modified FROM urls "
-            "WHERE host = ? AND state = 0 AND id > ? ORDER BY id LIMIT ?",
+            "SELECT id, url, source, follow, hops, attempts, old_etag, old_modified, referrer, "
+            "alternatives FROM urls WHERE host = ? AND state = 0 AND id > ? ORDER BY id LIMIT ?",
             (host, after, limit),
         )
         names = ("id", "url", "source", "follow", "hops", "attempts", "etag", "modified")
-        return [QueuedUrl(**dict(zip(names, row, strict=True))) for row in rows]
+        names += ("referrer",)
+        return [
+            QueuedUrl(**dict(zip(names, row, strict=True)), alternatives=split_urls(alternatives))
+            for *row, alternatives in rows
+        ]
 
     def origin(self, origin: str) -> OriginRow | None:
         """Returns what is kept of a host's rules for robots."""
@@ -236,6 +249,31 @@ class Journal:
             ),
         )
         self._db.execute("UPDATE hosts SET waiting = waiting - 1 WHERE id = ?", (host,))
+
+    def redirect_loop(self, url: str, target: str) -> list[int]:
+        """Returns the ids of the URLs through which redirects lead from ``target`` back to ``url``.
+
+        [] where they do not, as far as this journal knows.
+        """
+        ids: list[int] = []
+        for _ in range(_MOST_LOOP):
+            if target == url:
+                return ids
+            row = self._db.execute(
+                "SELECT id, target FROM urls WHERE url = ? AND outcome = ?", (target, REDIRECTED)
+            ).fetchone()
+            if row is None:
+                break
+            ids.append(row[0])
+            target = row[1]
+        return []
+
+    def break_loop(self, ids: Sequence[int], outcome: Outcome) -> None:
+        """Gives URLs that redirect in a circle their outcome in place of the redirect."""
+        self._db.executemany(
+            "UPDATE urls SET outcome = ?, detail = ? WHERE id = ?",
+            [(outcome.outcome, outcome.detail, number) for number in ids],
+        )
 
     def postponed(self, url: int) -> None:
         """Counts an attempt of a URL that goes on waiting: its host wants to be left alone."""

@@ -1,9 +1,19 @@
 """What a bucket leaves for others to pull, and how far it has pulled what they left."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from vlmill.pipelines.web.fetching.entries import UrlEntry
+
+
+def join_urls(urls: Sequence[str]) -> str | None:
+    """Returns URLs, which have no spaces, as a journal keeps them; None for none."""
+    return " ".join(urls) or None
+
+
+def split_urls(kept: str | None) -> tuple[str, ...]:
+    """Returns the URLs that a journal keeps."""
+    return tuple((kept or "").split())
 
 
 class Outbox:
@@ -18,9 +28,12 @@ class Outbox:
     def send(self, bucket: int, entry: UrlEntry) -> None:
         """Leaves a URL for another bucket to pull."""
         self._db.execute(
-            "INSERT INTO sent (bucket, url, source, referrer, follow, hops) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (bucket, entry.url, entry.source, entry.referrer, entry.follow, entry.hops),
+            "INSERT INTO sent (bucket, url, source, referrer, follow, hops, alternatives) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(bucket, entry.url, entry.source, entry.referrer, entry.follow, entry.hops),
+                join_urls(entry.alternatives),
+            ),
         )
 
     def last_sent(self) -> int:
@@ -30,14 +43,21 @@ class Outbox:
     def sent_to(self, bucket: int, after: int) -> Iterator[tuple[int, UrlEntry]]:
         """Yields what was left for a bucket behind the number ``after``, with its numbers."""
         rows = self._db.execute(
-            "SELECT id, url, source, referrer, follow, hops FROM sent "
+            "SELECT id, url, source, referrer, follow, hops, alternatives FROM sent "
             "WHERE bucket = ? AND id > ? ORDER BY id",
             (bucket, after),
         )
-        for number, url, source, referrer, follow, hops in rows:
+        for number, url, source, referrer, follow, hops, alternatives in rows:
             yield (
                 number,
-                UrlEntry(url=url, source=source, referrer=referrer, follow=follow, hops=hops),
+                UrlEntry(
+                    url=url,
+                    source=source,
+                    referrer=referrer,
+                    follow=follow,
+                    hops=hops,
+                    alternatives=split_urls(alternatives),
+                ),
             )
 
     def pulled(self, bucket: int) -> int:

@@ -8,7 +8,7 @@ from selectolax.lexbor import LexborHTMLParser
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.fetching.hosts import get_host
 from vlmill.pipelines.web.pages import markup
-from vlmill.pipelines.web.pages.page import read_page
+from vlmill.pipelines.web.pages.page import PageImage, read_page
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
@@ -23,14 +23,14 @@ class Scope:
     same_host: bool = False  # links to other hosts are not followed
     max_pages_per_host: int = 1_000  # that links lead to; listed ones do not count
     max_links: int = 1_000  # of one page
-    addresses: int = 2  # of an image, the first that its page names: often sizes of one image
+    addresses: int = 4  # of an image that are tried, the largest first, until one gives it
 
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """The URLs that a page refers to, each once, in its order."""
+    """The URLs that a page refers to, in its order; of each image the addresses to try in turn."""
 
-    images: tuple[str, ...]
+    images: tuple[tuple[str, ...], ...]
     links: tuple[str, ...]
 
 
@@ -38,18 +38,36 @@ def read_references(
     body: bytes, charset: str | None, url: str, *, scope: Scope, follow: bool
 ) -> References | Drop:
     """Returns what the page at ``url`` refers to, or why it is not used."""
-    if len(body) > BOUNDS.max_page_bytes:
-        return Drop(Reason.TOO_LARGE, f"{len(body)} bytes")
-    tree = markup.parse(markup.decode(body, charset), max_nesting=BOUNDS.max_nesting)
+    text = markup.take_out_data(markup.decode(body, charset)).text
+    if len(text) > BOUNDS.max_page_bytes:
+        return Drop(Reason.TOO_LARGE, f"{len(text)} characters without data: URIs")
+    tree = markup.parse(text, max_nesting=BOUNDS.max_nesting)
     if isinstance(tree, Drop):
         return tree
     page = read_page(tree, url, max_text_chars=1, max_images=BOUNDS.max_images_per_page)
     if isinstance(page, Drop):
         return page
-    urls = (u for image in page.images for u in image.urls[: scope.addresses])
-    images = dict.fromkeys(u for u in urls if not u.startswith("urn:"))
+    images: dict[str, tuple[str, ...]] = {}
+    for image in page.images:
+        if urls := order_addresses(image, page.url)[: scope.addresses]:
+            images.setdefault(urls[0], urls)
     links = dict.fromkeys(_links(tree, url, scope)) if follow else {}
-    return References(images=tuple(images), links=tuple(u for u in links if u not in images))
+    return References(
+        images=tuple(images.values()), links=tuple(u for u in links if u not in images)
+    )
+
+
+def order_addresses(image: PageImage, page_url: str) -> tuple[str, ...]:
+    """Returns the addresses of an image, the largest first as far as the page says.
+
+    A thumbnail's link leads to the full image; a srcset states sizes. Images that stand in the page
+    have no address.
+    """
+    urls = [url for url in image.urls if not url.startswith("urn:")]
+    linked = resolve(page_url, image.link) if image.links_to_picture else None
+    if linked in urls:
+        urls = [linked, *(url for url in urls if url != linked)]
+    return tuple(urls)
 
 
 def _links(tree: LexborHTMLParser, url: str, scope: Scope) -> Iterator[str]:

@@ -84,6 +84,8 @@ class Permission:
             detail = f"robots.txt: status {response.status}" if response.status and is_busy else ""
             detail = response.detail or detail
             return Refusal(reason=Reason.ROBOTS, detail=detail, may_retry=is_busy)
+        if self._robots.forbids_training(url):
+            return Refusal(reason=Reason.NO_AI, detail="by robots.txt", may_retry=False)
         if self._tdm and tdmrep_reserves(self._tdm, url):
             return Refusal(reason=Reason.TDM_RESERVED, detail="by tdmrep.json", may_retry=False)
         return None

@@ -5,7 +5,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from selectolax.lexbor import LexborNode
 
@@ -16,7 +16,7 @@ Attributes = Mapping[str, str | None]
 IMAGE_NAME = re.compile(r"\.(?:jpe?g|jpe|jfif|png|webp|avif|gif)(?:$|[?#&:])", re.IGNORECASE)
 IMAGE_TAGS = frozenset(("img", "image", "amp-img"))
 MAX_VARIANTS = 12
-MAX_INLINE_BYTES = 1 << 20  # of a page's data: images together
+MAX_INLINE_BYTES = 32 << 20  # of a page's data: images together
 
 # What scripts that load images late keep the true address in.
 _LAZY = (
@@ -35,22 +35,42 @@ _LAZY = (
     "data-actualsrc",
 )
 _SETS = ("srcset", "data-srcset", "data-lazy-srcset", "data-original-set")
-_READ = frozenset((*_LAZY, *_SETS, "src", "href", "xlink:href"))  # before all other attributes
+# What scripts paint late behind an element.
+_BACKGROUNDS = (
+    *("data-bg", "data-background-image", "data-background", "data-bg-image", "data-bg-src"),
+    *("data-lazy-background", "data-background-src", "data-image-src"),
+)
+_BACKGROUND_SETS = ("data-bgset", "data-bg-srcset")
+PAINTED = ",".join(
+    ('[style*="background"][style*="url("]', *(f"[{name}]" for name in _BACKGROUNDS))
+) + "".join(f",[{name}]" for name in _BACKGROUND_SETS)
+"""Selects the elements that may have an image painted behind them."""
+PAINTED_WORDS = (b"url(", b"data-b", b"data-lazy-b", b"data-image-src")
+"""One of these is in the source of a page that has such elements."""
+# Before all other attributes.
+_READ = frozenset((*_LAZY, *_SETS, "src", "href", "xlink:href", "data"))
 _READ |= frozenset(("alt", "title", "class", "id", "style", "sizes", "width", "height"))
 _ADDRESS = re.compile(r"\s*(?:https?:/)?/[^\s<>\"']{1,2000}\s*", re.IGNORECASE)
 _QUOTED = re.compile(
     r"\"([^\"\s]{1,1000}\.(?:jpe?g|png|webp|avif|gif)(?:[?#][^\"\s]{0,500})?)\"", re.IGNORECASE
 )
-_SET = re.compile(r"([^\s,]\S*[^\s,])(?:\s+([\d.]{1,8})[wxh])?\s*(?:,|$)")
+# A candidate of a srcset as browsers read it: an address up to white space, then, unless a comma
+# ended the address, descriptors up to a comma outside of parentheses.
+_SET = re.compile(r"[\s,]*(\S+)")
+_DESCRIPTORS = re.compile(r"((?:[^,(]|\([^)]*\)?)*)(?:,|$)")
+_SIZE = re.compile(r"[+]?(\d{0,8}(?:\.\d{1,8})?(?:[eE][+-]?\d{1,2})?)([wxh])")
 # ``background-image: url("a.jpg")``; of several the first lies on top.
 _BACKGROUND = re.compile(
     r"background(?:-image)?\s*:[^;]{0,500}?\burl\(\s*[\"']?([^\"')\s]{1,2000})", re.IGNORECASE
 )
+_CSS_URL = re.compile(r"\burl\(\s*[\"']?([^\"')\s]{1,2000})", re.IGNORECASE)
 _DATA = re.compile(r"\s*data:image/(?!svg)[\w.+-]{1,20}((?:;[\w=.+-]{1,40})*),", re.IGNORECASE)
 
 
 def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iterator[str]:
-    """What the page says of where an image is: lazy attributes before ``src``, a placeholder.
+    """What the page says of where an image is: sizes before lazy attributes before ``src``.
+
+    ``src`` is often a placeholder.
 
     Sources of an ``image`` follow, then any other attribute whose value is an address or named
     like an image, and the image that it is a link to. A film's is its poster, that of any other
@@ -59,16 +79,19 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
     if node.tag == "video":
         yield attributes.get("poster") or ""
         return
+    if node.tag == "object":
+        yield attributes.get("data") or ""
+        return
     if node.tag not in IMAGE_TAGS:
         yield from painted(attributes)
         return
+    for name in _SETS:
+        if name in attributes:
+            yield from srcset(attributes[name] or "")
     for name in _LAZY:
         if name in attributes:
             yield attributes[name] or ""
     yield attributes.get("src") or attributes.get("href") or attributes.get("xlink:href") or ""
-    for name in _SETS:
-        if name in attributes:
-            yield from srcset(attributes[name] or "")
     parent = node.parent
     if parent is not None and parent.tag == "picture":
         for source in parent.css("source")[:8]:
@@ -82,8 +105,20 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
 
 
 def painted(attributes: Attributes) -> list[str]:
-    """The images that an element's own style paints behind it; style sheets are not read."""
-    return _BACKGROUND.findall((attributes.get("style") or "")[:4_096])
+    """Returns the images that an element's style or a script's attributes paint behind it.
+
+    Style sheets are not read.
+    """
+    found: list[str] = _BACKGROUND.findall((attributes.get("style") or "")[:4_096])
+    for name in _BACKGROUND_SETS:
+        if value := attributes.get(name):
+            found += srcset(value)
+    for name in _BACKGROUNDS:
+        if value := (attributes.get(name) or "")[:4_096].strip():
+            inner = _CSS_URL.search(value)
+            if inner or IMAGE_NAME.search(value) or _ADDRESS.fullmatch(value):
+                found.append(inner[1] if inner else value)
+    return found
 
 
 def _named_in(value: str) -> Iterator[str]:
@@ -100,20 +135,54 @@ def addresses(base: str, references: Iterator[str]) -> tuple[str, ...]:
     for reference in dict.fromkeys(references):
         if reference and len(urls) < MAX_VARIANTS and (url := resolve(base, reference)):
             urls[url] = None
+    for url in list(urls):
+        if len(urls) < MAX_VARIANTS and (origin := proxied(url)) and origin != url:
+            urls[origin] = None
     return tuple(urls)
+
+
+# Image proxies name the original in their query (/_next/image?url=...) or at the end of their path
+# (/_ipx/w_640/https://..., .../fetch/w_640/https%3A%2F%2F..., i0.wp.com/host/a.jpg).
+_PROXY = re.compile(
+    r"image|img|thumb|resiz|proxy|fetch|_ipx|photo|media|weserv|timthumb|cdn|optimi", re.IGNORECASE
+)
+_PROXY_QUERY = re.compile(r"[?&](?:url|u|src|image|img|imgurl|source|file|uri)=([^&]{4,2000})")
+_PROXY_PATH = re.compile(r".(https?(?::|%3A)(?:/|%2F){1,2}[^/%].*)", re.IGNORECASE)
+_PHOTON = re.compile(r"https?://i\d\.wp\.com/([^?]+)")
+
+
+def proxied(url: str) -> str | None:
+    """Returns the address of the image that an image proxy's URL is about; None for others."""
+    if photon := _PHOTON.match(url):
+        return resolve("", f"https://{photon[1]}")
+    if "?" in url and (named := _PROXY_QUERY.search(url)) and _PROXY.search(url[: named.start()]):
+        inner = unquote(named[1])
+        if IMAGE_NAME.search(inner) or inner.startswith(("http:", "https:", "/")):
+            return resolve(url, inner)
+    if (behind := _PROXY_PATH.search(url, 9)) and _PROXY.search(url[: behind.start(1)]):
+        inner = unquote(behind[1]) if "%" in behind[1][:12] else behind[1]
+        return resolve("", re.sub(r"^(https?):/(?=[^/])", r"\1://", inner))
+    return None
 
 
 def srcset(value: str) -> list[str]:
     """References of a srcset, the largest first: ``a.jpg 1x, b.jpg 2x`` gives b.jpg, a.jpg."""
     if not value:
         return []
-    candidates = []
-    # A comma ends a candidate only after white space or a descriptor: URLs hold commas, too.
-    for candidate in _SET.finditer(value[:8_192]):
-        size = candidate[2] or "1"
-        candidates.append(
-            (float(size) if size.count(".") <= 1 and size != "." else 1.0, candidate[1])
-        )
+    candidates: list[tuple[float, str]] = []
+    value, position = value[:8_192], 0
+    while candidate := _SET.match(value, position):
+        reference, position, size = candidate[1], candidate.end(), 1.0
+        if reference.endswith(","):  # commas inside belong to the URL
+            reference = reference.rstrip(",")
+        elif descriptors := _DESCRIPTORS.match(value, position):
+            position = descriptors.end()
+            for descriptor in descriptors[1].split():
+                measured = _SIZE.fullmatch(descriptor)
+                if measured and measured[1] and measured[2] != "h":
+                    size = float(measured[1])
+        if reference:
+            candidates.append((size, reference))
     return [reference for _, reference in sorted(candidates, key=lambda item: -item[0])]
 
 

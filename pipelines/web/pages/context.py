@@ -37,14 +37,13 @@ def captions_by_image(
 
 def _caption(blocks: Sequence[Block]) -> str:
     """The text of the caption element that the first block stands in, without tables and code."""
-    first = blocks[0]
-    parts = [
+    own = [block for block in blocks if block.caption == blocks[0].caption]
+    first = next((block for block in own if not block.code), own[0])
+    return " ".join(
         block.text
-        for block in blocks
-        if block.caption == first.caption
-        and (block is first or not (block.code or block.tag in _NO_CAPTION))
-    ]
-    return " ".join(parts)
+        for block in own
+        if block is first or not (block.code or block.tag in _NO_CAPTION)
+    )
 
 
 def _owner(

@@ -19,10 +19,10 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.images.formats import format_name
 from vlmill.schemas.images.hashes import perceptual_hash
-from vlmill.schemas.images.orientation import read_orientation, turn_upright
+from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
 from vlmill.schemas.rejects import Reason, Rejected
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
 """What every consumer downstream decodes, too. Vector graphics and icons are no photographs."""
 
 
@@ -49,10 +49,15 @@ class ArchivedImage:
     width: int
     height: int
     format: str
-    phash: int  # vlmill.schemas.images.hashes
+    phash: int | None  # vlmill.schemas.images.hashes; None until it has been decoded
     archive: str
     offset: int
 
+
+# Formats whose further frames are a film. A TIFF's are pages, and a camera's JPEG (MPO) has its
+# preview or its gain map behind the image.
+_ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
+_ONE_COLOUR = 3  # levels between the darkest and the brightest pixel of each channel
 
 Outcomes = list["ImageFacts | Drop"]
 BATCH, BATCH_BYTES = 32, 1 << 20  # images and bytes that go to a process together
@@ -165,6 +170,8 @@ def examine_image(
     min_side_px: int,
     max_pixels: int,
     hashed: bool = False,
+    headers: bool = False,
+    blank: bool = True,
     formats: tuple[str, ...] = FORMATS,
     judge: Callable[[Image.Image], Drop | None] | None = None,
 ) -> ImageFacts | Drop:
@@ -172,8 +179,9 @@ def examine_image(
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
     300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
-    asks for the perceptual hash. ``formats`` are those that are accepted. ``judge`` looks at the
-    decoded image, as it is stored, and says why it is dropped, or None.
+    asks for the perceptual hash. ``headers`` decodes only what seems to be cut. An image of one
+    colour is dropped unless ``blank``. ``formats`` are those that are accepted. ``judge`` looks at
+    the decoded image, as it is stored, and says why it is dropped, or None.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
@@ -181,8 +189,15 @@ def examine_image(
             drop = header_drop(image, bounds, min_side_px)
             if drop is not None:
                 return drop
-            name = str(image.format).lower()
+            name = "jpeg" if image.format == "MPO" else str(image.format).lower()
+            if headers and not seems_cut(data, name):
+                width, height = turn_size(*image.size, read_orientation(image))
+                return ImageFacts(
+                    image_id=compute_image_id(data), width=width, height=height, format=name
+                )
             width, height = upright_size(image, bounds)
+            if not blank and _is_blank(image):
+                return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             phash = upright_hash(image) if hashed else None
             if judge is not None and (drop := judge(image)) is not None:
                 return drop
@@ -195,6 +210,46 @@ def examine_image(
     )
 
 
+_JPEG_TAIL = 1 << 16  # bytes in which a whole JPEG ends; cameras append some
+
+
+def seems_cut(data: bytes, name: str) -> bool:
+    """Returns whether an image's end is missing, as far as its bytes tell without decoding."""
+    match name:
+        case "jpeg":
+            return b"\xff\xd9" not in data[-_JPEG_TAIL:]
+        case "png":
+            return b"IEND" not in data[-_JPEG_TAIL:]
+        case "gif":
+            return b";" not in data[-1_024:]
+        case "webp":
+            return int.from_bytes(data[4:8], "little") + 8 > len(data)
+        case "avif":
+            return _last_box_end(data) > len(data)
+        case _:
+            return True  # decoded at once: few are of these
+
+
+def _last_box_end(data: bytes) -> int:
+    """Returns where the boxes of ISO's base media format end, as their sizes say."""
+    offset = 0
+    while offset + 8 <= len(data):
+        size = int.from_bytes(data[offset : offset + 4], "big")
+        if size == 1:
+            size = int.from_bytes(data[offset + 8 : offset + 16], "big")
+        if size == 0:  # to the end of the file
+            return len(data)
+        offset += max(size, 8)
+    return offset
+
+
+def _is_blank(image: Image.Image) -> bool:
+    """Returns whether all pixels of a decoded image have one colour."""
+    extrema: Any = image.getextrema()
+    ranges = [extrema] if isinstance(extrema[0], int | float) else extrema
+    return all(high - low <= _ONE_COLOUR for low, high in ranges)
+
+
 def upright_hash(image: Image.Image) -> int:
     """Returns the perceptual hash of a decoded image as it is shown."""
     return perceptual_hash(turn_upright(image, read_orientation(image)))
@@ -203,11 +258,9 @@ def upright_hash(image: Image.Image) -> int:
 def header_drop(image: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
     """Says what the header alone rules out. Raises Rejected for too many pixels."""
     size = f"{image.width}x{image.height}"
-    if image.format not in bounds.formats:
-        return Drop(Reason.UNSUPPORTED_FORMAT, image.format)
     if min(image.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)
     check_size(image, bounds)
-    if getattr(image, "is_animated", False):
+    if image.format in _ANIMATED and getattr(image, "is_animated", False):
         return Drop(Reason.ANIMATED, size)
     return None

@@ -12,6 +12,10 @@ _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
 _STYLE_SIDE = re.compile(r"(?:^|;)\s*(width|height)\s*:\s*(\d{1,5})(?:\.\d*)?px")
 # Classes that the wide-spread content systems give to the text under an image.
 _CAPTION_CLASS = re.compile(r"(?:^|[\s_-])(?:\w*caption\w*|gallerytext|cutline|legend)(?:$|[\s_-])")
+# What they give to the name of the photographer in it.
+_CREDIT_CLASS = re.compile(
+    r"(?:^|[\s_-])(?:credits?|copyright|photographer|attribution|photocredit|imagecredit)(?:$|[\s_-])"
+)
 # Whole class names: "sidebar" is a side bar, "content-sidebar-wrap" wraps the page's content.
 _FURNITURE_CLASSES = word_set(
     "nav navbar navigation menu main-menu topnav footer site-footer page-footer sidebar "
@@ -36,13 +40,14 @@ def _pixels(value: str | None) -> int | None:
 
 
 @lru_cache(maxsize=4_096)
-def roles(classes: str) -> tuple[bool, bool]:
-    """Says whether a class marks (furniture, a caption); pages repeat their classes."""
+def roles(classes: str) -> tuple[bool, bool, bool]:
+    """Says whether a class marks (furniture, a caption, its credit); pages repeat their classes."""
     mark = classes.lower()
     names = mark.split()
     # Blogger keeps a blog's posts in a widget.
     furniture = not _FURNITURE_CLASSES.isdisjoint(names) and "blog" not in names
-    return furniture, _CAPTION_CLASS.search(mark) is not None and "nav" not in mark
+    caption = _CAPTION_CLASS.search(mark) is not None and "nav" not in mark
+    return furniture, caption, _CREDIT_CLASS.search(mark) is not None
 
 
 def class_and_id(node: LexborNode) -> str:

@@ -3,6 +3,8 @@
 import codecs
 import html
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from selectolax.lexbor import LexborHTMLParser
@@ -17,8 +19,9 @@ _META_CHARSET = re.compile(
 )
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,15})")
 _IMAGE = re.compile(
-    rb"<img|<image|<amp-img|<picture|<source|\sposter\s*=|:image|image_src|"
-    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
+    rb"<(?:img|image|amp-img|picture|source|object\s)|\sposter\s*=|:image|image_src|data-b(?:g|ack)|"
+    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']|"
+    rb"__next_data__",
     re.IGNORECASE,
 )
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -29,6 +32,12 @@ _FLAT = word_set(
 )
 # An open one of these is opened again in every following block, so their number multiplies.
 _FORMATTING = word_set("a b big code em font i nobr s small strike strong tt u")
+# Python's names of encodings that browsers read by a larger table than the name says.
+_WHATWG = {
+    **dict.fromkeys(("gbk", "gb2312", "gb18030"), "gb18030"),
+    **{"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"},
+    **{"utf-16-le": "utf-8", "utf-16-be": "utf-8"},  # of a page whose tags could be read as ASCII
+}
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -44,7 +53,7 @@ _STRETCH = re.compile(rf">([^<>]{{{_MIN_STRETCH},}})")
 _ADDRESS, _OPERATORS = re.compile(r"\bhttp"), re.compile(r"[{};=]{2}")
 _HASH = 50  # characters without white space
 _MAX_QUICK_CHARS, _MAX_STRETCHES, _MAX_STRETCH = 200_000, 40, 400
-_MAX_DECLARED = 16_384
+_MAX_DECLARED, _MAX_DETECTED = 16_384, 1 << 20
 
 # Below these sizes the worst page takes tenths of a second and a few megabytes.
 _HARMLESS_TAGS, _HARMLESS_CHARS = 1_000, 1 << 16
@@ -74,13 +83,13 @@ def decode(body: bytes, charset: str | None) -> str:
             return body.decode(name, "replace").replace("\0", "")
     if not body.isascii() and (text := _strict_utf8(body)) is not None:
         return text.replace("\0", "")
-    in_meta = _META_CHARSET.search(body, 0, 4_096)
+    in_meta = _META_CHARSET.search(body, 0, 16_384)
     declared = charset or (in_meta[1].decode("ascii", "replace") if in_meta else None)
     encoding = map_encoding_to_html5(declared) if declared else None
-    encoding = encoding or "utf-8"
+    encoding = _WHATWG.get(encoding or "utf-8", encoding or "utf-8")
     if encoding == "utf-8" and not _is_utf8(body):
         # Asked only now: detection errs on short pages, and valid UTF-8 is nothing else.
-        encoding = detect_encoding(body) or "utf-8"
+        encoding = detect_encoding(body[:_MAX_DETECTED]) or "utf-8"
     return body.decode(encoding, "replace").replace("\0", "")
 
 
@@ -164,11 +173,69 @@ def parse(text: str, *, max_nesting: int) -> LexborHTMLParser | Drop:
     reason = expensive(text, max_nesting)
     if reason is not None:
         return Drop(Reason.BROKEN_PAGE, reason)
+    if "shadowroot" in text:
+        text = show_shadow_roots(text)
     try:
         # A surrogate that a decoder let through cannot be given to the parser.
         return LexborHTMLParser(text.encode("utf-8", "replace"))
     except (ValueError, RuntimeError) as error:
         return Drop(Reason.BROKEN_PAGE, str(error))
+
+
+_TEMPLATE = re.compile(r"<(/?)template\b([^>]{0,1000})>", re.IGNORECASE)
+_SHADOW = re.compile(r"\sshadowroot(?:mode)?\s*=", re.IGNORECASE)
+
+
+def show_shadow_roots(text: str) -> str:
+    """Returns a page with its declarative shadow roots as ordinary elements, which browsers show.
+
+    Other templates stay: they are not shown.
+    """
+    parts, position, open_templates = list[str](), 0, list[bool]()
+    for tag in _TEMPLATE.finditer(text):
+        if not tag[1]:
+            is_shown = _SHADOW.search(tag[2]) is not None
+            open_templates.append(is_shown)
+        elif open_templates:
+            is_shown = open_templates.pop()
+        else:
+            is_shown = False
+        if is_shown:
+            parts += [text[position : tag.start()], f"<{tag[1]}div>"]
+            position = tag.end()
+    return "".join((*parts, text[position:]))
+
+
+# From so many characters on a data: URI is taken out of the markup before anything else reads it.
+_LONG_URI = 4_096
+_DATA_URI = re.compile(rf"data:([\w.+-]+/[\w.+-]+)?[^\"'\s<>()]{{{_LONG_URI},}}+")
+INLINE = "urn:data:"
+
+
+class Source(NamedTuple):
+    """A page's markup, and the images that its long data: URIs hold."""
+
+    text: str
+    data_images: Sequence[str] = ()
+
+
+def take_out_data(text: str) -> Source:
+    """Returns the markup without its long data: URIs, and those of them that are images.
+
+    The n-th image leaves ``urn:data:N`` in its place. Pages that browsers save as one file hold
+    megabytes of these, and little markup.
+    """
+    if len(text) < _LONG_URI or "data:" not in text:
+        return Source(text)
+    images: list[str] = []
+
+    def replaced(uri: re.Match[str]) -> str:
+        if not (uri[1] or "").lower().startswith("image/"):
+            return "data:,"
+        images.append(uri[0])
+        return f"{INLINE}{len(images) - 1}"
+
+    return Source(_DATA_URI.sub(replaced, text), images)
 
 
 def expensive(text: str, max_nesting: int) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from vlmill.pipelines.web.pages.addresses import IMAGE_NAME, srcset
 from vlmill.pipelines.web.pages.walk import fold
 from vlmill.runtime.net.opt_outs import meta_opt_outs
 from vlmill.schemas.rejects import Reason
@@ -22,10 +23,20 @@ _LICENSE_LINK = re.compile(
 )
 _SAYING = (
     'meta[content],link[rel="image_src"],script[type="application/ld+json"],'
+    'script#__NEXT_DATA__,link[rel~="preload"][as="image"],'
     '[rel~="license"][href],a[href*="creativecommons.org/"]'
 )
 _MAX_SAYING, _MAX_LINK = 300, 500
-_MAX_JSON_CHARS = 200_000
+_MAX_JSON_CHARS, _MAX_DATA_CHARS = 200_000, 2_000_000
+# What JSON-LD of themes is wrapped in, and what its hand-written forms have in addition to JSON.
+_WRAPPING = re.compile(
+    r"^\s*(?://|/\*)?\s*(?:<!\[CDATA\[|<!--)\s*(?:\*/)?|(?://|/\*)?\s*(?:\]\]>|-->)\s*(?:\*/)?\s*$"
+)
+_STRING_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*+")|/\*.*?\*/|//[^\n]*|,(?=\s*[}\]])', re.DOTALL)
+# Names of a front end's data for an image's address and for what it shows.
+_DATA_ADDRESSES = ("src", "url", "contentUrl", "imageUrl", "image_url", "originalSrc", "href")
+_DATA_TEXTS = ("caption", "altText", "alt", "alt_text", "alternativeText", "description")
+_MIN_DATA_WORDS = 3
 _MAX_NODES, _MAX_DEPTH = 2_000, 20
 
 
@@ -36,7 +47,8 @@ class Metadata:
     images: list[str] = field(default_factory=list)
     image_texts: list[str] = field(default_factory=list)  # of the image that the page names
     page_texts: list[str] = field(default_factory=list)  # of the page
-    captions: dict[str, str] = field(default_factory=dict)  # JSON-LD: reference -> caption
+    captions: dict[str, str] = field(default_factory=dict)  # JSON: reference -> caption
+    preloads: list[list[str]] = field(default_factory=list)  # addresses of one image each
     site: str = ""
     license: str = ""
     opt_outs: frozenset[Reason] = frozenset()  # what all its ``meta`` elements forbid
@@ -50,9 +62,15 @@ def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
         tag, attributes = node.tag, node.attributes
         if tag == "meta":
             _read_meta(attributes, metadata, limit)
+        elif tag == "script" and attributes.get("id") == "__NEXT_DATA__":
+            for thing in _things((node.text() or "")[:_MAX_DATA_CHARS]):
+                _read_data(thing, metadata, limit)
         elif tag == "script":
             for thing in _things((node.text() or "")[:_MAX_JSON_CHARS]):
                 _read_thing(thing, metadata, limit)
+        elif tag == "link" and attributes.get("as") == "image":
+            references = srcset(attributes.get("imagesrcset") or "")
+            metadata.preloads.append([*references, attributes.get("href") or ""])
         elif (attributes.get("rel") or "").lower() == "image_src":
             metadata.images.append(fold(attributes.get("href"), limit))
         elif not metadata.license:
@@ -79,9 +97,9 @@ def _read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: 
 
 
 def _things(text: str) -> Iterator[dict[str, Any]]:
-    """Yields every object of a JSON-LD text, outer ones first; none of what is no JSON."""
+    """Yields every object of a JSON text, outer ones first; none of what cannot be read as JSON."""
     try:
-        open_values: list[tuple[Any, int]] = [(json.loads(text), 0)]
+        open_values: list[tuple[Any, int]] = [(_loads(text), 0)]
     except (ValueError, RecursionError):
         return
     for _ in range(_MAX_NODES):
@@ -95,6 +113,30 @@ def _things(text: str) -> Iterator[dict[str, Any]]:
             inner = value if isinstance(value, list) else []
         if depth < _MAX_DEPTH:
             open_values += [(child, depth + 1) for child in inner if isinstance(child, dict | list)]
+
+
+def _loads(text: str) -> Any:
+    """Reads JSON with raw control characters; if need be without wrapping, comments, last commas.
+
+    Raises ValueError for anything else.
+    """
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        text = _WRAPPING.sub("", _WRAPPING.sub("", text))
+        text = _STRING_OR_COMMENT.sub(lambda match: match[1] or "", text)
+        return json.loads(text.strip().removesuffix(";"), strict=False)
+
+
+def _read_data(thing: dict[str, Any], metadata: Metadata, limit: int) -> None:
+    """Notes an image of a front end's data if the same object says what it shows."""
+    references = (_text(thing.get(name)) for name in _DATA_ADDRESSES)
+    reference = next((one for one in references if IMAGE_NAME.search(one)), "")
+    texts = (_text(thing.get(name)) for name in _DATA_TEXTS)
+    caption = next((one for one in texts if len(one.split()) >= _MIN_DATA_WORDS), "")
+    if reference and caption and "<" not in caption:
+        metadata.images.append(reference)
+        metadata.captions.setdefault(reference, fold(caption, limit))
 
 
 def _read_thing(thing: dict[str, Any], metadata: Metadata, limit: int) -> None:

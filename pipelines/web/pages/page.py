@@ -12,10 +12,12 @@ import msgspec
 from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from vlmill.pipelines.web.pages import markup
 from vlmill.pipelines.web.pages.addresses import (
     IMAGE_NAME,
     IMAGE_TAGS,
     MAX_INLINE_BYTES,
+    MAX_VARIANTS,
     addresses,
     find_references,
     inline_image,
@@ -79,10 +81,12 @@ def read_page(
     max_text_chars: int,
     max_images: int,
     ignore_opt_outs: bool = False,
+    data_images: Sequence[str] = (),
 ) -> Page | Drop:
     """What the parsed page at ``url`` says, or which opt-out in its metadata drops it.
 
-    Lengths and numbers are cut at the limits given.
+    Lengths and numbers are cut at the limits given. ``data_images`` are the data: URIs that
+    ``markup.take_out_data`` has taken out of the page.
     """
     metadata = read_metadata(tree, max_text_chars)
     if not ignore_opt_outs and (why := first_opt_out(metadata.opt_outs)):
@@ -95,7 +99,7 @@ def read_page(
     blocks, spots, num_beyond = walk_page(tree, max_chars=max_text_chars, max_images=max_images)
     inline: dict[str, bytes] = {}
     numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
-    images = _images(tree, spots, blocks, numbers, base, inline, max_text_chars)
+    images = _images(tree, spots, blocks, numbers, base, inline, data_images, max_text_chars)
     images = _with_metadata(_without_copies(images, spots), metadata, base)
     return Page(
         url=url,
@@ -116,6 +120,7 @@ def _images(
     numbers: Sequence[int],
     base: str,
     inline: dict[str, bytes],
+    data_images: Sequence[str],
     max_chars: int,
 ) -> list[PageImage]:
     captions = captions_by_image(blocks, spots, max_chars=max_chars)
@@ -128,7 +133,10 @@ def _images(
         attributes = spot.attributes
         references = list(find_references(spot.node, attributes, spot.link))
         urls = addresses(base, iter(references))
-        data_image = inline_image(attributes.get("src") or "", bytes_left) if not urls else None
+        data_image = None
+        if not urls:
+            source = _stored_uri(next(filter(None, references), ""), data_images)
+            data_image = inline_image(source, bytes_left)
         if data_image is not None:
             inline[data_image[0]] = data_image[1]
             bytes_left -= len(data_image[1])
@@ -160,6 +168,13 @@ def _images(
             )
         )
     return images
+
+
+def _stored_uri(reference: str, data_images: Sequence[str]) -> str:
+    """Returns the data: URI that was taken out of the page where ``reference`` stands."""
+    number = reference.removeprefix(markup.INLINE)
+    is_stored = number != reference and number.isascii() and number.isdigit()
+    return data_images[int(number)] if is_stored and int(number) < len(data_images) else reference
 
 
 def _link_around(spot: Spot) -> LexborNode | None:
@@ -196,6 +211,7 @@ def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[Page
 def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
     """Gives images what the head says of them; adds those that are named and not shown."""
     captions = {resolve(base, name): text for name, text in metadata.captions.items()}
+    images = _with_preloads(images, metadata, base)
     heads = list(
         dict.fromkeys(u for u in (resolve(base, reference) for reference in metadata.images) if u)
     )
@@ -213,6 +229,19 @@ def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> li
             image = PageImage(order=order, src=head[:200], urls=(head,))
             result.append(_add_description(image, captions.get(head, ""), metadata))
             order += 1
+    return result
+
+
+def _with_preloads(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
+    """Gives images the further addresses under which the head preloads them."""
+    groups = [addresses(base, iter(references)) for references in metadata.preloads]
+    if not groups:
+        return images
+    result: list[PageImage] = []
+    for image in images:
+        more = [url for urls in groups if not set(urls).isdisjoint(image.urls) for url in urls]
+        urls = tuple(dict.fromkeys((*image.urls, *more)))[:MAX_VARIANTS] if more else image.urls
+        result.append(replace(image, urls=urls) if more else image)
     return result
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from vlmill.pipelines.web.pages.addresses import painted
+from vlmill.pipelines.web.pages.addresses import IMAGE_NAME, PAINTED, PAINTED_WORDS, painted
 from vlmill.pipelines.web.pages.marks import (
     class_and_id,
     declared_sides,
@@ -27,13 +27,12 @@ _BLOCKS = word_set(
 )
 _OPENED = _BLOCKS | {"a", "picture"}  # of other elements nothing is noted
 _IMAGES = frozenset(("img", "image", "amp-img"))
-_PAINTED = '[style*="background"][style*="url("]'
 _TEXT = "-text"  # the parser's name of what is no element
 # Whose children the walk does not see.
 _SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
-_FURNITURE = frozenset(("nav", "footer", "aside", "button"))  # and "header", of a page
+_FURNITURE = frozenset(("nav", "footer", "aside"))  # and "header", of a page
 _CONTENT = frozenset(("article", "main"))
-_CHANGING = _FURNITURE | _CONTENT | {"a", "figure", "figcaption", "header"}
+_CHANGING = _FURNITURE | _CONTENT | {"a", "button", "figure", "figcaption", "header"}
 _MARKED = 8  # elements above an image whose classes tell what it is part of
 _ANCESTORS = 12  # tags above an image that are noted
 _LEVELS = 6  # how far above an image its caption's common ancestor may be
@@ -49,7 +48,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     furniture: bool = False  # in a menu, a footer or the like
     caption: int = 0  # serial number of the caption element around it, 0 for none
     figure: int = 0  # serial number of the figure around it, 0 for none
-    code: bool = False  # a listing
+    code: bool = False  # a listing, or the credit in a caption: no text about an image
     linked: float = 0.0  # share of its characters that are links
 
 
@@ -70,13 +69,13 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 
 # What holds inside an element and inside all those in it, unless they say otherwise: whether it is
 # furniture, its caption, its figure, whether it is content (in an article or in what the page calls
-# its main part), and where its link leads.
-_State = tuple[bool, int, int, bool, str]
+# its main part), where its link leads, and whether it is a caption's credit.
+_State = tuple[bool, int, int, bool, str, bool]
 
 # An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
 # Both are plain tuples: they are made for every element that the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
-_OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, ""))
+_OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, "", False))
 
 
 @dataclass(slots=True)
@@ -101,10 +100,11 @@ class _Walk:
         else:
             text = fold(text, self.max_chars)
         if text:
-            _, _, block_tag, path, (furniture, caption, figure, _, _) = open_element
+            _, _, block_tag, path, (furniture, caption, figure, _, _, credit) = open_element
             tag = "pre" if code else block_tag
             linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
             # By position: this is done for every paragraph.
+            code = code or credit
             self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
         parts.clear()
         self.linked = 0
@@ -118,7 +118,7 @@ class _Walk:
         sides = declared_sides(attributes)
         if self.parts and not any(side is not None and side < _INLINE_PX for side in sides):
             self.flush(open_element)
-        _, _, _, path, (furniture, _, figure, _, link) = open_element
+        _, _, _, path, (furniture, _, figure, _, link, _) = open_element
         self.spots.append(
             Spot(
                 node=node,
@@ -133,6 +133,16 @@ class _Walk:
                 furniture=furniture,
             )
         )
+
+    def add_object(self, node: LexborNode, open_element: _Open) -> None:
+        """Notes the image that an ``object`` shows, or those inside one that shows a drawing."""
+        attributes = node.attributes
+        kind, data = (attributes.get("type") or "").lower(), attributes.get("data") or ""
+        if "svg" in kind or data.partition("?")[0].lower().endswith(".svg"):
+            for image in node.css("img")[:4]:
+                self.add_image(image, open_element)
+        elif kind.startswith("image/") or IMAGE_NAME.search(data):
+            self.add_image(node, open_element)
 
     def add_listing(self, node: LexborNode, open_element: _Open) -> None:
         """Takes a listing in ``open_element`` as one block, whatever elements colour its words."""
@@ -181,22 +191,29 @@ def walk_page(
 
 
 @lru_cache(maxsize=4_096)
-def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool]:
-    """Says what an element is: (noted, a caption, furniture, one with a state of its own).
+def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
+    """Says what an element is: (noted, a caption, furniture, a credit, one that changes the state).
 
     ``classes`` are its classes, else its id, of which nothing is noted without an entry in
     ``_OPENED``; pages repeat both.
     """
-    furniture, caption = roles(classes)
-    is_noted = caption or tag in _OPENED
-    return is_noted, caption, furniture, furniture or caption or tag in _CHANGING
+    furniture, caption, credit = roles(classes)
+    is_noted = caption or credit or tag in _OPENED
+    changes = furniture or caption or credit or tag in _CHANGING
+    return is_noted, caption, furniture, credit, changes
 
 
 def _inside(
-    state: _State, tag: str, serial: int, furniture: bool, caption: bool, link: str
+    state: _State,
+    tag: str,
+    serial: int,
+    furniture: bool,
+    caption: bool,
+    credit: bool,
+    link: str,
 ) -> _State:
     """Returns the state in an element that changes it."""
-    in_furniture, in_caption, in_figure, in_content, _ = state
+    in_furniture, in_caption, in_figure, in_content, _, in_credit = state
     return (
         # The header of an article holds its headline, the header of a page its banner.
         in_furniture
@@ -207,6 +224,7 @@ def _inside(
         serial if tag == "figure" else in_figure,
         in_content or tag in _CONTENT,
         link,
+        in_credit or (credit and not caption and (in_caption or in_figure) > 0),
     )
 
 
@@ -223,7 +241,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     serial = 0
     source = tree.raw_html or b""
     has_drawn = b"<image" in source
-    styled = body.css(_PAINTED) if b"url(" in source else ()
+    styled = body.css(PAINTED) if any(word in source for word in PAINTED_WORDS) else ()
     background_ids = {n.mem_id for n in styled if painted(n.attributes)}
     node: LexborNode | None = body
     while node is not None:
@@ -242,6 +260,8 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 walk.add_image(node, open_element)
             elif tag == "pre":
                 walk.add_listing(node, open_element)
+            elif tag == "object":
+                walk.add_object(node, open_element)
             elif tag == "svg" and has_drawn:
                 for drawn in node.css("image"):
                     walk.add_image(drawn, open_element)
@@ -249,20 +269,22 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
             attributes, around = node.attributes, None
             classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
             if classes:
-                is_noted, caption, furniture, changes = _kind(tag, classes[:200])
+                is_noted, caption, furniture, credit, changes = _kind(tag, classes[:200])
             else:
-                is_noted, caption, furniture = tag in _OPENED, False, False
+                is_noted, caption, furniture, credit = tag in _OPENED, False, False, False
                 changes = tag in _CHANGING
             if is_noted:
                 around = open_element
                 _, _, block_tag, path, state = around
                 is_block = tag in _BLOCKS
-                if parts and (is_block or caption):
+                if parts and (is_block or caption or credit):
                     walk.flush(open_element)
                 serial += 1
                 if changes:
                     link = attributes.get("href") or "" if tag == "a" else state[4]
-                    state = _inside(state, tag, serial, furniture, caption, link)
+                    if tag == "button" and node.css_first("img") is None:
+                        furniture = True  # else it enlarges the image
+                    state = _inside(state, tag, serial, furniture, caption, credit, link)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
                 open_element = (around, tag, tag if is_block else block_tag, path, state)
             above.append((node, around))
@@ -276,7 +298,12 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
         while node is None and above:
             last, around = above.pop()
             if around is not None:
-                if parts and (open_element[1] in _BLOCKS or open_element[4][1] != around[4][1]):
+                state = open_element[4]
+                if parts and (
+                    open_element[1] in _BLOCKS
+                    or state[1] != around[4][1]
+                    or state[5] != around[4][5]
+                ):
                     walk.flush(open_element)
                 open_element = around
             node = last.next if above else None

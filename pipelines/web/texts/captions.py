@@ -14,7 +14,13 @@ from vlmill.pipelines.web.texts.balance import remove_stray_mark, stray_marks, u
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web.texts.personal import personal_data
 from vlmill.pipelines.web.texts.sentences import sentences
-from vlmill.pipelines.web.texts.words import split_words
+from vlmill.pipelines.web.texts.words import (
+    DENSE_LETTERS,
+    JOINERS,
+    is_designation,
+    split_words,
+    without_marks,
+)
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
@@ -24,10 +30,22 @@ MIN_CASED = 15  # words; of fewer, capitals may be a name or a headline's style
 MAX_CAPITALS = 0.8  # of the letters
 MAX_MARKS = 0.3  # of what is no space
 MAX_NAME_CHARS = 200
+# Agencies whose names are nothing else, and those that are also names or words: these are credits
+# only beside a slash or a word for images.
 _AGENCY = (
     r"(?:getty|reuters|shutterstock|istock|alamy|flickr|wikimedia|unsplash|pexels|corbis|afp|"
-    r"associated press|ap photo|ap images|a\.?p\.?|epa|bloomberg|splash|rex|instagram|twitter|"
-    r"facebook|youtube|abc news|cbs|nbc|cnn|bbc|fox news)"
+    r"associated press|ap photo|ap images|a\.?p\.?|epa|abc news|cbs|nbc|cnn|bbc|fox news)"
+)
+_NAMED_AGENCY = r"(?:bloomberg|splash|rex|instagram|twitter|facebook|youtube)"
+_INSIDE = r"[^()\[\]]{0,60}"
+_CREDIT = (
+    r"(?:photo(?:graph(?:s|y|er)?|s)?(?: credit)?|images?(?: credit)?|picture(?: credit)?|credits?|"
+    r"source|via)"
+)
+_OTHER_CREDIT = (
+    r"(?:photo(?: credit)?|photo(?:graph|grapher|graphy|s)|(?:image|picture) credit|credits?|"
+    r"fotos?|bildquelle|bildnachweis|crédits?(?: photo)?|photographe|fotografía|fotografia|"
+    r"фото|写真|撮影|摄影|图片来源)"
 )
 # Spans that say nothing about the image, in the order in which they go.
 _SPANS = tuple(
@@ -38,7 +56,12 @@ _SPANS = tuple(
         (r"\S*\.(?:jpe?g|png|gif|webp|svg|bmp|tiff?|pdf|html?)\b(?:\?\S*)?", _I),
         (r"\b(?:IMG|DSC|DSCN|DSCF|PICT|CIMG|P\d{3})[_-]?\d{3,}\b(?:[_-]\d+)*", _I),
         (r"\[(?:\d{1,3}|[a-z]|edit|note \d+|citation needed)\]", _I),
-        (r"[(\[][^()\[\]]{0,60}\b" + _AGENCY + r"\b[^()\[\]]{0,60}[)\]]", _I),
+        (rf"[(\[]{_INSIDE}\b{_AGENCY}\b{_INSIDE}[)\]]", _I),
+        (
+            rf"[(\[](?={_INSIDE}(?:/|\b(?:via|photos?|images?)\b)){_INSIDE}\b{_NAMED_AGENCY}\b"
+            rf"{_INSIDE}[)\]]",
+            _I,
+        ),
         (r"\((?:photo|image|picture|credit|source|via|courtesy|copyright|©)[^()]{0,80}\)", _I),
         (r"\((?:[\w-]+\.)+(?:com|org|net|it|co|uk|de|gov|edu|tv)\)", _I),
         (  # "in an image by a telescope" is said of the image
@@ -46,10 +69,11 @@ _SPANS = tuple(
             r"\b(?:photo(?:graph)?|image|picture)s? (?:by|credit|courtesy|copyright)\b.*",
             _I,
         ),
-        (r"(?<=[.!?…)\"”]) ?(?:photo(?:graph|s)?|image|picture|credits?|source|via) ?:.*", _I),
-        (r"(?:©|\(c\)|\bcopyright\b).*", _I),
-        (r"\b\d{2,5} ?[x×] ?\d{2,5}(?: ?(?:px|pixels))?\b", _I),
-        (r"\s[|»]\s.*", 0),
+        (rf"(?<=[.!?…)\"”]) ?{_CREDIT} ?:.*", _I),
+        (rf"(?<=\w)\s[(\[]?{_OTHER_CREDIT} ?[:：]\s?[^.!?]{{0,80}}$", _I),
+        (r"(?:©|\bcopyright\b).*", _I),
+        (r"\b\d{3,5} ?[x×] ?\d{3,5}(?: ?(?:px|pixels))?\b", _I),
+        (r"\s\|\s.*", 0),
     )
 )
 _PREFIX = re.compile(
@@ -61,6 +85,11 @@ _PREFIX = re.compile(
     r"(?: (?:of|showing|shows)\b|:| -)\s*(?=\S))",
     _I,
 )
+_COPYRIGHT = re.compile(
+    r"\(c\)\s*(?:(?:\d{4}|by|copyright)\b.*|(?-i:(?:[A-Z][\w.'’&-]*[,/ ]*){1,6})$)", _I
+)
+_PANEL = re.compile(r"\(b\)", _I)  # of a figure, whose third one is (c)
+_TITLE_TAIL = re.compile(r"\s»\s.*")
 _EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；："
 
 # One token that is a file's name, or was made by a machine out of one.
@@ -72,33 +101,50 @@ _FILE_NAME = re.compile(
 )
 _REPEATED_MARKS = re.compile(r"([!?*~$^])\s?\1\s?\1|[#@]\w+\s[^#@]{0,20}[#@]\w+\s[^#@]{0,20}[#@]\w")
 _MARKS = re.compile(r"[^\w\s]")
-# Letters that stand for syllables or more: of Chinese, Japanese, Korean and Thai.
-_DENSE = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
+_DENSE = re.compile(f"[{DENSE_LETTERS}]")
 
+# A button's or a link's words: a verb and right after it what it does it to. A view from the top of
+# the tower and a shop full of things begin like these.
+_VERB = (
+    r"(?:read|see|view|show|learn|find out|load|skip|go|back|next|previous|share|follow|register|"
+    r"download|buy|shop|get|watch)(?: (?:to|the|our|your|my|a|on|in|for|it|at|us))*"
+)
+_TARGET = (
+    r"(?:us|links?|page|cart|menu|content|adjacent|full|this|list|images?|photos?|videos?|"
+    r"articles?|free|today|newsletter|app|account|top|home|gallery|posts?|story)"
+)
 _BOILERPLATE = re.compile(
-    r"^(?:click|tap|read|see|view|show|learn|find out|load|skip|go|back|next|previous|share|"
-    r"follow|subscribe|sign (?:in|up)|log ?in|register|download|buy|shop|add to|get the|watch)\b"
-    r"(?=.{0,30}\b(?:here|more|all|now|us|link|page|cart|menu|content|adjacent|larger|full|this|"
-    r"list|image|photo|video|article|free|today|newsletter|app|account|list|top|home)\b)"
+    r"^(?:click|tap|subscribe|sign (?:in|up)|log ?in|add to (?:cart|bag|basket|wish))\b"
+    rf"|^{_VERB} (?:here|more|all|now|larger)\b(?:\W+\w+){{0,4}}\W*$"
+    rf"|^{_VERB} {_TARGET}\b(?:\W+\w+)?\W*$"
+    rf"|^{_VERB}(?:\W+\w+){{0,3}} (?:here|now|today|online)\W*$"
     r"|^(?:advertisement|sponsored|image|photo|picture|untitled|thumbnail|placeholder|loading|"
     r"no (?:image|photo|description|caption)|caption|default|slide|banner|logo|icon|home ?page)"
-    r"(?:\W*\d*$|\b.{0,20}\b(?:available|here|goes|text|image|content|link)\b)"
-    r"|^(?:courtesy|credit|source|via|posted|published|updated|written|filed|tags?|categor\w+|"
-    r"last modified|permalink|main articles?|see also|further information)\b(?: of| by| in| on|:)"
+    r"(?:\W*\d*$|(?: \w+){0,2} (?:available|here|goes|text|image|content|link)\W*$)"
+    r"|^(?:(?:posted|published|updated|written|filed|last modified)(?: by| on|:)"
+    r"|(?:posted|filed) (?:in|under)\b|courtesy(?: of|:)|credits?(?: to|:)|permalink\b"
+    r"|(?:source|via|tags?|categor\w+|main articles?|see also|further information)\s?:)"
     r"|\ball rights reserved\b|\bterms of (?:use|service)\b|\bprivacy policy\b"
     r"|\bcookies?\b.*\bsite\b"
     r"|\b(?:enable|activate|requires?|needs?|turn on|without)\b.{0,30}\bjavascript\b"
     r"|\bjavascript\b.{0,30}\b(?:enabled?|disabled?|required|turned o\w+|switched o\w+|browser)\b"
-    r"|\blorem ipsum\b|\bmay contain\b|\bjpe?g\b|\bpowered by\b"
-    r"|^\d+ (?:comments?|likes?|views?|shares?|replies|reviews?)\b",
+    r"|\blorem ipsum\b|\bjpe?g\b|^powered by\b|\bmay be an? \w+ of\b"
+    r"|(?:^|\b(?:image|photo|picture|video) )may contain\b|\bmay contain:"
+    r"|^\d+ (?:comments?|likes?|views?|shares?|replies|reviews?)\b(?! of\b)",
     _I,
 )
-# Short and blunt on purpose: words that in a caption mean pornography or spam and little else.
+# Short on purpose: what in a caption means pornography or spam and little else. A frigate escorts,
+# a duck lives in torrents, and XXX is a number: such words count with their company alone.
 _BLOCKED = re.compile(
-    r"\b(?:porn\w*|xxx|hentai|milfs?|blowjobs?|cumshots?|camgirls?|gangbang|deepthroat|"
-    r"nude teens?|sex (?:cams?|chat|tapes?|videos?)|escorts?|viagra|cialis|levitra|payday loans?|"
+    r"\b(?:porn\w*|(?-i:xxx)|xxx[- ](?:rated|videos?|movies?|porn|tube|pics?|sex|girls?)|"
+    r"hentai|milfs?|blowjobs?|cumshots?|camgirls?|gangbang|deepthroat|"
+    r"nude teens?|sex (?:cams?|chat|tapes?|videos?)|"
+    r"escort(?:s? (?:services?|girls?|agenc\w+)|ing (?:services?|girls?))|"
+    r"(?:female|vip|independent|cheap|call[- ]girls?|hot|russian|local) escorts?|"
+    r"viagra|cialis|levitra|payday loans?|"
     r"casino bonus\w*|online casinos?|replica watches|cheap (?:nike|nfl|jerseys|viagra|essays?)|"
-    r"essay writing service|free download(?:s|ing)?|full crack|keygens?|torrents?|"
+    r"essay writing service|free download(?:s|ing)?|full crack|keygens?|"
+    r"(?:download|bit ?|u|free|movie|hd) ?torrents?|torrents? (?:downloads?|files?|links?|sites?)|"
     r"weight loss pills?|forex signals?)\b",
     _I,
 )
@@ -117,25 +163,44 @@ def clean(text: str, max_chars: int = 2_000) -> str:
 
 
 def plain(text: str, max_chars: int = 2_000) -> str:
-    """Resolves entities, brings to NFKC, takes control and invisible characters away."""
+    """Resolves entities, brings to NFKC, takes control and invisible characters away.
+
+    Joiners between letters and inside emoji stay, and the tags of a flag's emoji.
+    """
     text = text[:max_chars]
     while "&" in text and (resolved := html.unescape(text)) != text:
         text = resolved
     text = unicodedata.normalize("NFKC", text)
     if text.isprintable():  # nothing of category C is; most texts end here
         return text[:max_chars]
-    characters = (c if not unicodedata.category(c).startswith("C") else _replace(c) for c in text)
+    characters: list[str] = []
+    for character in text:
+        if not unicodedata.category(character).startswith("C"):
+            characters.append(character)
+        elif character.isspace() or character in "\x1c\x1d\x1e\x1f":
+            characters.append(" ")
+        elif _joins(characters[-1] if characters else "", character):
+            characters.append(character)
     return unicodedata.normalize("NFKC", "".join(characters)[:max_chars])[:max_chars]
 
 
-def _replace(control: str) -> str:
-    return " " if control.isspace() or control in "\x1c\x1d\x1e\x1f" else ""
+def _joins(before: str, character: str) -> bool:
+    """Returns whether a joiner or an emoji's tag belongs to the character before it."""
+    if character in JOINERS:
+        return before > "\x7f" and not before.isspace() and before not in JOINERS
+    return "\U000e0020" <= character <= "\U000e007f" and (
+        before == "\U0001f3f4" or "\U000e0020" <= before <= "\U000e007f"
+    )
 
 
 def _clean_once(text: str, max_chars: int) -> str:
     text = plain(text, max_chars)  # a span that went may have brought an entity together
     for span in _SPANS:
         text = span.sub(" ", text)
+    if not _PANEL.search(text):
+        text = _COPYRIGHT.sub(" ", text)
+    if "«" not in text:  # else it is the end of a quotation
+        text = _TITLE_TAIL.sub(" ", text)
     text = re.sub(r"\(\s*[;,/]?\s*\)|\[\s*\]", " ", text)
     text = re.sub(r"\s+([,.;:!?])", r"\1", " ".join(text.split()))
     text = _strip_edges(text)
@@ -161,7 +226,8 @@ def fault(
     words = split_words(sentence, language)
     if not words:
         return Reason.NO_TEXT
-    if _FILE_NAME.fullmatch(sentence):
+    is_name = is_designation(sentence)
+    if not is_name and _FILE_NAME.fullmatch(sentence):
         return Reason.FILE_NAME
     if _BLOCKED.search(sentence) or lists.blocks(sentence):
         return Reason.BLOCKED_WORD
@@ -173,16 +239,17 @@ def fault(
         return Reason.TOO_SHORT
     if len(words) > rules.max_words:
         return Reason.TOO_LONG
-    return _form_fault(sentence, words, rules, lists)
+    return None if is_name else _form_fault(sentence, words, rules, lists)
 
 
 def _form_fault(
     sentence: str, words: list[str], rules: WebPairRules, lists: TextLists
 ) -> Reason | None:
     """What is wrong with letters, marks and words of a sentence that says the right things."""
-    letters = [c for c in sentence if c.isalpha()]
-    dense = len(_DENSE.findall(sentence))
-    size = len(sentence.replace(" ", ""))
+    plain_letters = without_marks(sentence)  # vowel signs and accents belong to their letters
+    letters = [c for c in plain_letters if c.isalpha()]
+    dense = len(_DENSE.findall(plain_letters))
+    size = len(plain_letters.replace(" ", ""))
     # A year of four digits stands beside two or three characters that say as much as ten letters.
     if len(letters) + dense < rules.min_alphabetic * (size + dense):
         return Reason.NOT_WORDS
@@ -194,7 +261,7 @@ def _form_fault(
         return Reason.NOT_A_SENTENCE
     if len(words) >= MIN_CASED and sum(map(str.isupper, letters)) > MAX_CAPITALS * len(letters):
         return Reason.CAPITALS
-    if _REPEATED_MARKS.search(sentence) or len(_MARKS.findall(sentence)) > MAX_MARKS * size:
+    if _REPEATED_MARKS.search(sentence) or len(_MARKS.findall(plain_letters)) > MAX_MARKS * size:
         return Reason.PUNCTUATION
     if stray_marks(sentence):
         return Reason.UNBALANCED
@@ -215,7 +282,10 @@ def _is_list(sentence: str, words: list[str]) -> bool:
 
 
 def extract_caption(
-    text: str, rules: WebPairRules, language: str | None = None, lists: TextLists = NO_LISTS
+    text: str,
+    rules: WebPairRules,
+    language: str | None = None,
+    lists: TextLists = NO_LISTS,
 ) -> str | Drop:
     """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
 
@@ -223,7 +293,8 @@ def extract_caption(
     (ISO 639-1) says how words are told apart. A caption's quotation marks and brackets are
     balanced: none is cut inside, and a single stray one is taken away.
     """
-    if _FILE_NAME.fullmatch(plain(text, rules.max_text_chars).strip()):
+    name = plain(text, rules.max_text_chars).strip()
+    if _FILE_NAME.fullmatch(name) and not is_designation(name):
         return Drop(Reason.FILE_NAME, text[:MAX_NAME_CHARS])
     cleaned = clean(text, rules.max_text_chars)
     passing: list[str] = []

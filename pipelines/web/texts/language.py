@@ -16,8 +16,37 @@ from vlmill.schemas.rejects import Reason
 DETECTORS = ("cld2", "langdetect")
 ANY = "any"
 
-_CODE = re.compile(r"[a-z]{2,3}")
-_OLD_CODES = {"iw": "he", "in": "id", "ji": "yi", "jw": "jv", "mo": "ro"}
+_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{4})?")
+# Old codes, and those of ISO 639-2 and 639-3 whose language has two letters in what detectors say.
+_CODE_PAIRS = (
+    "iw=he in=id ji=yi jw=jv mo=ro nb=no nob=no nor=no nno=nn sh=sr fil=tl tgl=tl cmn=zh "
+    "zho=zh chi=zh eng=en deu=de ger=de fra=fr fre=fr spa=es ita=it por=pt rus=ru jpn=ja "
+    "kor=ko ara=ar arb=ar hin=hi ben=bn tam=ta tel=te mar=mr guj=gu kan=kn mal=ml pan=pa "
+    "urd=ur fas=fa per=fa pes=fa prs=fa tha=th vie=vi ind=id msa=ms may=ms zsm=ms tur=tr "
+    "pol=pl ukr=uk ces=cs cze=cs slk=sk slo=sk hun=hu ron=ro rum=ro bul=bg srp=sr hrv=hr "
+    "bos=bs slv=sl mkd=mk mac=mk ell=el gre=el heb=he nld=nl dut=nl swe=sv dan=da fin=fi "
+    "isl=is ice=is est=et ekk=et lav=lv lvs=lv lit=lt cat=ca glg=gl eus=eu baq=eu gle=ga "
+    "cym=cy wel=cy sqi=sq alb=sq hye=hy arm=hy kat=ka geo=ka aze=az azj=az kaz=kk kir=ky "
+    "uzb=uz uzn=uz mon=mn khk=mn nep=ne npi=ne sin=si mya=my bur=my khm=km lao=lo amh=am "
+    "swa=sw swh=sw afr=af lat=la epo=eo ory=or ori=or kur=ku bel=be"
+)
+_OTHER_CODES = dict(pair.split("=") for pair in _CODE_PAIRS.split())
+# A macrolanguage asks for its members, too.
+_MEMBERS = {"no": ("nn",), "nor": ("nn",)}
+_SCRIPTS = {
+    "latn": re.compile(r"[A-Za-z\u00c0-\u024f]"),
+    "cyrl": re.compile(r"[\u0400-\u052f]"),
+    "arab": re.compile(r"[\u0600-\u06ff]"),
+    "deva": re.compile(r"[\u0900-\u097f]"),
+    "guru": re.compile(r"[\u0a00-\u0a7f]"),
+    # The commonest characters that the one way of writing Chinese has, and the other has not.
+    "hans": re.compile("[们这个国来时会为说学对发经过还进动关开问间长现东无机从后见头书]"),
+    "hant": re.compile("[們這個國來時會為說學對發經過還進動關開問間長現東無機從後見頭書]"),
+}
+_REGION_SCRIPTS = {
+    **dict.fromkeys(("zh-tw", "zh-hk", "zh-mo"), "hant"),
+    **dict.fromkeys(("zh-cn", "zh-sg", "zh-my"), "hans"),
+}
 # CLD2 refuses them; the last two are no characters.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _LETTERS = re.compile(r"[^\W\d_]")
@@ -84,22 +113,55 @@ def _langdetect() -> Detect:
 def primary_language(tag: str) -> str:
     """Returns the language of a tag: ``zh`` for ``zh-Hant``, ``en`` for ``EN_gb``."""
     primary = tag.replace("_", "-").split("-")[0].strip().lower()
-    return _OLD_CODES.get(primary, primary)
+    return _OTHER_CODES.get(primary, primary)
+
+
+def requested_language(tag: str) -> str:
+    """Returns a tag's language, and its script where it names one: ``zh-hant`` for ``zh-TW``.
+
+    A region says nothing else that a detector could tell: ``pt`` for ``pt-BR``.
+    """
+    primary = primary_language(tag)
+    subtags = tag.replace("_", "-").lower().strip().split("-")
+    script = next((part for part in subtags[1:] if part in _SCRIPTS), "")
+    script = script or next(
+        (s for part in subtags[1:] if (s := _REGION_SCRIPTS.get(f"{primary}-{part}"))), ""
+    )
+    return f"{primary}-{script}" if script else primary
+
+
+def text_script(text: str, candidates: Iterable[str]) -> str:
+    """Returns which of the scripts most letters of a text are of, "" for none of them."""
+    counts = {script: len(_SCRIPTS[script].findall(text)) for script in candidates}
+    best = max(counts, key=lambda script: (counts[script], script))
+    return best if counts[best] else ""
+
+
+def _is_wanted(language: str, text: str, languages: frozenset[str] | None) -> bool:
+    """Returns whether a text in this language is one of those asked for, by its script, too."""
+    if languages is None or language in languages:
+        return True
+    scripts = {tag[len(language) + 1 :] for tag in languages if tag.startswith(f"{language}-")}
+    if not scripts:
+        return False
+    rivals = ("hans", "hant") if language == "zh" else tuple(s for s in _SCRIPTS if s[:2] != "ha")
+    return text_script(text, rivals) in scripts
 
 
 def parse_languages(text: str) -> frozenset[str] | None:
-    """Returns the languages of ``en``, ``en,de`` or ``any``, which is None.
+    """Returns the languages of ``en``, ``en,de``, ``zh-Hant`` or ``any``, which is None.
 
     Raises InputError for what is no list of codes.
     """
-    codes = [primary_language(code) for code in text.split(",")]
+    codes = [requested_language(code) for code in text.split(",")]
     if codes == [ANY]:
         return None
     if wrong := [code for code in codes if not _CODE.fullmatch(code)]:
         raise InputError(
             f"--language {text}: {wrong[0]!r} is no language; give codes like en,de, or {ANY}"
         )
-    return frozenset(codes)
+    members = (one for code in text.split(",") for one in _MEMBERS.get(code.strip().lower(), ()))
+    return frozenset((*codes, *members))
 
 
 def page_language(
@@ -122,7 +184,7 @@ def page_language(
         if not declared:
             return Drop(Reason.UNKNOWN_LANGUAGE, f"{len(text)} characters, none declared")
         language = primary_language(declared)
-        if languages is None or language in languages:
+        if _is_wanted(language, text, languages):
             return language
         return Drop(Reason.OTHER_LANGUAGE, f"declared {declared}")
     shares = detector.probabilities(text[:max_chars])
@@ -131,7 +193,7 @@ def page_language(
     best = max(shares, key=lambda code: (shares[code], code))
     if shares[best] < min_probability:
         return Drop(Reason.UNKNOWN_LANGUAGE, f"{best} {shares[best]:.2f}")
-    if languages is None or best in languages:
+    if _is_wanted(best, text, languages):
         return best
     return Drop(Reason.OTHER_LANGUAGE, f"{best} {shares[best]:.2f}")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.pipelines.web.texts.words import split_words
+from vlmill.pipelines.web.texts.words import UNSPACED_LETTERS, split_words
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
@@ -16,7 +16,7 @@ MAX_LIST_BYTES = 64 << 20
 MAX_ENTRY_CHARS = 200
 LEAST_COUNT = 3  # of a word in a table's texts; a misspelling comes once or twice
 MOST_WORDS = 5_000_000  # some 500 MB
-_SPACELESS = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_SPACELESS = re.compile(f"[{UNSPACED_LETTERS}]")
 
 
 @dataclass(frozen=True)

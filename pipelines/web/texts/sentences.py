@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 
-# In Latin, Cyrillic and Greek a sentence ends before a space and no lower-case letter; in Chinese
-# and Japanese right behind its full stop.
+# In Latin, Cyrillic and Greek a sentence ends before a space and no lower-case letter, in Arabic
+# before a space; in Chinese, Japanese and the scripts with a danda right after its full stop.
 _END = re.compile(
-    r"[.!?…]+[\"”’')\]»]*\s+(?=[^\sa-zß-öø-ÿа-яё])|[。！？]+[」』”’）)]*|[!?]+(?=[\u3040-\u9fff])"
+    r"[.!?…]+[\"”’')\]»]*\s+(?=[^\sa-zß-öø-ÿа-яё])|[。！？।॥။។።]+[」』”’）)]*|[!?]+(?=[\u3040-\u9fff])"
+    r"|[؟۔]+\s+"
 )
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(.])(?:mr|mrs|ms|dr|prof|st|mt|sr|jr|vs|etc|ca|c|no|nr|vol|fig|abb|bzw|approx|inc|"

@@ -7,15 +7,27 @@ SudachiPy with its small dictionary in its shortest units, and PyThaiNLP's newmm
 
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import chain, pairwise
 from urllib.parse import urlsplit
 
 from vlmill.runtime.net.urls import ESCAPED
 
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
-# Letters of the scripts without spaces, and the marks that belong to them.
+JOINERS = "\u200c\u200d"
+"""They join or part the letters of a word (Persian, Indic scripts), and the parts of an emoji."""
+# Inside a character class: scripts whose writers put no spaces between words. A letter of theirs
+# stands for a syllable or more, as does one of Korean.
+UNSPACED_LETTERS = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf"
+    "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\ua9e0-\ua9ff\uaa60-\uaa7f\uf900-\ufaff"
+)
+DENSE_LETTERS = UNSPACED_LETTERS + "\uac00-\ud7af"
+# Letters that a segmenter cuts, and the marks that belong to them.
 _UNSPACED = re.compile("([\u0e00-\u0e7f\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+)")
 _LONGEST = 10_000  # characters that a segmenter gets at once
 
@@ -44,13 +56,61 @@ def split_words(text: str, language: str | None = None) -> list[str]:
 
 
 @cache
+def word_pattern() -> str:
+    """Returns a regular expression of one word, with the marks and joiners after its letters.
+
+    Vowel signs, tone marks, points and accents are not matched by ``\\w``.
+    """
+    letters = rf"[^\W_][{mark_ranges()}{JOINERS}]*"
+    return rf"(?:{letters})+(?:['’.-](?:{letters})+)*"
+
+
+# Where Unicode 17 has marks; looking through all of it would take 0.1 s.
+_MARK_BLOCKS = (
+    *((0x300, 0x3100), (0xA600, 0xAC00), (0xFB1E, 0xFB1F), (0xFE00, 0xFE30), (0x10000, 0x12000)),
+    *((0x13400, 0x13480), (0x16100, 0x17000), (0x1BC00, 0x1BD00), (0x1CF00, 0x1D300)),
+    *((0x1DA00, 0x1EA00), (0xE0100, 0xE01F0)),
+)
+
+
+@cache
+def mark_ranges() -> str:
+    """Returns all combining marks of Unicode as the inside of a character class."""
+    codes = chain(*(range(*block) for block in _MARK_BLOCKS))
+    marks = [code for code in codes if unicodedata.category(chr(code))[0] == "M"]
+    starts = [code for before, code in pairwise([-1, *marks]) if code - before > 1]
+    ends = [code for code, after in pairwise([*marks, sys.maxunicode + 2]) if after - code > 1]
+    return "".join(f"{chr(a)}-{chr(b)}" for a, b in zip(starts, ends, strict=True))
+
+
+@cache
 def _marked_word() -> re.Pattern[str]:
-    """Words with the vowel signs and accents behind their letters, which are no ``\\w``."""
-    marks = "".join(
-        chr(code) for code in range(0x300, 0xAC00) if unicodedata.category(chr(code))[0] == "M"
-    )
-    letters = rf"[^\W_][{marks}]*"
-    return re.compile(rf"(?:{letters})+(?:['’.-](?:{letters})+)*")
+    return re.compile(word_pattern())
+
+
+@cache
+def _attached() -> re.Pattern[str]:
+    return re.compile(f"[{mark_ranges()}{JOINERS}\U000e0020-\U000e007f]")
+
+
+def without_marks(text: str) -> str:
+    """Returns a text without its combining marks, joiners and emoji tags."""
+    return text if text.isascii() else _attached().sub("", text)
+
+
+# What "F-16", "A380", "Boeing 747-400", "R2-D2" and "COVID-19" are like, and "IMG-1234" is not.
+_DESIGNATION = re.compile(
+    r"(?!(?:img|image|dsc\w?|pict?|cimg|mvi|sam|wp|photo|picture|file|slide|fig|figure|abb|"
+    r"page|screen|screenshot|bild|foto|thumb|banner|header|icon|logo|untitled|scan|p)[ -]?\d)"
+    r"(?:(?:(?-i:[A-Z])[a-z]{1,20} )?(?-i:[A-Z])[a-z]{0,7}-?\d{1,4}[a-z]{0,2}(?:-\w{1,4})?"
+    r"|(?-i:[A-Z]{2,5}) \d{1,4}[a-z]?|(?-i:[A-Z])[a-z]{1,20} \d{1,4}-\w{1,4})",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def is_designation(text: str) -> bool:
+    """Returns whether a text is the name of a model or a type: letters and a short number."""
+    return _DESIGNATION.fullmatch(text) is not None and "_" not in text
 
 
 def _has_letter(word: str) -> bool:

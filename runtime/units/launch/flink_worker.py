@@ -42,7 +42,10 @@ def work(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--id", required=True, help="name of the worker")
     parser.add_argument(
-        "--provision_endpoint", required=True, metavar="HOST:PORT", help="who says what is to run"
+        "--provision_endpoint",
+        required=True,
+        metavar="HOST:PORT",
+        help="address that describes the work",
     )
     args, _ = parser.parse_known_args(argv)
     if folder := os.environ.get(LOGS):

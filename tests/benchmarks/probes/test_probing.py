@@ -34,7 +34,8 @@ from tests.train.tasks.retrieval.test_matching import (
 from torch.nn.functional import one_hot
 from worlds import Detector, World, word_groups, write_noisy_pairs, write_world
 
-from vlmill.models import ImageBertConfig, VLInputs
+from vlmill.models import VLInputs
+from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.outputs import Encoded
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays
@@ -46,6 +47,8 @@ from vlmill.train.loading.vocabulary import MASK, SPECIAL, bert_tokenizer
 from vlmill.train.recipes import Feeding, Masking, Objectives, Optimizer, Recipe, Stage
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
+
+pytestmark = pytest.mark.nightly
 
 COLOURS, SHAPES = ("red", "green", "blue"), ("circle", "square", "ring")
 LIST = (*SPECIAL, *COLOURS, *SHAPES, "a", "above")
@@ -273,7 +276,6 @@ def test_an_expert_that_is_switched_off_adds_nothing() -> None:
 TINY = World(num_things=(2,), num_colours=4, num_shapes=2, num_textures=1, side=96)
 
 
-@pytest.mark.slow
 def test_shuffled_captions_teach_nothing_of_images(tmp_path: Path) -> None:
     """Ten seconds: the same training on a world, and on one whose captions went astray."""
     world = tmp_path / "world"

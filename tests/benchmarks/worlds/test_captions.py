@@ -11,6 +11,8 @@ from worlds.scenes import holds
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import IMAGES, PAIRS
 
+pytestmark = pytest.mark.nightly
+
 
 def test_every_wording_states_as_many_relations_and_all_hold() -> None:
     for scene in make_scenes(World(), "train", 40):

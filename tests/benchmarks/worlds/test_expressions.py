@@ -22,6 +22,8 @@ from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.tables import CHOICES, EXPRESSIONS
 from vlmill.train.tasks.vcr.texts import tagged_words
 
+pytestmark = pytest.mark.nightly
+
 WORLD = World(num_things=(2, 3), num_colours=5, num_shapes=4)
 
 

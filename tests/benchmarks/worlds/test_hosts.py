@@ -14,6 +14,8 @@ from vlmill.runtime.net.exchange import Answer, ClientSettings, Request
 from vlmill.runtime.net.opt_outs import header_opt_outs
 from vlmill.schemas.rejects import Reason
 
+pytestmark = pytest.mark.nightly
+
 NUM_HOSTS = len(KINDS) + 2
 # What the client alone finds out; all else is a whole answer that a crawl judges.
 OF_CLIENT = {

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds import NOISY, World, write_noisy_pairs, write_world
@@ -13,6 +14,8 @@ from vlmill.runtime.files.outputs import State
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.tables import PAIRS
+
+pytestmark = pytest.mark.nightly
 
 
 @given(count=st.integers(0, 40), share=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 9))

@@ -5,12 +5,15 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
+import pytest
 from worlds import World, make_scenes, write_world
 from worlds.questions import ANSWER_TYPES, Question, answers, questions
 from worlds.scenes import Scene, holds
 
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import QUESTIONS
+
+pytestmark = pytest.mark.nightly
 
 WORLD = World()
 

@@ -16,8 +16,9 @@ from worlds.statements import (
 )
 
 from vlmill.schemas.tables import STATEMENTS, table_of_rows
-from vlmill.train.tasks.nlvr2.evaluation import get_identifier
-from vlmill.train.tasks.nlvr2.metrics import consistency_groups
+from vlmill.train.tasks.nlvr2.evaluation import consistency_groups, get_identifier
+
+pytestmark = pytest.mark.nightly
 
 WORLD = World(num_things=(2, 3), num_colours=5, num_shapes=4)
 

@@ -26,6 +26,8 @@ from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES, PAIRS
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[3]
 WORLD = World()
 NAMED = World(num_shapes=3, num_textures=2, name_textures=True)

@@ -150,7 +150,7 @@ def test_the_command_runs_a_model_of_someones_own(
     assert producer["config_sha256"] == read_config_file(path).digest
     assert producer["detector"]["pooling"] == "align-legacy"
     assert producer["detector"]["anchor_offset"] == 0.5
-    with pytest.raises(InputError, match="--arch r50: --config says it already"):
+    with pytest.raises(InputError, match="--arch r50: --config already defines it"):
         command([*arguments, "--fresh", "--arch", "r50"])
 
 

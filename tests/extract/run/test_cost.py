@@ -79,7 +79,7 @@ def test_a_dry_run_writes_nothing(
     words = ["run", str(shared_images / "0.jpg"), "--output", str(tmp_path / "out"), *ARCH]
     assert cli.command([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "INPUT 1 images" in said and "measured on 1" in said and "nothing" in said
+    assert "INPUT 1 image" in said and "measured on 1" in said and "nothing" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -81,7 +81,7 @@ def test_parts_of_an_array_job_with_one_killed(start: Start, images: Path, tmp_p
     assert [task.returncode for task in tasks] == [0, -signal.SIGKILL, 0], said
     out = tmp_path / "out"
     assert not (out / "_manifest.json").exists()
-    assert "still to come" in said[0] + said[2]
+    assert "are missing" in said[0] + said[2]
     whole = tmp_path / "whole"
     one = subprocess.run(
         [sys.executable, "-c", MAIN, "run", images, "--output", whole, *TINY],

@@ -155,7 +155,7 @@ def test_the_command_says_that_weights_are_random(
     flags = [image, "--output", str(tmp_path / "out"), *SMALL, "--global-cnn", "googlenet"]
     assert command(["run", *flags]) == 0
     told = capsys.readouterr().err
-    assert "no --global-weights, so googlenet have RANDOM weights from --seed 0" in told
+    assert "no --global-weights, so googlenet have RANDOM weights with --seed 0" in told
     (record,) = RegionReader(tmp_path / "out").producer["global_cnn"]
     assert record["weights"] == "random weights, seed 0" and record["width"] == 1024
 
@@ -163,7 +163,7 @@ def test_the_command_says_that_weights_are_random(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--global-weights", "a.pth"], "--global-weights: say of which networks"),
+        (["--global-weights", "a.pth"], "--global-weights: name the networks"),
         (["--global-cnn", "googlenet", "--global-feature"], "both are global_feature; give one"),
         (["--global-cnn", "alexnet"], "no such network; give densenet121"),
         (

@@ -178,7 +178,7 @@ def test_a_table_is_asked_by_page(first_run: Path, images: Path) -> None:
     with served([*words, "--images", str(images)]) as service:
         until(lambda: bool(service.log))
         assert service.log[0] == (
-            "7 of 7 images found, 2 of --images have no row, 1 rejects (1 too_large), "
+            "7 of 7 images found, 2 images of --images without a row, 1 reject (1 too_large), "
             "the first is huge.jpg\n"
         )
         reply = service.ask("GET", "/v1/rows?page=1&per_page=4").json()

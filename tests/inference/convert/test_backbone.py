@@ -53,7 +53,11 @@ def hostile(path: Path) -> None:
         (lambda path: path.write_bytes(b"weights"), FIELDS, "cannot be read"),
         (hostile, FIELDS, "cannot be read"),
         (lambda path: torch.save({"fc.weight": torch.ones(1)}, path), FIELDS, "of no layout"),
-        (lacking, FIELDS, "it lacks layer3.0.bn2.weight and 3 tensors more; give a whole ResNet"),
+        (
+            lacking,
+            FIELDS,
+            "it lacks layer3.0.bn2.weight and 3 tensors more; give a complete ResNet",
+        ),
         (
             lambda path: write_resnet(path, RegionCnnConfig(**vars(CNN) | {"stem_channels": 5})),
             FIELDS,
@@ -92,4 +96,4 @@ def test_only_a_new_model_with_a_region_network_takes_one(
     assert "the first 2 stages of its region network" in capsys.readouterr().err
     free = [*FIELDS, "cnn.frozen_stages=0", "--backbone-conventions", "released", "--explain"]
     assert convert(tmp_path, *free) == 2
-    assert "--backbone-conventions: only beside --backbone" in capsys.readouterr().err
+    assert "--backbone-conventions: needs --backbone" in capsys.readouterr().err

@@ -19,7 +19,12 @@ from vlmill.inference.convert.conversion import STARTS
 from vlmill.models import VARIANTS, preset
 from vlmill.models.published import FAMILIES, export_reference, load_reference
 from vlmill.runtime.settings.plain_fields import override, to_yaml
-from vlmill.train.checkpoints.files import TrainingRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.recipes import Recipe
@@ -129,10 +134,12 @@ def test_what_their_layout_has_no_place_for_is_left_out_by_name(
     record = TrainingRecord(recipe="tiny", stage="", step=1, num_pairs=1)
     save_checkpoint(
         tmp_path / "ours",
-        variant="vl-bert",
-        model=VARIANTS["vl-bert"].model(config),
-        tokenizer=bert_tokenizer({word: i for i, word in enumerate(VOCABULARY)}),
-        training=record,
+        VARIANTS["vl-bert"].model(config),
+        CheckpointRecord(
+            variant="vl-bert",
+            tokenizer=bert_tokenizer({word: i for i, word in enumerate(VOCABULARY)}),
+            training=record,
+        ),
     )
     back = tmp_path / "back.safetensors"
     words = ("--to", "reference", "--output", str(back))
@@ -251,7 +258,7 @@ def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "words", "message"),
     [
-        ("vit", [], "--family vit: there is no ViT of ours; start one of VLMo, --as PRESET"),
+        ("vit", [], "--family vit: vlmill has no ViT; start a VLMo with --as PRESET"),
         ("vit", ["--as", "imagebert-base"], "ImageBert does not start from ViT; VLMo does"),
         ("beit", ["--as", "vlmo-base", "experts=text"], "experts=text: want image or all"),
         ("beit", ["experts=all"], "experts=all: only with --family beit or vit, and --as"),
@@ -377,7 +384,7 @@ def test_explain_lists_every_parameter_and_writes_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--output: say where to write, or --explain"),
+        ([], "--output is missing; give it, or --explain"),
         (
             ["--explain", "width=3"],
             "width=3: fields are changed with --as PRESET or --config P",
@@ -386,7 +393,7 @@ def test_explain_lists_every_parameter_and_writes_nothing(
             ["--explain", "--as", "imagebert-huge"],
             "--as imagebert-huge: no such preset; did you mean 'imagebert-base'?",
         ),
-        (["--explain", "--as", "imagebert-base", "width"], "width: want field=value"),
+        (["--explain", "--as", "imagebert-base", "width"], "width: expected field=value"),
         (["--explain", "--as", "imagebert-base", "widht=3"], "widht: unknown field; did you mean"),
         (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is no multiple"),
         (
@@ -395,7 +402,7 @@ def test_explain_lists_every_parameter_and_writes_nothing(
         ),
         (["--output", "x.bin", "--to", "reference"], "--to reference writes one FILE.safetensors"),
         (["--output", "/dev/null"], "--output /dev/null is a file"),
-        (["--output", "/"], "--output / holds other files; give a new folder"),
+        (["--output", "/"], "--output / has other files; give a new folder"),
         (["--explain", "--config", "none.json"], "--config none.json cannot be read as JSON"),
         (["--output", "o", "--vocab", "none.txt"], "--vocab none.txt cannot be read"),
     ],

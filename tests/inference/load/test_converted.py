@@ -27,7 +27,11 @@ from vlmill.models.published import export_reference
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.settings.plain_fields import override, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import vocabulary_text
 
@@ -98,10 +102,12 @@ def converted(folder: Path, variant: str, config: Any) -> Path:
     torch.manual_seed(0)
     save_checkpoint(
         folder,
-        variant=variant,
-        model=MODELS[variant].model(config),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(recipe="convert vilbert", stage="", step=0, num_pairs=0),
+        MODELS[variant].model(config),
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(recipe="convert vilbert", stage="", step=0, num_pairs=0),
+        ),
     )
     return folder
 

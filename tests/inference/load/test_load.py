@@ -26,7 +26,11 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.run.lineage import detector_record
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.retrieval.job import (
@@ -73,13 +77,15 @@ def save(
     knows = sizes and not converted
     save_checkpoint(
         folder,
-        variant=case.variant,
-        model=tiny_model(name, VOCABULARY, **sizes),
-        tokenizer=TOKENIZER,
-        training=TrainingRecord(recipe="tiny", stage=stage, step=step, num_pairs=0),
-        feeding=case.feeding,
-        detector_fingerprint=regions.detector_fingerprint if knows else None,
-        detector=said if knows else None,
+        tiny_model(name, VOCABULARY, **sizes),
+        CheckpointRecord(
+            variant=case.variant,
+            tokenizer=TOKENIZER,
+            training=TrainingRecord(recipe="tiny", stage=stage, step=step, num_pairs=0),
+            feeding=case.feeding,
+            detector_fingerprint=regions.detector_fingerprint if knows else None,
+            detector=said if knows else None,
+        ),
     )
     return folder
 
@@ -122,10 +128,10 @@ def test_a_bad_image_and_an_empty_text_leave_the_others(photographs: Path, tmp_p
         scores = model.score(images, [TEXTS[0], " ", TEXTS[1]])
     words = [str(one.message) for one in said]
     assert {one.filename for one in said} == {__file__}  # where a user can do something
-    assert "1 texts have no numbers (1 no_text), NaN stands for them: 1" in words
+    assert "1 text without a result (1 no_text), NaN instead: 1" in words
     assert f"image {tmp_path / 'nowhere.jpg'}: No such file or directory" in words
     assert any(
-        word.startswith("2 images have no numbers (1 ") and word.endswith(": 2, 3")
+        word.startswith("2 images without a result (1 ") and word.endswith(": 2, 3")
         for word in words
     )
     assert np.isnan(scores).tolist() == [[False, True, False]] * 2 + [[True] * 3] * 2
@@ -141,7 +147,7 @@ def test_a_dual_encoder_gives_unit_vectors(photographs: Path, tmp_path: Path) ->
     for vectors in (image_vectors, texts):
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     np.testing.assert_allclose(image_vectors @ texts.T, model.score(images, TEXTS[:3]), atol=1e-6)
-    with pytest.warns(UserWarning, match="1 images have no numbers"):
+    with pytest.warns(UserWarning, match="1 image without a result"):
         broken = model.encode_images([images[0], b"no picture"])
     np.testing.assert_allclose(broken[0], image_vectors[0], atol=1e-5)
     assert np.isnan(broken[1]).all()
@@ -200,7 +206,7 @@ def test_a_detector_comes_from_its_file(photographs: Path, weights: Path, tmp_pa
     with pytest.raises(InputError, match=r"none\.pth"):  # when it is opened, not with an image
         vlmill.load(named, detector=tmp_path / "none.pth")
     pixels = save(tmp_path / "pixels", "vlmo", photographs)
-    with pytest.raises(InputError, match="reads no regions; leave it away"):
+    with pytest.raises(InputError, match="reads no regions; remove detector"):
         vlmill.load(pixels, detector=weights)
     assert repr(vlmill.load(pixels)) == f"<vlmo of {pixels} on cpu>"
 
@@ -215,7 +221,7 @@ def test_a_converted_checkpoint_takes_its_papers_regions(
         assert np.isfinite(model.score(images, ["dog"])).all()
     words = " ".join(str(one.message) for one in said)
     assert "regions are chosen as vilbert's paper says" in words
-    assert "that it is detector.safetensors is unchecked" in words
+    assert "it is not checked that this is detector.safetensors" in words
     with pytest.raises(InputError, match="detector=FILE"):
         vlmill.load(checkpoint).score(images, ["dog"])
 

@@ -2,13 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from tests.forked import run_script
 from tests.inference.search.test_embed import Shop
 from tests.object_stores import download_folder, upload_folder
 from tests.train.tasks.retrieval.test_matching import TEXTS
@@ -49,8 +48,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     words = ["embed", "--checkpoint", str(tmp_path / "checkpoint"), "--vectors-per-shard", "2"]
     words += [x for name in ("pairs", "images") for x in (f"--{name}", str(tmp_path / name))]
     output = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, *words, "--output", str(output)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert run_script(KILLED, *words, "--output", output).returncode == -signal.SIGKILL
     left = parquet(output)
     assert len(left) == 5 < len(whole) and not (output / "_manifest.json").exists()
     assert main([*words, "--output", str(output)]) == 0

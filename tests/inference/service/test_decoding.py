@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from worlds.hostile_images import IMAGES, photograph
 
-from vlmill.inference.service.decoding import PixelDecoder
+from vlmill.inference.service.computing import PixelDecoder
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
 

@@ -10,10 +10,15 @@ from torch import nn
 from vlmill.models.detector import fused_stages as fused
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.fused_stages import FusedStage, fuse_stages, interleave, split_grids
+from vlmill.models.detector.fused_stages import (
+    FusedStage,
+    fuse_stages,
+    interleave,
+    pooling_windows,
+    split_grids,
+)
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import fold_norms
-from vlmill.models.detector.roi_pool import pooling_windows
 
 TINY = dataclasses.replace(ARCHITECTURES["tiny"], num_classes=20, num_attributes=5)
 CONVENTIONS = {

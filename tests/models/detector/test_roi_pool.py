@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.ops import roi_pool
 
-from vlmill.models.detector.roi_pool import pooling_windows, round_half_away, window_maxima
+from vlmill.models.detector.fused_stages import pooling_windows, round_half_away, window_maxima
 
 
 def pooled(features: torch.Tensor, boxes: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """ImageBERT: its size, what its outputs depend on, and what it refuses."""
 
 import operator
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import run_script
 
 from vlmill.models import PRESETS, VARIANTS, VLInputs, preset
 from vlmill.models.imagebert.config import (
@@ -384,6 +383,5 @@ torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-4)
 @pytest.mark.slow
 def test_it_and_bert_compile_without_a_break_and_once_for_several_lengths() -> None:
     """In another process: checking shapes while tests run is nothing that can be traced."""
-    command = [sys.executable, "-c", COMPILED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_script(COMPILED)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -5,12 +5,11 @@ the models' own; on the meta device, which has no values, whatever asks for one 
 """
 
 import itertools
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import run_script
 from tests.models.pair_cases import READERS, changed, enlarge, padded_pairs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -263,6 +262,5 @@ assert len(graphs) == 2, len(graphs)  # forward and backward
 @pytest.mark.slow
 def test_a_bias_is_traced_once_for_all_lengths() -> None:
     """In another process: checking shapes while tests run is nothing that can be traced."""
-    command = [sys.executable, "-c", COMPILED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_script(COMPILED)
     assert done.returncode == 0, done.stderr[-2000:]

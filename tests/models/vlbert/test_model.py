@@ -1,12 +1,11 @@
 """VL-BERT: what its outputs depend on, its switches, and what it refuses."""
 
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import run_script
 from tests.models.vlbert.cases import changed, padded_batch, random_batch, tiny_config, tiny_model
 from torch import Tensor
 
@@ -333,14 +332,7 @@ with torch.no_grad():
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_compiles_without_a_break_and_once_for_all_lengths(pytestconfig: pytest.Config) -> None:
+def test_compiles_without_a_break_and_once_for_all_lengths() -> None:
     """In a process of its own: shapes checked at run time cannot be traced."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED],
-        cwd=pytestconfig.rootpath,
-        env={"PYTHONPATH": "src:.", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(COMPILED)
     assert done.returncode == 0, done.stderr

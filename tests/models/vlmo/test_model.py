@@ -1,13 +1,12 @@
 """VLMo: its sizes, what its outputs depend on, and what it refuses."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from jaxtyping import config
+from tests.forked import run_script
 
 from vlmill.models import PixelInputs, preset
 from vlmill.models.vlmo.config import (
@@ -248,6 +247,7 @@ def test_presets_by_name() -> None:
 
 COMPILED = """
 import torch
+from tests.forked import run_script
 from tests.models.vlmo.test_model import larger, random_batch, tiny_config
 from vlmill.models.vlmo.model import Vlmo
 
@@ -265,5 +265,5 @@ with torch.no_grad():
 @pytest.mark.slow
 def test_torch_compile_traces_a_whole_forward_once_for_all_lengths() -> None:
     # In a process of its own, without the import hook that checks shapes.
-    run = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    run = run_script(COMPILED)
     assert run.returncode == 0, run.stderr[-2000:]

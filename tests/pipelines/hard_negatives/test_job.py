@@ -11,7 +11,7 @@ import pytest
 from tests.factories import write_images
 from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions, write_tsv
 
-from vlmill.pipelines.hard_negatives import blocks, finish
+from vlmill.pipelines.hard_negatives import blocks, steps
 from vlmill.pipelines.hard_negatives.command import main
 from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
@@ -55,7 +55,7 @@ def test_every_pair_has_a_row_and_repeats_are_rejected(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(pairs, tmp_path / "out", "--pairs-per-shard", "2") == 0
-    assert "negatives of 5 pairs, 1 rejects" in capsys.readouterr().out
+    assert "negatives of 5 pairs, 1 reject" in capsys.readouterr().out
     table = read_table(tmp_path / "out", NEGATIVES)
     ids = sorted(set(read_table(pairs, PAIRS).column("pair_id").to_pylist()))
     assert table.column("pair_id").to_pylist() == ids
@@ -87,7 +87,7 @@ def test_a_killed_run_continues_to_the_same_bytes(
     """
     assert run(pairs, tmp_path / "whole", "--pairs-per-shard", "2") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(finish, "look", _refuse)
+        patched.setattr(steps, "look", _refuse)
         assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2") == 2
     first, second, third = sorted((tmp_path / "killed").glob("negatives-*.parquet"))
     first.unlink()
@@ -239,7 +239,7 @@ def test_a_run_continues_from_what_lies_in_its_work(
     """Refused before the report: staged captions, bags, index and lists are used again."""
     assert run(pairs, tmp_path / "whole") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(finish, "look", _refuse)
+        patched.setattr(steps, "look", _refuse)
         assert run(pairs, tmp_path / "out") == 2
     work = tmp_path / "out" / WORK
     assert {p.name for p in work.iterdir()} >= {"captions", "words", "bags", "part-0"}

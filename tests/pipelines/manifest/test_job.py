@@ -269,7 +269,7 @@ def test_all_rejected_is_said(
 ) -> None:
     (tmp_path / "x.csv").write_text("file,caption\ngone,x\n")
     assert own(tmp_path / "x.csv", tmp_path / "out", "--image-root", str(photos)) == 1
-    assert "0 pairs, 0 images, 1 rejects (1 missing_image)" in capsys.readouterr().out
+    assert "0 pairs, 0 images, 1 reject (1 missing_image)" in capsys.readouterr().out
 
 
 @given(st.text())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.runtime.console.failures import failure_line
+from vlmill.runtime.console.command import failure_line
 
 ROOT = Path(__file__).parents[3]
 COMMAND = """
@@ -121,7 +121,7 @@ def test_memory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         ),
         (
             UnicodeEncodeError("latin-1", "a\u4e2d", 1, 2, "ordinal"),
-            "'\u4e2d' has no place in the encoding latin-1",
+            "'\u4e2d' cannot be written in the encoding latin-1",
         ),
     ],
 )

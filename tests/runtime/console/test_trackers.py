@@ -134,7 +134,7 @@ def test_a_server_that_is_gone_costs_its_curves_alone(
 
     monkeypatch.setattr(trackers, "_start_mlflow", lambda output, run: (Gone(), "1"))
     assert next(starts(tmp_path, MLFLOW)) == 4
-    said = "mlflow has failed and shows no more of the run, whose log has all of it: "
+    said = "mlflow failed and gets no further values; the run's log has all of it: "
     assert capsys.readouterr().err == f"warning: {said}ConnectionError: no route to the server\n"
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 2, 3, 4]
 
@@ -146,5 +146,5 @@ def test_a_tracker_that_does_not_start_is_refused(
         raise ConnectionError("no route")
 
     monkeypatch.setattr(trackers, "_start_mlflow", start)
-    with pytest.raises(InputError, match="mlflow does not start: ConnectionError: no route; set"):
+    with pytest.raises(InputError, match="mlflow cannot start: ConnectionError: no route; set"):
         next(starts(tmp_path, MLFLOW))

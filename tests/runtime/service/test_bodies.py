@@ -11,8 +11,8 @@ import pytest
 from tests.serving import form
 
 from vlmill.runtime.service.bodies import Form, read_form
-from vlmill.runtime.service.parsing import LARGE_BYTES, BodyParser
 from vlmill.runtime.service.refusals import RequestRefused
+from vlmill.runtime.service.shell import LARGE_BYTES, BodyParser
 
 MIB = 2**20
 IMAGE = bytes(range(256)) * (8 * MIB // 256)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import uvicorn
 
-from vlmill.runtime.service.accepting import Acceptor
 from vlmill.runtime.service.connections import (
     RESERVED,
     SPARE,
@@ -21,6 +20,7 @@ from vlmill.runtime.service.connections import (
 from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.protocol import HttpConnection, probe_uvicorn
+from vlmill.runtime.service.server import Acceptor
 from vlmill.schemas.errors import InputError
 
 

@@ -463,8 +463,8 @@ def test_settings_that_cannot_be_are_told() -> None:
     for wrong, said in (
         ({"queue": 0}, "--queue 0"),
         ({"max_images": 300}, "--queue 256: must hold"),
-        ({"max_connections": 0}, "--max-connections 0: want at least 1"),
-        ({"batch_wait": -0.001}, "--batch-wait -1: want 0 or more"),
+        ({"max_connections": 0}, "--max-connections 0: expected at least 1"),
+        ({"batch_wait": -0.001}, "--batch-wait -1: expected 0 or more"),
         ({"port": 65_536}, "--port"),
         ({"allow_urls": True}, "--contact"),
     ):

@@ -9,11 +9,15 @@ import torch
 
 import vlmill
 from vlmill.extract.verify import verify
-from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
+from vlmill.models.imagebert.config import ImageBertConfig
+from vlmill.models.imagebert.model import ImageBert
+from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.runtime.files.checkpoints import CHECKPOINTS, keep_last, step_folder
 from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
     LoadedCheckpoint,
     TrainingRecord,
     load_checkpoint,
@@ -39,13 +43,15 @@ def save(folder: Path) -> ImageBert:
     model = ImageBert(CONFIG)
     save_checkpoint(
         folder,
-        variant="imagebert",
-        model=model,
-        tokenizer=train_vocabulary(["a dog"], 20),
-        training=RECORD,
-        detector_fingerprint="detector-a",
-        feeding=FEEDING,
-        trained_on=TrainedOn(complete=False).and_also(PAIRS, PAIRS[:1]),
+        model,
+        CheckpointRecord(
+            variant="imagebert",
+            tokenizer=train_vocabulary(["a dog"], 20),
+            training=RECORD,
+            detector_fingerprint="detector-a",
+            feeding=FEEDING,
+            trained_on=TrainedOn(complete=False).and_also(PAIRS, PAIRS[:1]),
+        ),
         state={"rng.cpu": torch.get_rng_state()},
     )
     return model
@@ -84,7 +90,13 @@ def test_what_a_model_computes_for_itself_comes_back_too(tmp_path: Path) -> None
     config = VlmoConfig(vocab_size=20, first_vl_layer=0, image_size=16, patch_size=8, **sizes)
     model = Vlmo(config).eval()
     save_checkpoint(
-        tmp_path / "one", variant="vlmo", model=model, tokenizer=tokenizer, training=RECORD
+        tmp_path / "one",
+        model,
+        CheckpointRecord(
+            variant="vlmo",
+            tokenizer=tokenizer,
+            training=RECORD,
+        ),
     )
     loaded = load_checkpoint(tmp_path / "one").model
     assert len(list(model.buffers())) == 3  # two of positions, one of drop path

@@ -15,10 +15,10 @@ from vlmill.extract import cli
 from vlmill.extract.config import saved_steps
 from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector import loop
 from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.recipes import RECIPES, find_recipe
 from vlmill.train.detector.run import say_sizes
+from vlmill.train.run import loop
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,13 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(
     said = capsys.readouterr().out
     assert "8 images" in said and "4 of 2 images" in said and "steps/s" in said
     assert not output.exists()
-    # Weights and momenta of both checkpoints: what the run itself leaves.
+    # Weights and momenta of both checkpoints: what the run itself leaves, but for random states and
+    # the tensors' names, which count in so small a network.
     told = next(line for line in said.splitlines() if line.startswith("output"))
     assert train(shapes, output) == 0
     files = [file for folder in saved_steps(output).values() for file in folder.glob("*.safe*")]
     kilobytes = float(told.split("at least ")[1].split(" kB")[0])
-    assert kilobytes == pytest.approx(sum(file.stat().st_size for file in files) / 1e3, rel=0.15)
+    assert kilobytes == pytest.approx(sum(file.stat().st_size for file in files) / 1e3, rel=0.2)
 
 
 def test_a_disk_that_is_too_small_is_refused(

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from vlmill.train.detector.coco_scores import coco_metrics
-from vlmill.train.detector.evaluation import Findings, attribute_metrics, make_true_boxes
+from vlmill.train.detector.evaluation import (
+    Findings,
+    attribute_metrics,
+    coco_metrics,
+    make_true_boxes,
+)
 from vlmill.train.detector.vg_scores import DetectedBoxes, TrueBoxes, vg_scores
 
 TRUE = TrueBoxes(

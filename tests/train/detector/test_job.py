@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.train.detector.shapes import ATTRIBUTES, CLASSES, write_shapes
 
 from vlmill.extract import cli
@@ -19,10 +21,12 @@ from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import BOXES, IMAGES
-from vlmill.train.detector import loop, solver
+from vlmill.train.detector import learning, solver
 from vlmill.train.detector.batches import visits_from
 from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.examples import require_whole
+from vlmill.train.devices import setup
+from vlmill.train.run import loop, runner
 
 TINY = (
     *("detector.stem_channels=4", "detector.res2_channels=8", "detector.res2_width=2"),
@@ -125,15 +129,22 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_images(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = solver.set_rate
+    real = solver.make_optimizer
 
-    def spoilt(optimizer: torch.optim.Optimizer, iteration: int, *rest: Any) -> float:
-        if iteration == 2:
-            with torch.no_grad():
-                optimizer.param_groups[0]["params"][0].fill_(torch.nan)
-        return real(optimizer, iteration, *rest)
+    def spoilt(model: torch.nn.Module, *rest: Any) -> torch.optim.Optimizer:
+        """Its second step leaves a weight that is not a number."""
+        optimizer = real(model, *rest)
+        steps = iter(range(1, 5))
+        parameter = next(p for p in model.parameters() if p.requires_grad)
 
-    monkeypatch.setattr(loop, "set_rate", spoilt)
+        def spoil(*_: object) -> None:
+            if next(steps) == 2:
+                parameter.data.fill_(torch.nan)
+
+        optimizer.register_step_post_hook(spoil)
+        return optimizer
+
+    monkeypatch.setattr(learning, "make_optimizer", spoilt)
     assert train(shapes, tmp_path / "out") == 1
     said = capsys.readouterr().out
     assert "diverged at step 3" in said and "shapes/0" in said
@@ -204,7 +215,7 @@ def test_bad_boxes_and_images_are_counted(
     ):
         assert words in said.err
     assert "classes with a single box: " in said.err
-    assert "1 rejects (1 no_picture)" in said.out
+    assert "1 reject (1 no_picture)" in said.out
     assert rejected(tmp_path / "out") == [("shapes/missing", "no_picture")]
 
 
@@ -252,7 +263,9 @@ def test_what_cannot_be_measured_is_a_reject_too(shapes: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["pictures"] == 0
 
 
-def test_a_killed_run_still_knows_what_it_could_not_use(shapes: Path, tmp_path: Path) -> None:
+def test_a_killed_run_still_knows_what_it_could_not_use(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image is met once, before the checkpoint that is left."""
     settings, output = read_settings("small", None, TINY), tmp_path / "out"
     first = next(visits_from([True] * 8, settings, 0))[0].example
@@ -263,14 +276,19 @@ def test_a_killed_run_still_knows_what_it_could_not_use(shapes: Path, tmp_path: 
     write_shard(folder, IMAGES, rows)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(output)]
     command = ["train", *tables, "recipe=small", *TINY, "validation_split=none"]
+    real = loop.train_step
+
+    def killed(step: int, *rest: Any) -> dict[str, float]:
+        if step == 4:
+            raise KeyboardInterrupt
+        return real(step, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "train_step", killed)
+        cli.command(command)
+    assert max(saved_steps(output)) == 2
     assert cli.command(command) == 0
-    expected = rejected(output)
-    assert [key for key, _ in expected] == [rows[first]["image_id"]]
-    shutil.rmtree(saved_steps(output)[4])
-    for name in ("_manifest.json", "model.safetensors", "detector.json"):
-        (output / name).unlink()
-    assert cli.command(command) == 0
-    assert rejected(output) == expected
+    assert rejected(output) == [(rows[first]["image_id"], "unsupported_format")]
 
 
 def test_bfloat16_trains_the_same_detector(shapes: Path, trained: Path, tmp_path: Path) -> None:
@@ -316,6 +334,73 @@ def test_an_undecodable_image_is_left_out_of_its_step(
     folder = broken_images(shapes, tmp_path / "images", 1)
     tables = ["--boxes", str(shapes), "--images", str(folder), "--output", str(tmp_path / "out")]
     assert cli.command(["train", *tables, *TINY, "recipe=small"]) == 0
-    assert "1 rejects" in capsys.readouterr().out
+    assert "1 reject (" in capsys.readouterr().out
     assert [key for key, _ in rejected(tmp_path / "out")] == ["shapes/00000"]
     assert read_log(tmp_path / "out" / "log.jsonl")[-1]["undecodable_pictures"] == 1
+
+
+def test_a_run_that_gets_no_better_ends_with_its_best_detector(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after the second validation changes nothing."""
+    scores = {1: 0.3, 2: 0.5, 3: 0.4, 4: 0.2}
+    real = learning.DetectorLearning.measure
+
+    def scored(self: Any, run: Any, step: int, module: Any) -> dict[str, float]:
+        return real(self, run, step, module) | {"validation/vg/map": scores[step]}
+
+    monkeypatch.setattr(learning.DetectorLearning, "measure", scored)
+    output = tmp_path / "out"
+    fields = ["steps=9", "validate_every=1", "patience=2", "keep_checkpoints=1", "average=0.9"]
+    assert train(shapes, output, *fields) == 0
+    assert [step for step, _ in losses(output)] == [1, 2, 3, 4]
+    assert sorted(saved_steps(output)) == [2, 4]
+    best = read_saved(output)
+    assert best.training["step"] == 2
+    expected, weights = losses(output), best.weights
+    for path in (saved_steps(output)[4], output / "_manifest.json"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert train(shapes, output, *fields) == 0
+    assert losses(output) == expected
+    again = read_saved(output).weights
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+def test_compiled_blocks_train_the_same_detector(
+    shapes: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced alone: generating code takes minutes on a CPU."""
+    compiled = Counter[str]()
+
+    def compile_blocks(model: torch.nn.Module) -> None:
+        setup.compile_blocks(model, backend=count)
+
+    def count(graph: Any, inputs: Any) -> Any:
+        compiled["graphs"] += 1
+        return graph.forward
+
+    monkeypatch.setattr(runner, "compile_blocks", compile_blocks)
+    assert train(shapes, tmp_path / "out", "compile=blocks", "steps=2") == 0
+    assert compiled["graphs"] > 0
+    assert losses(tmp_path / "out")[0][1] == pytest.approx(losses(trained)[0][1], rel=1e-4)
+
+
+def test_a_checkpoint_with_momenta_alone_goes_on(
+    shapes: Path, trained: Path, tmp_path: Path
+) -> None:
+    """As vlmill 0.1 wrote it."""
+    output = tmp_path / "out"
+    shutil.copytree(trained, output)
+    shutil.rmtree(saved_steps(output)[4])
+    for name in ("_manifest.json", "model.safetensors", "detector.json"):
+        (output / name).unlink()
+    folder = saved_steps(output)[2]
+    state = load_file(folder / "training_state.safetensors")
+    prefix = "optimizer.momentum_buffer."
+    momenta = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    save_file(momenta, folder / "training_state.safetensors", metadata={"rejects": "{}"})
+    metadata = json.loads((folder / "detector.json").read_text())
+    del metadata["files"]
+    (folder / "detector.json").write_text(json.dumps(metadata))
+    assert train(shapes, output) == 0
+    assert losses(output) == losses(trained)

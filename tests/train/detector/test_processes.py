@@ -1,4 +1,4 @@
-"""Two processes train together as one does with all images of a step."""
+"""Processes and parts of a step train together as one does with all of its images."""
 
 import os
 import subprocess
@@ -46,14 +46,8 @@ def of_two(rank: int, port: int, command: list[str]) -> None:
     raise SystemExit(cli.command(command))
 
 
-@pytest.mark.slow
-def test_two_processes_are_one_with_the_images_of_both(tmp_path: Path) -> None:
-    shapes, start = write_shapes(tmp_path / "shapes", 8), tmp_path / "start"
-    assert train(shapes, start, "detector.num_attributes=0", "steps=0") == 0
-    both, one = tmp_path / "both", tmp_path / "one"
-    assert train(shapes, one, "--init", str(start), *NOTHING_DRAWN) == 0
-    tables = ["--boxes", str(shapes), "--images", str(shapes), "--output", str(both)]
-    command = ["train", *tables, "--recipe", "small", "--init", str(start), *TINY, *NOTHING_DRAWN]
+def run_two(command: list[str]) -> None:
+    """Runs the command in two processes that share a step."""
     context, port = process_context("vlmill.train.detector.run"), free_port()
     processes = [context.Process(target=of_two, args=(rank, port, command)) for rank in (0, 1)]
     for process in processes:
@@ -61,6 +55,27 @@ def test_two_processes_are_one_with_the_images_of_both(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "processes"),
+    [([], 2), (["shard=true", "accumulation=2"], 2), (["accumulation=2"], 1)],
+    ids=["whole", "divided, in parts", "in parts"],
+)
+def test_parts_and_processes_are_one_step_with_all_images(
+    fields: list[str], processes: int, tmp_path: Path
+) -> None:
+    shapes, start = write_shapes(tmp_path / "shapes", 8), tmp_path / "start"
+    assert train(shapes, start, "detector.num_attributes=0", "steps=0") == 0
+    both, one = tmp_path / "both", tmp_path / "one"
+    same = ["--init", str(start), *NOTHING_DRAWN, "batch_size=4", "average=0.5"]
+    assert train(shapes, one, *same) == 0
+    if processes == 1:
+        assert train(shapes, both, *same, *fields) == 0
+    else:
+        tables = ["--boxes", str(shapes), "--images", str(shapes), "--output", str(both)]
+        run_two(["train", *tables, "--recipe", "small", *same[:2], *TINY, *same[2:], *fields])
     logs = [read_log(output / "log.jsonl") for output in (both, one)]
     assert [[line["step"] for line in log] for log in logs] == [[1, 2], [1, 2]]
     for ours, theirs in zip(*logs, strict=True):

@@ -1,13 +1,11 @@
 """Blocks that are compiled separately share graphs, once for all lengths, and change no loss."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forked import run_script
 
-ROOT = Path(__file__).parents[3]
 BATCHES = 8
 # In a process of its own: shapes that are checked while tests run cannot be traced. Tracing alone,
 # as code for a CPU takes minutes to generate.
@@ -16,12 +14,13 @@ import json, sys
 from pathlib import Path
 import torch
 from torch._dynamo.utils import counters
+from tests.forked import run_script
 from tests.train.run.test_graphs import as_double, shares_of
 from tests.train.objectives.test_no_waits import prepared
 from benchmarks.gpu_check.training import CASES, recipe_of, table_sizes
 from vlmill.models import VARIANTS
 from vlmill.train.devices.setup import compile_blocks
-from vlmill.train.objectives.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import PretrainingStep
 from vlmill.train.recipes import change_recipe
 
 name, folder, batches = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -68,6 +67,7 @@ STILL = ["model.dropout=0", "model.attention_dropout=0"]
                 "model.visual_dropout=0",
                 "model.visual_attention_dropout=0",
             ],
+            marks=pytest.mark.nightly,  # the blocks of two streams; ImageBERT's are every graph's
         ),
         pytest.param("imagebert", 12, 2, [*STILL, "model.num_layers=12"]),
         pytest.param(
@@ -82,8 +82,7 @@ STILL = ["model.dropout=0", "model.attention_dropout=0"]
 def test_blocks_share_graphs(
     name: str, blocks: int, most_graphs: int, changes: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", SCRIPT, name, str(tmp_path), str(BATCHES), json.dumps(changes)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_script(SCRIPT, name, tmp_path, BATCHES, json.dumps(changes))
     assert done.returncode == 0, done.stderr[-3000:]
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["blocks"] == blocks and outcome["breaks"] == 0

@@ -1,16 +1,14 @@
 """Vectors of two processes in one."""
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.forked import run_script
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.multiprocessing.spawn import spawn
 
 from vlmill.train.devices.gather import gather_first, gather_tensor, world_size
 from vlmill.train.objectives.losses import contrast
@@ -45,9 +43,17 @@ def after_a_step(mesh: DeviceMesh | None = None) -> Tensor:
     return torch.cat([gather_tensor(weight.detach()), gather_tensor(bias.detach())[:, None]], dim=1)
 
 
-def run(rank: int, folder: str, port: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+RANK = """
+import sys
+from tests.forked import run_script
+from tests.train.devices.test_gather import run
+run(sys.argv[1])
+"""
+
+
+def run(folder: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     own = slice(rank * PAIRS, (rank + 1) * PAIRS)
     results: dict[str, Tensor] = {"numbers": gather_first(torch.tensor([rank]))}
     texts, images, scale = vectors()
@@ -79,10 +85,8 @@ def test_alone_nothing_is_gathered() -> None:
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     """Exactly: the mean of their gradients is that of one. As VLMo's code: half of it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(run, args=(str(tmp_path), port), nprocs=WORLD)  # type: ignore[no-untyped-call]
+    done = run_script(RANK, tmp_path, ranks=WORLD)
+    assert done.returncode == 0, done.stderr
     texts, images, scale = (x.requires_grad_() for x in vectors())
     loss = contrast(texts, images, scale)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -226,17 +226,15 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_workers_stay_when_all_processes_are_told_to_end(
-    batches: PretrainBatches, number: signal.Signals
-) -> None:
+def test_workers_stay_when_all_processes_are_told_to_end(batches: PretrainBatches) -> None:
     others = multiprocessing.active_children()
     loader = batch_loader(batches, 0, 40, workers=2)
     made = [next(loader) for _ in range(9)]  # of both: a worker sends eight plans at a time
     workers = [child for child in multiprocessing.active_children() if child not in others]
     for worker in workers:
         assert worker.pid is not None
-        os.kill(worker.pid, number)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            os.kill(worker.pid, number)
     made += loader
     assert (len(workers), len(made)) == (2, 40)
     assert_equal(made[-1], batches.assembled(39))

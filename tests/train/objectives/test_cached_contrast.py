@@ -16,9 +16,11 @@ from vlmill.train.devices.setup import recompute_activations
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives import contrast
 from vlmill.train.objectives.cached_contrast import seeded, vectors_contrast
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
-from vlmill.train.recipes import Objectives, Optimizer, Stage
+from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.recipes import Objectives
 from vlmill.train.run.loop import Training, train_step
+from vlmill.train.run.pretraining import PretrainingStep
+from vlmill.train.run.updates import Update, clip_whole
 from vlmill.train.tasks.finetuning.learning import TaskStep
 from vlmill.train.tasks.retrieval.dual import DualEncoder
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
@@ -86,18 +88,15 @@ def trained(
     training = Training(
         step_module=module,
         count_labels=counted,
-        optimizer=optimizer,
+        update=Update(
+            optimizer=optimizer,
+            rate=lambda _: 0.1,
+            clip_gradients=partial(clip_whole, largest=0.0),
+        ),
         accelerator=accelerator,
         seed=3,
     )
-    stage = Stage(
-        name="pairs",
-        steps=1,
-        batch_size=PAIRS,
-        accumulation=len(parts),
-        optimizer=Optimizer(lr=0.1, clip=0.0),
-    )
-    numbers = train_step(1, parts, stage, training)
+    numbers = train_step(1, parts, training)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return numbers, {names[key]: grad for key, grad in optimizer.kept.items()}
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,18 @@ import torch
 from benchmarks.gpu_check.tables import TableSizes
 from benchmarks.gpu_check.training import CASES, TINY_MODEL, Work, prepared, recipe_of, table_sizes
 from tests.behaviour.test_end_to_end import tiny as end_to_end
+from tests.forked import run_script
 from torch import nn
 
 from vlmill.models import VARIANTS, preset
 from vlmill.models.vlmo.config import text_stage
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.run.pretraining import PretrainingStep
 
 META = torch.device("meta")
 SIZES = table_sizes(CASES["imagebert"], tiny=True)
 TEXTS = dataclasses.replace(SIZES, texts=24)
-ROOT = Path(__file__).parents[3]
 MOST_GRAPHS = 2  # a size of 1, or that of a weight, by chance in the first batch costs a second one
 
 
@@ -62,8 +61,10 @@ RECIPES: dict[str, tuple[Callable[[], Recipe], TableSizes]] = {
     "vlmo-texts-alone": (_texts_alone, TEXTS),
     "vl-bert-end-to-end": (_end_to_end, dataclasses.replace(TEXTS, image_px=40)),
 }
-# Two that differ most. Tracing a step takes ten seconds: the others' turn comes with --long.
+# Two that differ most, packed as they train. Tracing a step takes ten seconds: they are also traced
+# unpacked with --nightly, and the others with --long.
 TRACED = ("imagebert", "vlmo")
+PACKS = (False, True)
 LONGER = tuple(name for name in (*CASES, "vl-bert-end-to-end") if name not in TRACED)
 
 
@@ -78,7 +79,7 @@ def step_on(work: Work, *, pack: bool) -> PretrainingStep:
     return PretrainingStep(model, work.stage.objectives, pack=pack).train()
 
 
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("pack", PACKS)
 def test_a_step_asks_the_device_for_nothing(work: Work, pack: bool) -> None:
     """On the meta device there are no values to ask for: ``.item()``, ``nonzero`` and the truth of
     a tensor raise.
@@ -126,63 +127,41 @@ from vlmill.train.objectives.pretraining import label_counts
 # As `vlmill.train.devices.setup.compiled` has it.
 torch.fx.experimental._config.use_duck_shape = False
 
-def outcome(name, pack, folder):
-    torch._dynamo.reset()
-    graphs = []
-    def counting(graph, example_inputs):
-        graphs.append(graph)
-        return graph.forward
-    make, sizes = RECIPES[name]
-    folder.mkdir()
-    work = prepared(make(), sizes, folder)
-    step = torch.compile(
-        step_on(work, pack=pack), fullgraph=True, dynamic=True, backend=counting
-    )
-    shapes = set()
-    for number in range(4):
-        stored = work.batches.assembled(number)
-        shapes.add(tuple(tensor.shape for tensor in stored.tensors.values()))
-        shares = torch.rand(len(label_counts(stored, work.stage.objectives)))
-        drawn = torch.rand(2, len(stored.pair_ids))
-        try:
-            loss, _ = step(stored.to("cpu"), shares, drawn)
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"[:3000]}
-        loss.backward()
-    return {"error": None, "graphs": len(graphs), "shapes": len(shapes)}
+graphs = []
 
-folder = Path(sys.argv[1])
-for name in sys.argv[2:]:
-    for pack in (False, True):
-        line = outcome(name, pack, folder / f"{name}-{pack}")
-        print(json.dumps({"name": name, "pack": pack, **line}), flush=True)
+def counting(graph, example_inputs):
+    graphs.append(graph)
+    return graph.forward
+
+name, pack, folder = sys.argv[1], sys.argv[2] == "True", Path(sys.argv[3])
+make, sizes = RECIPES[name]
+work = prepared(make(), sizes, folder)
+step = torch.compile(step_on(work, pack=pack), fullgraph=True, dynamic=True, backend=counting)
+shapes = set()
+for number in range(4):
+    stored = work.batches.assembled(number)
+    shapes.add(tuple(tensor.shape for tensor in stored.tensors.values()))
+    shares = torch.rand(len(label_counts(stored, work.stage.objectives)))
+    drawn = torch.rand(2, len(stored.pair_ids))
+    loss, _ = step(stored.to("cpu"), shares, drawn)
+    loss.backward()
+print(json.dumps({"graphs": len(graphs), "shapes": len(shapes)}))
 """
 
 
-@pytest.fixture(scope="module")
-def outcomes(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> dict[tuple[str, bool], dict[str, Any]]:
-    """What came of compiling each variant, in another process: checking shapes while tests run is
-    nothing that can be traced.
-    """
-    names = (*TRACED, *LONGER) if pytestconfig.getoption("--long") else TRACED
-    command = [sys.executable, "-c", COMPILED, str(tmp_path_factory.mktemp("compiled")), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return {(line["name"], line["pack"]): line for line in lines}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize(
-    "name", [*TRACED, *(pytest.param(name, marks=pytest.mark.long) for name in LONGER)]
+    ("name", "pack"),
+    [
+        *((name, True) for name in TRACED),
+        *(pytest.param(name, False, marks=pytest.mark.nightly) for name in TRACED),
+        *(pytest.param(name, pack, marks=pytest.mark.long) for name in LONGER for pack in PACKS),
+    ],
 )
-def test_a_step_is_one_graph_for_all_lengths(
-    outcomes: dict[tuple[str, bool], dict[str, Any]], name: str, pack: bool
-) -> None:
-    outcome = outcomes[name, pack]
-    assert outcome["error"] is None
+def test_a_step_is_one_graph_for_all_lengths(name: str, pack: bool, tmp_path: Path) -> None:
+    """In another process: checking shapes while tests run is nothing that can be traced."""
+    done = run_script(COMPILED, name, pack, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["shapes"] > 1
     assert 1 <= outcome["graphs"] <= MOST_GRAPHS

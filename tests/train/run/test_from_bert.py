@@ -136,7 +136,7 @@ def test_loss_and_gradients_are_those_of_transformers(captions: Inputs, tmp_path
     runner = open_runner(
         recipe, sources, tmp_path / "out", prepared.tokenizer, make_accelerator(recipe)
     )
-    batch = next(runner.batches.training_batches(runner.stages[0], 0)).to("cpu")
+    batch = next(runner.learning.training_parts(runner.stages[0], 0)).to("cpu")
     ours, config = runner.model, runner.recipe.model
     theirs = library.BertForMaskedLM(
         library.BertConfig(

@@ -150,11 +150,12 @@ VLMO = (
 @pytest.mark.parametrize(
     ("variant", "changes"),
     [
-        ("imagebert", ["average=0.9"]),
+        pytest.param("imagebert", ["average=0.9"], marks=pytest.mark.nightly),  # it is in the third
         ("imagebert", ["precision=bf16"]),
         ("imagebert", ["accumulation=2", "average=0.9", "optimizer.kind=bert-adam"]),
         ("vlmo", ["average=0.9", "accumulation=2"]),
-        ("vlmo", ["precision=bf16"]),
+        # Each of both is in another.
+        pytest.param("vlmo", ["precision=bf16"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_killed_run_continues_with_another_number_of_workers(

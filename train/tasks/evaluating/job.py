@@ -1,15 +1,21 @@
-"""``train-vl evaluate TASK`` makes of a fine-tuned checkpoint metrics, a page and result files."""
+"""``train-vl evaluate TASK`` makes of a fine-tuned checkpoint metrics, a page and result files.
+
+``report.html`` compares the figures with the papers' and shows examples with images, and the
+regions that an answer rests on.
+"""
 
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.console.report import Section, funnel_table, settings_table, write_page
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.inputs import Input
@@ -26,18 +32,108 @@ from vlmill.train.loading.store.splits import Rows
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.batches import TaskBatches, in_parts
+from vlmill.train.tasks.case_drawing import DRAWN_PX, drawn_section
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
     collect_settings,
     open_evaluation,
 )
-from vlmill.train.tasks.evaluating.region_weights import weigh_example
-from vlmill.train.tasks.evaluating.report import write_report
 from vlmill.train.tasks.finetuning.learning import find_rows
-from vlmill.train.tasks.report import WeighedImage
+from vlmill.train.tasks.published import published_section
+from vlmill.train.tasks.report import (
+    CARD_PX,
+    WeighedImage,
+    cases_section,
+    figures_table,
+    read_thumbnails,
+    weighed_section,
+    worst_cases,
+)
 from vlmill.train.tasks.scores import NAMED, Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
+from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
+
+CASES = 12  # that are shown
+
+
+def write_report(
+    setup: EvaluationSetup,
+    evaluated: EvaluationResult,
+    figures: Figures,
+    rejects: Counter[str],
+    weighed: WeighedImage | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Writes the page of an evaluation."""
+    options, training = setup.options, setup.loaded.training
+    total = int(figures["examples"] or 0)
+    funnel = {
+        "stage": "examples",
+        "in": total + sum(rejects.values()),
+        "out": total,
+        "rejects": dict(rejects),
+    }
+    cases = worst_cases(evaluated.cases, CASES)
+    is_drawn = any(case.boxes for case in cases)
+    side, make_section = (DRAWN_PX, drawn_section) if is_drawn else (CARD_PX, cases_section)
+    uris = read_thumbnails(
+        options.images, {name for case in cases for name in case.image_ids}, side=side
+    )
+    columns = list(dict.fromkeys([*evaluated.headline, *evaluated.published]))
+    # Correlations and averages have no count of their own.
+    figures_with_counts = [name for name in figures if f"{name}_n" in figures]
+    names = {name: name for name in dict.fromkeys([*figures_with_counts, *evaluated.headline])}
+    sections = [
+        published_section(
+            evaluated.papers or options.task, figures, columns, model=training.recipe
+        ),
+        Section(title="All figures", body=figures_table(figures, names, decimals=2)),
+        make_section("Worst cases", "Those with the lowest scores.", cases, uris),
+        *([] if weighed is None else [weighed_section([weighed], options.images)]),
+        Section(title="Examples", body=funnel_table([funnel])),
+        Section(title="Settings", body=settings_table(settings)),
+    ]
+    write_page(
+        options.output / "report.html",
+        f"{options.task}: evaluation",
+        sections,
+        subtitle=f"{total} examples, {training.recipe} after {training.step} steps",
+        notice=" ".join(evaluated.notes),
+    )
+
+
+@torch.inference_mode()
+def weigh_example(
+    setup: EvaluationSetup, batches: TaskBatches, predicted: Prediction, caption: str
+) -> WeighedImage | None:
+    """Weighs the regions of one example's image; None for a model that reads pixels.
+
+    It costs a pass of one example for each region.
+    """
+    if batches.regions is None or batches.blind:
+        return None
+    (samples,) = batches.sampled([batches.make_visit(predicted.row)])
+    assert isinstance(samples, tuple)
+    regions = samples[0].regions
+    assert regions is not None
+    host = read_features(batches.collated(0, list(samples)), batches.regions)
+    batch, num_whole = host.to(setup.device), int(batches.stage.feeding.whole_image != "none")
+
+    def score(region_mask: RegionMask) -> float:
+        rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), region_mask])
+        outputs = setup.task.outputs(setup.loaded.model, only_rows(batch, rows))
+        return setup.task.compute_score(outputs, predicted.value)
+
+    return WeighedImage(
+        image_id=regions.row.image_id,
+        width=regions.row.width,
+        height=regions.row.height,
+        boxes=regions.boxes[: regions.num_shown],
+        weights=occlusion_weights(score, regions.num_shown),
+        caption=caption,
+    )
+
 
 METRICS = "metrics.json"
 

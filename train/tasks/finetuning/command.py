@@ -9,12 +9,15 @@ from typing import Any
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url, print_status
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
-from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
+from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
+from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
 from vlmill.train.recipes.without_effect import without_effect
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.registry import TASKS, read_task_recipe, task_recipe_named
 
 HELP = """\
 Fine-tune a pretrained model on a task's examples.
@@ -27,17 +30,16 @@ example:
   train-vl finetune glue-bert-small --init runs/bert --examples glue --output runs/rte \\
       settings.task=rte
 
-The same with --dry-run tells what it would cost, and writes nothing.
-TASK-MODEL is a recipe (`train-vl recipes`); TASK alone takes the first one that starts from --init.
---examples is a table that `manifest` wrote, and a table is a folder, a file or a glob. The same
-command on the same --output continues a run that was killed, with the same losses. DIR gets
-checkpoints/, log.jsonl, recipe.yaml, rejects, report.html, and serves as --checkpoint and --init.
+TASK-MODEL is a recipe (`train-vl recipes`). TASK alone uses the first recipe that can start from
+--init. --examples is a table of `manifest`; a table is a folder, a file or a glob. The same
+command on the same --output continues a killed run, with the same losses. DIR gets checkpoints/,
+log.jsonl, recipe.yaml, rejects and report.html, and can be used as --checkpoint and --init.
 
-Examples of splits for validation or test are not trained on. validate_every=N measures the former,
-and keeps the checkpoint that is best at them; patience=N ends the run after so many measurements
-without a better one. seeds=[0,1,2] trains as many times and says how far the results lie apart.
+Examples of a validation or test split are not used for training. validate_every=N measures the
+validation examples and keeps the best checkpoint. patience=N ends the run after N measurements
+without improvement. seeds=[0,1,2] trains once per seed and reports the spread of the results.
 
-Memory is bounded by the batch, plus some 60 bytes for each example and 150 for each image.
+Memory is bounded by the batch, plus about 60 bytes per example and 150 per image.
 """
 
 
@@ -48,38 +50,41 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="TASK[-MODEL]|field=value",
-        help="a recipe's name (see `train-vl recipes`), and changes to its fields",
+        help="name of a recipe (see `train-vl recipes`), and changes to its fields",
     )
-    add("--config", metavar="FILE", help="a recipe as YAML, instead of TASK-MODEL")
-    add("--init", metavar="DIR", help="start from this checkpoint's weights")
-    add("--examples", required=True, metavar="TABLE", help="the task's examples")
-    add("--regions", metavar="TABLE", help="regions of their images")
+    add("--config", metavar="FILE", help="recipe in a YAML file, instead of TASK-MODEL")
+    add("--init", metavar="DIR", help=f"start from the weights of a checkpoint: {CHECKPOINT_HELP}")
+    add_allow_address(parser)
+    add("--examples", required=True, metavar="TABLE", help="table of the task's examples")
+    add("--regions", metavar="TABLE", help="table of the images' regions")
     add(
         "--annotated-regions",
         metavar="TABLE",
-        help="regions at the boxes that people have drawn (feeding.boxes: RefCOCO+, VCR)",
+        help="table of regions at annotated boxes (feeding.boxes: RefCOCO+, VCR)",
     )
-    add("--images", metavar="TABLE", help="their images, for models of pixels")
+    add("--images", metavar="TABLE", help="table of images, for models that read pixels")
     add(
         "--negatives",
         metavar="TABLE",
-        help="retrieval by ViLBERT and InterBERT: the nearest images of each "
-        "(`python -m vlmill.pipelines.nearest_images`)",
+        help="retrieval with ViLBERT and InterBERT: table of nearest images (`python -m "
+        "vlmill.pipelines.nearest_images`)",
     )
     add(
         "--labels",
         type=path_or_url,
         metavar="FILE",
-        help="VQA: the answers to tell apart (JSON list, or one a line; default: --init's, those "
-        "of labels.json beside --examples, or the frequent ones)",
+        help="vqa: list of answers to learn, a JSON list or one per line (default: that of "
+        "--init, else labels.json in the folder of --examples, else the frequent "
+        "answers)",
     )
     add(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="examples without their image are an error, or left out and listed (default: skip)",
+        help="examples without their image: error, or skip and list them in `rejects` "
+        "(default: skip)",
     )
-    add("--vocab", metavar="FILE", help="without --init, a BERT vocab.txt")
+    add("--vocab", metavar="FILE", help="BERT vocab.txt, without --init")
     add("--output", type=path_or_url, required=True, metavar="DIR")
     add_lock_seconds(parser)
     add("--fresh", action="store_true", help="delete the run in DIR and start over")
@@ -88,7 +93,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="exit status of a run that a signal has stopped and that has saved (default: 0)",
+        help="exit status of a run that a signal stopped and that has saved (default: 0)",
     )
     add_cost_arguments(parser)
 
@@ -103,12 +108,12 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    home = TASKS[recipe.task]
-    find_shards(args.examples, TABLES[home.examples], "--examples")
+    row = TASKS[recipe.task]
+    find_shards(args.examples, TABLES[row.examples], "--examples")
     if args.negatives is not None:
-        if not home.negatives:
+        if not row.negatives:
             raise InputError(f"--negatives {args.negatives}: {recipe.task} reads none")
-        find_shards(args.negatives, TABLES[home.negatives], "--negatives")
+        find_shards(args.negatives, TABLES[row.negatives], "--negatives")
     require_tables(
         {
             "--regions": args.regions,
@@ -160,9 +165,5 @@ def build_recipe(config: str | None, words: Sequence[str], init: str | None) -> 
             "field=value"
         )
     variant = None if init is None else saved_variant(find_checkpoint(init, "--init"))
-    recipe = (
-        from_plain(TaskRecipe, read_yaml(config))
-        if config
-        else task_recipe_named(names[0], variant)
-    )
+    recipe = read_task_recipe(read_yaml(config)) if config else task_recipe_named(names[0], variant)
     return change_recipe(recipe, [word for word in words if "=" in word])

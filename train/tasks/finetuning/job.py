@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,24 +15,23 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.trackers import require_trackers
 from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes.tasks import TASKS, TaskRecipe
-from vlmill.train.recipes.variants import import_object
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, describe_finished, prepare_once
+from vlmill.train.run.pair_learning import PairRunner, make_pair_runner
 from vlmill.train.run.planning import plan_stages, trained_images
 from vlmill.train.run.preparing import prepare
-from vlmill.train.run.runner import Runner
+from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import collect_run_settings
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.learning import FineTuning
 from vlmill.train.tasks.finetuning.start import check_start, first_task_model, task_config
+from vlmill.train.tasks.registry import TASKS
 from vlmill.train.tasks.task import LearntTask
-
-MakeTask = Callable[[TaskRecipe, str, Path | None, LoadedCheckpoint | None], LearntTask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +94,7 @@ def open_task(
         )
     if speaks:
         _say_what_is_not_read(recipe, inputs)
-    make: MakeTask = import_object(TASKS[recipe.task].task)
-    task = make(recipe, inputs.examples, inputs.labels, init)
+    task = TASKS[recipe.task].make(recipe, inputs.examples, inputs.labels, init)
     run_inputs = Inputs(
         examples=task.examples(inputs.examples),
         regions=inputs.regions,
@@ -166,27 +163,24 @@ def open_task_runner(
     words: Tokenizer,
     task: LearntTask,
     accelerator: Accelerator,
-) -> Runner:
+) -> PairRunner:
     """The run on the samples that were prepared, its model sized by the checkpoint and the data."""
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
     table = SampleTable(output / PREPARED)
-    stages = plan_stages(recipe, table, sources.splits, "--examples")
-    return Runner(
-        recipe,
+    setup = RunSetup(
+        recipe=recipe,
+        output=output,
+        stages=plan_stages(recipe, table, sources.splits, "--examples"),
+        accelerator=accelerator,
+    )
+    images = trained_images(recipe, table, sources.splits)
+    return make_pair_runner(
+        setup,
         sources,
-        output,
         words,
-        stages,
-        accelerator,
         FineTuning(task=task, blind=recipe.blind),
-        partial(
-            first_task_model,
-            recipe,
-            sources,
-            task.label_pieces(words),
-            trained_images(recipe, table, sources.splits),
-        ),
+        partial(first_task_model, recipe, sources, task.label_pieces(words), images),
         dataclasses.replace(task.record, blind=recipe.blind, settings=to_plain(recipe.settings)),
     )
 

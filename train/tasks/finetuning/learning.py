@@ -60,7 +60,7 @@ class TaskStep(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Learns a task; `vlmill.train.run.learning.Learning` says what the methods do."""
+    """Learns a task; `vlmill.train.run.pair_learning.Objective` says what the methods do."""
 
     task: LearntTask
     blind: bool = False

@@ -1,6 +1,11 @@
-"""What NLVR2's official metrics say of predictions: figures by split, their file, and cases."""
+"""What NLVR2's official metrics say of predictions: figures by split, their file, and cases.
 
-from collections.abc import Mapping, Sequence
+Accuracy and consistency are computed from predictions as their files, which NLVR2's scripts read,
+have them. Identifiers are SPLIT-SET-PAIR-SENTENCE. A prediction is the text True or False in any
+case; another text is never right.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,13 +13,81 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.runtime.files.atomic import write_text
 from vlmill.runtime.files.reading import iter_batches
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import STATEMENTS
-from vlmill.train.tasks.nlvr2.metrics import nlvr2_metrics, verdicts
-from vlmill.train.tasks.nlvr2.submission import write_predictions
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures
+from vlmill.train.tasks.scores import Figures, require_same_ids, share
 from vlmill.train.tasks.task import EvaluationResult
+
+Verdicts = Mapping[str, bool | None]
+
+LOWER_WORDS = ("true", "false")
+
+
+def verdicts(predictions: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, bool | None]:
+    """Says of each example whether it was predicted right; None where neither true nor false was.
+
+    Raises InputError for missing and surplus identifiers.
+    """
+    require_same_ids(predictions.keys(), labels.keys(), "predictions")
+    words = {key: predictions[key].lower() for key in labels}
+    return {
+        key: words[key] == label.lower() if words[key] in LOWER_WORDS else None
+        for key, label in labels.items()
+    }
+
+
+def consistency_groups(results: Verdicts) -> dict[str, bool]:
+    """Says of each use of a sentence (split, set, sentence) whether all of its examples are right.
+
+    Raises InputError for an identifier of another form.
+    """
+    groups: dict[str, bool] = {}
+    for identifier, verdict in results.items():
+        parts = identifier.split("-")
+        if len(parts) != 4:
+            raise InputError(f"identifier {identifier!r}: want SPLIT-SET-PAIR-SENTENCE")
+        name = "-".join((parts[0], parts[1], parts[3]))
+        groups[name] = groups.get(name, True) and verdict is True
+    return groups
+
+
+def select_results(results: Verdicts, identifiers: Iterable[str]) -> list[bool]:
+    """Returns what is right of some examples; those with neither true nor false are left out.
+
+    So do the official codes for subsets and categories, whose denominators are therefore smaller.
+    Raises InputError for an example that was not predicted.
+    """
+    identifiers = list(identifiers)
+    require_same_ids(results.keys() & set(identifiers), set(identifiers), "predictions")
+    return [verdict for key in identifiers if (verdict := results[key]) is not None]
+
+
+def nlvr2_metrics(results: Verdicts, split: str, subsets: Mapping[str, Set[str]]) -> Figures:
+    """Returns ``nlvr2/SPLIT/accuracy`` and ``consistency`` with their errors and counts.
+
+    For each of ``subsets`` (``balanced``, ``unbalanced``) there is ``NAME_accuracy``.
+    """
+    name = f"nlvr2/{split}"
+    figures = share(f"{name}/accuracy", [verdict is True for verdict in results.values()])
+    figures |= share(f"{name}/consistency", list(consistency_groups(results).values()))
+    for subset, identifiers in subsets.items():
+        figures |= share(f"{name}/{subset}_accuracy", select_results(results, sorted(identifiers)))
+    return figures
+
+
+def write_predictions(
+    path: Path, predictions: Mapping[str, bool], identifiers: Sequence[str]
+) -> None:
+    """Writes lines ``identifier,True|False`` without a header, in the order of the examples.
+
+    Raises InputError for missing and surplus identifiers.
+    """
+    require_same_ids(predictions.keys(), set(identifiers), path.name)
+    write_text(path, "".join(f"{key},{bool(predictions[key])}\n" for key in identifiers))
+
 
 PUBLISHED = ("nlvr2/dev/accuracy", "nlvr2/test-P/accuracy")
 NO_SPLIT = "train"  # of rows that name none

@@ -1,4 +1,7 @@
-"""``train-vl evaluate retrieval`` makes of a checkpoint metrics, neighbours and a page."""
+"""``train-vl evaluate retrieval`` makes of a checkpoint metrics, neighbours and a page.
+
+The page also shows the regions that the matching head's score of a caption rests on.
+"""
 
 import sys
 from collections import Counter
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlmill.runtime.console.report import write_page
@@ -36,15 +40,18 @@ from vlmill.train.tasks.retrieval.examples import (
     neighbours_json,
 )
 from vlmill.train.tasks.retrieval.first_stage import WORDS
+from vlmill.train.tasks.retrieval.inputs import RegionImages, text_batches
 from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
     RetrievalSetup,
     collect_settings,
+    get_max_elements,
     open_inputs,
     rank,
     select,
     survey,
 )
+from vlmill.train.tasks.retrieval.matching import make_scorer
 from vlmill.train.tasks.retrieval.metrics import (
     KS,
     image_to_text_ranks,
@@ -52,10 +59,43 @@ from vlmill.train.tasks.retrieval.metrics import (
     retrieval_metrics,
     text_to_image_ranks,
 )
-from vlmill.train.tasks.retrieval.region_weights import weighed_image
 from vlmill.train.tasks.retrieval.report import DIRECTIONS, sections
 from vlmill.train.tasks.retrieval.vectors import RankScores
 from vlmill.train.tasks.scores import percent
+from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
+
+
+@torch.inference_mode()
+def weighed_image(setup: RetrievalSetup, candidates: Candidates, text: int) -> WeighedImage | None:
+    """Weighs the regions of a caption's own image, by its number among the candidates.
+
+    None for a model that reads pixels. It costs a pass of one pair for each region.
+    """
+    images = setup.image_inputs
+    if not isinstance(images, RegionImages):
+        return None
+    pair = candidates.pairs[text]
+    image_id = candidates.image_ids[candidates.owners[text]]
+    batch = images.batch([image_id]).to(setup.device)
+    scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
+    (words,) = text_batches([candidates.tokens[text]], 1, setup.device)
+    texts = scorer.read_texts(words)
+    num_whole = int(setup.feeding.whole_image != "none")
+
+    def score(region_mask: RegionMask) -> float:
+        rows = np.concatenate([np.ones(num_whole, dtype=np.bool_), region_mask])
+        return float(scorer.match(texts, scorer.read_image(only_rows(batch, rows)))[0])
+
+    boxes, width, height = images.fed_boxes(image_id)
+    return WeighedImage(
+        image_id=image_id,
+        width=width,
+        height=height,
+        boxes=boxes,
+        weights=occlusion_weights(score, len(boxes)),
+        caption=pair.text,
+    )
+
 
 JOB = "train-vl evaluate retrieval"
 METRICS = "metrics.json"

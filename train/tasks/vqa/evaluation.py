@@ -1,17 +1,57 @@
-"""What VQA's official metrics say of answers: figures by split, result files and worst cases."""
+"""What VQA's official metrics say of answers: figures by split, result files and worst cases.
 
-from collections.abc import Mapping, Sequence
+VQA's server and its official scorer read the result files.
+"""
+
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
+from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.reading import iter_batches
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures
+from vlmill.train.tasks.scores import Figures, require_same_ids
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.vqa.metrics import Annotation, accuracy, soft_score
-from vlmill.train.tasks.vqa.submission import write_results
+
+
+def official_id(question_id: str) -> int:
+    """Returns the number that a question has in the published files: 1 of ``vqa2/1``.
+
+    Raises InputError for a question that is none of VQA's.
+    """
+    number = question_id.rpartition("/")[2]
+    if not (number.isascii() and number.isdecimal()):
+        raise InputError(
+            f"question_id {question_id!r}: want SOURCE/NUMBER as `manifest vqa2` writes them; the "
+            "server knows questions by their numbers"
+        )
+    return int(number)
+
+
+def write_results(
+    folder: Path, split: str, predictions: Mapping[str, str], question_ids: Set[str]
+) -> Path:
+    """Writes ``vqa_SPLIT_result.json``: question_id and answer of each question, by rising ids.
+
+    Raises InputError unless the predictions are of just these questions, and for two questions
+    that have one number.
+    """
+    path = folder / f"vqa_{split}_result.json"
+    require_same_ids(predictions.keys(), question_ids, path.name)
+    answers = {official_id(key): answer for key, answer in predictions.items()}
+    if len(answers) < len(predictions):
+        raise InputError(
+            f"{path.name}: questions of several sources share numbers; evaluate one source"
+        )
+    entries = [{"question_id": key, "answer": answers[key]} for key in sorted(answers)]
+    write_json(path, entries)
+    return path
+
 
 PUBLISHED = ("vqa/test-dev/accuracy", "vqa/test-std/accuracy")
 NO_SPLIT = "train"  # of rows that name none

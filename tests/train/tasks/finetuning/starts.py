@@ -10,10 +10,14 @@ from tests.train.tasks.questions import ANSWERS, question, tiny
 
 from vlmill.models import MODELS
 from vlmill.models.bert.config import bert_small
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.log import read_log
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes.variants import get_training
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +42,7 @@ def vqa_start(folder: Path, name: str, *, pixels: int = 64) -> Path:
     variant = recipe.starts_from[0]
     words = train_vocabulary([question(n)["question"] for n in range(3)] + list(ANSWERS), 60)
     sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
-    body = get_training(recipe.variant).get_body(recipe.model)
+    body = get_variant(recipe.variant).get_body(recipe.model)
     if variant == "bert":
         same = ("width", "num_layers", "num_heads", "intermediate_width", "num_positions")
         config: Any = bert_small(**sizes, **{name: getattr(body, name) for name in same})
@@ -54,9 +58,11 @@ def save_random(folder: Path, variant: str, config: Any, words: Tokenizer) -> Pa
     torch.manual_seed(3)
     save_checkpoint(
         folder,
-        variant=variant,
-        model=MODELS[variant].model(config),
-        tokenizer=words,
-        training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        MODELS[variant].model(config),
+        CheckpointRecord(
+            variant=variant,
+            tokenizer=words,
+            training=TrainingRecord(recipe="tiny", stage="pairs", step=1, num_pairs=1),
+        ),
     )
     return folder

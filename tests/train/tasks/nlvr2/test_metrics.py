@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.nlvr2.metrics import (
+from vlmill.train.tasks.nlvr2.evaluation import (
     consistency_groups,
     nlvr2_metrics,
     select_results,
     verdicts,
+    write_predictions,
 )
-from vlmill.train.tasks.nlvr2.submission import write_predictions
 
 LABELS = {"dev-1-0-0": "True", "dev-1-1-0": "False", "dev-1-0-1": "True", "dev-2-0-0": "False"}
 

@@ -21,7 +21,11 @@ from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.checkpoints.trained_on import TrainedOn
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
@@ -90,12 +94,14 @@ class Workplace:
         training = TrainingRecord(recipe="tiny", stage="pairs", step=step, num_pairs=0)
         save_checkpoint(
             self.folder / "checkpoint",
-            variant="imagebert",
-            model=model,
-            tokenizer=tokenizer,
-            training=training,
-            detector_fingerprint=fingerprint,
-            trained_on=self.trained_on,
+            model,
+            CheckpointRecord(
+                variant="imagebert",
+                tokenizer=tokenizer,
+                training=training,
+                detector_fingerprint=fingerprint,
+                trained_on=self.trained_on,
+            ),
         )
 
     def run(self, *more: str, output: str = "out") -> Path:

@@ -23,7 +23,11 @@ from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import PAIRS, REJECTS
-from vlmill.train.checkpoints.files import TrainingRecord, save_checkpoint
+from vlmill.train.checkpoints.files import (
+    CheckpointRecord,
+    TrainingRecord,
+    save_checkpoint,
+)
 from vlmill.train.cli import main
 from vlmill.train.recipes import Feeding
 
@@ -44,11 +48,13 @@ class Workplace:
         training = TrainingRecord(recipe="tiny", stage="", step=step, num_pairs=0)
         save_checkpoint(
             self.folder / "checkpoint",
-            variant=variant,
-            model=model,
-            tokenizer=TOKENIZER,
-            training=training,
-            feeding=feeding,
+            model,
+            CheckpointRecord(
+                variant=variant,
+                tokenizer=TOKENIZER,
+                training=training,
+                feeding=feeding,
+            ),
         )
 
     def run(self, *more: str, tables: tuple[str, ...] = ("regions", "images")) -> int:

@@ -47,7 +47,7 @@ def test_an_outline_is_of_its_box_and_mirrored_with_it() -> None:
         ("[[], [[[0, NaN]]]]", "not finite"),
         ("[[], 7]", "segms: "),
         ("{", "segms: "),
-        ("[" * 100_000, "segms: maximum recursion depth"),
+        ("[" * 100_000, "segms: nested more than 100 levels deep"),
         (f"[[], [[[0, {10**400}]]]]", "segms: int too large"),
         (f"[[], [[{', '.join(['[0, 1]'] * 10_001)}]]]", "has 10001 points, want at most 10000"),
     ],

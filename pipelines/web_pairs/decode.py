@@ -1,0 +1,184 @@
+"""Images that pairs need are decoded, an archive or a part of one a unit.
+
+Mining reads only their headers: most images of a page are no content, and decoding is what costs
+most. An image that turns out to be damaged, of one colour or refused by a filter ends here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+
+from vlmill.pipelines.filters.scorer import PairFacts, Scorer, look_at
+from vlmill.pipelines.filters.statistics import MAX_PIXELS
+from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
+from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, ImageFacts
+from vlmill.pipelines.web_pairs import rows
+from vlmill.pipelines.web_pairs.image_bytes import check_unchanged
+from vlmill.pipelines.web_pairs.mine import examining
+from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
+from vlmill.pipelines.web_pairs.shared import SharedTexts
+from vlmill.pipelines.web_pairs.spool import SpoolWriter, sorted_rows, spool
+from vlmill.pipelines.web_pairs.stages import DECODE
+from vlmill.pipelines.web_pairs.units import Archive, Job, archive_units, open_counts
+from vlmill.runtime.units.counts import Counts
+from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.unit import Result, Unit
+from vlmill.schemas.ids import compute_pair_id
+from vlmill.schemas.rejects import Reason
+
+READ_AHEAD = 2 * BATCH  # images that are read while others are decoded
+
+
+class DecodedPairs:
+    """Leaves pairs whose images are decoded: by shards, and their hashes for the groups."""
+
+    def __init__(self, job: Job, name: str, stack: ExitStack) -> None:
+        def open_spool(kind: str) -> SpoolWriter:
+            return stack.enter_context(spool(job.joins / f"{name}.{kind}.spool"))
+
+        self._shards, self._excluded, self._scorer = job.shards, job.excluded, job.scorer
+        self._shared = SharedTexts(job)
+        self._counts: Counts = stack.enter_context(
+            open_counts(job, job.joins / f"{name}.rejects.spool")
+        )
+        self._pairs, self._images = open_spool("pairs"), open_spool("images")
+        self._hashes = open_spool("hashes")
+
+    @property
+    def counts(self) -> Counts:
+        """Returns the counts of the unit."""
+        return self._counts
+
+    def add(self, pair: Pair, body: bytes | None = None) -> None:
+        """Adds a pair unless its image looks like an excluded one, or no text of it suits.
+
+        ``body`` is the image, if it is at hand: a scorer looks at it.
+        """
+        image = pair.image
+        if (why := self._excluded.why_looks(image)) is not None:
+            self._counts.dropped(DECODE, image.url, Drop(Reason.EXCLUDED, why))
+            return
+        if self._scorer is not None:
+            best = choose_scored(pair, body, self._scorer)
+            if isinstance(best, Drop):
+                self._counts.dropped(DECODE, image.url, best)
+                return
+            if rows.shared_key(best.text) in self._shared:
+                self._counts.dropped(DECODE, image.url, Drop(Reason.SHARED_TEXT, best.text))
+                return
+            pair = best
+        self._counts.passed(DECODE)
+        pair_id, value = compute_pair_id(image.image_id, pair.text), rows.encode(pair)
+        self._pairs.add(rows.assign_shard(pair_id, self._shards), pair_id.encode(), value)
+        shard = rows.assign_shard(image.image_id, self._shards)
+        self._images.add(shard, rows.bytes_key(pair), value)
+        self._hashes.add(*rows.hash_row(image, bytes.fromhex(image.image_id)))
+
+    def drop(self, pair: Pair, drop: Drop) -> None:
+        """Counts a pair whose image is dropped."""
+        self._counts.dropped(DECODE, pair.image.url, drop)
+
+
+def choose_scored(pair: Pair, body: bytes | None, scorer: Scorer) -> Pair | Drop:
+    """Returns the pair with the text that suits its image best by the scorer, and the others.
+
+    In LAIT's order (ImageBERT, arXiv:2001.07966, section 3): each text is scored with the image,
+    those below the threshold go, and of the others the best is kept.
+    """
+    texts = [pair.as_other(), *pair.others]
+    look = None if body is None else look_at(body, max_pixels=MAX_PIXELS)
+    facts = [PairFacts(pair=_scored_row(pair, text), image=look) for text in texts]
+    scores = [round(score, 6) for score in scorer.score(facts).tolist()]
+    scored = [replace(text, score=score) for text, score in zip(texts, scores, strict=True)]
+    best = max(scored, key=lambda text: (text.score, text.text))
+    if best.score < scorer.threshold:
+        return Drop(Reason.LOW_SCORE, f"{best.score:.3f} {best.text_source}: {best.text}")
+    chosen = replace(
+        pair,
+        text=best.text,
+        text_source=best.text_source,
+        score=best.score,
+        language=best.language,
+        page_url=best.page_url,
+        license=best.license,
+        features=best.features,
+    )
+    return with_others(chosen, (text for text in scored if text is not best), len(pair.others))
+
+
+def _scored_row(pair: Pair, text: OtherText) -> dict[str, str | None]:
+    """Returns what a scorer reads of a row of ``pairs``."""
+    return {
+        "text": text.text,
+        "language": text.language or None,
+        "text_source": text.text_source,
+        "page_url": text.page_url,
+        "image_url": pair.image.url,
+    }
+
+
+def place_key(image: ArchivedImage) -> bytes:
+    """Returns the key of an image by its archive and its place in it."""
+    archive = Archive(path=image.archive, size=0).id
+    return archive + rows.number_key(image.offset) + bytes.fromhex(image.image_id)
+
+
+def decode_units(job: Job) -> list[Unit]:
+    """One unit for each archive, or for each part of a large one."""
+    return [replace(unit, name=f"decode-{unit.name}") for unit in archive_units(job)]
+
+
+def decode_images(job: Job, unit: Unit) -> Result:
+    """Decodes the images of pairs that begin in an archive, or in a part of it.
+
+    Raises OSError if the archive has changed since it was mined. Memory: some 64 images.
+    """
+    archive = job.archives[unit.number]
+    begin, end = archive.id, archive.id + b"\xff" * 9
+    if unit.slices:
+        begin += rows.number_key(unit.slices.start)
+        # The offsets of what is read as one stream may lie behind the archive's end.
+        if unit.slices.stop < archive.size:
+            end = archive.id + rows.number_key(unit.slices.stop)
+    stored = sorted_rows(job.spools("undecoded"), archive.id[0], between=(begin, end))
+    pairs = (rows.pair(value) for _, value in stored)
+    with ExitStack() as stack:
+        decoded = DecodedPairs(job, unit.name, stack)
+        first = next(pairs, None)
+        if first is not None:
+            examiner = stack.enter_context(examining(job.rules, job.filters))
+            file = stack.enter_context(open_archive(archive.path, job.allowed))
+            batch = [first]
+            while batch := [*batch, *islice(pairs, READ_AHEAD - len(batch))]:
+                offsets = [pair.image.offset for pair in batch]
+                bodies = read_bodies(file, offsets, max_bytes=job.rules.max_record_bytes)
+                for pair, body, outcome in _examined(zip(batch, bodies, strict=True), examiner):
+                    if isinstance(outcome, Drop):
+                        decoded.drop(pair, outcome)
+                    else:
+                        image = replace(
+                            pair.image,
+                            width=outcome.width,
+                            height=outcome.height,
+                            phash=outcome.phash,
+                        )
+                        decoded.add(replace(pair, image=image), body)
+                batch = []
+    return Result(tallies=decoded.counts.tallies)
+
+
+def _examined(
+    bodies: Iterator[tuple[Pair, bytes | Drop]], examiner: Examiner
+) -> Iterator[tuple[Pair, bytes, ImageFacts | Drop]]:
+    """Yields pairs with their images, and what decoding these has shown; some are read ahead."""
+    waiting: deque[tuple[Pair, bytes, Callable[[], ImageFacts | Drop]]] = deque()
+    for pair, stored in bodies:
+        body = check_unchanged(pair.image, stored)
+        waiting.append((pair, body, examiner.submit(body)))
+        if len(waiting) == READ_AHEAD:
+            first, data, wait = waiting.popleft()
+            yield first, data, wait()
+    for first, data, wait in waiting:
+        yield first, data, wait()

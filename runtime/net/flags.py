@@ -1,0 +1,14 @@
+"""Declares the flag of tests with which the guarded client may connect to private networks."""
+
+import argparse
+
+
+def add_allow_address(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--allow-address``."""
+    parser.add_argument(
+        "--allow-address",
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="for tests only: a private network that may be connected to",
+    )

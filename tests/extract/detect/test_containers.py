@@ -1,0 +1,155 @@
+"""One detector in every container that users save it in: the same tensors, or a remedy."""
+
+import argparse
+import gzip
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vlmill.extract.detect.checkpoint import read_checkpoint
+from vlmill.extract.detect.detector import open_detector
+from vlmill.models.detector.config import milvlg
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.models.detector.published_names import published_name
+from vlmill.models.detector.random_weights import randomise
+from vlmill.schemas.errors import InputError
+
+SMALL = milvlg(
+    depth=50,
+    stem_channels=4,
+    res2_channels=8,
+    res2_width=2,
+    rpn_channels=8,
+    num_classes=6,
+    num_attributes=5,
+    class_embedding_size=3,
+    attribute_hidden_size=4,
+)
+
+
+def make_state() -> dict[str, Tensor]:
+    model = FasterRCNN(SMALL)
+    randomise(model, 1)
+    return {published_name(k, "milvlg"): v for k, v in model.state_dict().items()}
+
+
+STATE = make_state()
+
+
+def prefixed(prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in STATE.items()}
+
+
+def arrays() -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in STATE.items()}
+
+
+def saved(content: Callable[[], Any], **options: Any) -> Callable[[Path], None]:
+    return lambda path: torch.save(content(), path, **options)
+
+
+def pickled(content: Callable[[], Any], protocol: int) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(pickle.dumps(content(), protocol)) and None
+
+
+CONTAINERS: dict[str, Callable[[Path], None]] = {
+    "bare.pth": saved(lambda: STATE),
+    "model.pth": saved(lambda: {"model": STATE}),
+    "parallel.pth": saved(lambda: {"state_dict": prefixed("module.")}),
+    "periodic.pth": saved(
+        lambda: {
+            "model": prefixed("module."),
+            "optimizer": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{}]},
+            "scheduler": {"last_epoch": 3},
+            "iteration": 3,
+        }
+    ),
+    "legacy.pth": saved(lambda: STATE, _use_new_zipfile_serialization=False),
+    "arguments.pth": saved(lambda: {"model": STATE, "args": argparse.Namespace(lr=0.1, x=[1])}),
+    "arguments-legacy.pth": saved(
+        lambda: {"model": STATE, "args": argparse.Namespace(lr=0.1)},
+        _use_new_zipfile_serialization=False,
+    ),
+    "lightning.ckpt": saved(lambda: {"state_dict": prefixed("model."), "epoch": 1}),
+    "compiled.pth": saved(lambda: {"model": prefixed("_orig_mod.")}),
+    "compiled-parallel.pth": saved(lambda: {"model": prefixed("module._orig_mod.")}),
+    "average.pth": saved(lambda: {"ema": {"decay": 0.9}, "model": STATE, "epoch": 2}),
+    **{
+        f"arrays-{protocol}.pkl": pickled(
+            lambda: {"model": arrays(), "__author__": "x", "matching_heuristics": True}, protocol
+        )
+        for protocol in range(6)
+    },
+    "ordered.pkl": pickled(lambda: OrderedDict(arrays()), 2),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_every_container_holds_the_same_detector(name: str, tmp_path: Path) -> None:
+    CONTAINERS[name](tmp_path / name)
+    state = read_checkpoint(tmp_path / name)
+    assert state.keys() == STATE.keys()
+    assert all(torch.equal(state[key], tensor) for key, tensor in STATE.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_up_to_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
+    path = tmp_path / "half.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in STATE.items()}, path)
+    expected = STATE["backbone.stem.conv1.weight"].to(dtype).float()
+    detector = open_detector(None, path, folded=False)
+    loaded = detector.model.state_dict()["backbone.stem.conv1.weight"]
+    assert loaded.dtype == torch.float32 and torch.equal(loaded, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("w.pth.gz", gzip.compress(b"x"), "compressed by gzip; unpack it first"),
+        ("w.pth", gzip.compress(b"x"), "compressed by gzip; unpack it first"),
+        ("w.pth", b"version https://git-lfs.github.com/spec/v1\noid", "pointer of Git LFS"),
+        ("w.pth", b"<!DOCTYPE html><html>", "a page of the web; download the file itself"),
+    ],
+)
+def test_what_is_around_a_checkpoint_is_named(
+    name: str, content: bytes, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=expected) as error:
+        read_checkpoint(tmp_path / name)
+    assert "\n" not in str(error.value) and str(tmp_path / name) in str(error.value)
+
+
+def test_norms_of_a_parallel_model_are_corrected_by_their_own_notes(tmp_path: Path) -> None:
+    """Detectron2's old norms store the variance plus eps, and say so under the wrapper's names."""
+    state = OrderedDict({"module.norm.running_var": torch.ones(2), "module.w": torch.ones(1)})
+    state._metadata = {"module.norm": {"version": 2}}  # type: ignore[attr-defined]
+    torch.save({"model": state}, tmp_path / "w.pth")
+    read = read_checkpoint(tmp_path / "w.pth")
+    assert torch.equal(read["norm.running_var"], torch.ones(2) - 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "remedy"),
+    [
+        (("backbone.body.conv1.weight", "roi_heads.box_head.fc6.weight"), "torchvision", "weights"),
+        (("bert.embeddings.word_embeddings.weight",), "a BERT", "train-vl convert --family bert"),
+        (("model.0.conv.weight", "model.1.conv.weight", "model.9.cv1.conv.weight"), "YOLO", "list"),
+        (("layer1.0.conv1.weight", "fc.weight"), "a ResNet that classifies", "--init"),
+        (("backbone.layer1.0.conv1.weight", "bbox_head.fc_cls.weight"), "MMDetection", "list"),
+    ],
+)
+def test_another_network_is_named_with_the_remedy(
+    names: tuple[str, ...], kind: str, remedy: str, tmp_path: Path
+) -> None:
+    save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=kind) as error:
+        open_detector(None, tmp_path / "w.safetensors")
+    assert remedy in str(error.value)

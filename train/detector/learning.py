@@ -1,0 +1,167 @@
+"""`Learning` of detectors: annotated images, the losses of regions, the scores of detections."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vlmill.models.detector.faster_rcnn import FasterRCNN
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.readers.images import ImageReader
+from vlmill.runtime.settings.plain_fields import to_plain
+from vlmill.schemas.rejects import Reason
+from vlmill.train.checkpoints.state import whole_weights
+from vlmill.train.detector.batches import Images, step_parts
+from vlmill.train.detector.evaluation import evaluate_detector, for_inference
+from vlmill.train.detector.examples import Examples
+from vlmill.train.detector.job import TrainJob
+from vlmill.train.detector.report import write_report
+from vlmill.train.detector.saving import CRITERION, METRICS, REPORT
+from vlmill.train.detector.settings import Solver, TrainingSettings
+from vlmill.train.detector.solver import clip_gradients, make_optimizer, rate_factor
+from vlmill.train.detector.step import Batch, DetectorStep
+from vlmill.train.devices.setup import unwrapped
+from vlmill.train.loading.undecodable import Tolerance
+from vlmill.train.run.learning import Criterion
+from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.updates import Update, whole_norm
+
+NAMED = 16  # images that a message names
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorStage:
+    """The only stage of a detector's training, for `StageRun`."""
+
+    batch_size: int
+    accumulation: int
+    name: str = "detector"
+    trained: tuple[str, ...] = ()  # all; the configuration freezes stages
+
+
+def stage_run(settings: TrainingSettings) -> StageRun:
+    """Returns the run's only stage in its place."""
+    stage = DetectorStage(batch_size=settings.batch_size, accumulation=settings.accumulation)
+    return StageRun(stage=stage, number=0, offset=0, steps=settings.steps)
+
+
+@dataclass(kw_only=True)
+class DetectorLearning:
+    """Learns boxes, classes and attributes; a `Learning`.
+
+    Every part of a step divides by its own examples, and gradients are averaged over parts, as
+    Detectron2 averages those of processes.
+    """
+
+    job: TrainJob
+    accelerator: Accelerator
+    images: ImageReader
+    examples: Examples
+    validation: Examples
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    measured_at: int | None = None  # the step of that
+    unread: dict[str, tuple[Reason, str]] = field(default_factory=dict)  # held-out images, and why
+
+    @property
+    def criterion(self) -> Criterion:
+        """Returns Visual Genome's mean average precision."""
+        return CRITERION
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Returns no limit: a step continues without the images that cannot be used."""
+        return Tolerance(images=len(self.examples.examples), share=1.0)
+
+    def reads_images(self, run: StageRun) -> bool:
+        """Returns True."""
+        return True
+
+    def training_parts(self, run: StageRun, done: int) -> Iterator[Batch]:
+        """Yields this process's parts of the steps after ``done``, without an end."""
+        settings = self.job.settings
+        return step_parts(
+            Images(self.examples.examples, self.images, settings),
+            settings,
+            done=done,
+            rank=self.accelerator.process_index,
+            processes=self.accelerator.num_processes,
+        )
+
+    def step(
+        self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
+    ) -> DetectorStep | None:
+        """Returns the losses; None for a blank model, whose proposals choose no examples."""
+        assert isinstance(model, FasterRCNN)
+        return None if blank else DetectorStep(model, self.job.settings)
+
+    def count_labels(self, run: StageRun) -> CountLabels:
+        """Returns 1 for each part, so that all parts have the same share."""
+        return lambda part: {"part": 1}
+
+    def update(self, model: nn.Module, run: StageRun) -> Update:
+        """Returns the recipe's solver."""
+        solver = self.job.settings.solver
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return Update(
+            optimizer=make_optimizer(model, solver),
+            rate=lambda step: solver.lr * rate_factor(step - 1, run.steps, solver),
+            clip_gradients=partial(clip_by_solver, parameters=trained, solver=solver),
+        )
+
+    @staticmethod
+    def explain(
+        step: int,
+        losses: Mapping[str, float],
+        norm: float,
+        parts: Sequence[Any],
+        module: nn.Module,
+        accelerator: Accelerator,
+    ) -> str:
+        """Returns the message of a step that is not finite, with its images and remedies."""
+        losses_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+        images = [image_id for part in parts for image_id in part.image_ids]
+        return (
+            f"step {step}: {losses_text}, gradient norm {norm:g}; no update was made. Images of "
+            f"the step: {', '.join(images[:NAMED])}. Look at their boxes, or lower solver.lr (0.02 "
+            "is for 16 images a step: scale it with batch_size) or lengthen solver.warmup"
+        )
+
+    def validates_every(self, run: StageRun) -> int:
+        """Returns the recipe's number, or all steps; 0 without held-out images."""
+        if not self.validation.examples:
+            return 0
+        return self.job.settings.validate_every or run.steps
+
+    def measure(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
+        """Measures the held-out images in the first process; writes the numbers and the report."""
+        model = unwrapped(module).model
+        weights, broadcast = whole_weights(model), [self.metrics]
+        if self.accelerator.is_main_process:
+            job, settings = self.job, to_plain(self.job.settings)
+            network = for_inference(model.config, weights, self.accelerator.device)
+            evaluation = evaluate_detector(network, self.validation.examples, self.images)
+            broadcast = [evaluation.metrics]
+            self.unread |= evaluation.findings.unread
+            write_json(job.output / METRICS, {"step": step, **evaluation.metrics})
+            title = f"{job.settings.name}, step {step}"
+            names = job.names.classes
+            write_report(job.output / REPORT, evaluation, self.images, names, settings, title=title)
+        self.metrics, self.measured_at = broadcast_object_list(broadcast)[0], step
+        return {f"validation/{name}": value for name, value in self.metrics.items()}
+
+
+def clip_by_solver(
+    optimizer: Optimizer, accelerator: Accelerator, *, parameters: Sequence[Tensor], solver: Solver
+) -> Float[Tensor, " 1"]:
+    """Clips as the solver says; returns the whole gradient's norm from before it is clipped."""
+    updated = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in updated if p.grad is not None])
+    clip_gradients(updated, solver)
+    return whole_norm(norm).reshape(1)

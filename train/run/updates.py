@@ -1,0 +1,74 @@
+"""How a step's gradients become new weights: the rate, the clip and the optimiser."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from vlmill.train.optim.adam import BertAdam
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """Holds an optimiser with its learning rates and its clip.
+
+    ``rate`` gives the learning rate of the stage's step, from 1; a group's own is ``rate`` times
+    it. ``clip_gradients`` clips in place, after float16's scale is taken away, and returns the
+    whole gradient's norm from before, float32 [1 + P]: BertAdam's is followed by each tensor's.
+    """
+
+    optimizer: Optimizer
+    rate: Callable[[int], float]
+    clip_gradients: Callable[[Optimizer, Accelerator], Float[Tensor, " 1_P"]]
+
+    def set_rate(self, step: int) -> float:
+        """Gives every group its share of the rate of the stage's ``step``; returns the rate."""
+        rate = self.rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("rate", 1.0)
+        return rate
+
+    def clip(self, accelerator: Accelerator) -> Float[Tensor, " 1_P"]:
+        """Clips the gradients; returns the norms of ``clip_gradients``."""
+        return self.clip_gradients(self.optimizer, accelerator)
+
+
+def clip_whole(
+    optimizer: Optimizer, accelerator: Accelerator, *, largest: float
+) -> Float[Tensor, " 1_P"]:
+    """Clips the whole gradient to the norm ``largest`` (0: no limit); returns its norm from before.
+
+    BertAdam clips each tensor separately in its own step: the norms that it needs for that follow.
+    """
+    optimizer = unwrapped_optimizer(optimizer)
+    parameters = [
+        p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
+    if not parameters:
+        return torch.zeros(1, device=accelerator.device)
+    if largest and not isinstance(optimizer, BertAdam):
+        norm = accelerator.clip_grad_norm_(parameters, largest)
+        return whole_norm(norm).reshape(1)
+    accelerator.unscale_gradients()
+    if isinstance(optimizer, BertAdam):
+        norms = optimizer.gradient_norms()
+        return torch.cat([torch.linalg.vector_norm(norms).reshape(1), norms])
+    return whole_norm(get_total_norm([p.grad for p in parameters])).reshape(1)
+
+
+def whole_norm(norm: Tensor) -> Tensor:
+    """Returns a norm in float32, also of gradients that are divided among processes."""
+    total = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return total.detach().float()
+
+
+def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Returns the optimizer inside the one that accelerate makes for float16."""
+    inside: Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inside
