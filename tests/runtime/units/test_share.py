@@ -101,7 +101,11 @@ def test_what_does_not_go_with_parts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["web_pairs", "hard_negatives", "nearest_images", "manifest", "tables"]
+    "name",
+    [
+        *("web_pairs", "hard_negatives", "tables"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("nearest_images", "manifest")),
+    ],
 )
 def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path) -> None:
     inputs = Tables(tmp_path)
