@@ -302,7 +302,7 @@ def command(argv: Sequence[str]) -> int:
 
 
 def appears_whole(arguments: argparse.Namespace) -> bool:
-    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    """Returns whether the output is renamed as a whole: a file, or a folder that must not exist."""
     if arguments.command == "show":
         return arguments.output is not None and arguments.output.suffix.lower() == PAGE
     return bool(arguments.command == "export")

@@ -40,11 +40,11 @@ class DetectorFiles:
 def resolve_weights(
     argument: str | Path, *, allow_addresses: Sequence[str] = (), flag: str = "--weights"
 ) -> DetectorFiles:
-    """Returns the local files of a detector; those of a name are fetched first.
+    """Returns the local files of a detector; those of a name are downloaded first.
 
-    ``allow_addresses`` are private networks that may be connected to. Raises InputError for a name
-    that is not one, for what cannot be fetched or does not have the SHA-256 that it must have, and
-    for a folder with several files of weights.
+    ``allow_addresses`` are private networks that may be connected to. Raises InputError for an
+    unknown name, for a failed download or a wrong SHA-256, and for a folder with several files of
+    weights.
     """
     if not is_named(argument):
         return find_files(Path(argument), flag)
@@ -75,10 +75,10 @@ def find_files(path: Path, flag: str) -> DetectorFiles:
 
 
 def choose_files(location: HubLocation, sizes: Mapping[str, int | None]) -> list[str]:
-    """Chooses what to fetch of a repository: the file that a location names, or the weights and the
-    configuration of a detector.
+    """Returns the files to download from a repository: the file that a location names, or the
+    weights and the configuration of a detector.
 
-    Raises InputError where there is no such file, or one that is too large.
+    Raises InputError if there is no such file, or one that is too large.
     """
     if location.path in sizes:
         folder, _, name = location.path.rpartition("/")
@@ -111,9 +111,9 @@ def choose_files(location: HubLocation, sizes: Mapping[str, int | None]) -> list
 def select_weights(
     names: Iterable[str], where: str, suffixes: tuple[str, ...] = SUFFIXES
 ) -> str | None:
-    """Returns the file of weights among a folder's names; None where there is none.
+    """Returns the file of weights among a folder's names; None if there is none.
 
-    Raises InputError where several would do.
+    Raises InputError if several are possible.
     """
     names = sorted(names)
     if usual := [name for name in WEIGHTS if name in names]:

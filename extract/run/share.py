@@ -1,7 +1,7 @@
-"""A share of a run: the shards that one of several processes makes, on as many machines.
+"""Defines a share of a run: the shards that one of several processes writes, on any machine.
 
-Each process plans all images alike, and makes every n-th shard. Who finds all shards there when
-its own are done writes the manifest.
+Each process plans all images in the same manner, and writes every n-th shard. The process that
+finds all shards written after its own writes the manifest.
 """
 
 import argparse
@@ -20,16 +20,16 @@ class Share:
 
     @property
     def name(self) -> str:
-        """What its lock is called."""
+        """Returns the name of its lock."""
         return f"{self.number}-of-{self.count}"
 
     def select_shards(self, num_shards: int) -> range:
-        """The shards that are its own."""
+        """Returns its own shards."""
         return range(self.number - 1, num_shards, self.count)
 
 
 def share(text: str) -> Share:
-    """Reads ``--part``. Raises argparse's error for what is none."""
+    """Parses ``--part``. Raises argparse's error for an invalid value."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_PARTS:
         raise argparse.ArgumentTypeError(f"{text!r}: give i/n with i from 1 to n, as 3/8")

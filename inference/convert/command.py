@@ -124,7 +124,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Do what the arguments say; the exit status."""
+    """Runs the conversion; returns the exit status."""
     from vlmill.inference.convert.named import resolve_sources
 
     resolve_sources(args)

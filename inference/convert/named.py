@@ -15,15 +15,15 @@ from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.checkpoints.named import resolve_checkpoint
 
 SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
-# What is looked for alongside the weights: configurations, vocabularies and how texts are split.
+# Files to search next to the weights: configurations, vocabularies and tokenizer settings.
 COMPANIONS = (*CONFIGS, *VOCABULARIES, "tokenizer_config.json", "added_tokens.json")
 MAX_BYTES = 20_000 << 20  # of one file
 
 
 def resolve_sources(args: argparse.Namespace) -> None:
-    """Replaces names in ``--checkpoint`` and ``--backbone`` by what was fetched to this machine.
+    """Replaces names in ``--checkpoint`` and ``--backbone`` by downloaded local files.
 
-    Raises InputError for what cannot be fetched.
+    Raises InputError for a failed download.
     """
     addresses: Sequence[str] = args.allow_address
     if args.backbone is not None and is_named(args.backbone):
@@ -80,4 +80,4 @@ def fetch_published(location: HubLocation, addresses: Sequence[str]) -> Path:
 
 
 class _OwnCheckpoint(Exception):
-    """Says that a repository holds a checkpoint of vlmill, which has rules of its own."""
+    """Raised for a repository with a vlmill checkpoint, which has its own rules."""

@@ -19,10 +19,10 @@ def run_here(
     workers: int,
     module: str,
 ) -> None:
-    """Does steps one after the other in ``workers`` processes, each with the job.
+    """Runs steps one after another in ``workers`` processes, each with the job.
 
-    ``module`` is imported before processes start: it imports what the steps need. Raises
-    StoreFailed where another run has taken over an output in a store.
+    ``module`` is imported before processes start: it imports the modules of the steps. Raises
+    StoreFailed if another run has taken over an output in a store.
     """
     with open_workers(workers, (job, steps), module) as pool:
         for number, step in enumerate(steps):
