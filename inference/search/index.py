@@ -32,8 +32,8 @@ FORMAT = 1
 LINKS = 32  # of a vector in hnsw's graph
 BUILD_EFFORT = 100  # candidates while the graph is built
 CELLS = 4  # times the root of N: ivf's
-# FAISS's defaults of 256 vectors per cell and 25 rounds take 1.5e14 operations for a million vectors
-# of 768 numbers, ten times as many, with the same recall.
+# FAISS's defaults, 256 vectors per cell and 25 rounds, take 1.5e14 operations for a million
+# vectors of 768 numbers: ten times as many, with the same recall.
 A_CELL, KMEANS_ROUNDS = 64, 10
 EFFORT = {"hnsw": 128, "ivf": 32}  # candidates; cells that are looked into
 MEASURED, MEASURED_TOP = 1_000, 10
