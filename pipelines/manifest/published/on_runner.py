@@ -186,7 +186,7 @@ MAKE = Step(name="make", units=partial(part_units, "part"), work=make_part)
 
 
 def make_parts_on(run: PublishedRun, job: Job, run_steps: RunSteps) -> tuple[list[Shard], Tally]:
-    """Has the parts made that are not there yet; returns all shards, and what was counted."""
+    """Makes the missing parts on a runner; returns all shards and the counts."""
     run_steps(run, [READ, *([JUDGE] if job.judges_images else []), MAKE])
     shards, tally, parts = list[Shard](), Tally(), 0
     for result in MAKE.results(run):
