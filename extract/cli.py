@@ -25,7 +25,6 @@ from vlmill.extract.from_flags import (
     make_limits,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.weights import resolve_weights
@@ -34,6 +33,8 @@ from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local, to_path
 from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.units.share import Share
+from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train
@@ -118,6 +119,9 @@ def parser() -> Parser:
         commands.add_parser(
             "recipes", help="list and show the recipes of `train`", epilog=RECIPES_HELP
         )
+    )
+    add_weights_arguments(
+        commands.add_parser("weights", help="list published detectors and where they are")
     )
     add_show(commands.add_parser("show", help="draw regions on their images", epilog=SHOW_EXAMPLES))
     return top
@@ -289,6 +293,7 @@ def command(argv: Sequence[str]) -> int:
         "compare": command_compare,
         "train": command_train,
         "recipes": command_recipes,
+        "weights": lambda args: list_weights("detector", args.names),
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)

@@ -167,11 +167,11 @@ def resolve_detector(arguments: argparse.Namespace) -> None:
     """
     if arguments.weights is None:
         return
-    name = getattr(arguments, "weights_name", None)
-    if name is not None and not Path(arguments.weights).exists():
-        arguments.weights = name
+    given = getattr(arguments, "given_weights", None)  # name and --config, before they were files
+    if given is not None and not Path(arguments.weights).exists():
+        arguments.weights, arguments.config = given
     if is_named(arguments.weights):
-        arguments.weights_name = arguments.weights
+        arguments.given_weights = arguments.weights, arguments.config
     files = resolve_weights(
         arguments.weights, allow_addresses=getattr(arguments, "allow_address", ())
     )

@@ -12,8 +12,11 @@ from vlmill.schemas.errors import InputError
 
 # Modules by the name under which code imports them. A message names the first extra that has one.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "extract": ("h5py", "lmdb", "torchvision"),
-    "train": ("matplotlib", "scipy", "tensorboard", "torchvision"),
+    "extract": ("certifi", "h5py", "idna", "lmdb", "pycares", "pycurl", "torchvision"),
+    "train": (
+        *("certifi", "idna", "matplotlib", "pycares", "pycurl", "scipy", "tensorboard"),
+        "torchvision",
+    ),
     "mining": (
         *("certifi", "fastwarc", "idna", "langdetect", "msgspec", "numba", "protego", "pycares"),
         *("pycld2", "pycurl", "pythainlp", "resiliparse", "rjieba", "selectolax", "sklearn"),

@@ -1,4 +1,4 @@
-"""Published checkpoints by name: what of a repository of the hub a conversion reads."""
+"""Published checkpoints by name: the files of a repository of the hub that a conversion reads."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.checkpoints.named import resolve_checkpoint
 
 SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
-# Files to search next to the weights: configurations, vocabularies and tokenizer settings.
+# Files that are read alongside the weights: configurations, vocabularies, tokenizer settings.
 COMPANIONS = (*CONFIGS, *VOCABULARIES, "tokenizer_config.json", "added_tokens.json")
 MAX_BYTES = 20_000 << 20  # of one file
 
 
 def resolve_sources(args: argparse.Namespace) -> None:
-    """Replaces names in ``--checkpoint`` and ``--backbone`` by downloaded local files.
+    """Replaces names in ``--checkpoint`` and ``--backbone`` by local files.
 
-    Raises InputError for a failed download.
+    Raises InputError where a download fails.
     """
     addresses: Sequence[str] = args.allow_address
     if args.backbone is not None and is_named(args.backbone):
@@ -73,11 +73,11 @@ def fetch_published(location: HubLocation, addresses: Sequence[str]) -> Path:
         return [below.full_names[name] for name in chosen]
 
     try:
-        folder = fetch_files(location, choose)
+        folder = fetch_files(location, choose, allow_addresses=addresses)
     except _OwnCheckpoint:
         return Path(resolve_checkpoint(str(location), allow_addresses=addresses))
     return folder / weights[0]
 
 
 class _OwnCheckpoint(Exception):
-    """Raised for a repository with a vlmill checkpoint, which has its own rules."""
+    """Signals that a repository holds a checkpoint of vlmill."""

@@ -12,7 +12,7 @@ from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import EXPRESSIONS, QUESTIONS, REJECTS, Table
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,

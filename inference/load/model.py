@@ -50,7 +50,7 @@ from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.images.crop import evaluation_image
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, encode_texts
 from vlmill.train.tasks.retrieval.checks import (
     body_config,

@@ -14,6 +14,7 @@ from vlmill.inference.search.embedding_inputs import (
     open_embedding,
 )
 from vlmill.inference.search.vectors import PartRows, part_rows
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import Estimate, measure_rate, require_disk_space
 from vlmill.runtime.console.progress import Progress
@@ -30,7 +31,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
-from vlmill.train.recipes.variants import get_training
 
 JOB = "train-vl embed"
 SAMPLE_BATCHES = 64  # of each kind, that a dry run embeds at most
@@ -108,7 +108,7 @@ def _write_part(setup: EmbeddingSetup, rows: PartRows, index: int, total: int) -
 
 def vector_width(setup: EmbeddingSetup) -> int:
     """Returns P, the width of the checkpoint's vectors."""
-    body = get_training(setup.loaded.variant).get_body(setup.loaded.config)
+    body = get_variant(setup.loaded.variant).get_body(setup.loaded.config)
     for name in ("pooled_width", "co_width", "width"):
         if (width := getattr(body, name, None)) is not None:
             return int(width)

@@ -9,6 +9,7 @@ import torch
 
 from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
 from vlmill.models import VARIANTS
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.digests import file_input, table_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.readers.images import ImageReader
@@ -19,9 +20,8 @@ from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import get_global_widths
-from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.lineage import checkpoint_input
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import LoadedPairs, Texts, encode_texts, read_pairs
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
@@ -108,23 +108,18 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
     """
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
     config = body_config(loaded)
-    if loaded.variant == "vlmo" and config.contrast:
+    variant = get_variant(loaded.variant)
+    if variant.contrasts and config.contrast:
         return "dual"
-    if loaded.variant == "bert":
+    if variant.kind == "text":
         return "text"
-    training = get_training(loaded.variant)
     pairs = loaded.feeding is None or loaded.feeding.kind in ("regions", "pixels")
-    fits = not training.makes_features and not training.kind and pairs
-    body = training.get_body(loaded.model)
+    fits = not variant.makes_features and not variant.kind and pairs
+    body = variant.get_body(loaded.model)
     pools = getattr(config, "pooler", True) and hasattr(body, "encode")
-    if not fits or not (pools or loaded.variant == "vlmo"):
-        trainings = {name: get_training(name) for name in VARIANTS}
-        names = [
-            name
-            for name, candidate in trainings.items()
-            if not (candidate.kind or candidate.makes_features)
-        ]
-        names.append("bert")
+    if not fits or not (pools or variant.contrasts):
+        pair_models = [n for n, one in VARIANTS.items() if not (one.kind or one.makes_features)]
+        names = [*pair_models, *(n for n, one in VARIANTS.items() if one.kind == "text")]
         raise InputError(
             f"{who}, which gives no vector of a text with an image; embed with one of "
             f"{', '.join(names)}"

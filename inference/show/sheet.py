@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmill.inference.show.folder import FolderSummary
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.inputs import Input
 from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.detector import detector_words
 
 WIDTH = 12
-ONE_MODALITY = ("beit", "bert")  # variants that have nothing to rank by
 
 
 def sheet(summary: FolderSummary) -> list[str]:
@@ -131,10 +131,11 @@ def metric_lines(summary: FolderSummary) -> list[str]:
 
 def load_lines(summary: FolderSummary) -> list[str]:
     """Commands and code that take this checkpoint."""
+    variant = get_variant(summary.settings.get("variant"))
     tables = "--images IMAGES" if _reads_pixels(summary) else "--regions REGIONS"
     evaluate = f"train-vl evaluate retrieval --checkpoint {summary.folder} --pairs PAIRS {tables} "
     return [
-        *([] if summary.settings.get("variant") in ONE_MODALITY else [f"{evaluate}--output DIR"]),
+        *([] if variant.kind else [f"{evaluate}--output DIR"]),
         f"train-vl pretrain RECIPE --init {summary.folder} ...",
         "from vlmill.train.checkpoints.files import load_checkpoint; "
         f'model = load_checkpoint("{summary.folder}").model',
@@ -143,4 +144,6 @@ def load_lines(summary: FolderSummary) -> list[str]:
 
 def _reads_pixels(summary: FolderSummary) -> bool:
     kind = _part(summary.settings, "feeding").get("kind")
-    return kind in ("pixels", "pictures") or summary.settings.get("variant") in ("vlmo", "beit")
+    return (
+        kind in ("pixels", "pictures") or get_variant(summary.settings.get("variant")).reads_pixels
+    )

@@ -87,24 +87,44 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
     A server that the user's own environment names may be in any network.
     """
     networks = parse_networks("--allow-address", allowed)
-    endpoint = urlsplit(s3_endpoint())
-    if not path.startswith("s3://") or not endpoint.hostname:
+    if not path.startswith("s3://") or not s3_endpoint():
         return networks
-    answers = socket.getaddrinfo(endpoint.hostname, None, type=socket.SOCK_STREAM)
-    hosts = {str(where[0]) for *_, where in answers}
-    return networks + parse_networks("AWS_ENDPOINT_URL", sorted(hosts))
+    return networks + endpoint_networks(s3_endpoint(), "AWS_ENDPOINT_URL")
+
+
+def endpoint_networks(url: str, variable: str) -> tuple[Network, ...]:
+    """Returns the addresses of a server that the user's environment names, by ``variable``.
+
+    Raises OSError where its name cannot be looked up.
+    """
+    host = urlsplit(url).hostname
+    answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    return parse_networks(variable, sorted({str(where[0]) for *_, where in answers}))
 
 
 def fetch_part(
-    url: str, start: int, stop: int, *, allowed: Sequence[Network], tries: int = TRIES
+    url: str,
+    start: int,
+    stop: int,
+    *,
+    allowed: Sequence[Network],
+    tries: int = TRIES,
+    authorization: str | None = None,
+    whole: bool = False,
 ) -> Part:
     """Reads the bytes from ``start`` to before ``stop``, fewer at the end of the file.
+
+    ``authorization`` is that header's value, which only the server of ``url`` gets. ``whole``
+    accepts a small file from a server that gives no ranges, if ``start`` is 0.
 
     Raises Unreachable after several tries, or immediately if a retry cannot help.
     """
     for number in range(tries):
         try:
-            return _fetch_once(url, start, stop, allowed)
+            answer = _fetch_once(url, start, stop, allowed, authorization)
+            if whole and answer.status == 200 and not (start or answer.failure):
+                return Part(content=answer.content, total=len(answer.content), version=None)
+            return _parse_part(url, answer, start, stop)
         except _TryAgain as why:
             if number == tries - 1:
                 raise Unreachable(
@@ -114,26 +134,33 @@ def fetch_part(
     raise AssertionError("the last try has returned or raised")
 
 
-def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> Part:
+def _fetch_once(
+    url: str, start: int, stop: int, allowed: Sequence[Network], authorization: str | None
+) -> Answer:
     target = url
     for _ in range(REDIRECTS + 1):
-        answer = _answer(target, start, stop, tuple(allowed))
+        told = authorization if urlsplit(target)[:2] == urlsplit(url)[:2] else None
+        answer = _answer(target, start, stop, tuple(allowed), told)
         if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
             raise Unreachable(f"{url}: {answer.detail}; give a public address")
         if answer.failure not in (None, Reason.TOO_LARGE):
             raise _TryAgain(answer.detail or answer.failure)
         if answer.status not in (301, 302, 303, 307, 308):
-            return _parse_part(url, answer, start, stop)
+            return answer
         target = answer.location or answer.headers.get("location", "nowhere")
         if answer.location is None:
             break
     raise Unreachable(f"{url}: it leads on to {target}, and so on; give the address of the file")
 
 
-def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> Answer:
+def _answer(
+    url: str, start: int, stop: int, allowed: tuple[Network, ...], authorization: str | None
+) -> Answer:
     # The limit is of bytes as sent: chunks take room, and pages of errors.
     limit = 2 * (stop - start) + FIRST_BYTES
-    request = Request(url=url, byte_range=(start, stop), max_bytes=limit)
+    request = Request(
+        url=url, byte_range=(start, stop), max_bytes=limit, authorization=authorization
+    )
     try:
         client = _client(allowed)
         client.start(request)

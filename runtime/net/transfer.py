@@ -183,6 +183,7 @@ class Transfer:
             for name, value in (
                 ("If-None-Match", request.etag),
                 ("If-Modified-Since", request.last_modified),
+                ("Authorization", request.authorization),
             )
             if value is not None and _VALIDATOR.fullmatch(value)
         ]

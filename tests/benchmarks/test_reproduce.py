@@ -17,7 +17,7 @@ from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
 
 from vlmill.train.recipes import change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 pytestmark = pytest.mark.nightly
 

@@ -38,7 +38,7 @@ class DetectorSaving:
         self.job, self.accelerator = job, accelerator
         name = f"validation/{CRITERION.name}"
         log = read_log(job.output / LOG)
-        self.measured = {line["step"]: line[name] for line in log if name in line}
+        self.measured: dict[int, float] = {line["step"]: line[name] for line in log if name in line}
 
     def last(self) -> Resumed | None:
         """Reads the last checkpoint; None for a new run. Raises InputError for one that is
@@ -89,8 +89,8 @@ class DetectorSaving:
                 training={"recipe": job.settings.name, "step": step},
                 also=(STATE,),
             )
-        kept = job.settings.keep_checkpoints
-        keep_last(saved_steps(job.output), kept, also=self.chosen(step))
+        count = job.settings.keep_checkpoints
+        keep_last(saved_steps(job.output), count, also=self.chosen(step))
         push(job.output)
 
     def chosen(self, last: int) -> int:

@@ -5,12 +5,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from vlmill.models.registry import get_variant
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.features import check_global_features
 from vlmill.train.loading.images.tokenizer import ImageTokenizer
 from vlmill.train.recipes import Recipe
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.inputs import Sources
 
 
@@ -23,7 +23,7 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
 
 
 def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
-    init, training = sources.init, get_training(recipe.variant)
+    init, training = sources.init, get_variant(recipe.variant)
     if sources.picture_tokenizer is not None:
         return _image_config(recipe, sources.picture_tokenizer)
     sizes = {"vocab_size": tokenizer.get_vocab_size()}
@@ -50,7 +50,7 @@ def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:
     VLMo's stages differ in their heads and positions, and what starts from BERT has the recipe's
     sizes.
     """
-    if init is None or get_training(recipe.variant).shared_sizes:
+    if init is None or get_variant(recipe.variant).shared_sizes:
         return None
     return init.config if init.variant == recipe.variant else None
 

@@ -12,7 +12,7 @@ from vlmill.schemas.images.decode import decode as decode_upright
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.images.augment import rand_augment
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 Pixels = npt.NDArray[np.uint8]
 BOUNDS = Bounds(max_pixels=1 << 28, max_bytes=1 << 28)

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,10 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.trackers import require_trackers
 from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes.tasks import TASKS, TaskRecipe
-from vlmill.train.recipes.variants import import_object
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, describe_finished, prepare_once
 from vlmill.train.run.pair_learning import PairRunner, make_pair_runner
@@ -30,11 +27,11 @@ from vlmill.train.run.preparing import prepare
 from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.run.settings import collect_run_settings
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.learning import FineTuning
 from vlmill.train.tasks.finetuning.start import check_start, first_task_model, task_config
+from vlmill.train.tasks.registry import TASKS
 from vlmill.train.tasks.task import LearntTask
-
-MakeTask = Callable[[TaskRecipe, str, Path | None, LoadedCheckpoint | None], LearntTask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +94,7 @@ def open_task(
         )
     if speaks:
         _say_what_is_not_read(recipe, inputs)
-    make: MakeTask = import_object(TASKS[recipe.task].task)
-    task = make(recipe, inputs.examples, inputs.labels, init)
+    task = TASKS[recipe.task].make(recipe, inputs.examples, inputs.labels, init)
     run_inputs = Inputs(
         examples=task.examples(inputs.examples),
         regions=inputs.regions,

@@ -1,39 +1,30 @@
 """A task's model: its sizes, and where its weights start."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from vlmill.models import MODELS
-from vlmill.models.bert.config import BertConfig
-from vlmill.models.from_bert import initialise_from_bert
-from vlmill.models.published import export_reference
-from vlmill.models.vlbert.config import RegionCnnConfig, vlbert_for_task
-from vlmill.models.vlmo.stages import start_from as start_vlmo
+from vlmill.models.registry import get_variant
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipes
-from vlmill.train.recipes.variants import get_training
+from vlmill.train.recipes import get_training
+from vlmill.train.recipes.rows import say_what_is_new
+from vlmill.train.recipes.training import start_from_bert
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.model import (
     OF_DATA,
     WITHOUT_WEIGHTS,
     feature_statistics,
     refuse_random_constants,
-    say_what_is_new,
 )
-
-# Of VLMo's encoder: what a task may have otherwise than its pretraining.
-VLMO_TASK = (
-    *("image_size", "max_text_tokens", "num_images", "pooler"),
-    *("contrast", "match", "mlm", "num_contrast_pairs"),
-)
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.registry import task_recipes
 
 
 def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
@@ -47,9 +38,9 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
             f"--init {init.path} is {with_article(init.variant)}; {recipe.name} starts from "
             f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
         )
-    trunk = get_body(init)
-    recipe_body = get_training(recipe.variant).get_body(recipe.model)
-    if init.variant != "bert" and type(trunk) is not type(recipe_body):
+    variant, trunk = get_variant(recipe.variant), get_body(init)
+    recipe_body = variant.get_body(recipe.model)
+    if init.variant not in variant.starts_from and type(trunk) is not type(recipe_body):
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
             f"{recipe.name} wants {type(recipe_body).__name__}; take the recipe of that model"
@@ -58,7 +49,7 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
 
 def get_body(init: LoadedCheckpoint) -> Any:
     """The configuration of what a checkpoint has of words and images."""
-    return get_training(init.variant).get_body(init.config)
+    return get_variant(init.variant).get_body(init.config)
 
 
 def task_config(
@@ -69,47 +60,41 @@ def task_config(
 
     Raises InputError for changes of the recipe that the checkpoint's weights do not allow.
     """
-    training, init = get_training(recipe.variant), sources.init
-    recipe_body, model = training.get_body(recipe.model), recipe.model
-    # A BERT has the sizes of its checkpoint, another model that starts from BERT its own.
-    if init is None or (init.variant == "bert" and not isinstance(recipe_body, BertConfig)):
+    variant, init = get_variant(recipe.variant), sources.init
+    recipe_body, model = variant.get_body(recipe.model), recipe.model
+    # A model has the sizes of its checkpoint; one that starts from another variant has its own.
+    if init is None or init.variant in variant.starts_from:
         data_sizes = {"vocab_size": vocab_size}
-        if sources.regions is not None and not training.makes_features:
+        if sources.regions is not None and not variant.makes_features:
             data_sizes["region_width"] = sources.reader.feature_dim
         body = dataclasses.replace(recipe_body, **data_sizes)
     else:
         body = make_checkpoint_body(recipe, recipe_body, init)
-        if training.makes_features:
+        if variant.makes_features:
             model = dataclasses.replace(model, cnn=network_of_checkpoint(recipe, init))
         else:
             check_regions(body, sources)
-    return dataclasses.replace(training.with_body(model, body), **sizes)
+    return dataclasses.replace(variant.with_body(model, body), **sizes)
 
 
 def make_checkpoint_body(recipe: TaskRecipe, recipe_body: Any, init: LoadedCheckpoint) -> Any:
     """The body of ``--init``, but for what no weight depends on, which is the recipe's."""
-    init_body = get_body(init)
-    if recipe.variant.startswith("vl-bert"):
-        init_body = vlbert_for_task(
-            init_body, pooler=recipe_body.pooler, masked_region=recipe_body.masked_region
-        )
+    variant = get_variant(recipe.variant)
     names = [field.name for field in dataclasses.fields(recipe_body)]
     free = [name for name in names if any(part in name for part in WITHOUT_WEIGHTS)]
-    if recipe.variant.startswith("vlmo"):
-        free += VLMO_TASK
-    if recipe.variant == "vlmo-text":
-        free.append("first_vl_layer")  # texts alone meet no image
-    body = dataclasses.replace(init_body, **{name: getattr(recipe_body, name) for name in free})
-    refuse_changes(recipe, get_training(recipe.variant).body, body, init)
+    body = dataclasses.replace(
+        variant.fit_body(get_body(init), recipe_body),
+        **{name: getattr(recipe_body, name) for name in (*free, *variant.task_sizes)},
+    )
+    refuse_changes(recipe, variant.body, body, init)
     return body
 
 
-def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> RegionCnnConfig:
+def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> Any:
     """The network of ``--init`` that makes the regions' features; the recipe says how much of it is
     trained.
     """
-    init_network: RegionCnnConfig = init.config.cnn
-    network = dataclasses.replace(init_network, frozen_stages=recipe.model.cnn.frozen_stages)
+    network = dataclasses.replace(init.config.cnn, frozen_stages=recipe.model.cnn.frozen_stages)
     refuse_changes(recipe, "cnn", network, init)
     return network
 
@@ -156,101 +141,23 @@ def first_task_model(
     """
     refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
-    fresh: nn.Module = MODELS[recipe.variant].model(recipe.model)
-    init, body = sources.init, get_training(recipe.variant).get_body(recipe.model)
-    if recipe.standardise_features and (init is None or init.variant == "bert"):
-        trunk = get_training(recipe.variant).get_body(fresh)
-        trunk.standardise_regions(*feature_statistics(sources.reader, trained_images))
+    variant, init = get_variant(recipe.variant), sources.init
+    fresh: nn.Module = variant.build(recipe.model)
+    starts_anew = init is None or init.variant in variant.starts_from
+    if recipe.standardise_features and starts_anew:
+        variant.get_body(fresh).standardise_regions(
+            *feature_statistics(sources.reader, trained_images)
+        )
     if init is None:
         return fresh
     try:
-        if init.variant == "bert" and not isinstance(get_body(init), type(body)):
-            start_from_bert(fresh, init)
+        if starts_anew:
+            say_what_is_new(start_from_bert(fresh, init)[0])
         else:
-            STARTS[recipe.variant](fresh, init, labels)
+            get_training(recipe.variant).start_task(fresh, init, labels)
     except InputError:
         raise
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"--init {init.path} does not fit {recipe.name}: {reason}") from None
     return fresh
-
-
-def start_from_bert(fresh: nn.Module, init: LoadedCheckpoint) -> None:
-    """BERT's weights where the model has such, all else new."""
-    origins = initialise_from_bert(fresh, export_reference("bert", init.model))
-    say_what_is_new(sorted(name for name, origin in origins.items() if not origin.names))
-
-
-Labels = Sequence[Sequence[int]]
-
-
-def start_trunk(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
-    """Takes the trunk of a pretrained model, or of one that was fine-tuned; heads are new."""
-    trunk = get_training(init.variant).get_body(init.model)
-    fresh.trunk.load_state_dict(trunk.state_dict())
-    say_what_is_new(sorted(n for n, _ in fresh.named_parameters() if not n.startswith("trunk.")))
-
-
-def start_vlbert(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
-    """VL-BERT's own way: transforms of pretraining's heads, answers' rows of their words."""
-    if init.variant != "vl-bert":
-        fresh.body.load_state_dict(init.model.body.state_dict())
-        say_what_is_new(sorted(n for n, _ in fresh.named_parameters() if not n.startswith("body.")))
-    elif labels:
-        fresh.start_from(init.model, labels)
-    else:
-        fresh.start_from(init.model)
-
-
-def start_vlbert_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
-    """The network of regions as it is, and above it as from stored regions."""
-    fresh.cnn.load_state_dict(init.model.cnn.state_dict())
-    if init.variant == "vl-bert-end-to-end":
-        fresh.model.start_from(init.model.model)
-        return
-    fresh.model.body.load_state_dict(init.model.model.body.state_dict())
-    names = sorted(n for n, _ in fresh.model.named_parameters() if not n.startswith("body."))
-    say_what_is_new([f"model.{name}" for name in names])
-
-
-def start_vlmo_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
-    """VLMo's encoder, its positions resized; the classifier is always new (the code)."""
-    say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config.encoder)))
-
-
-def start_same(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
-    """Goes on with the whole model of pretraining, its heads included."""
-    fresh.load_state_dict(get_training(init.variant).get_body(init.model).state_dict())
-
-
-def start_vlmo_dual(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
-    """VLMo with its first contrastive pair, its positions resized."""
-    say_what_is_new(sorted(start_vlmo(fresh, init.model.state_dict(), fresh.config)))
-
-
-def start_whole(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels) -> None:
-    """Goes on with a model of several tasks and all of its heads (12-in-1)."""
-    fresh.load_state_dict(init.model.state_dict())
-
-
-STARTS: dict[str, Callable[[Any, LoadedCheckpoint, Labels], None]] = {
-    "bert-text": start_trunk,
-    "imagebert-retrieval": start_trunk,
-    "interbert-pictures": start_trunk,
-    "interbert-tasks": start_trunk,
-    "interbert-text": start_trunk,
-    "vilbert": start_same,
-    "vilbert-12in1-tasks": start_whole,
-    "vilbert-classifier": start_trunk,
-    "vilbert-tasks": start_trunk,
-    "vl-bert-refcoco": start_vlbert,
-    "vl-bert-refcoco-end-to-end": start_vlbert_end_to_end,
-    "vl-bert-vcr": start_vlbert,
-    "vl-bert-vcr-end-to-end": start_vlbert_end_to_end,
-    "vl-bert-vqa": start_vlbert,
-    "vlmo": start_vlmo_dual,
-    "vlmo-nlvr2": start_vlmo_task,
-    "vlmo-text": start_vlmo_task,
-    "vlmo-vqa": start_vlmo_task,
-}

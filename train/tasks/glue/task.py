@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -37,9 +38,8 @@ from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.glue.evaluation import decode_logits, evaluate_predictions
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
@@ -55,7 +55,6 @@ from vlmill.train.tasks.task import (
 )
 
 LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "label_id", "score")])
-VARIANTS = ("bert-text", "interbert-text", "vlmo-text")
 
 
 @dataclass(kw_only=True)
@@ -254,7 +253,7 @@ def glue(
         raise InputError(f"--labels {labels}: glue's classes are known; drop it")
     if recipe.blind:
         raise InputError("blind=true: glue shows no image; drop it")
-    require_variant(recipe, VARIANTS)
+    require_variant(recipe)
     task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
     there = list_sources(examples)
     if task.source not in there:
@@ -269,9 +268,9 @@ def glue(
 
 def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     """How many tokens are read: what the recipe feeds, as far as the model has positions."""
-    configs = [get_training(recipe.variant).get_body(recipe.model)]
+    configs = [get_variant(recipe.variant).get_body(recipe.model)]
     if init is not None:
-        configs.append(get_training(init.variant).get_body(init.config))
+        configs.append(get_variant(init.variant).get_body(init.config))
     # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]

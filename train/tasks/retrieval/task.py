@@ -20,6 +20,8 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vlmill.models.registry import get_variant
+from vlmill.models.rows import get_part
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
@@ -29,9 +31,8 @@ from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import get_part, get_training
-from vlmill.train.tasks.retrieval.base import RetrievalTask
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.retrieval.base import NAME, RetrievalTask
 from vlmill.train.tasks.retrieval.drawing import Candidate, draw_candidates
 from vlmill.train.tasks.retrieval.dual import dual_encoder
 from vlmill.train.tasks.retrieval.held_out import (
@@ -44,16 +45,16 @@ from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
 
-TWO_HEADS = "imagebert-retrieval"  # each pair by itself, and among candidates
+TWO_HEADS = "match and score"  # each pair by itself, and among candidates
 
 
 def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"]:
     """What a variant's heads say of pairs: ImageBERT's of a pair by itself and among others; of all
-    others the one that ranks (`vlmill.train.recipes.variants`).
+    others the one that ranks (`vlmill.models.rows`).
     """
-    if variant == TWO_HEADS:
+    if get_variant(variant).heads.get(NAME) == TWO_HEADS:
         return torch.stack([model.match_logit(pooled), model.scores(pooled)], dim=-1)
-    logit: Callable[[Tensor], Tensor] = get_part(model, get_training(variant).match_logit)
+    logit: Callable[[Tensor], Tensor] = get_part(model, get_variant(variant).match_logit)
     return logit(pooled)[:, None]
 
 
@@ -160,7 +161,7 @@ def retrieval(
     if labels is not None:
         raise InputError(f"--labels {labels}: retrieval tells no labels apart; leave it out")
     settings: RetrievalSettings = recipe.settings
-    contrasts = recipe.variant == "vlmo"
+    contrasts = get_variant(recipe.variant).contrasts
     if contrasts != (settings.negatives == "batch"):
         use = "batch" if contrasts else "alignment, texts, images or both"
         raise InputError(

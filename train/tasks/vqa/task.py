@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.models.registry import MODELS
 from vlmill.schemas.answers import soft_labels
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
@@ -40,8 +41,8 @@ from vlmill.train.objectives.losses import (
     mean_cross_entropy,
     summed_binary_cross_entropy,
 )
-from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import (
@@ -58,7 +59,7 @@ from vlmill.train.tasks.vqa.metrics import soft_scores
 from vlmill.train.tasks.vqa.recipes import VqaSettings
 
 LABELS = pa.schema([("label_ids", pa.list_(pa.int32())), ("label_scores", pa.list_(pa.float32()))])
-MASK_VARIANT = "vl-bert-vqa"  # reads its answer off a [MASK]
+READS_MASK = "mask"  # the head that reads its answer off a [MASK]
 
 Logits = Callable[[Any, Batch], Float[Tensor, "B A"]]
 
@@ -81,10 +82,11 @@ def pixel_logits(model: Any, batch: Batch) -> Float[Tensor, "B A"]:
     return logits
 
 
+# By how a variant's row says that its head is asked.
 HEADS: dict[str, Logits] = {
-    "vilbert-tasks": pooled_logits,
-    MASK_VARIANT: mask_logits,
-    "vlmo-vqa": pixel_logits,
+    "pooled": pooled_logits,
+    READS_MASK: mask_logits,
+    "pixels": pixel_logits,
 }
 
 
@@ -147,7 +149,7 @@ class Vqa(Task):
     @property
     def reads_mask(self) -> bool:
         """Whether the answer is read off a [MASK]."""
-        return self.variant == MASK_VARIANT
+        return MODELS[self.variant].heads[self.name] == READS_MASK
 
     @property
     def form(self) -> TextForm:
@@ -212,7 +214,7 @@ class Vqa(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B A"]:
         """The logits of the variant's head."""
-        return HEADS[self.variant](model, batch)
+        return HEADS[MODELS[self.variant].heads[self.name]](model, batch)
 
     def compute(self, outputs: Float[Tensor, "B A"], batch: Batch) -> dict[str, Tensor]:
         """The loss of the answers, a mean over the questions that teach something."""
@@ -284,7 +286,7 @@ def vqa(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Vqa:
     """The task of a recipe on a table of questions; ``labels`` is a file of answers."""
-    require_variant(recipe, HEADS)
+    require_variant(recipe)
     settings: VqaSettings = recipe.settings
     answers = select_answers(examples, labels, init, min_questions=settings.min_questions)
     report_missing_answers(examples, answers)

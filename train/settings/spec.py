@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from vlmill.models import VARIANTS
-from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.registry import get_variant
 from vlmill.schemas.errors import with_article
 from vlmill.schemas.splits import split_name
-from vlmill.train.recipes.parts import (
+from vlmill.train.settings.parts import (
     FEWEST_TOKENS,
     Feeding,
     Loading,
@@ -19,7 +19,6 @@ from vlmill.train.recipes.parts import (
     Optimizer,
     require_share,
 )
-from vlmill.train.recipes.variants import get_training
 
 LEAST_DECAY = 0.5  # of an average of weights
 MAX_STEPS = 10**12  # a thousand years of a thousand steps a minute
@@ -142,7 +141,7 @@ class Stage(TrainingStage):
 
 def contrasts(model: Any, stage: TrainingStage) -> bool:
     """Returns whether a stage contrasts the pairs of a step (VLMo: pretraining and retrieval)."""
-    if not isinstance(model, VlmoConfig) or not model.contrast:
+    if not getattr(model, "contrast", False):
         return False
     return not isinstance(stage, Stage) or bool(stage.objectives.itc or stage.objectives.itm)
 
@@ -219,10 +218,10 @@ class RunSettings:
     @property
     def max_text_tokens(self) -> int:
         """Tokens that the model takes; a model of images alone takes no text, however short."""
-        training = get_training(self.variant)
-        if not training.reads_text:
+        variant = get_variant(self.variant)
+        if not variant.reads_text:
             return FEWEST_TOKENS
-        return int(training.get_body(self.model).max_text_tokens)
+        return int(variant.get_body(self.model).max_text_tokens)
 
     def __post_init__(self) -> None:
         self._check_average()
@@ -320,17 +319,17 @@ class Recipe(RunSettings):
 
     def _check_variant(self) -> None:
         """Every stage feeds and asks what the variant reads and has heads for."""
-        training = get_training(self.variant)
+        variant = get_variant(self.variant)
         for number, stage in enumerate(self.stages):
-            if training.kind and stage.feeding.kind != training.kind:
+            if variant.kind and stage.feeding.kind != variant.kind:
                 raise ValueError(
                     f"stages.{number}.feeding.kind={stage.feeding.kind}: "
-                    f"{with_article(self.variant)} reads {training.kind} alone; "
-                    f"set it to {training.kind}"
+                    f"{with_article(self.variant)} reads {variant.kind} alone; "
+                    f"set it to {variant.kind}"
                 )
             for name, weight in vars(stage.objectives).items():
-                if weight and training.objectives and name not in training.objectives:
-                    known = ", ".join(training.objectives)
+                if weight and variant.objectives and name not in variant.objectives:
+                    known = ", ".join(variant.objectives)
                     raise ValueError(
                         f"stages.{number}.objectives.{name}={weight:g}: "
                         f"{with_article(self.variant)} learns {known} alone; set it to 0"
