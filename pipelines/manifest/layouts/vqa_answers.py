@@ -126,9 +126,7 @@ class Annotations:
         if (annotation := self._kept.get(question_id)) is not None:
             return annotation
         for number, coming in self._coming:
-            self._kept.put(
-                number, coming
-            )  # including the requested one: a question may be repeated
+            self._kept.put(number, coming)  # the requested one too: questions may repeat
             if number == question_id:
                 return coming
         return None

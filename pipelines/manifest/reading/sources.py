@@ -76,9 +76,7 @@ class Archive:
         if ends(self.path, (".zip",)):
             self._zip = open_zip(self.path)
             for entry in self._zip.infolist():
-                kind = (
-                    entry.external_attr >> 28
-                )  # file type of Unix: 8 is a plain file, 0 not stated
+                kind = entry.external_attr >> 28  # Unix file type: 8 plain file, 0 not stated
                 if not entry.is_dir() and not entry.flag_bits & 1 and kind in (0, 8):
                     self._infos.setdefault(entry.filename, entry)
                     yield entry.filename, 0, entry.compress_size
