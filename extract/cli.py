@@ -131,7 +131,9 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
     compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    compare.add_argument("--weights", required=True, metavar="FILE", help="as --weights of run")
+    compare.add_argument(
+        "--weights", required=True, metavar="FILE", help="weights, like --weights of `run`"
+    )
     add_allow_address(compare)
     compare.add_argument(
         "--config",

@@ -79,8 +79,8 @@ def add_convert_arguments(parser: Parser) -> None:
         required=True,
         type=path_or_name,
         metavar="FILE",
-        help="what is converted: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
-        "https://... (`train-vl weights` lists what was published)",
+        help="checkpoint to convert: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
+        "https://... (`train-vl weights` lists published ones)",
     )
     add(
         "--config",
