@@ -83,8 +83,8 @@ def sections(
     return [
         Section(
             title="Recall",
-            intro="Fraction of queries with a correct result among the first K, and that of a random "
-            "order. Equal scores count as wrong.",
+            intro="Fraction of queries with a correct result among the first K, and that of a "
+            "random order. Equal scores count as wrong.",
             body=_recall_table(metrics),
         ),
         papers_section(metrics, model=str(settings["recipe"])),

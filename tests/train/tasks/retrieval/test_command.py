@@ -270,7 +270,6 @@ def test_pairs_and_images_known_from_training_are_counted(
     assert (metrics["pairs_trained_on"], metrics["images_trained_on"]) == (3, 2)
     page = (place.folder / "out" / "report.html").read_text()
     assert "trained on 3 ranked pairs" in page and "58.20" not in page
-    page = (place.folder / "out" / "report.html").read_text()
     said = "was trained on 3 of these 5 pairs and 2 of these 4 images"
     assert said in page.split("Recall")[0] and said in capsys.readouterr().err
     assert "do not say" not in page and "does not say" not in page
