@@ -25,7 +25,6 @@ from vlmill.extract.from_flags import (
     make_limits,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.weights import resolve_weights
@@ -34,6 +33,7 @@ from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local, to_path
 from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.units.share import Share
 from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES

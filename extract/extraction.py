@@ -15,7 +15,6 @@ from vlmill.extract.from_flags import (
     make_config,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share, share
 from vlmill.runtime.console.command import (
     add_lock_seconds,
     int_at_least,
@@ -25,6 +24,7 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.units.share import Share, parse_share
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
@@ -78,7 +78,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--part",
-        type=share,
+        type=parse_share,
         metavar="i/n",
         help="write only the i-th of n shares of the shards (from 1), while other "
         "processes, here or on other machines, write the other shares with the same "

@@ -5,11 +5,11 @@ Each paper has a folder with its row, configuration, model, tasks and published 
 ``layers`` (``layers/cpu`` and ``layers/gpu`` compute the same numbers faster there;
 ``gpu_compiler`` says whether kernels can be compiled), read ``inputs`` and give ``outputs``;
 ``positions`` says which of them are real; ``checks`` and ``config_checks`` refuse what does not
-fit. ``rows`` is what a row holds, and ``registry`` lists models and sizes. ``detector`` is the
-Faster R-CNN; ``published`` loads and exports checkpoints, which ``convert`` reads and writes;
-``from_bert``, ``from_beit`` and ``from_vit`` start a variant from another's weights. Read
-``inputs``, ``layers/blocks`` and then ``imagebert/model``. Names that need torch are imported on
-first use.
+fit; ``probes`` finds out which private functions of PyTorch work. ``rows`` is what a row holds, and
+``registry`` lists models and sizes. ``detector`` is the Faster R-CNN; ``published`` loads and
+exports checkpoints, which ``convert`` reads and writes; ``from_bert``, ``from_beit`` and
+``from_vit`` start a variant from another's weights. Read ``inputs``, ``layers/blocks`` and then
+``imagebert/model``. Names that need torch are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -80,7 +80,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "models": (
-        "checks config_checks positions convert gpu_compiler rows",
+        "checks config_checks positions convert gpu_compiler rows probes",
         "inputs detector",
         "outputs",
         "layers/cpu layers/gpu",

@@ -1,11 +1,17 @@
 """The two ways to compute: ``exact`` for the published numbers, ``fast`` for throughput."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import torch
+
+from vlmill.models.detector.folded import has_bfloat16_convolutions
+from vlmill.models.probes import REFUSALS
+
+PROCESSOR = Path("/proc/cpuinfo")
 
 
 @contextmanager
@@ -37,5 +43,16 @@ def lacks_bfloat16_units(device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     if platform.machine().lower() in ("x86_64", "amd64"):
-        return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return not (
+            _has_unit(lambda: torch.cpu._is_avx512_bf16_supported(), "avx512_bf16")
+            or _has_unit(lambda: torch.cpu._is_amx_tile_supported(), "amx_tile")
+        )
+    return not has_bfloat16_convolutions()
+
+
+def _has_unit(ask: Callable[[], bool], flag: str) -> bool:
+    """Asks a private function of PyTorch, or Linux where it is gone."""
+    try:
+        return ask()
+    except REFUSALS:
+        return PROCESSOR.exists() and flag in PROCESSOR.read_text(encoding="utf-8").split()

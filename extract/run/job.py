@@ -18,7 +18,6 @@ from vlmill.extract.run.batches import ExtractionResult
 from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_windows, start_engine
 from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_images
 from vlmill.extract.run.shards import Background, PartWriter
-from vlmill.extract.run.share import Share
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, remove_leftovers
@@ -28,6 +27,7 @@ from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifes
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.shards import SOFTWARE, Shard, shard_name
 from vlmill.runtime.readers.regions import region_arrays
+from vlmill.runtime.units.share import Share
 from vlmill.runtime.units.unit import (
     Result,
     Unit,
@@ -177,15 +177,14 @@ def run(
 
 
 def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | None) -> State:
-    """Makes the output ready, and says what it holds; one share after the other does."""
+    """Makes the output ready, and says what it holds."""
     if share is None:
         return prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
-    with wait_for_turn(job.output):
-        for index in share.select_shards(job.num_shards):
-            for name in shard_names(job, index):
-                for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
-                    leftover.unlink()
-        return prepare_output(job.output, job=JOB, settings=settings, shared=True)
+    for index in share.select_shards(job.num_shards):
+        for name in shard_names(job, index):
+            for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
+                leftover.unlink()
+    return prepare_output(job.output, job=JOB, settings=settings, shared=True)
 
 
 def shard_names(job: Job, index: int) -> tuple[str, str]:

@@ -39,7 +39,7 @@ from vlmill.inference.service.questions import (
 )
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.console.progress import without_progress
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.readers.regions import encode_regions
 from vlmill.runtime.service.json_rows import plain_row
 from vlmill.runtime.service.logs import log

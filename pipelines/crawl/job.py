@@ -45,6 +45,7 @@ from vlmill.runtime.console.report import (
     settings_table,
     write_page,
 )
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
@@ -57,7 +58,6 @@ from vlmill.runtime.files.manifest import (
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
-from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.funnel import Drop, build_funnel
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError

@@ -20,6 +20,7 @@ from vlmill.runtime.files.atomic import has_folder, remove_leftovers
 from vlmill.runtime.files.outputs import State, prepare_output, remove_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
@@ -35,6 +36,7 @@ def run(
         workers=args.workers,
         module=__name__,
         paths={"--pairs": args.pairs, "--output": str(args.output)},
+        share=args.part,
     )
     source.require()
     if args.dry_run:
@@ -62,14 +64,17 @@ def run(
         images=args.images,
         inputs=[entry],
     )
-    state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh)
+    shared = args.part is not None
+    state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     if state is not State.FINISHED:
-        for folder in (plan.work, plan.words):
+        for folder in () if shared else (plan.work, plan.words):
             remove_leftovers(folder)
         with _refusing(plan):
             run_steps(plan, list_steps(plan))
-    remove_tree(plan.work)
-    _say(plan, state)
+    with end_job(plan.output, args.part) as is_last:
+        if is_last:
+            remove_tree(plan.work)
+            _say(plan, state)
     return 0
 
 

@@ -11,7 +11,9 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.units.flags import part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed, require_flags
+from vlmill.schemas.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,11 @@ def run(arguments: Sequence[str]) -> int:
     args, beam_flags = parsed(parser(loaded), arguments)
     require_flags(beam_flags)
     args.beam_flags = beam_flags
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    if args.part is not None and getattr(args, "fetch", False):
+        raise InputError("--part and --fetch do not go together; run --fetch on one machine")
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         return loaded[args.dataset].run(args)
 
 

@@ -31,6 +31,7 @@ from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
 from vlmill.runtime.units.funnel import Tally
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.runner import RunSteps
+from vlmill.runtime.units.share import Share, end_job
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
@@ -138,9 +139,19 @@ REPEATS = (
 )
 
 
-def run_job(job: Job, run_steps: RunSteps) -> list[dict[str, Any]]:
-    """Writes all tables, then funnel, report and manifest; returns the funnel."""
+def run_job(
+    job: Job, run_steps: RunSteps, share: Share | None = None
+) -> list[dict[str, Any]] | None:
+    """Writes all tables, then funnel, report and manifest; returns the funnel.
+
+    Returns None where another part of the job does so.
+    """
     run_steps(job, [WRITE] if job.choose is not None else [*REPEATS, WRITE])
+    with end_job(job.output, share) as is_last:
+        return _finish(job) if is_last else None
+
+
+def _finish(job: Job) -> list[dict[str, Any]]:
     tallies, shards = Counter[Tally](), list[Shard]()
     for result in WRITE.results(job):
         tallies.update(result.tallies)

@@ -37,10 +37,10 @@ from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
 from vlmill.pipelines.web_pairs.steps import LINK, MINE, UP_TO_CHOOSE
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import write_bytes
 from vlmill.runtime.files.outputs import WORK, remove_work
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.runner import RunSteps
 from vlmill.schemas.rejects import MAX_KEY
 

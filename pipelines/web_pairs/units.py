@@ -225,13 +225,17 @@ def shard_units(job: Job) -> list[Unit]:
     return [Unit(name=f"shard-{n:05d}", number=n) for n in range(job.shards)]
 
 
-def prepare_work(job: Job) -> None:
-    """Makes the folders of work; removes joins of other archives, and what kills left."""
+def prepare_work(job: Job, *, shared: bool = False) -> None:
+    """Makes the folders of work; removes joins of other archives, and what kills left.
+
+    ``shared``: other parts of the job are at work, so that nothing is removed.
+    """
     forget_footers()
     for folder in (job.mined, job.joins, *([job.index] if job.indexed else [])):
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-    for folder in job.joins.parent.glob("joins-*"):
+        if not shared:
+            remove_leftovers(folder)
+    for folder in () if shared else job.joins.parent.glob("joins-*"):
         if folder != job.joins:
             remove_tree(folder)
 

@@ -9,11 +9,12 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
 LOCK = ".vlmill-lock"
+LOCK_PART = re.compile(r"-\d+-of-\d+$")
 # The variables in which launchers (torchrun, and MPI's) pass the rank of a process.
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 # What file systems answer that know no locks, as some network mounts.
@@ -92,6 +94,22 @@ def lock_output(
                 folder.rmdir()
 
 
+def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
+    """Says whether a process holds the lock of one of these parts of an output."""
+    for name in names:
+        try:
+            descriptor = os.open(Path(os.path.abspath(output), f"{LOCK}-{name}"), os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 @contextmanager
 def wait_for_turn(output: str | Path) -> Iterator[None]:
     """Waits for the other parts of an output that are in such a block; one at a time is."""
@@ -141,13 +159,14 @@ def _is_later_rank() -> bool:
 
 
 def _take_lock(path: Path, display_name: str, operation: int) -> int:
-    moments = _MOMENTS if operation & fcntl.LOCK_SH else 0
+    # One who shared it may be removing it just now; a part's is asked for by the other parts.
+    moments = _MOMENTS if operation & fcntl.LOCK_SH or LOCK_PART.search(path.name) else 0
     while True:
         descriptor = _open_lock_file(path, display_name)
         try:
             fcntl.flock(descriptor, operation)
         except BlockingIOError:
-            if moments:  # one who shared it may be removing it just now
+            if moments:
                 os.close(descriptor)
                 moments -= 1
                 time.sleep(_MOMENT_S)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
-from vlmill.runtime.files.lock import LOCK
+from vlmill.runtime.files.lock import LOCK, wait_for_turn
 from vlmill.runtime.files.manifest import MANIFEST, WARCS, read_manifest
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
@@ -59,19 +59,26 @@ def prepare_output(
     The caller must have locked the folder (:mod:`vlmill.runtime.files.lock`), so temporary files
     are leftovers of killed writers and are removed. ``fresh`` deletes the output of an earlier run
     of vlmill. With ``shared``, other processes may be writing their parts, so their temporary files
-    stay. A plan without results is from a run that was refused before it started, and is replaced.
-    Raises InputError if the folder has another run's output or foreign files, or a finished run's
-    output with a missing or cut shard.
+    stay; they call this function one after the other. A plan without results is from a run that was
+    refused before it started, and is replaced. Raises InputError if the folder has another run's
+    output or foreign files, or a finished run's output with a missing or cut shard.
     """
     folder = to_path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if not shared:
-        remove_leftovers(folder)
+    if shared:
+        with wait_for_turn(folder):
+            return _compare_plan(folder, plan, shared=True)
+    remove_leftovers(folder)
     if fresh:
         remove_output(folder)
+    return _compare_plan(folder, plan, shared=False)
+
+
+def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> State:
+    """Says what a folder holds; writes the plan of a new run."""
     entries = sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK))
     if PLAN not in entries:
         if entries:

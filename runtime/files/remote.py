@@ -144,7 +144,7 @@ class RemotePath(_Base):
 
         def request() -> Any:
             store = filesystem(self.url)
-            return getattr(store, method)(store._strip_protocol(self.url), *args, **kwargs)
+            return getattr(store, method)(self.url.partition("://")[2], *args, **kwargs)
 
         return retry_request(self.url, request)
 

@@ -224,7 +224,7 @@ def _put_gs(url: str, content: bytes, version: str | None) -> str:
     bucket, key = _bucket_and_key(url)
     answer = store.call(
         "POST",
-        f"{store._location}/upload/storage/v1/b/{bucket}/o",
+        f"{_gs_location(store)}/upload/storage/v1/b/{bucket}/o",
         name=key,
         uploadType="media",
         ifGenerationMatch=version or "0",
@@ -233,6 +233,12 @@ def _put_gs(url: str, content: bytes, version: str | None) -> str:
         json_out=True,
     )
     return str(answer["generation"])
+
+
+def _gs_location(store: Any) -> str:
+    """Returns the address of Cloud Storage, which gcsfs has in a private attribute."""
+    default = os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
+    return str(getattr(store, "_location", default))
 
 
 def _get_gs(url: str) -> tuple[bytes, str, float]:

@@ -72,14 +72,15 @@ def record_path(folder: Path, unit: Unit) -> Path:
 
 
 def run_unit(
-    job: AnyJob, folder: Path, unit: Unit, work: Callable[[AnyJob, Unit], Result]
+    job: AnyJob, folder: Path, unit: Unit, work: Callable[[AnyJob, Unit], Result | None]
 ) -> Result | None:
     """Does a unit and records it; returns None if that has been done and its files are intact."""
     if is_finished(job, folder, unit):
         return None
     with record_files() as files:
         result = work(job, unit)
-    write_record(job, folder, unit, result, files)
+    if result is not None:
+        write_record(job, folder, unit, result, files)
     return result
 
 

@@ -20,7 +20,6 @@ from vlmill.runtime.files.atomic import remove_leftovers
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.numbers import Numbers
-from vlmill.runtime.units.runner import RunSteps
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
@@ -74,8 +73,7 @@ STEPS = (
 )
 
 
-def make_parts_on(job: OwnJob, run_steps: RunSteps) -> list[Shard]:
-    """Has the parts made that are not there yet; returns all shards."""
-    run_steps(job, STEPS)
+def collect_parts(job: OwnJob) -> list[Shard]:
+    """Returns all shards, once the steps are done."""
     remove_leftovers(job.output)  # of workers that were killed while others went on
     return collect_shards(job)

@@ -35,11 +35,11 @@ from vlmill.pipelines.web.fetching.work import (
     try_failed_again,
     use_local_scratch,
 )
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import has_folder, write_json
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.net.urls import resolve
-from vlmill.runtime.processes import all_cores
 from vlmill.runtime.units.funnel import IN, OUT, Drop
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Reason

@@ -31,7 +31,8 @@ def parsed(
     if flags and find_spec("apache_beam") is None:
         raise InputError(f"{flags[0]} is not a flag of this job, and {missing_line('apache_beam')}")
     if unknown := [flag for flag in flags if flag not in flags_of_beam()]:
-        near = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
+        own_flags = re.findall(r"--[a-z][\w-]*", parser.format_help())
+        near = difflib.get_close_matches(unknown[0], own_flags, n=1)
         raise unknown_flag(unknown[0], f"did you mean {near[0]}?" if near else "see --help")
     return args, words
 

@@ -1,16 +1,17 @@
 """What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
 
+import argparse
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
     PipelineOptions,
     TypeOptions,
-    _BeamArgumentParser,
 )
 
 from vlmill import __version__
@@ -29,13 +30,33 @@ class WorkerOptions(PipelineOptions):
     """What a worker is to have; no flags of a user's."""
 
     @classmethod
-    def _add_argparse_args(cls, parser: _BeamArgumentParser) -> None:
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--vlmill_version", help="version of vlmill in the process that starts the job"
         )
         parser.add_argument(
             "--vlmill_module", help="module that every worker must be able to import"
         )
+
+
+class _PlainParser(argparse.ArgumentParser):
+    """Takes the declarations of Beam's options where Beam's parser is not found."""
+
+    def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
+        """Adds an argument whose value templates of pipelines learn later: here a plain one."""
+        self.add_argument(*args, **kwargs)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns an empty parser for the declarations of Beam's options: Beam's, a private class, or
+    a plain one.
+    """
+    try:
+        from apache_beam.options.pipeline_options import _BeamArgumentParser
+    except ImportError:
+        return _PlainParser(add_help=False, allow_abbrev=False)
+    parser: argparse.ArgumentParser = _BeamArgumentParser(add_help=False, allow_abbrev=False)
+    return parser
 
 
 def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOptions:
@@ -45,7 +66,7 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
     the job stand in, or import: a worker is asked for it before it works. Raises InputError for a
     flag that Beam does not know either: Beam alone would go on without it.
     """
-    parser = _BeamArgumentParser(add_help=False, allow_abbrev=False)
+    parser = make_parser()
     for group in PipelineOptions.__subclasses__():
         if group is not WorkerOptions:
             group._add_argparse_args(parser)
