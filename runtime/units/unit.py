@@ -24,7 +24,7 @@ from vlmill.schemas.plain_json import read_json
 
 
 class Job(Protocol):
-    """What the engine asks of a job: the folder below which its units write."""
+    """The part of a job that the engine needs: the folder below which its units write."""
 
     @property
     def output(self) -> str | Path:
@@ -38,7 +38,7 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 class Unit:
     """One unit of a step: a ``number`` (of an archive, a shard, a block), ``slices`` of its keys.
 
-    ``name`` is that of its record, so that it differs from those of all other units in one folder.
+    ``name`` is that of its record, which differs from those of all other units in one folder.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Unit:
 
 @dataclass(kw_only=True)
 class Result:
-    """What a unit leaves in addition to its files.
+    """The result of a unit in addition to its files.
 
-    ``tallies`` count what came in, went out and was dropped; ``shards`` are the unit's files of the
-    job's tables; ``metrics`` are plain values for the end of the job; ``about`` is what the record
-    says of the unit itself. ``numbers`` are shown while the job runs, and not recorded.
+    ``tallies`` count inputs, outputs and drops; ``shards`` are the unit's files of the job's
+    tables; ``metrics`` are plain values for the end of the job; ``about`` is the unit's own part of
+    the record. ``numbers`` are shown while the job runs, and not recorded.
     """
 
     tallies: Counter[Tally] = field(default_factory=Counter)
@@ -88,7 +88,9 @@ def run_unit(
 def write_record(
     job: Job, folder: Path, unit: Unit, result: Result, files: Iterable[WrittenFile]
 ) -> None:
-    """Records a unit whose files are all written; those of this machine's scratch do not count."""
+    """Records a unit after all of its files are written; files in this machine's scratch do not
+    count.
+    """
     entries = {
         name: {"bytes": file.bytes, "sha256": file.sha256}
         for file in files
@@ -123,9 +125,9 @@ def read_result(folder: Path, unit: Unit) -> Result:
 
 
 def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
-    """Says whether a unit has its record, and every file of it is as it was when it was written.
+    """Returns whether a unit has its record, and every file of it is unchanged.
 
-    Prints what is not: the unit is done again then.
+    Prints the differences; the unit is then done again.
     """
     try:
         files: Mapping[str, Any] = read_record(record_path(folder, unit))["files"]

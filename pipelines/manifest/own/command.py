@@ -1,4 +1,4 @@
-"""The command of one's own captions: ``python -m vlmill.pipelines.manifest own --help``."""
+"""Defines the command for your own captions: ``python -m vlmill.pipelines.manifest own --help``."""
 
 import argparse
 from collections import Counter
@@ -202,8 +202,8 @@ def count_splits(folder: Path) -> Counter[str | None]:
 
 
 def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
-    """Says what training makes of the splits, in a line. ``column`` is None for those that no
-    column gives.
+    """Returns a line about how training uses the splits. ``column`` is None if no column gives
+    them.
     """
     parts = []
     for use, phrase in USES.items():
@@ -259,8 +259,8 @@ def own_job(args: argparse.Namespace) -> OwnJob:
 
 
 def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
-    """The file's names for text, image, id and split, as far as flags name them; a column called
-    split is used without its flag, unless it is none.
+    """Returns the file's columns of text, image, id and split, as far as flags name them; a column
+    named split is used without its flag, unless it is excluded.
     """
     columns = {
         name: value
