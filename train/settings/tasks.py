@@ -13,10 +13,10 @@ class TaskRecipe(RunSettings):
     """A run of fine-tuning, of one stage. Each task has its subclass, with its settings."""
 
     command = "finetune"
-    published: ClassVar[Mapping[str, Any]] = {}  # the fields that the task's published runs share
+    published: ClassVar[dict[str, Any]] = {}  # the fields that the task's published runs share
 
     task: str = ""  # a name of `vlmill.train.tasks.registry.TASKS`
-    settings: Any  # the task's own fields
+    settings: Any = None  # the task's own fields
     starts_from: tuple[str, ...]  # the variants that ``--init`` may be
     # One run for each of them, in a folder of its own, and the spread of their results; if empty,
     # one run with ``seed``.

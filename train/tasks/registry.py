@@ -49,8 +49,7 @@ def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
                 f"TASK {name}: no recipe starts from {with_article(variant)}; there are "
                 f"{', '.join(TASKS[name].recipes)}"
             )
-        first: TaskRecipe = fitting[0]
-        return first
+        return fitting[0]
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
     if name in TASKS:
