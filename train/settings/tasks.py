@@ -28,14 +28,14 @@ class TaskRecipe(RunSettings):
         """The types of the fields: the variant decides the model's."""
         variant, task = values.get("variant"), values.get("task", cls.task)
         if variant not in MODELS:
-            raise ValueError(f"variant: {variant!r} is none of {', '.join(MODELS)}")
+            raise ValueError(f"variant: {variant!r}: expected one of {', '.join(MODELS)}")
         if task != cls.task:
-            raise ValueError(f"task: {task!r} has other settings than {cls.task}; leave task out")
+            raise ValueError(f"task: {task!r} has other settings than {cls.task}; remove it")
         return get_type_hints(cls) | {"model": MODELS[variant].config}
 
     @property
     def samples_of_pair(self) -> int:
-        """What the task's settings say, if they do."""
+        """The samples of a pair in the task's settings; 1 where these have no such field."""
         samples: int = getattr(self.settings, "samples_of_pair", 1)
         return samples
 

@@ -29,7 +29,7 @@ def task_recipes() -> dict[str, Callable[[], TaskRecipe]]:
 def read_task_recipe(values: Mapping[Any, Any]) -> TaskRecipe:
     """Builds a task's recipe from plain values. Raises InputError for an unknown task too."""
     if (task := values.get("task")) not in TASKS:
-        raise InputError(f"task: {task!r} is none of {', '.join(TASKS)}")
+        raise InputError(f"task: {task!r}: expected one of {', '.join(TASKS)}")
     return from_plain(TASKS[task].recipe, values)
 
 

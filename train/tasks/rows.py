@@ -1,4 +1,4 @@
-"""The row of a task: what it reads, its recipes, and what makes it; listing them needs no torch."""
+"""The row of a task holds its tables, its recipes and its function; importing it needs no torch."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
