@@ -87,8 +87,7 @@ dist: $(READY) ## wheel and source of a release: dist/
 test-nightly: $(READY) ## the rest that runs once: benchmarks, the harness of parity, more kills; GPU tests, without one on the CPU
 	$(TEST) --nightly -m "nightly or gpu" --durations 15
 
-# The bounds of setup.py are lifted but for uv's own choice: this says today what breaks with the
-# next release of a dependency, and that a bound can be raised.
+# Without constraints.txt: the newest that setup.py takes, and that dependencies take of each other.
 NEWEST := build/newest
 test-newest: ## the fast tests with the newest version of every dependency, in an environment of its own: build/newest
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
