@@ -108,6 +108,7 @@ def test_candidates_get_their_images(archive: Path, site: Site, tmp_path: Path) 
     assert all(s["in"] == s["out"] + sum(s["rejects"].values()) for s in funnel)
 
 
+@pytest.mark.nightly  # that of manifest does the same
 def test_a_fetch_in_a_store_goes_on(
     archive: Path, site: Site, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
