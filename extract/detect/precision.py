@@ -16,12 +16,12 @@ PROCESSOR = Path("/proc/cpuinfo")
 
 @contextmanager
 def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iterator[None]:
-    """The arithmetic of the network inside the block, without gradients.
+    """Sets the arithmetic of the network inside the block, without gradients.
 
-    ``exact``: float32 throughout, TensorFloat-32 off, which PyTorch has on for convolutions.
-    ``fast``: convolutions and linear layers in bfloat16, and what float32 is left on CUDA in
-    TensorFloat-32; softmaxes, boxes and suppression stay float32. The switches of TensorFloat-32
-    are the process's own and stay as they were set: threads of one job set the same.
+    ``exact``: float32 throughout, TensorFloat-32 off, which PyTorch turns on for convolutions.
+    ``fast``: convolutions and linear layers in bfloat16, and the remaining float32 products on CUDA
+    in TensorFloat-32; softmaxes, boxes and suppression stay float32. The TensorFloat-32 switches
+    belong to the process and are not restored: all threads of a job set the same.
     """
     fast = precision == "fast"
     torch.backends.cuda.matmul.allow_tf32 = fast
@@ -35,9 +35,10 @@ def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iter
 
 
 def lacks_bfloat16_units(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 by converting to float32 and back: no faster than that.
+    """Returns whether a device computes bfloat16 by converting to float32 and back, without a
+    speed-up.
 
-    Of processors those with AVX512-BF16 or AMX, and ARM's with bfloat16, have units for it.
+    Processors with AVX512-BF16 or AMX, and ARM's with bfloat16, have units for it.
     """
     if device.type != "cpu":
         return False

@@ -6,7 +6,7 @@ convention only (:func:`decide`, :class:`IdCheck`).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,14 @@ class IdCheck:
             if highest.get(name) == limit:
                 what = name.replace("_ids", " id")
                 raise CountedFromOne(f"{what} {limit} of {row.image_id}")
+
+    def state(self) -> list[bool]:
+        """Returns what the rows so far have shown, for an import that continues."""
+        return [self._port, self._has_port_ids]
+
+    def restore(self, state: Sequence[bool]) -> None:
+        """Takes up what :meth:`state` returned."""
+        self._port, self._has_port_ids = state
 
     def _limits(self, row: FileRow) -> dict[str, int]:
         limits = dict(PORT_NUMBERS) if self._port else {}

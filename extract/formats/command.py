@@ -4,35 +4,60 @@ import argparse
 from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
-from vlmill.extract.formats.names import BACKGROUNDS, FORMAT_NAMES, FORMATS
+from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
 from vlmill.runtime.console.command import int_at_least, print_reading_hint
 from vlmill.schemas.rejects import rejects_said
 
-IMPORT_EXAMPLES = f"""example:
+IMPORT_EXAMPLES = f"""examples:
   extract-rois import train2014_obj36.tsv --output regions/ --id-prefix coco/
+  extract-rois import karpathy_train.tsv.0 karpathy_train.tsv.1 --output regions/
+  extract-rois import nlvr2/ --sizes images/ --output regions/
 
-{FORMAT_NAMES}
-The format is recognised by the content. Nothing in the file is executed: pickles are read as plain
-data, and refused if they ask for more. What the file lacks stays null. Every record is counted: it
-has a row of regions or, with a reason, of rejects (a box outside its image is one). Memory does
-not grow with the file."""
-EXPORT_EXAMPLES = f"""example:
+{describe_formats()}
+The content of each file decides its format. Nothing in a file is executed: pickles are read as
+plain data, and refused if they ask for more. What a file lacks stays null. Every record is
+counted: it has a row of regions or, with a reason, of rejects (a box outside its image is one).
+Memory does not grow with the files. The same command continues an import that was killed."""
+EXPORT_EXAMPLES = f"""examples:
   extract-rois export regions/ --format tsv --output train.tsv
+  extract-rois export regions/ --format oscar --classes objects_vocab.txt --output vinvl/
 
-{FORMAT_NAMES}
-Features are widened to float32, which is exact. Memory does not grow with the rows."""
+{describe_formats()}
+Features are widened to float32, which is exact. Columns that the format cannot hold are printed
+first. PATH.json (npz: info, hdf5: attributes) states which detector and selection made the
+features. Memory does not grow with the rows."""
 
 
 def add_import(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``extract-rois import``."""
     command.description = "Turns feature files of other projects into tables of regions."
-    command.add_argument("file", type=Path, metavar="FILE", help="a feature file, or its folder")
+    command.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="feature files, folders of them or globs; all become one table",
+    )
     command.add_argument(
         "--output", required=True, type=Path, metavar="DIR", help="folder for the tables"
     )
     command.add_argument(
-        "--format", choices=FORMATS, help="default: recognised by the file's content"
+        "--format", choices=tuple(FORMATS), help="default: recognised by the file's content"
     )
+    command.add_argument(
+        "--sizes",
+        metavar="FILE",
+        help="sizes of the images, for files that have none (UNITER, cocobu): a table of images, "
+        "COCO's JSON, a JSON object {ID: [width, height]}, lines of id, width and height, or "
+        "WIDTHxHEIGHT for all images",
+    )
+    for name in ("classes", "attributes"):
+        command.add_argument(
+            f"--{name}",
+            metavar="FILE",
+            help=f"names of {name}, one a line, for files that have names and no numbers (Oscar, "
+            f"VinVL); default: {name}.json in the file's folder, else numbers in the order of "
+            "appearance",
+        )
     command.add_argument(
         "--id-prefix",
         default="",
@@ -83,14 +108,20 @@ def add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "regions", metavar="REGIONS", help="table of regions: a folder, a file or a glob"
     )
-    command.add_argument("--format", required=True, choices=FORMATS, help="see below")
+    command.add_argument("--format", required=True, choices=tuple(FORMATS), help="see below")
     command.add_argument(
         "--output",
         required=True,
         type=Path,
         metavar="PATH",
-        help="the file (lmdb, npz: the folder), which must not be there yet",
+        help="the file (lmdb, npy, npz, oscar: the folder), which must not exist yet",
     )
+    for name in ("classes", "attributes"):
+        command.add_argument(
+            f"--{name}",
+            metavar="FILE",
+            help=f"names of the detector's {name}, one a line, for formats that have names (oscar)",
+        )
     command.add_argument("--fresh", action="store_true", help="replace an earlier export")
 
 
@@ -101,7 +132,7 @@ def command_import(arguments: argparse.Namespace) -> int:
     from vlmill.runtime.files.reading import reject_counts
 
     job = Import(
-        file=arguments.file,
+        files=arguments.files,
         output=arguments.output,
         format=arguments.format,
         id_prefix=arguments.id_prefix,
@@ -110,6 +141,9 @@ def command_import(arguments: argparse.Namespace) -> int:
         images_per_shard=arguments.images_per_shard,
         background=arguments.background,
         classes_from=arguments.classes_from,
+        sizes=arguments.sizes,
+        classes=arguments.classes,
+        attributes=arguments.attributes,
     )
     regions, rejects = import_file(job, fresh=arguments.fresh)
     print_reading_hint(arguments.output, "regions")
@@ -122,6 +156,13 @@ def command_export(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois export``."""
     from vlmill.extract.formats.export_file import export_file
 
-    rows = export_file(arguments.regions, arguments.output, arguments.format, fresh=arguments.fresh)
+    rows = export_file(
+        arguments.regions,
+        arguments.output,
+        arguments.format,
+        fresh=arguments.fresh,
+        classes=arguments.classes,
+        attributes=arguments.attributes,
+    )
     print(f"{arguments.output}: {rows} images")
     return 0

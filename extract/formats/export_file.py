@@ -1,46 +1,239 @@
-"""Writes regions to a feature file of another project."""
+"""Writes regions to a feature file of another project, and what made them next to it."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
-from vlmill.extract.formats import hdf5, npz, tsv
-from vlmill.extract.formats import lmdb as lmdb_folder
+import pyarrow.parquet as pq
+
+from vlmill.extract.formats import (
+    cocobu,
+    hdf5_write,
+    lmdb,
+    npy,
+    npz,
+    oscar_write,
+    tsv,
+    uniter,
+    vlbert,
+)
 from vlmill.extract.formats.classes import KNOWN_COLUMNS
-from vlmill.extract.formats.names import FORMATS, IMPORT_JOB
+from vlmill.extract.formats.folders import file_name
+from vlmill.extract.formats.names import ATTRIBUTES, CLASSES, FORMATS, IMPORT_JOB, PROBS, Format
+from vlmill.extract.formats.plan import ExportPlan, Rows
+from vlmill.extract.formats.records import COLUMNS
+from vlmill.extract.formats.sizes import ENDING as SIZES
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.paths import readable
+from vlmill.runtime.files.shards import SOFTWARE
+from vlmill.runtime.readers.class_names import first_names, require_names
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 
-# What a folder of these formats holds: patterns of names.
-FOLDERS = {"lmdb": ("data.mdb", "lock.mdb"), "npz": ("*.npz",)}
+Writer = Callable[[Rows, Path, ExportPlan], int]
+WRITE: dict[str, Writer] = {
+    **dict.fromkeys(tsv.FIELDS, tsv.write),
+    **dict.fromkeys(lmdb.ITEMS, lmdb.write),
+    **dict.fromkeys(("npy", "npy-mmf"), npy.write),
+    **dict.fromkeys(("npz", "npz-openvqa"), npz.write),
+    "npz-uniter": uniter.write,
+    "npz-cocobu": cocobu.write,
+    **dict.fromkeys(("hdf5", "hdf5-fixed", "hdf5-adaptive"), hdf5_write.write),
+    **dict.fromkeys(("oscar", "oscar-retrieval"), oscar_write.write),
+    "vl-bert": vlbert.write,
+}
+# Formats whose files state themselves what made them; next to others there is PATH.json.
+STATES_ITSELF = ("npz", "hdf5", "hdf5-fixed", "hdf5-adaptive")
+COLUMN_NAMES = (*PROBS, *CLASSES, *ATTRIBUTES, "global_feature")
+BY_FILE_NAME = ("npy", "npz", "vl-bert")  # readers of formats whose file names are ids
 
 
-def export_file(regions: str | Path, path: Path, name: str, *, fresh: bool = False) -> int:
-    """Writes all rows to ``path`` (lmdb, npz: a folder) in one of FORMATS; returns how many.
+def export_file(
+    regions: str | Path,
+    path: Path,
+    name: str,
+    *,
+    fresh: bool = False,
+    classes: str | None = None,
+    attributes: str | None = None,
+) -> int:
+    """Writes all rows to ``path`` in one of FORMATS; returns how many.
 
-    What an earlier export left at ``path`` is replaced with ``fresh`` only. Memory is bounded by a
-    few row groups and the index of ids. Raises InputError where the rows lack what the format
+    ``classes`` and ``attributes`` are files of names. What an earlier export left at ``path`` is
+    replaced with ``fresh`` only. Memory is bounded by a few row groups and the index of ids. What
+    the format cannot hold is printed first. Raises InputError where the rows lack what the format
     needs, and then leaves everything as it was.
     """
-    assert name in FORMATS
     require_free(path, name, fresh=fresh)
     reader = RegionReader(regions, flag="REGIONS")
     if not len(reader):
         raise InputError(f"REGIONS {regions} has no rows; there is nothing to export")
-    background = get_background(reader)
-    if name == "tsv7" and background == "none":
-        raise InputError(
-            f"REGIONS {regions} has class distributions without background, which --format tsv7 "
-            "has first; give --format lmdb, npz or hdf5"
+    plan = make_plan(reader, regions, name, classes, attributes)
+    check_ids(reader.image_ids, name)
+    if plan.made_by["random_weights"]:
+        print(
+            f"WARNING: the regions of {regions} are of a detector with RANDOM weights: they mean "
+            "nothing; the export states it.",
+            file=sys.stderr,
         )
     with Progress(total=len(reader), unit="image", label="export") as progress:
-        rows = track_progress(iter(reader), progress)
-        if name in tsv.FIELDS:
-            return tsv.write(rows, path, name)
-        writers = {"lmdb": lmdb_folder.write, "npz": npz.write, "hdf5": hdf5.write}
-        stated = {"classes_from": 0} | ({"background": background} if background else {})
-        return writers[name](rows, path, stated)
+        count = WRITE[name](track_progress(iter(reader), progress), path, plan)
+    if name not in STATES_ITSELF:
+        write_json(about_path(path), plan.made_by)
+    if name == "hdf5":
+        layout = "hdf5-fixed" if hdf5_write.is_fixed(plan) else "hdf5-adaptive"
+        print_status(f"note: written as {layout}; the ids are in {hdf5_write.index_path(path)}")
+    return count
+
+
+def make_plan(
+    reader: RegionReader,
+    regions: str | Path,
+    name: str,
+    classes: str | None,
+    attributes: str | None,
+) -> ExportPlan:
+    """Returns the plan of an export. Raises InputError for what the format needs and lacks."""
+    format_, counts = FORMATS[name], reader.box_counts()
+    background = get_background(reader)
+    if "class_probs" in format_.needs and background == "none":
+        raise InputError(
+            f"REGIONS {regions} has class distributions without background, which --format {name} "
+            "has first; give --format lmdb, npz or hdf5"
+        )
+    every = int(counts[0]) if (counts == counts[0]).all() else None
+    if name == "hdf5-fixed" and every is None:
+        raise InputError(
+            f"REGIONS {regions} has {counts.min()} to {counts.max()} boxes an image, and --format "
+            "hdf5-fixed needs the same number for all; give --format hdf5-adaptive, or run with "
+            "--min-boxes 36 --max-boxes 36"
+        )
+    held = check_columns(reader, regions, name, format_)
+    names = {
+        "classes": read_own_names(classes, "classes", regions),
+        "attributes": read_own_names(attributes, "attributes", regions),
+    }
+    require_names(names, reader.producer, str(regions))
+    if format_.reader == "oscar" and not names["classes"]:
+        raise InputError(
+            f"--format {name} has names of classes; give --classes FILE, one name a line in the "
+            "order of the detector's classes"
+        )
+    if name == "oscar-retrieval" and not all(i.isdecimal() for i in reader.image_ids[:1]):
+        print_status("note: Oscar's retrieval code takes image_ids that are numbers only")
+    columns = {column: payload for payload, column in COLUMNS.items()}
+    return ExportPlan(
+        name=name,
+        payloads=tuple(p for p in COLUMNS if p in {columns[c] for c in held}),
+        stated={"classes_from": 0} | ({"background": background} if background else {}),
+        made_by=make_provenance(reader, name),
+        count=len(reader),
+        num_boxes=int(counts.sum()),
+        every=every,
+        width=reader.feature_dim,
+        probs_width=reader.arrays.get("class_probs", {}).get("dim", 0),
+        classes=tuple(names["classes"]),
+        attributes=tuple(names["attributes"]),
+    )
+
+
+def read_own_names(file: str | None, what: str, regions: str | Path) -> list[str]:
+    """Returns the names of a file, else those that an import has left in the table's folder."""
+    own = Path(regions) / f"{what}.json"
+    if file is None and own.is_file():
+        file = str(own)
+    return first_names(file, f"--{what}")
+
+
+def check_columns(
+    reader: RegionReader, regions: str | Path, name: str, format_: Format
+) -> list[str]:
+    """Returns the columns that are written; prints which ones the format does not hold.
+
+    Raises InputError for one that it needs and that some rows lack.
+    """
+    missing = count_missing(reader)
+    lacking = [c for c in format_.needs if missing[c]]
+    if lacking:
+        lost = missing[lacking[0]]
+        rows = "" if lost == len(reader) else f" in {lost} of {len(reader)} rows"
+        remedy = "give another --format"
+        if lacking[0] in PROBS:
+            remedy = "run extract-rois run with --class-probs full, or " + remedy
+        raise InputError(
+            f"REGIONS {regions} has no {lacking[0]}{rows}, which --format {name} needs; {remedy}"
+        )
+    present = [c for c in COLUMN_NAMES if missing[c] < len(reader)]
+    if lost_columns := [c for c in present if c not in format_.holds]:
+        print_status(f"note: --format {name} does not hold {', '.join(lost_columns)}")
+    for column in format_.keeps:
+        if column in present and missing[column]:
+            print_status(
+                f"note: {column} is left out: {missing[column]} of {len(reader)} rows have none"
+            )
+    if "class_probs" in format_.keeps and missing["class_probs"]:
+        print_status(
+            "note: no class_probs are written, as the regions have none in full; training with "
+            "them needs extract-rois run --class-probs full"
+        )
+    return [c for c in format_.holds if c in present and not missing[c]]
+
+
+def count_missing(reader: RegionReader) -> dict[str, int]:
+    """Returns how many rows lack each column; of the wide ones the files' metadata decide."""
+    missing = dict.fromkeys(COLUMN_NAMES, len(reader))
+    probs = reader.arrays.get("class_probs")
+    if probs is not None and "of" not in probs:
+        missing["class_probs"] = 0
+    if "global_feature" in reader.arrays:
+        missing["global_feature"] = 0
+    narrow = [*CLASSES, *ATTRIBUTES]
+    missing |= dict.fromkeys(narrow, 0)
+    for path in reader.paths:
+        file = pq.ParquetFile(readable(path))
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=narrow)
+            for column in narrow:
+                missing[column] += table.column(column).null_count
+    return missing
+
+
+def make_provenance(reader: RegionReader, name: str) -> dict[str, Any]:
+    """Returns what made the regions: the producer of the table, detector and selection included."""
+    producer = reader.producer
+    return {
+        "exported_by": SOFTWARE,
+        "format": name,
+        "images": len(reader),
+        "random_weights": str(producer.get("weights", "")).startswith("random weights"),
+        "made_by": producer,
+    }
+
+
+def check_ids(image_ids: list[str], name: str) -> None:
+    """Raises InputError for the first id that the format cannot hold."""
+    reader = FORMATS[name].reader
+    for image_id in image_ids:
+        in_lines = reader in ("tsv", "oscar") or name in ("npz-uniter", "npz-cocobu")
+        if in_lines and (any(c in image_id for c in "\t\r\n") or image_id[:1] in ('"', "\ufeff")):
+            what = "a line"
+        elif reader == "oscar" and image_id != image_id.strip():
+            what = "a line of Oscar's"
+        elif reader == "lmdb" and not lmdb.is_key(image_id):
+            what = "a key of an LMDB"
+        elif reader in BY_FILE_NAME and name != "npy-mmf":
+            file_name(image_id, npz.ENDING, name=name)
+            continue
+        else:
+            continue
+        raise InputError(
+            f"image_id {image_id[:200]!r} cannot be in {what}, which --format {name} has; give "
+            "--format hdf5"
+        )
 
 
 def get_background(reader: RegionReader) -> str | None:
@@ -56,26 +249,50 @@ def get_background(reader: RegionReader) -> str | None:
     return background or KNOWN_COLUMNS.get(about["dim"])
 
 
+def about_path(path: Path) -> Path:
+    """Returns the JSON next to an export that states what made it."""
+    return path.with_name(f"{path.name}.json")
+
+
+def other_paths(path: Path, name: str) -> list[Path]:
+    """Returns what an export writes in addition to ``path``."""
+    paths = [] if name in STATES_ITSELF else [about_path(path)]
+    if FORMATS[name].reader == "hdf5":
+        paths.append(hdf5_write.index_path(path))
+    if name in ("npz-uniter", "npz-cocobu"):
+        paths.append(path.with_name(f"{path.name}{SIZES}"))
+    if name == "npz-cocobu":
+        ends = (cocobu.ATT, cocobu.BOX, cocobu.FC)
+        paths += [path.with_name(f"{path.name}{end}") for end in ends]
+    return paths
+
+
 def require_free(path: Path, name: str, *, fresh: bool) -> None:
     """Raises InputError for an export that would replace something.
 
     With ``fresh`` a file may go, and a folder that holds nothing but an export in this format.
     """
-    if not path.exists():
-        return
-    if path.is_dir() != (name in FOLDERS):
+    patterns = FORMATS[name].folder
+    if path.exists() and path.is_dir() != bool(patterns):
         current, expected = ("folder", "file") if path.is_dir() else ("file", "folder")
         raise InputError(f"--output {path} is a {current}; give the name of a {expected}")
-    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else [path.name]
-    if not names:
-        return
-    if not fresh:
-        raise InputError(
-            f"--output {path} is there already; give another, or --fresh to replace it"
-        )
-    patterns = FOLDERS.get(name, ("*",))
-    if other := [n for n in names if not any(fnmatch(n, pattern) for pattern in patterns)]:
-        raise InputError(f"--output {path} holds {other[0]}, which is no export; give a new folder")
+    for target in (path, *other_paths(path, name)):
+        if not target.exists():
+            continue
+        names = [target.name]
+        if target.is_dir():
+            names = sorted(entry.name for entry in target.iterdir())
+        if names and not fresh:
+            raise InputError(
+                f"--output {target} is there already; give another, or --fresh to replace it"
+            )
+        known = patterns if target == path else ("*.npz", "*.npy") if target.is_dir() else ("*",)
+        other = [n for n in names if known and not any(fnmatch(n, pattern) for pattern in known)]
+        folders = [n for n in other if name == "npy-mmf" and (target / n).is_dir()]
+        if other and other != folders:
+            raise InputError(
+                f"--output {target} holds {other[0]}, which is no export; give a new folder"
+            )
 
 
 def track_progress(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:

@@ -1,47 +1,54 @@
-"""Reads and writes HDF5 in the layout of the VQA code bases (bottom-up-attention-vqa, BAN): all
-boxes in a row.
+"""Reads HDF5 of the VQA code bases (bottom-up-attention-vqa, BAN), of VisDial and of VOLTA.
 
-``image_features`` [N, D], ``image_bb`` [N, 4], ``spatial_features`` [N, 6] (x1, y1, x2, y2, width
-and height as fractions of the image) and ``pos_boxes`` [P, 2] (an image's first row, and the one
-after its last). Those code bases keep the ids in a pickle beside the file; here they are a data set
-``image_ids`` [P], with ``image_w`` and ``image_h``. What else a row has: ``cls_prob`` [N, K],
-``objects_id``, ``objects_conf``, ``attrs_id``, ``attrs_conf`` [N].
+- fixed: ``image_features`` [P, N, D], ``image_bb`` [P, N, 4], ``spatial_features`` [P, N, 6];
+- adaptive: [B, D], [B, 4], [B, 6] of all boxes, and ``pos_boxes`` [P, 2]: an image's first row, and
+  the one after its last;
+- VisDial: ``features`` and ``boxes`` as in fixed, ``image_id`` [P];
+- VOLTA: a group an image (:mod:`~vlmill.extract.formats.hdf5_groups`).
+
+``spatial_features`` are x1, y1, x2, y2, width and height as fractions of the image, so that the
+size of an image follows from them. The VQA code bases keep the ids in a pickle next to the file,
+``NAME_imgid2idx.pkl``; our exports have ``image_ids``, ``image_w`` and ``image_h`` [P] in addition,
+and what else a row has: ``cls_prob``, ``objects_id``, ``objects_conf``, ``attrs_id``,
+``attrs_conf``.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from vlmill.extract.formats import hdf5_groups
+from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.records import (
+    ALIASES,
     KINDS,
     MAX_BOXES,
     STATED,
     Array,
+    BadRecord,
     InvalidRecord,
     Record,
     make_record,
-    payload,
-    same_payloads,
 )
-from vlmill.runtime.files.atomic import atomic_path
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.models.convert import plain_pickle
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-DATASETS = {"features": "image_features", "boxes": "image_bb"}
-IMAGES_AT_ONCE = 64
-CHUNK_ROWS = 64
-TEXT = h5py.string_dtype()
-MAX_WIDTH = 2**17
+INDEX = "_imgid2idx.pkl"
+MAX_INDEX_BYTES = 2**30
+MAX_WIDTH = 2**22  # numbers of one row of a data set: 1,000 boxes x 4,096
 MAX_CHUNK_BYTES = 2**28
 # Of h5py, for a damaged file.
 ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+SPATIAL = "spatial_features"
+IDS = ("image_ids", "image_id", "img_id")
 
 
 def is_hdf5(path: Path) -> bool:
@@ -50,46 +57,103 @@ def is_hdf5(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def read(path: Path) -> Iterator[Record]:
-    """Yields the rows in the file's order; of a damaged file those that can be read."""
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Holds what one file has: data sets by known name, and where the boxes of an image are.
+
+    ``count`` images have each a row of the data sets (``ranges`` None) or the range of rows that
+    ``ranges`` holds for it.
+    """
+
+    file: h5py.File
+    path: Path
+    names: Mapping[str, str]
+    count: int
+    ranges: Array | None
+    states: Mapping[str, Any]
+    add_size: Callable[[dict[str, Any]], None]
+
+
+def read(path: Path, context: Context) -> Iterator[Item]:
+    """Yields the records in the file's order; of a damaged file those that can be read.
+
+    Raises InputError for a file of another layout, and where ids or sizes are missing.
+    """
     try:
         file = h5py.File(path, "r")
     except ERRORS as error:
         detail = f"it cannot be opened, and no image of it is read: {error}"
-        yield InvalidRecord(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+        yield partial(_same, _broken(path.name, detail))
         return
     with file:
         try:
-            check_layout(file, path)
-            count = len(file["image_ids"])
-            states = {name: file.attrs.get(name) for name in STATED}
+            if hdf5_groups.is_layout(file):
+                yield from hdf5_groups.read(file, path, context)
+                return
+            layout = find_layout(file, path, context)
+            images = list_images(layout)
         except InputError:
             raise
         except ERRORS as error:
             detail = f"no image of it can be read: {error}"
-            yield InvalidRecord(key=path.name, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+            yield partial(_same, _broken(path.name, detail))
             return
-        for first in range(0, count, IMAGES_AT_ONCE):
-            part = slice(first, min(first + IMAGES_AT_ONCE, count))
-            yield from read_records(file, part, states, path.name)
+        for done, (row, image_id) in enumerate(images):
+            context.done = done / len(images)
+            yield partial(read_record, layout, row, image_id)
 
 
-def check_layout(file: h5py.File, path: Path) -> None:
-    """Refuses a file that lacks a data set without which there is no row."""
-    needed = ("image_ids", "image_w", "image_h", "pos_boxes", "image_bb", "image_features")
-    absent = [name for name in needed if not isinstance(file.get(name), h5py.Dataset)]
-    if absent:
-        raise InputError(
-            f"FILE {path} lacks {', '.join(absent)}, or is damaged there; give a whole file of the "
-            "layout that export writes"
-        )
-    for name in [*needed, *(n for n in KINDS if n in file)]:
+def _same(bad: InvalidRecord) -> Record:
+    return bad
+
+
+def _broken(key: str, detail: str) -> InvalidRecord:
+    return InvalidRecord(key=key, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+
+
+def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
+    """Returns the layout of an open file. Raises InputError for a file of another one."""
+    names: dict[str, str] = {}
+    for name in file:
+        names.setdefault(ALIASES.get(name, name), name)
+    if ids := [name for name in IDS if name in file]:
+        names["image_id"] = ids[0]
+    known = {*KINDS, SPATIAL, "pos_boxes", "image_id", "image_w", "image_h"}
+    names = {name: stored for name, stored in names.items() if name in known}
+    for needed in ("features", "boxes"):
+        if not isinstance(file.get(names.get(needed, needed)), h5py.Dataset):
+            raise InputError(
+                f"FILE {path} has no data set of {needed} (it has {', '.join(list(file)[:10])}), "
+                "or is damaged there; known are image_features, image_bb and spatial_features "
+                "(bottom-up-attention-vqa, BAN), features and boxes (VisDial) and a group an "
+                "image (VOLTA)"
+            )
+    for name in names.values():
         check_dataset(file, name, path)
-    counts = {len(file[name]) for name in ("image_ids", "image_w", "image_h", "pos_boxes")}
-    if max(counts) > path.stat().st_size:
-        raise InputError(f"FILE {path}: {max(counts)} image_ids are more than it has bytes")
-    if len(counts) > 1 or file["pos_boxes"].shape[1:] != (2,):
-        raise InputError(f"FILE {path}: image_ids, sizes and pos_boxes disagree; write it again")
+    shape = file[names["features"]].shape
+    if len(shape) == 2 and "pos_boxes" not in names:
+        raise InputError(
+            f"FILE {path}: features are {list(shape)}, and pos_boxes, the ranges of the images, "
+            "are missing; give a whole file"
+        )
+    ranges = file[names["pos_boxes"]][:] if len(shape) == 2 else None
+    count = shape[0] if ranges is None else len(ranges)
+    sized = {"image_w", "image_h"} <= names.keys()
+    columns = [len(file[names[n]]) for n in ("image_id", "image_w", "image_h") if n in names]
+    if any(length != count for length in columns) or (
+        ranges is not None and ranges.shape != (count, 2)
+    ):
+        raise InputError(f"FILE {path}: ids, sizes and pos_boxes disagree; write it again")
+    sizes = None if sized or SPATIAL in names else context.sizes_near(path)
+    return Layout(
+        file=file,
+        path=path,
+        names=names,
+        count=count,
+        ranges=ranges,
+        states={name: file.attrs.get(name) for name in STATED},
+        add_size=partial(context.add_size, sizes=sizes, file=path, layout="HDF5"),
+    )
 
 
 def check_dataset(file: h5py.File, name: str, path: Path) -> None:
@@ -98,110 +162,110 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
     """
     data = file[name]
     linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
-    if linked or data.external or data.is_virtual:
+    if linked or not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
         raise InputError(f"FILE {path}: {name} lies in another file; give a file that holds it")
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
-    if data.ndim > 2 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
+    if data.ndim > 3 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
+    if data.ndim == 1 and len(data) > path.stat().st_size:
+        raise InputError(f"FILE {path}: {len(data)} {name} are more than it has bytes")
 
 
-def read_records(
-    file: h5py.File, part: slice, states: Mapping[str, Any], name: str
-) -> Iterator[Record]:
-    """Yields the rows of some images; ``states`` is what the file states about classes."""
-    try:
-        ids = file["image_ids"].asstr(errors="replace")[part]
-        widths, heights = file["image_w"][part], file["image_h"][part]
-        positions = file["pos_boxes"][part].tolist()
-    except ERRORS as error:
-        for number in range(part.start, part.stop):
-            detail = f"its id, size or place cannot be read: {error}"
-            key = f"{name}:{number}"
-            yield InvalidRecord(key=key, detail=detail, reason=Reason.BROKEN_ARCHIVE)
-        return
-    for image_id, width, height, position in zip(ids, widths, heights, positions, strict=True):
-        sizes = {"image_id": image_id, "image_w": width, "image_h": height}
-        yield read_record(file, position, {**states, **sizes})
-
-
-def read_record(file: h5py.File, position: Sequence[int], fields: Mapping[str, Any]) -> Record:
-    """Returns the row of the boxes from ``place[0]`` to before ``place[1]``."""
-    low, high = position
-    image_id = fields["image_id"]
-    try:
-        total = len(file["image_bb"])
-        if not 0 <= low <= high <= min(total, low + MAX_BOXES):
-            return InvalidRecord(key=image_id, detail=f"pos_boxes {low}..{high} of {total} boxes")
-        datasets = {name: DATASETS.get(name, name) for name in KINDS}
-        arrays = {name: file[data][low:high] for name, data in datasets.items() if data in file}
-    except ERRORS as error:
-        detail = f"its boxes cannot be read: {error}"
-        return InvalidRecord(key=image_id, detail=detail, reason=Reason.BROKEN_ARCHIVE)
-    return make_record(image_id, {**fields, "num_boxes": high - low, **arrays})
-
-
-def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
-    """Writes one file, atomically; returns the number of images.
-
-    ``stated``, how classes are counted, becomes attributes of the file.
-    """
-    payload_rows = same_payloads(rows)
-    images = boxes = 0
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        file.attrs.update(stated)
-        while part := list(islice(payload_rows, IMAGES_AT_ONCE)):
-            names = part[0][0]
-            picked = [row for _, row in part]
-            for name in names:
-                kind = KINDS[name]
-                arrays = [payload(name, row).astype(kind) for row in picked]
-                append(file, DATASETS.get(name, name), join_arrays(arrays), kind)
-            append(
-                file, "spatial_features", join_arrays([spatial(row) for row in picked]), np.float32
-            )
-            ends = boxes + np.cumsum([len(row.boxes) for row in picked])
-            starts = np.concatenate([[boxes], ends[:-1]])
-            append(file, "pos_boxes", np.stack([starts, ends], axis=1), np.int64)
-            append_images(file, picked)
-            boxes, images = int(ends[-1]), images + len(picked)
-        if DATASETS["features"] not in file:
-            file.create_dataset(DATASETS["features"], shape=(0, 0), dtype=np.float32)
-    return images
-
-
-def append_images(file: h5py.File, rows: Sequence[RegionRow]) -> None:
-    """Appends the images' ids and sizes."""
-    ids = np.array([row.image_id for row in rows], dtype=object)
-    append(file, "image_ids", ids, TEXT)
-    append(file, "image_w", np.array([row.width for row in rows]), np.int32)
-    append(file, "image_h", np.array([row.height for row in rows]), np.int32)
-
-
-def join_arrays(arrays: Sequence[Array]) -> Array:
-    """Returns arrays one after the other; those without a box have no width of their own."""
-    filled = [array for array in arrays if len(array)]
-    return np.concatenate(filled) if filled else arrays[0]
-
-
-def spatial(row: RegionRow) -> Array:
-    """Returns [n, 6]: corners, width and height as fractions of the image."""
-    corners = row.boxes / np.array([row.width, row.height, row.width, row.height], np.float32)
-    return np.concatenate([corners, corners[:, 2:] - corners[:, :2]], axis=1)
-
-
-def append(file: h5py.File, name: str, values: Array, kind: Any) -> None:
-    """Adds rows to a data set, which the first rows make."""
-    if not len(values) and 0 in values.shape[1:]:
-        return
-    if name not in file:
-        file.create_dataset(
-            name,
-            shape=(0, *values.shape[1:]),
-            maxshape=(None, *values.shape[1:]),
-            chunks=(CHUNK_ROWS, *values.shape[1:]),
-            dtype=kind,
+def list_images(layout: Layout) -> list[tuple[int, str]]:
+    """Returns row and id of each image: of the file, else of the pickle next to it."""
+    if name := layout.names.get("image_id"):
+        data = layout.file[name]
+        texts = h5py.check_string_dtype(data.dtype) is not None
+        ids = data.asstr(errors="replace")[:] if texts else data[:]
+        return [(row, str(image_id)) for row, image_id in enumerate(ids)]
+    path = find_index(layout.path)
+    rows = read_index(path)
+    if wrong := [row for row in rows if not 0 <= row < layout.count]:
+        raise InputError(
+            f"FILE {layout.path} has {layout.count} images, and {path.name} refers to image "
+            f"{wrong[0]}; give the pickle that was written with this file"
         )
-    data = file[name]
-    old = len(data)
-    data.resize(old + len(values), axis=0)
-    data[old:] = values
+    return sorted(rows.items())
+
+
+def find_index(path: Path) -> Path:
+    """Returns the pickle of ids that belongs to a file. Raises InputError without one."""
+    own = path.with_name(f"{path.stem}{INDEX}")
+    others = sorted(path.parent.glob(f"*{INDEX}"))
+    if own.is_file():
+        return own
+    if len(others) == 1 and len(list(path.parent.glob(f"*{path.suffix}"))) == 1:
+        return others[0]
+    raise InputError(
+        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {own.name}: put it "
+        "into the same folder"
+    )
+
+
+def read_index(path: Path) -> dict[int, str]:
+    """Returns the id of each row of a pickled dict {id: row}. Raises InputError."""
+    size = path.stat().st_size
+    if size > MAX_INDEX_BYTES:
+        raise InputError(f"{path} has {size} bytes, at most {MAX_INDEX_BYTES}; give another file")
+    try:
+        with path.open("rb") as file:
+            value = plain_pickle.load(file, size)  # type: ignore[arg-type]
+    except plain_pickle.BadPickle as error:
+        raise InputError(f"{path}: {error}; expected a pickled dict of rows by id") from None
+    rows: dict[int, str] = {}
+    for image_id, row in value.items() if isinstance(value, dict) else [(None, None)]:
+        plain_id, plain_row = plain_pickle.plain_value(image_id), plain_pickle.plain_value(row)
+        if not isinstance(plain_id, str | int) or not isinstance(plain_row, int):
+            raise InputError(f"{path} is not a dict of row numbers by id; give another file")
+        rows.setdefault(plain_row, str(plain_id))
+    return rows
+
+
+def read_record(layout: Layout, row: int, image_id: str) -> Record:
+    """Returns one image's row."""
+    file, names = layout.file, layout.names
+    fields: dict[str, Any] = {**layout.states, "image_id": image_id}
+    part: Any = row
+    try:
+        if layout.ranges is not None:
+            low, high = layout.ranges[row].tolist()
+            total = len(file[names["boxes"]])
+            if not 0 <= low <= high <= min(total, low + MAX_BOXES):
+                detail = f"pos_boxes {low}..{high} of {total} boxes"
+                return InvalidRecord(key=image_id, detail=detail)
+            part = slice(low, high)
+        arrays = {n: file[stored][part] for n, stored in names.items() if n in KINDS}
+        fields |= arrays | {"num_boxes": len(arrays["boxes"])}
+        if "image_w" in names and "image_h" in names:
+            fields |= {name: file[names[name]][row] for name in ("image_w", "image_h")}
+        elif SPATIAL in names:
+            fields |= find_size(arrays["boxes"], file[names[SPATIAL]][part])
+        else:
+            layout.add_size(fields)
+    except BadRecord as error:
+        return InvalidRecord(key=image_id, detail=str(error), reason=error.reason)
+    except ERRORS as error:
+        return _broken(image_id, f"its boxes cannot be read: {error}")
+    return make_record(image_id, fields)
+
+
+def find_size(boxes: Array, spatial: Array) -> dict[str, int]:
+    """Returns width and height of an image from its boxes in pixels and as fractions.
+
+    Raises BadRecord where they do not agree.
+    """
+    if boxes.ndim != 2 or spatial.ndim != 2 or spatial.shape[1] < 4 or len(boxes) != len(spatial):
+        raise BadRecord(f"{SPATIAL} are {spatial.shape} for boxes {boxes.shape}")
+    size = {}
+    for name, first in (("image_w", 0), ("image_h", 1)):
+        pixels = np.concatenate([boxes[:, first], boxes[:, first + 2]]).astype(np.float64)
+        fractions = np.concatenate([spatial[:, first], spatial[:, first + 2]]).astype(np.float64)
+        largest = int(np.abs(fractions).argmax()) if len(fractions) else -1
+        if largest < 0 or not np.isfinite(fractions).all() or fractions[largest] <= 0:
+            raise BadRecord(f"no size: {SPATIAL} has no {name[-1]} above 0")
+        exact = pixels[largest] / fractions[largest]
+        number = round(exact) if math.isfinite(exact) else 0
+        if number < 1 or np.abs(fractions * number - pixels).max() > max(0.01, 1e-4 * number):
+            raise BadRecord(f"{SPATIAL} and the boxes do not give one {name}")
+        size[name] = number
+    return size

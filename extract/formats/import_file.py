@@ -1,43 +1,55 @@
-"""Turns a feature file of another project into tables of regions and rejects."""
+"""Turns feature files of other projects into tables of regions and rejects.
+
+The output is written in parts, a shard of each table. The record of a part says where in the
+sources it ended, so that an import that was killed goes on after its last finished part.
+"""
 
 import dataclasses
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyarrow.parquet as pq
 
-from vlmill.extract.formats import hdf5, npz, tsv
-from vlmill.extract.formats import lmdb as lmdb_folder
+from vlmill.extract.formats import hdf5, lmdb, npy, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, decide
-from vlmill.extract.formats.names import FORMATS
+from vlmill.extract.formats.context import Context, Item, Vocabulary
 from vlmill.extract.formats.names import IMPORT_JOB as JOB
-from vlmill.extract.formats.records import Record
-from vlmill.extract.formats.rows import RejectSink, encode_records, first_widths
+from vlmill.extract.formats.parts import Part, PartWriter
+from vlmill.extract.formats.records import InvalidRecord, Record
+from vlmill.extract.formats.rows import DAMAGE, RowSorter, Widths, get_widths
+from vlmill.extract.formats.sizes import read_sizes
+from vlmill.extract.formats.sources import Source, find_sources
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import path_input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
-from vlmill.runtime.files.outputs import State, prepare_output
-from vlmill.runtime.files.shards import SOFTWARE, Shard, ShardWriter, shard_name
-from vlmill.runtime.readers.regions import region_arrays
-from vlmill.schemas.errors import InputError
+from vlmill.runtime.files.outputs import State, prepare_output, remove_work
+from vlmill.runtime.files.shards import SOFTWARE, Shard
+from vlmill.runtime.readers.class_names import first_names
+from vlmill.runtime.units.unit import Result, Unit, is_finished, read_result, work_folder
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-ROWS_PER_GROUP = 16
-# Shards are numbered before their number is known, and renamed when it is.
-PROVISIONAL_TOTAL = 100_000
+READ: dict[str, Callable[[Path, Context], Iterator[Item]]] = {
+    "lmdb": lmdb.read,
+    "npy": npy.read,
+    "npz": npz.read,
+    "hdf5": hdf5.read,
+    "oscar": oscar.read,
+    "vl-bert": vlbert.read,
+}
+Position = tuple[int, int]  # of a source, and of a record in it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
     """Holds the options of one import; what is None, the file's content decides."""
 
-    file: Path
+    files: Sequence[str | Path]
     output: Path
     format: str | None = None
     id_prefix: str = ""
@@ -46,84 +58,59 @@ class Import:
     images_per_shard: int = 1000
     background: str | None = None
     classes_from: int | None = None
+    sizes: str | None = None
+    classes: str | None = None
+    attributes: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Returns the files in a message: the first one, and how many more there are."""
+        more = len(self.files) - 1
+        return f"{self.files[0]}{f' and {more} more' if more else ''}"
 
-def recognise(path: Path) -> str:
-    """Returns the format of a file or folder, by its content. Raises InputError."""
-    if lmdb_folder.is_lmdb(path):
-        return "lmdb"
-    if npz.is_npz(path):
-        return "npz"
-    if path.is_file() and hdf5.is_hdf5(path):
-        return "hdf5"
-    format_name = tsv.sniff_format(path) if path.is_file() else None
-    if format_name is None:
-        raise InputError(f"FILE {path}: none of {', '.join(FORMATS)}; name it with --format")
-    return format_name
-
-
-def read_records(path: Path, name: str) -> Iterator[Record]:
-    """Yields the records that a file of a format holds."""
-    if name in tsv.FIELDS:
-        if path.is_dir():
-            raise InputError(f"FILE {path} is a folder; give the .tsv file")
-        return tsv.read(path, name)
-    readers = {"lmdb": lmdb_folder.read, "npz": npz.read, "hdf5": hdf5.read}
-    return readers[name](path)
+    def context(self) -> Context:
+        """Returns what the readers need in addition to the files. Raises InputError."""
+        return Context(
+            sizes=None if self.sizes is None else read_sizes(self.sizes),
+            classes=Vocabulary(first_names(self.classes, "--classes"), flag="--classes"),
+            attributes=Vocabulary(
+                first_names(self.attributes, "--attributes"), flag="--attributes"
+            ),
+        )
 
 
 def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     """Writes the tables; returns the rows of regions and of rejects.
 
-    Memory is bounded by 16 rows and the ids. A killed import starts over. Raises InputError for a
+    Memory is bounded by 16 rows and the ids. A killed import continues. Raises InputError for a
     file of no known format.
     """
-    if not job.file.exists():
-        raise InputError(f"FILE {job.file}: no such file; give a feature file or folder")
-    name = job.format or recognise(job.file)
-    options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
-    settings = {
-        **options,
-        "file": job.file.name,
-        "bytes": count_bytes(job.file),
-        "format": name,
-        "software": SOFTWARE,
-    }
-    del settings["output"]
+    sources = find_sources(job.files, job.format)
+    settings = make_settings(job, sources)
     state = prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
     if state is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
-    if state is State.PARTIAL:
-        prepare_output(job.output, job=JOB, settings=settings, fresh=True)
-    inputs = [path_input("FILE", job.file)]
-    shards = convert(job, name, settings)
+    inputs = [path_input("FILE", one.path) for one in sources]
+    shards = convert(job, sources, settings)
     write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
+    remove_work(job.output)
     return count_rows(shards)
 
 
-def convert(job: Import, name: str, settings: dict[str, Any]) -> list[Shard]:
-    """Writes the tables of a file of format ``name``.
-
-    The file is read again from its start where an id shows that it counts classes from 1.
-    """
-    flags = Numbering(background=job.background, classes_from=job.classes_from)
-    producer = {"job": JOB, **settings, "boxes": "given"}
-    try:
-        return write_tables(job, name, producer, flags)
-    except CountedFromOne as shown:
-        print_status(
-            f"note: FILE {job.file}: {shown} shows that classes are counted from 1; 1 is subtracted"
-        )
-    prepare_output(job.output, job=JOB, settings=settings, fresh=True)
-    flags = dataclasses.replace(flags, classes_from=1)
-    return write_tables(job, name, {**producer, "classes_from": 1}, flags, recognised=True)
-
-
-def count_bytes(path: Path) -> int:
-    """Counts the bytes of a file or of a folder's files."""
-    files = [path] if path.is_file() else sorted(path.glob("*"))
-    return sum(file.stat().st_size for file in files)
+def make_settings(job: Import, sources: Sequence[Source]) -> dict[str, Any]:
+    """Returns what decides the output, for the plan and the shards' metadata."""
+    options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
+    for name in ("output", "files", "format"):
+        options.pop(name, None)
+    names, formats = [s.path.name for s in sources], list(dict.fromkeys(s.format for s in sources))
+    return {
+        **options,
+        "file": names[0] if len(names) == 1 else names,
+        "bytes": sum(one.bytes for one in sources),
+        "format": formats[0] if len(formats) == 1 else formats,
+        "software": SOFTWARE,
+    }
 
 
 def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
@@ -134,100 +121,183 @@ def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
     return regions, rejects
 
 
-def write_tables(
-    job: Import,
-    name: str,
-    producer: dict[str, Any],
-    flags: Numbering,
-    *,
-    recognised: bool = False,
-) -> list[Shard]:
-    """Writes the tables of regions and of rejects of a file of format ``name``.
+def convert(job: Import, sources: Sequence[Source], settings: dict[str, Any]) -> list[Shard]:
+    """Writes the tables of some sources.
 
-    ``recognised``: the ids of the file have shown how it counts classes. Raises CountedFromOne
-    where they do so only now.
+    They are read again from the start where an id shows that they count classes from 1.
     """
-    with (
-        Progress(total=None, unit="image", label="import") as progress,
-        ShardWriter(job.output, REJECTS, 0, 1, producer=producer) as rejects,
-    ):
-        sink = RejectSink(rejects, progress)
-        records = read_records(job.file, name)
-        before, widths = first_widths(records, sink)
-        first = before[-1] if before and len(before[-1].boxes) else None
-        numbering = decide(first, flags, str(job.file), ignore if recognised else print_status)
-        ids = IdCheck(numbering, port=name == "npz", recognised=recognised, name=str(job.file))
-        rows = encode_records(
-            chain(before, records),
-            widths,
-            numbering,
-            ids,
-            sink,
-            id_prefix=job.id_prefix,
-            dtype=job.dtype,
+    producer = {"job": JOB, **settings, "boxes": "given"}
+    try:
+        return Converter(job, sources, producer).run()
+    except CountedFromOne as shown:
+        print_status(
+            f"note: FILE {job.name}: {shown} shows that classes are counted from 1; 1 is subtracted"
         )
-        arrays = region_arrays(
-            dtype=job.dtype,
-            feature_dim=widths.features,
-            class_probs_dim=widths.class_probs,
-            background=numbering.stored_background,
-        )
-        shards: list[Shard] = []
-        row_table: pa.Table | None = next(rows, None)
-        while row_table is not None or not shards:
-            writer = ShardWriter(
-                job.output,
-                REGIONS,
-                len(shards),
-                PROVISIONAL_TOTAL,
+    prepare_output(job.output, job=JOB, settings=settings, fresh=True)
+    return Converter(job, sources, producer, recognised=True).run()
+
+
+class Converter:
+    """Writes the parts of one import that are not there yet.
+
+    ``recognised``: an earlier reading has found ids that count classes from 1.
+    """
+
+    def __init__(
+        self,
+        job: Import,
+        sources: Sequence[Source],
+        producer: dict[str, Any],
+        *,
+        recognised: bool = False,
+    ) -> None:
+        self._job, self._sources, self._producer = job, sources, producer
+        self._context = job.context()
+        self._parts = finished_parts(job)
+        last = self._parts[-1].metrics if self._parts else None
+        self._last = last
+        self._recognised = recognised or bool(last and last["recognised"])
+        self._read = "0 %"
+        self._damaged: InvalidRecord | None = None
+        if last:
+            for vocabulary, names in (
+                (self._context.classes, last["classes"]),
+                (self._context.attributes, last["attributes"]),
+            ):
+                for name in names[len(vocabulary.names) :]:
+                    vocabulary.number(name)
+
+    def run(self) -> list[Shard]:
+        """Returns the shards of all parts. Raises CountedFromOne."""
+        if self._parts:
+            print_status(f"continuing after {len(self._parts)} finished parts")
+        with Progress(total=None, unit="image", label="import") as progress:
+            self._progress = progress
+            start = tuple(self._last["position"]) if self._last else (0, 0)
+            records = self.read_records(start)  # type: ignore[arg-type]
+            before, sorter = self.start(records)
+            try:
+                self.write_parts(chain(before, records), sorter)
+            finally:
+                records.close()  # type: ignore[attr-defined]
+        for line in (sorter.check.assumption(), self.damage()):
+            if line is not None:
+                print_status(line)
+        vocabularies = {"classes": self._context.classes, "attributes": self._context.attributes}
+        for name, vocabulary in vocabularies.items():
+            if vocabulary.names:
+                write_json(self._job.output / f"{name}.json", vocabulary.names)
+        return [shard for part in self._parts for shard in part.shards]
+
+    def read_records(self, start: Position) -> Iterator[tuple[Position, Record]]:
+        """Yields the records from a position on, each with the position after it."""
+        total, before = max(1, sum(one.bytes for one in self._sources)), 0
+        for number, one in enumerate(self._sources):
+            if number >= start[0]:
+                for index, item in enumerate(read_items(one, self._context)):
+                    if (number, index) < start:
+                        continue
+                    done = (before + self._context.done * one.bytes) / total
+                    self._read = f"{100 * done:.0f} %"
+                    yield (number, index + 1), item()
+            before += one.bytes
+
+    def start(
+        self, records: Iterator[tuple[Position, Record]]
+    ) -> tuple[list[tuple[Position, Record]], RowSorter]:
+        """Returns the records up to the first row that has a box, and a sorter by that row."""
+        before: list[tuple[Position, Record]] = []
+        job, first = self._job, None
+        is_port = any(one.reader == "npz" for one in self._sources)
+        if self._last:
+            widths = Widths(**self._last["widths"])
+            numbering = Numbering(**self._last["numbering"])
+        else:
+            for position, record in records:
+                before.append((position, record))
+                if not isinstance(record, InvalidRecord) and len(record.boxes):
+                    first = record
+                    break
+            classes_from = 1 if self._recognised else job.classes_from
+            flags = Numbering(background=job.background, classes_from=classes_from)
+            note = (lambda _: None) if self._recognised else print_status
+            widths = Widths(features=0, class_probs=None) if first is None else get_widths(first)
+            numbering = decide(first, flags, job.name, note)
+        check = IdCheck(numbering, port=is_port, recognised=self._recognised, name=job.name)
+        if self._last:
+            check.restore(self._last["ids"])
+        ids = chain.from_iterable(read_ids(job.output, part.shards) for part in self._parts)
+        return before, RowSorter(widths, numbering, check, ids, job.id_prefix)
+
+    def write_parts(self, records: Iterator[tuple[Position, Record]], sorter: RowSorter) -> None:
+        """Writes part after part, until the records end."""
+        producer = self._producer | ({"classes_from": 1} if self._recognised else {})
+        for number in count(len(self._parts)):
+            first = next(records, None)
+            if first is None and self._parts:
+                return
+            part = Part(
+                folder=self._job.output,
+                number=number,
                 producer=producer,
-                arrays=arrays,
-                compression=job.compression,
+                dtype=self._job.dtype,
+                compression=self._job.compression,
+                rows=self._job.images_per_shard,
             )
-            with writer:
-                row_table = fill(writer, row_table, rows, job.images_per_shard, progress)
-            assert writer.shard is not None
-            shards.append(writer.shard)
-        sink.flush()
-    for line in (ids.assumption(), sink.damage(str(job.file))):
-        if line is not None:
-            print_status(line)
-    assert rejects.shard is not None
-    return [
-        *(rename_shard(job.output, shard, i, len(shards)) for i, shard in enumerate(shards)),
-        rejects.shard,
-    ]
+            position: Position = (0, 0)
+            with PartWriter(part, sorter, self.advance) as writer:
+                for reached, record in chain([] if first is None else [first], records):
+                    position = reached
+                    if writer.add(record):
+                        break
+            metrics = {
+                "position": position,
+                "widths": dataclasses.asdict(sorter.widths),
+                "numbering": dataclasses.asdict(sorter.numbering),
+                "ids": sorter.check.state(),
+                "recognised": self._recognised,
+                "classes": self._context.classes.names,
+                "attributes": self._context.attributes.names,
+            }
+            self._parts.append(writer.record(self._job, part_unit(number), metrics))
+
+    def advance(self, rows: int, invalid: Sequence[InvalidRecord]) -> None:
+        """Shows progress, and remembers the last reject of a damaged file."""
+        self._progress.advance(rows + len(invalid), rejects=len(invalid), read=self._read)
+        self._damaged = next((b for b in invalid if b.reason is DAMAGE), self._damaged)
+
+    def damage(self) -> str | None:
+        """Returns a line about a damaged file; None without one."""
+        if self._damaged is None:
+            return None
+        detail = self._damaged.detail
+        return f"error: FILE {self._job.name} is damaged: {detail}; copy or download it again"
 
 
-def ignore(_: str) -> None:
-    """Leaves out a note that an earlier reading has printed."""
+def read_items(one: Source, context: Context) -> Iterator[Item]:
+    """Yields the records of a source, each to be read when it is called."""
+    context.done = 0.0
+    if one.reader == "tsv":
+        return tsv.read(one.path, context, one.format)
+    return READ[one.reader](one.path, context)
 
 
-def fill(
-    writer: ShardWriter,
-    first: pa.Table | None,
-    rows: Iterator[pa.Table],
-    count: int,
-    progress: Progress,
-) -> pa.Table | None:
-    """Writes up to ``count`` rows in groups; returns the row after them, None at the end."""
-    group: list[pa.Table] = []
-    written = 0
-    while first is not None and written < count:
-        group.append(first)
-        written += 1
-        progress.advance()
-        if len(group) == ROWS_PER_GROUP:
-            writer.write(pa.concat_tables(group))
-            group = []
-        first = next(rows, None)
-    if group:
-        writer.write(pa.concat_tables(group))
-    return first
+def part_unit(number: int) -> Unit:
+    """Returns the unit of a part."""
+    return Unit(name=f"part-{number:05d}", number=number)
 
 
-def rename_shard(folder: Path, shard: Shard, index: int, total: int) -> Shard:
-    """Renames a shard to its final name."""
-    name = shard_name(REGIONS, index, total)
-    os.replace(folder / shard.name, folder / name)
-    return dataclasses.replace(shard, name=name)
+def finished_parts(job: Import) -> list[Result]:
+    """Returns the parts that an earlier run has finished, up to the first that is not whole."""
+    folder, parts = work_folder(job), list[Result]()
+    while is_finished(job, folder, unit := part_unit(len(parts))):
+        parts.append(read_result(folder, unit))
+    return parts
+
+
+def read_ids(folder: Path, shards: Sequence[Shard]) -> Iterator[str]:
+    """Yields the ids of the rows in some shards."""
+    for shard in shards:
+        if shard.table == REGIONS.name:
+            table = pq.read_table(folder / shard.name, columns=["image_id"])
+            yield from table.column("image_id").to_pylist()

@@ -1,26 +1,37 @@
-"""Reads and writes ViLBERT's LMDB: a folder; key ``str(image_id)``, value a pickle of the TSV row's
-texts by name, and under ``keys`` a pickle of the list of keys.
+"""Reads and writes LMDB folders: a pickle an image, and under ``keys`` a pickle of all keys.
+
+The layouts differ in the names and types of a pickle's entries, and one reader takes all of them:
+
+- vilbert_beta: the texts of a TSV row by name, payloads in base64;
+- vilbert-multi-task: arrays, and numbers of image_h, image_w and num_boxes;
+- VOLTA: img_h, img_w, obj_id, ..., as arrays or base64, and no num_boxes;
+- MMF: bbox, image_height, image_width, objects; the key is a path without its ending.
 """
 
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
 
+from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.lmdb_pages import LostValue, Pages
+from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
     KINDS,
     BadRecord,
     InvalidRecord,
     Record,
+    count_arrays,
     from_base64,
     make_record,
-    same_payloads,
+    rename_fields,
     to_base64,
+    widen_payload,
 )
 from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
 from vlmill.runtime.files.atomic import atomic_folder
@@ -36,6 +47,9 @@ ROWS_PER_COMMIT = 500
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
+NEEDED = {"image_w", "image_h", "boxes", "features"}
+# Keys of databases with other values: UNITER's msgpack, tensorpack's and plain images.
+KNOWN_OTHERS = {b"__keys__": "UNITER's or tensorpack's: give the .npz or .h5 it was made from"}
 
 
 def is_lmdb(path: Path) -> bool:
@@ -49,48 +63,77 @@ def is_lmdb(path: Path) -> bool:
         return stream.read(20)[16:] == MAGIC
 
 
-def read(path: Path) -> Iterator[Record]:
-    """Yields the rows in the order of their keys; of a damaged file those that can be read."""
+def read(path: Path, context: Context) -> Iterator[Item]:
+    """Yields the records in the order of their keys; of a damaged file those that can be read.
+
+    Raises InputError for a database whose first value has none of the layouts.
+    """
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"FILE {path} has no {FILE}; give the folder of an LMDB, or its {FILE}")
     handle = os.open(file, os.O_RDONLY)
     try:
-        yield from read_records(Pages(handle, path))
+        yield from read_records(Pages(handle, path), path, context)
     finally:
         os.close(handle)
 
 
-def read_records(pages: Pages) -> Iterator[Record]:
+def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
     """Yields the rows, then a reject for each key that is listed and has no value.
 
     Where the file is damaged another one has the number of the other records that are lost.
     """
     pickled_keys: bytes | None = None
-    named_losses = 0
+    named_losses = read_before = 0
     for key, value in pages.records():
+        context.done = len(pages.keys) / max(pages.num_records or 0, len(pages.keys), 1)
         if isinstance(value, LostValue):
             named_losses += value.reason is Reason.BROKEN_ARCHIVE
-            yield InvalidRecord(key=decode_key(key), detail=value.detail, reason=value.reason)
+            lost = InvalidRecord(key=decode_key(key), detail=value.detail, reason=value.reason)
+            yield partial(_same, lost)
         elif key == KEYS:
             pickled_keys = value
         else:
-            yield parse_record(key, value)
+            if not read_before:
+                require_layout(key, value, path)
+            read_before += 1
+            yield partial(parse_record, key, value)
     absent = [] if pickled_keys is None else list(find_missing_keys(pickled_keys, pages))
-    yield from absent
+    yield from (partial(_same, bad) for bad in absent)
     if pages.damage is None:
         return
     if pages.num_records is None:
         number = "how many records are lost is not known"
-    elif (lost := pages.num_records - len(pages.keys) - len(absent)) > 0:
-        number = "1 record is lost" if lost == 1 else f"{lost:,} records are lost"
+    elif (count := pages.num_records - len(pages.keys) - len(absent)) > 0:
+        number = "1 record is lost" if count == 1 else f"{count:,} records are lost"
         number += "" if KEYS in pages.keys else " (perhaps with the list of keys)"
     elif absent or named_losses:
         return
     else:
         number = "no record is lost"
     detail = f"{pages.reason()}; {number}"
-    yield InvalidRecord(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE)
+    yield partial(_same, InvalidRecord(key=FILE, detail=detail, reason=Reason.BROKEN_ARCHIVE))
+
+
+def _same(bad: InvalidRecord) -> Record:
+    return bad
+
+
+def require_layout(key: bytes, value: bytes, path: Path) -> None:
+    """Raises InputError, once, if the first value is a whole pickle of other things."""
+    if key in KNOWN_OTHERS:
+        raise InputError(f"FILE {path} is an LMDB of another kind, {KNOWN_OTHERS[key]}")
+    try:
+        item = loads(value)
+    except BadPickle:
+        return
+    names = rename_fields(item).keys() if isinstance(item, dict) else set()
+    if not isinstance(item, dict) or not names & NEEDED:
+        what = f"a dict of {', '.join(map(str, item))[:200]}" if names else type(item).__name__
+        raise InputError(
+            f"FILE {path} is an LMDB of other values: {decode_key(key)[:80]} is {what}, expected a "
+            "dict with features and boxes (vilbert_beta, vilbert-multi-task, VOLTA or MMF)"
+        )
 
 
 def decode_key(key: bytes) -> str:
@@ -105,11 +148,13 @@ def parse_record(key: bytes, value: bytes) -> Record:
         item = loads(value)
         if not isinstance(item, dict):
             raise BadRecord(f"a pickle of {type(item).__name__}, must be a dict")
-        fields = {str(n): parse_field(str(n), v) for n, v in item.items()}
-        if absent := {"image_w", "image_h", "num_boxes", "boxes", "features"} - fields.keys():
+        plain = {str(n): plain_value(v) for n, v in item.items()}
+        fields = {n: parse_field(n, v) for n, v in rename_fields(plain).items()}
+        if absent := NEEDED - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
-        if (stated_id := str(fields.get("image_id", name))) != name:
+        if (stated_id := str(fields.get("image_id", name))) != name and "feature_path" not in item:
             raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
+        count_arrays(fields)
     except (BadPickle, BadRecord) as error:
         return InvalidRecord(key=name, detail=str(error))
     return make_record(name, {**fields, "image_id": name})
@@ -117,9 +162,7 @@ def parse_record(key: bytes, value: bytes) -> Record:
 
 def parse_field(name: str, value: Any) -> Any:
     """Returns a field's array, text or number."""
-    if name in KINDS and isinstance(value, (str, bytes)):
-        return from_base64(name, value)
-    return plain_value(value)
+    return from_base64(name, value) if name in KINDS and isinstance(value, str) else value
 
 
 def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidRecord]:
@@ -142,19 +185,20 @@ def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidReco
             yield InvalidRecord(key=decode_key(raw), detail="listed in keys, but missing")
 
 
-def write(rows: Iterator[RegionRow], path: Path, stated: Mapping[str, Any]) -> int:
+def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
     """Writes the folder ``path``, in place of one that is there; returns the number of rows.
 
-    Each value has ``stated``, how classes are counted.
+    Each value states how classes are counted.
     """
+    make_item = ITEMS[plan.name]
     keys: list[bytes] = []
     with atomic_folder(path, replace=True) as temporary:
         with lmdb.open(str(temporary), map_size=MAP_BYTES, sync=False) as environment:
-            for part in split_batches(same_payloads(rows), ROWS_PER_COMMIT):
+            for part in split_batches(rows, ROWS_PER_COMMIT):
                 with environment.begin(write=True) as transaction:
-                    for names, row in part:
-                        keys.append(encode_key(row))
-                        item = {**make_item(row, names), **stated}
+                    for row in part:
+                        keys.append(row.image_id.encode())
+                        item = make_item(row, plan.payloads) | dict(plan.stated)
                         transaction.put(keys[-1], pickle.dumps(item, protocol=4))
             with environment.begin(write=True) as transaction:
                 transaction.put(KEYS, pickle.dumps(keys, protocol=4))
@@ -169,20 +213,58 @@ def split_batches(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
         yield chain([first], islice(rows, size - 1))
 
 
-def encode_key(row: RegionRow) -> bytes:
-    """Returns a row's key; InputError for an id that cannot be one."""
-    key = row.image_id.encode()
-    if not key or key == KEYS or len(key) > MAX_KEY_BYTES:
-        raise InputError(f"{row.image_id}: an LMDB cannot hold this id; give --format npz")
-    return key
+def is_key(image_id: str) -> bool:
+    """Says whether an LMDB can hold an id as its key."""
+    key = image_id.encode()
+    return bool(key) and key != KEYS and len(key) <= MAX_KEY_BYTES
 
 
-def make_item(row: RegionRow, names: Sequence[str]) -> dict[str, str]:
-    """Returns the texts by name, as csv.DictReader of the original script gave them."""
+def make_texts(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
+    """Returns vilbert_beta's texts by name, as csv.DictReader of its script gave them."""
     plain = {
         "image_id": row.image_id,
         "image_w": str(row.width),
         "image_h": str(row.height),
         "num_boxes": str(len(row.boxes)),
     }
-    return plain | {name: to_base64(name, row).decode("ascii") for name in names}
+    payloads = ("boxes", "features", *names)
+    return plain | {name: to_base64(name, row).decode("ascii") for name in payloads}
+
+
+def make_multitask(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
+    """Returns vilbert-multi-task's entries (``script/convert_to_lmdb.py``)."""
+    sizes = {"image_id": row.image_id, "image_h": row.height, "image_w": row.width}
+    arrays = {name: widen_payload(name, row) for name in ("boxes", "features", *names)}
+    return {**sizes, "num_boxes": len(row.boxes), **arrays}
+
+
+def make_volta(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
+    """Returns VOLTA's entries (``features_extraction/h5_to_lmdb.py``)."""
+    own = {"objects_id": "obj_id", "objects_conf": "obj_conf"}
+    own |= {"attrs_id": "attr_id", "attrs_conf": "attr_conf"}
+    arrays = {own.get(n, n): widen_payload(n, row) for n in ("features", "boxes", *names)}
+    return {**arrays, "img_w": row.width, "img_h": row.height, "img_id": row.image_id}
+
+
+def make_mmf(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
+    """Returns MMF's entries (``tools/scripts/features/lmdb_conversion.py``)."""
+    objects = widen_payload("objects_id", row) if "objects_id" in names else None
+    probs = widen_payload("cls_prob", row) if "cls_prob" in names else None
+    return {
+        "feature_path": row.image_id,
+        "features": widen_payload("features", row),
+        "image_height": row.height,
+        "image_width": row.width,
+        "num_boxes": len(row.boxes),
+        "objects": objects,
+        "cls_prob": probs,
+        "bbox": widen_payload("boxes", row),
+    }
+
+
+ITEMS = {
+    "lmdb": make_texts,
+    "lmdb-multitask": make_multitask,
+    "lmdb-volta": make_volta,
+    "lmdb-mmf": make_mmf,
+}

@@ -6,7 +6,7 @@ n boxes of an image, D feature width, K classes. The names are those of the orig
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,25 @@ COLUMNS = {
     "attrs_conf": "attribute_scores",
 }
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
+# The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
+ALIASES = {
+    "img_id": "image_id",
+    **dict.fromkeys(("img_w", "image_width", "width"), "image_w"),
+    **dict.fromkeys(("img_h", "image_height", "height"), "image_h"),
+    **dict.fromkeys(("bbox", "bboxes", "image_bb"), "boxes"),
+    **dict.fromkeys(("x", "image_features"), "features"),
+    "num_bbox": "num_boxes",
+    **dict.fromkeys(("obj_id", "objects"), "objects_id"),
+    "obj_conf": "objects_conf",
+    "attr_id": "attrs_id",
+    "attr_conf": "attrs_conf",
+}
 STATED = ("background", "classes_from")  # of a FileRow
 # Others count whole pixels, or round: a box may end one beyond the border.
 IMPORTED_BORDER_PX = 1.0
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
+WRAPPED_AT = 76  # characters of base64 in a line, as MIME has it
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
 
 
@@ -85,11 +99,15 @@ Record = FileRow | InvalidRecord
 def from_base64(name: str, text: bytes | str) -> Array:
     """Returns a payload as a flat array of its type. Raises BadRecord.
 
-    Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are taken off.
+    Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are removed.
+    Base64 may be wrapped to lines of 76 characters.
     """
     raw = text.encode("ascii", "replace") if isinstance(text, str) else text
     if raw[:2] in (b"b'", b'b"') and raw[-1:] == raw[1:2]:
-        raw = raw[2:-1]
+        raw = raw[2:-1].replace(b"\\n", b"")
+    if len(raw) > WRAPPED_AT and b"\n" in raw[: WRAPPED_AT + 2]:
+        raw = raw.translate(None, b"\r\n")
+    raw = raw.strip()
     try:
         data = base64.b64decode(raw, validate=True)
     except binascii.Error as error:
@@ -102,7 +120,12 @@ def from_base64(name: str, text: bytes | str) -> Array:
 
 def to_base64(name: str, row: RegionRow) -> bytes:
     """Returns a row's payload; bfloat16 and float16 are widened, which is exact."""
-    return base64.b64encode(np.ascontiguousarray(payload(name, row), dtype=KINDS[name]).tobytes())
+    return base64.b64encode(widen_payload(name, row))
+
+
+def widen_payload(name: str, row: RegionRow) -> Array:
+    """Returns a row's array in the type of KINDS."""
+    return np.ascontiguousarray(payload(name, row), dtype=KINDS[name])
 
 
 def payload(name: str, row: RegionRow) -> Array:
@@ -110,6 +133,8 @@ def payload(name: str, row: RegionRow) -> Array:
     it.
     """
     array: Array | None = getattr(row, COLUMNS[name])
+    if array is None and not len(row.boxes):
+        return np.empty((0, 0) if name in ("features", "cls_prob") else 0, KINDS[name])
     if array is None or (name == "cls_prob" and row.class_prob_ids is not None):
         what = "whole class distribution" if name == "cls_prob" else COLUMNS[name]
         raise InputError(
@@ -119,22 +144,14 @@ def payload(name: str, row: RegionRow) -> Array:
     return array
 
 
-def payloads(row: RegionRow) -> list[str]:
-    """Returns the payloads that the row has, in the order of KINDS."""
-    return [
-        name
-        for name, column in COLUMNS.items()
-        if getattr(row, column) is not None
-        and not (name == "cls_prob" and row.class_prob_ids is not None)
-    ]
-
-
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Returns a count or size in low..high. Raises BadRecord."""
+    """Returns a count or size in low..high; 640.0 is one, 640.5 is not. Raises BadRecord."""
     try:
-        number = int(value)  # type: ignore[call-overload]
+        number = int(float(value))  # type: ignore[arg-type]
+        if number != float(value):  # type: ignore[arg-type]
+            raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise BadRecord(f"{name} is {str(value)[:40]!r}, no whole number") from None
+        raise BadRecord(f"{name} is {str(value)[:40]!r}, not a whole number") from None
     if not low <= number <= high:
         raise BadRecord(f"{name} is {number}, must be in {low}..{high}")
     return int(number)
@@ -147,10 +164,10 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     the file states. Raises BadRecord for what does not fit together.
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
-    arrays = {n: shaped(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
     for name in ("boxes", "features"):
-        if name not in arrays:
+        if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")
+    arrays = {n: shaped(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
     check_boxes(arrays["boxes"])
     for name in ("objects_id", "attrs_id"):
         if name in arrays:
@@ -173,6 +190,34 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         **stated(fields),
         **columns,
     )
+
+
+def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields under the names of KINDS; one without a value does not count."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if value is not None and found.get(known := ALIASES.get(name, name)) is None:
+            found[known] = value
+    return found
+
+
+def count_arrays(fields: dict[str, Any]) -> None:
+    """Sets ``num_boxes`` of fields whose arrays have two sides, and removes lists of other lengths.
+
+    The extractors of vilbert-multi-task and MMF write a ``num_boxes`` that leaves out boxes without
+    a confidence, and the former has one class too few; loaders go by the rows of the features.
+    """
+    boxes = fields.get("boxes")
+    if not isinstance(boxes, np.ndarray) or boxes.ndim != 2:
+        if isinstance(boxes, np.ndarray) and "num_boxes" not in fields:
+            fields["num_boxes"] = boxes.size // 4
+        return
+    count, stated_count = len(boxes), fields.get("num_boxes", len(boxes))
+    if whole_number("num_boxes", stated_count, 0, MAX_BOXES) <= count:
+        fields["num_boxes"] = count
+    ids = fields.get("objects_id")
+    if isinstance(ids, np.ndarray) and ids.size == count - 1:
+        del fields["objects_id"]
 
 
 def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +247,7 @@ def shaped(name: str, value: Any, count: int) -> Array:
         if (flat.size % count if count else flat.size) or (count and not flat.size):
             raise BadRecord(f"{name} has {flat.size} numbers for {count} boxes")
         shape = (count, flat.size // count if count else 0)
-    return flat.astype(KINDS[name]).reshape(shape)
+    return flat.astype(KINDS[name], copy=False).reshape(shape)
 
 
 def row_major(name: str, value: Array, count: int) -> Array:
@@ -243,13 +288,3 @@ def make_record(key: str, fields: Mapping[str, Any]) -> Record:
         return parse_row(fields)
     except BadRecord as error:
         return InvalidRecord(key=key, detail=str(error), reason=error.reason)
-
-
-def same_payloads(rows: Iterator[RegionRow]) -> Iterator[tuple[Sequence[str], RegionRow]]:
-    """Yields rows with the payloads of the first; InputError for a row that lacks one of them."""
-    names: Sequence[str] | None = None
-    for row in rows:
-        names = payloads(row) if names is None else names
-        for name in names:
-            payload(name, row)
-        yield names, row

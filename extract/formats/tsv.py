@@ -1,13 +1,20 @@
 """Reads and writes TSV with base64 fields: of the original repository, of ViLBERT and of LXMERT.
 
-No header; one image a line; the number of fields tells which it is. Lines are read one by one, so
-memory does not grow with the file.
+One image a line; the number of fields shows which layout it is. Lines are read one by one, so
+memory does not grow with the file. What Python 2 and 3 and the csv module left in published files
+is understood: a header, a byte order mark, sizes as 640.0, payloads as ``b'...'``, and base64 that
+is wrapped inside quotes.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vlmill.extract.formats.context import Context, Item
+from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
     KINDS,
     BadRecord,
@@ -47,55 +54,106 @@ STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"backg
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
 HEADERS = (b"img_id", b"image_id")
 MAX_LINE = 64 * 2**20  # 100 boxes with the whole distribution are 2 MB
+FIRST_LINES = 20  # that show the layout: one of them may be cut, or two glued together
+BUFFER = 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # What csv.DictWriter of the original scripts ends lines with.
 LINE_END = b"\r\n"
 
 
 def sniff_format(path: Path) -> str | None:
-    """Says which of the layouts the first line has; None if none."""
-    with path.open("rb") as file:
-        return BY_COUNT.get(file.readline(MAX_LINE).count(b"\t") + 1)
+    """Returns the layout that most of the first lines have; None if it is none of them."""
+    with path.open("rb", buffering=BUFFER) as file:
+        counts = Counter(
+            line.count(b"\t") + 1 for line in islice(lines(file), FIRST_LINES) if line is not None
+        )
+    known = [(count, fields) for fields, count in counts.items() if fields in BY_COUNT]
+    return BY_COUNT[max(known)[1]] if known else None
 
 
-def read(path: Path, name: str) -> Iterator[Record]:
-    """Yields the rows of a file in layout ``name``."""
-    with path.open("rb") as file:
+def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item]:
+    """Yields the records of a file, in layout ``name`` or in that of its first lines.
+
+    Raises InputError for a folder, and for a file that is of another layout throughout.
+    """
+    if path.is_dir():
+        raise InputError(f"FILE {path} is a folder; give the .tsv file")
+    found = sniff_format(path)
+    if name is not None and found is not None and found != name:
+        raise InputError(
+            f"FILE {path} has {len(FIELDS[found])} fields a line: it is {found}, not {name}; "
+            "remove --format, or give the right one"
+        )
+    layout = name or found or "tsv6"
+    size = max(1, path.stat().st_size)
+    with path.open("rb", buffering=BUFFER) as file:
         for number, line in enumerate(lines(file), 1):
+            context.done = file.tell() / size
             location = f"{path.name}:{number}"
             if line is None:
                 detail = f"a line of more than {MAX_LINE} bytes"
-                yield InvalidRecord(key=location, detail=detail, reason=Reason.TOO_LARGE)
-            elif line and not (number == 1 and line.split(b"\t", 1)[0] in HEADERS):
-                yield parse_record(line, name, location)
+                bad = InvalidRecord(key=location, detail=detail, reason=Reason.TOO_LARGE)
+                yield partial(_same, bad)
+            elif line and not (number == 1 and line.split(b"\t", 1)[0].strip(b'"') in HEADERS):
+                yield partial(parse_record, line, layout, location)
+
+
+def _same(bad: InvalidRecord) -> Record:
+    return bad
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yields the lines without their ends; None for one that is too long, of which no more is
-    kept.
+    """Yields the lines without their ends; None for one that is too long, of which no more is kept.
+
+    A quoted field may have several lines, as the csv module writes base64 with line ends in it.
     """
-    while line := file.readline(MAX_LINE):
-        if line.endswith(b"\n") or len(line) < MAX_LINE:
-            yield line.rstrip(b"\r\n")
+    held = file.readline(MAX_LINE).removeprefix(BYTE_ORDER_MARK)
+    while line := held:
+        if not line.endswith(b"\n") and len(line) >= MAX_LINE:
+            while held and not held.endswith(b"\n"):
+                held = file.readline(MAX_LINE)
+            held = file.readline(MAX_LINE)
+            yield None
             continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(MAX_LINE)
-        yield None
+        held = file.readline(MAX_LINE)
+        if b'"' in line and line.count(b'"') % 2:
+            line, held = _join_quoted(line, held, file)
+        yield line.rstrip(b"\r\n")
+
+
+def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, bytes]:
+    """Returns a line with those that continue its last field, and the line after them.
+
+    A line does not continue a quoted field if it has a tab before its first quote: then a quote is
+    missing, as in a file that was cut, and each line stands for itself.
+    """
+    parts, is_open = [line], True
+    size = len(line)
+    while is_open and following and size < MAX_LINE:
+        if b"\t" in following.split(b'"', 1)[0]:
+            break
+        parts.append(following)
+        size += len(following)
+        is_open ^= following.count(b'"') % 2 == 1
+        following = file.readline(MAX_LINE)
+    return b"".join(parts), following
 
 
 def parse_record(line: bytes, layout: str, location: str) -> Record:
     """Returns the row of one line in a layout of FIELDS."""
     names = FIELDS[layout]
     texts = line.split(b"\t")
+    if b'"' in line:
+        texts = [_unquote(text) for text in texts]
     key = texts[0].decode("utf-8", "replace")
     key = key if len(texts) > 1 and key else location
     if len(texts) != len(names):
-        return InvalidRecord(
-            key=key, detail=f"{location}: {len(texts)} fields, must be {len(names)}"
-        )
+        detail = f"{location}: {len(texts)} fields, must be {len(names)}"
+        return InvalidRecord(key=key, detail=detail)
     try:
         texts[0].decode("utf-8")
         fields: dict[str, Any] = {
-            name: from_base64(name, text) if name in KINDS else text.decode("utf-8")
+            name: from_base64(name, text) if name in KINDS else _plain_text(text)
             for name, text in zip(names, texts, strict=True)
         } | STATED.get(layout, {})
     except (BadRecord, UnicodeDecodeError) as error:
@@ -107,14 +165,27 @@ def parse_record(line: bytes, layout: str, location: str) -> Record:
     )
 
 
-def write(rows: Iterator[RegionRow], path: Path, name: str) -> int:
+def _unquote(text: bytes) -> bytes:
+    """Returns a field without the quotes of the csv module."""
+    if len(text) >= 2 and text[:1] == b'"' == text[-1:]:
+        return text[1:-1].replace(b'""', b'"')
+    return text
+
+
+def _plain_text(text: bytes) -> str:
+    """Returns a field as text, without the ``b'...'`` that Python 3 made of Python 2's code."""
+    if text[:2] == b"b'" and text[-1:] == b"'" and len(text) > 2:
+        text = text[2:-1]
+    return text.decode("utf-8")
+
+
+def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
     """Writes one line a row, atomically; returns how many."""
-    count = 0
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    count, names = 0, FIELDS[plan.name]
+    with atomic_path(path) as temporary, temporary.open("wb", buffering=BUFFER) as file:
         for row in rows:
-            if any(c in row.image_id for c in "\t\r\n"):
-                raise InputError(f"{row.image_id!r}: a TSV cannot hold this id; give --format npz")
-            file.write(b"\t".join(format_field(field, row) for field in FIELDS[name]) + LINE_END)
+            file.write(b"\t".join(format_field(field, row) for field in names))
+            file.write(LINE_END)
             count += 1
     return count
 

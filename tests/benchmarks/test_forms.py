@@ -32,6 +32,7 @@ TRAINING = {
 SMALLEST = {
     "crawl": ["--urls", "60", "--rounds", "1", "--growth", "1", "--lines", "40"],
     "extract": ["--arch", "tiny", "--images", "1", "--rounds", "1"],
+    "formats": ["--images", "3", "--rounds", "1"],
     "finetuning": ["--models", "vl-bert", "--questions", "2"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--images", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
@@ -44,6 +45,7 @@ SMALLEST = {
         *["--requests", "4", "--concurrency", "2", "--long", "40"],
         *["--overload", "0", "--idle", "50", "--kills", "1"],
     ],
+    "tokenizer": ["--images", "20", "--tokenizer-steps", "2", "--steps", "2", "--output", "out"],
     "train_detector": [
         *["--narrow", "--images", "1", "--height", "64", "--width", "80"],
         *["--regions", "8", "--rounds", "1"],

@@ -23,7 +23,7 @@ from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.operators import LayerNorm
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
-from vlmill.train.recipes import RunSettings
+from vlmill.train.settings.spec import RunSettings
 
 BLOCKS = (
     *(PostNormBlock, CoAttentionBlock, PreNormBlock),

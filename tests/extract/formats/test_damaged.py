@@ -14,6 +14,7 @@ from tests.extract.formats.test_import_export import make_row, write_regions
 
 from vlmill.extract.cli import command
 from vlmill.extract.formats import lmdb as lmdb_folder
+from vlmill.extract.formats.context import Context
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.formats.lmdb_pages import BRANCH, LEAF, LostValue, Pages
@@ -168,7 +169,9 @@ def test_lost_keys_are_named_where_the_list_of_keys_is_left(tmp_path: Path) -> N
     pages = [content[first : first + PAGE] for first in range(0, len(content), PAGE)]
     leaf = next(n for n, page in enumerate(pages) if page[10] == LEAF and b"z100" in page)
     content[leaf * PAGE : leaf * PAGE + PAGE] = bytes(PAGE)
-    found = list(lmdb_folder.read(folder_with(tmp_path / "db", bytes(content))))
+    found = [
+        item() for item in lmdb_folder.read(folder_with(tmp_path / "db", bytes(content)), Context())
+    ]
     lost = [
         bad.key
         for bad in found
@@ -186,7 +189,7 @@ def test_damaged_descriptions_cost_no_row(
     for page in pages:
         content[page * PAGE : page * PAGE + META_BYTES] = bytes(META_BYTES)
     path = folder_with(tmp_path / "db", bytes(content))
-    found = list(lmdb_folder.read(path))
+    found = [item() for item in lmdb_folder.read(path, Context())]
     assert len([row for row in found if not isinstance(row, InvalidRecord)]) == NUM_ROWS
     assert [bad.key for bad in found if isinstance(bad, InvalidRecord)][-1] == "data.mdb"
 
@@ -252,7 +255,7 @@ def test_any_damage_is_counted(tmp_path: Path, good: bytes, seed: int) -> None:
 @pytest.fixture
 def hdf5(tmp_path: Path) -> Path:
     rows = [make_row(f"{number:03}", 8) for number in range(NUM_ROWS)]
-    export_file(write_regions(tmp_path / "source", rows), tmp_path / "file.hdf5", "hdf5")
+    export_file(write_regions(tmp_path / "source", rows), tmp_path / "file.hdf5", "hdf5-adaptive")
     return tmp_path / "file.hdf5"
 
 
@@ -281,7 +284,7 @@ def test_a_damaged_part_of_an_hdf5_costs_its_images_alone(tmp_path: Path, hdf5: 
     content = bytearray(hdf5.read_bytes())
     content[chunk.byte_offset] ^= 1
     hdf5.write_bytes(content)
-    assert import_file(Import(file=hdf5, output=tmp_path / "out")) == (NUM_ROWS - 8, 8)
+    assert import_file(Import(files=[hdf5], output=tmp_path / "out")) == (NUM_ROWS - 8, 8)
     rejects = read_table(tmp_path / "out", REJECTS).to_pylist()
     assert [row["key"] for row in rejects] == [f"{number:03}" for number in range(8, 16)]
     assert {row["reason"] for row in rejects} == {"broken_archive"}

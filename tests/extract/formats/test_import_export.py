@@ -31,6 +31,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, REJECTS
 
 DIM, CLASSES = 6, 101
+CLASSES_OF_ROWS = ("class_ids", "class_scores")
 
 
 def make_row(name: str, count: int, **changes: Any) -> RegionRow:
@@ -60,15 +61,31 @@ def write_regions(folder: Path, rows: list[RegionRow], dtype: str = "float32") -
 
 
 ROWS = [make_row("coco/a b", 3), make_row("ü", 0), make_row("12", 5)]
-# What each format keeps beside sizes, boxes and features.
-KEPT = {
-    "tsv": {"class_ids", "class_scores", "attribute_ids", "attribute_scores"},
-    "tsv6": set(),
-    "tsv7": {"class_probs", "class_ids", "class_scores"},
-    "lmdb": {"class_probs", "class_ids", "class_scores", "attribute_ids", "attribute_scores"},
-    "npz": {"class_probs", "class_ids", "class_scores", "attribute_ids", "attribute_scores"},
-    "hdf5": {"class_probs", "class_ids", "class_scores", "attribute_ids", "attribute_scores"},
-}
+# What import finds in addition to what a format holds: classes of the distribution.
+DERIVED = {"tsv7": CLASSES_OF_ROWS, "vl-bert": CLASSES_OF_ROWS, "npz-uniter": CLASSES_OF_ROWS}
+KEPT = {name: {*format_.holds, *DERIVED.get(name, ())} for name, format_ in FORMATS.items()}
+EVERY = {"class_probs", *CLASSES_OF_ROWS, "attribute_ids", "attribute_scores"}
+
+
+def write_names(folder: Path) -> dict[str, str]:
+    """Names of the classes and attributes of make_row, as files."""
+    files = {}
+    for what, count in (("classes", CLASSES - 1), ("attributes", 400)):
+        files[what] = str(folder / f"{what}.txt")
+        Path(files[what]).write_text("\n".join(f"{what} {n}" for n in range(count)))
+    return files
+
+
+def export(source: Path, path: Path, name: str, **options: Any) -> int:
+    """Exports with the names that some formats need."""
+    if FORMATS[name].reader == "oscar":
+        options |= write_names(path.parent)
+    return export_file(source, path, name, **options)
+
+
+def exported(path: Path, name: str) -> Path:
+    """The path that an export is imported from."""
+    return path.with_name(f"{path.name}_att") if name == "npz-cocobu" else path
 
 
 def assert_rows(found: Path, expected: list[RegionRow], kept: set[str]) -> None:
@@ -77,7 +94,7 @@ def assert_rows(found: Path, expected: list[RegionRow], kept: set[str]) -> None:
     for row in expected:
         other = reader[row.image_id]
         assert (other.width, other.height) == (row.width, row.height)
-        for name in ("boxes", "features", *KEPT["lmdb"]):
+        for name in ("boxes", "features", *EVERY):
             if name not in kept | {"boxes", "features"}:
                 assert getattr(other, name) is None
             elif len(row.boxes):
@@ -86,21 +103,36 @@ def assert_rows(found: Path, expected: list[RegionRow], kept: set[str]) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_round_trip(tmp_path: Path, name: str) -> None:
-    source, file = write_regions(tmp_path / "source", ROWS), tmp_path / "file"
-    assert export_file(source, file, name) == 3
-    job = Import(file=file, output=tmp_path / "back")
-    assert import_file(job) == (3, 0)
-    assert_rows(tmp_path / "back", ROWS, KEPT[name])
+    rows = [row for row in ROWS if name != "hdf5-fixed" or len(row.boxes) == 3]
+    source, file = write_regions(tmp_path / "source", rows), tmp_path / "file"
+    assert export(source, file, name) == len(rows)
+    job = Import(files=[exported(file, name)], output=tmp_path / "back")
+    assert import_file(job) == (len(rows), 0)
+    assert_rows(tmp_path / "back", rows, KEPT[name])
     assert verify(tmp_path / "back") == []
     producer = RegionReader(tmp_path / "back").producer
-    assert (producer["format"], producer["file"]) == (name, "file")
+    reader = FORMATS[name].reader
+    files = {"npz-cocobu": "file_att", "oscar": "feature.tsv", "oscar-retrieval": "features.tsv"}
+    assert producer["format"] == (name if reader == "tsv" else reader)
+    assert producer["file"] == files.get(name, "file")
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
-@pytest.mark.parametrize("name", ["tsv", "tsv6", "tsv7", "hdf5"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_second_export_gives_equal_rows(tmp_path: Path, name: str) -> None:
+    rows = [make_row(f"00{number}.jpg", 3) for number in range(3)]
+    source = write_regions(tmp_path / "source", rows)
+    export(source, tmp_path / "first", name)
+    import_file(Import(files=[exported(tmp_path / "first", name)], output=tmp_path / "once"))
+    export(tmp_path / "once", tmp_path / "second", name)
+    import_file(Import(files=[exported(tmp_path / "second", name)], output=tmp_path / "twice"))
+    assert_rows(tmp_path / "twice", list(RegionReader(tmp_path / "once")), KEPT[name])
+
+
+@pytest.mark.parametrize("name", ["tsv", "tsv6", "tsv7"])
 def test_the_second_export_equals_the_first(tmp_path: Path, name: str) -> None:
     export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "first", name)
-    import_file(Import(file=tmp_path / "first", output=tmp_path / "back"))
+    import_file(Import(files=[tmp_path / "first"], output=tmp_path / "back"))
     export_file(tmp_path / "back", tmp_path / "second", name)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
@@ -109,7 +141,7 @@ def test_the_second_export_equals_the_first(tmp_path: Path, name: str) -> None:
 @example(counts=[0], name="tsv7", per_shard=1)
 @given(
     counts=st.lists(st.integers(0, 4), min_size=1, max_size=5),
-    name=st.sampled_from(FORMATS),
+    name=st.sampled_from(sorted(FORMATS)),
     per_shard=st.integers(1, 3),
 )
 def test_any_number_of_boxes(
@@ -117,8 +149,11 @@ def test_any_number_of_boxes(
 ) -> None:
     folder = tmp_path_factory.mktemp("formats")
     rows = [make_row(f"{number:03}", count) for number, count in enumerate(counts)]
-    export_file(write_regions(folder / "source", rows), folder / "file", name)
-    job = Import(file=folder / "file", output=folder / "back", images_per_shard=per_shard)
+    if name == "hdf5-fixed" and len(set(counts)) > 1:
+        return
+    export(write_regions(folder / "source", rows), folder / "file", name)
+    path = exported(folder / "file", name)
+    job = Import(files=[path], output=folder / "back", images_per_shard=per_shard)
     assert import_file(job) == (len(rows), 0)
     assert_rows(folder / "back", rows, KEPT[name])
     assert len(list((folder / "back").glob("regions-*"))) == -(-len(rows) // per_shard)
@@ -133,8 +168,9 @@ def test_boxes_outside_their_image_are_rejected(tmp_path: Path, name: str) -> No
         make_row("beyond", 1, boxes=border + np.array([0, 0, 0, 1], np.float32)),
         make_row("before", 1, boxes=border - np.array([1, 0, 0, 0], np.float32)),
     ]
-    export_file(write_regions(tmp_path / "source", rows), tmp_path / "file", name)
-    assert import_file(Import(file=tmp_path / "file", output=tmp_path / "back")) == (1, 2)
+    export(write_regions(tmp_path / "source", rows), tmp_path / "file", name)
+    path = exported(tmp_path / "file", name)
+    assert import_file(Import(files=[path], output=tmp_path / "back")) == (1, 2)
     assert RegionReader(tmp_path / "back").image_ids == ["at-the-border"]
     rejects = read_table(tmp_path / "back", REJECTS).to_pylist()
     assert {row["reason"] for row in rejects} == {"bad_boxes"}
@@ -143,7 +179,7 @@ def test_boxes_outside_their_image_are_rejected(tmp_path: Path, name: str) -> No
 
 def test_verify_finds_imported_boxes_outside_their_image(tmp_path: Path) -> None:
     export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "file", "tsv6")
-    import_file(Import(file=tmp_path / "file", output=tmp_path / "back"))
+    import_file(Import(files=[tmp_path / "file"], output=tmp_path / "back"))
     assert verify(tmp_path / "back") == []
     reader = RegionReader(tmp_path / "back")
     small = [dataclasses.replace(row, width=30) for row in reader]
@@ -173,7 +209,7 @@ def test_an_import_of_rejects_alone_fails_and_says_why(
 def test_stored_halves_are_widened_exactly(tmp_path: Path) -> None:
     source = write_regions(tmp_path / "source", ROWS, dtype="float16")
     export_file(source, tmp_path / "file", "tsv6")
-    import_file(Import(file=tmp_path / "file", output=tmp_path / "back", dtype="float16"))
+    import_file(Import(files=[tmp_path / "file"], output=tmp_path / "back", dtype="float16"))
     for row in RegionReader(source):
         np.testing.assert_array_equal(
             RegionReader(tmp_path / "back")[row.image_id].features, row.features
@@ -184,7 +220,7 @@ def test_what_a_format_needs_and_rows_lack_is_named(tmp_path: Path) -> None:
     bare = [make_row("a", 2, class_probs=None, attribute_ids=None)]
     source = write_regions(tmp_path / "source", bare)
     for name, missing in {"tsv": "attribute_ids", "tsv7": "whole class distribution"}.items():
-        with pytest.raises(InputError, match=f"a has no {missing}.*--format"):
+        with pytest.raises(InputError, match=f"has no {missing}.*--format"):
             export_file(source, tmp_path / "file", name)
         assert not (tmp_path / "file").exists()
 
@@ -193,20 +229,22 @@ def test_an_export_never_replaces_a_folder(tmp_path: Path) -> None:
     source = write_regions(tmp_path / "source", ROWS)
     for name in FORMATS:
         with pytest.raises(InputError, match="--output"):
-            export_file(source, source, name)
+            export_file(source, source, name)  # cocobu: of a folder, too
     assert len(RegionReader(source)) == 3
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_is_replaced_only_when_told(tmp_path: Path, name: str) -> None:
     output = tmp_path / "out"
-    export_file(write_regions(tmp_path / "three", ROWS), output, name)
-    source = write_regions(tmp_path / "one", ROWS[:1])
-    with pytest.raises(InputError, match="out is there already; give another, or --fresh"):
-        export_file(source, output, name)
-    assert import_file(Import(file=output, output=tmp_path / "before")) == (3, 0)
-    assert export_file(source, output, name, fresh=True) == 1
-    assert import_file(Import(file=output, output=tmp_path / "after")) == (1, 0)
+    rows = [make_row("a/b", 3), make_row("ü", 3), make_row("12", 3)]
+    export(write_regions(tmp_path / "three", rows), output, name)
+    source = write_regions(tmp_path / "one", rows[:1])
+    with pytest.raises(InputError, match="is there already; give another, or --fresh"):
+        export(source, output, name)
+    path = exported(output, name)
+    assert import_file(Import(files=[path], output=tmp_path / "before")) == (3, 0)
+    assert export(source, output, name, fresh=True) == 1
+    assert import_file(Import(files=[path], output=tmp_path / "after")) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["lmdb", "npz"])
@@ -230,7 +268,7 @@ def imported(tmp_path: Path, content: bytes, **options: Any) -> list[tuple[str, 
     (tmp_path / "bad").write_bytes(content)
     output = tmp_path / "back"
     regions, rejects = import_file(
-        Import(file=tmp_path / "bad", output=output, **options), fresh=output.exists()
+        Import(files=[tmp_path / "bad"], output=output, **options), fresh=output.exists()
     )
     found = read_table(output, REJECTS).to_pylist()
     assert len(found) == rejects
@@ -334,17 +372,17 @@ def test_an_unknown_file_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixt
         assert f"FILE {tmp_path / name}" in capsys.readouterr().err
 
 
-def test_an_import_that_was_killed_starts_over(
+def test_an_import_that_was_killed_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "file", "tsv")
-    whole = Import(file=tmp_path / "file", output=tmp_path / "whole", images_per_shard=1)
-    killed = Import(file=tmp_path / "file", output=tmp_path / "killed", images_per_shard=1)
+    whole = Import(files=[tmp_path / "file"], output=tmp_path / "whole", images_per_shard=1)
+    killed = Import(files=[tmp_path / "file"], output=tmp_path / "killed", images_per_shard=1)
     import_file(whole)
     original = os.replace
 
     def replace(source: Any, target: Any) -> None:
-        if str(target).endswith("regions-00001-of-00003.parquet"):
+        if str(target).endswith("regions-0-00001.parquet"):
             raise KeyboardInterrupt
         original(source, target)
 
@@ -396,7 +434,7 @@ def test_hdf5_files_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
         del file["image_features"]
         file["image_features"] = h5py.ExternalLink(str(tmp_path / "other"), "image_features")
     with pytest.raises(InputError, match="image_features lies in another file"):
-        import_file(Import(file=tmp_path / "file", output=tmp_path / "a"))
+        import_file(Import(files=[tmp_path / "file"], output=tmp_path / "a"))
     with h5py.File(tmp_path / "file", "r+") as file:
         del file["image_features"]
         secret = tmp_path / "secret"
@@ -405,11 +443,13 @@ def test_hdf5_files_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
             "image_features", shape=(8, DIM), dtype="<f4", external=[(str(secret), 0, 4 * 8 * DIM)]
         )
     with pytest.raises(InputError, match="image_features lies in another file"):
-        import_file(Import(file=tmp_path / "file", output=tmp_path / "b"))
-    with h5py.File(tmp_path / "file", "r+") as file:
+        import_file(Import(files=[tmp_path / "file"], output=tmp_path / "b"))
+    with h5py.File(tmp_path / "other", "r+") as file:
         del file["image_ids"]
-    with pytest.raises(InputError, match="lacks image_ids"):
-        import_file(Import(file=tmp_path / "file", output=tmp_path / "c"))
+    (tmp_path / "other_imgid2idx.pkl").unlink()
+    (tmp_path / "file_imgid2idx.pkl").unlink()
+    with pytest.raises(InputError, match=r"no ids.*other_imgid2idx.pkl"):
+        import_file(Import(files=[tmp_path / "other"], output=tmp_path / "c"))
 
 
 def test_hdf5_places_outside_the_file_are_rejects(tmp_path: Path) -> None:
@@ -423,6 +463,6 @@ def test_lmdb_keys_without_values_are_rejects(tmp_path: Path) -> None:
     export_file(write_regions(tmp_path / "source", ROWS), tmp_path / "lmdb", "lmdb")
     with lmdb.open(str(tmp_path / "lmdb")) as environment, environment.begin(write=True) as opened:
         opened.delete(b"12")
-    assert import_file(Import(file=tmp_path / "lmdb", output=tmp_path / "back")) == (2, 1)
+    assert import_file(Import(files=[tmp_path / "lmdb"], output=tmp_path / "back")) == (2, 1)
     (row,) = read_table(tmp_path / "back", REJECTS).to_pylist()
     assert (row["key"], row["reason"]) == ("12", "bad_record")

@@ -1,0 +1,180 @@
+"""CPU seconds a GB of importing and exporting each format, compared with copying the same bytes.
+
+Regions of 36 boxes x 2048 float32, as published, in files of every format. The limit of a format
+with base64 is Python's own decoding (import) or encoding (export) of the same payloads; of one
+with arrays it is reading and writing the file's bytes with their SHA-256, which every table has.
+``limit`` is in the same unit, measured in the same run, and the bar is twice the limit.
+
+    python benchmarks/formats.py --full
+"""
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shell import parse_form, result_line
+
+from vlmill.extract.formats.export_file import export_file
+from vlmill.extract.formats.folders import walk_files
+from vlmill.extract.formats.import_file import Import, import_file
+from vlmill.extract.formats.names import FORMATS
+from vlmill.runtime.console.progress import without_progress
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
+from vlmill.schemas.tables import REGIONS
+
+SHORT = {"images": 200, "rounds": 1}
+FULL = {"images": 2_000, "rounds": 3}
+BOXES, WIDTH, CLASSES, ATTRIBUTES = 36, 2048, 16, 8
+GROUP = 16
+BLOCK = 1 << 20
+BAR = 2.0  # times the limit
+IN_BASE64 = {"tsv", "tsv6", "tsv7", "lmdb", "oscar", "oscar-retrieval", "vl-bert"}
+
+
+def make_row(number: int, random: np.random.Generator) -> RegionRow:
+    """Returns one image's regions; a third of the features are zeros, as after a ReLU."""
+    corners = random.uniform(0, 200, (BOXES, 2))
+    features = np.maximum(random.standard_normal((BOXES, WIDTH), np.float32) + 0.4, 0)
+    probs = random.dirichlet(np.ones(CLASSES + 1), BOXES).astype(np.float32)
+    return RegionRow(
+        image_id=f"COCO_train2014_{number:012}",
+        width=640,
+        height=480,
+        boxes=np.hstack([corners, corners + 100]).astype(np.float32),
+        features=features,
+        class_ids=probs[:, 1:].argmax(axis=1).astype(np.int16),
+        class_scores=probs[:, 1:].max(axis=1),
+        class_probs=probs,
+        attribute_ids=random.integers(0, ATTRIBUTES, BOXES).astype(np.int16),
+        attribute_scores=random.random(BOXES, np.float32),
+    )
+
+
+def write_regions(folder: Path, images: int) -> Path:
+    """Writes a table of regions."""
+    arrays = region_arrays(dtype="float32", feature_dim=WIDTH, class_probs_dim=CLASSES + 1)
+    random = np.random.default_rng(0)
+    with ShardWriter(folder, REGIONS, 0, 1, arrays=arrays) as writer:
+        for first in range(0, images, GROUP):
+            numbers = range(first, min(first + GROUP, images))
+            rows = [make_row(number, random) for number in numbers]
+            writer.write(encode_regions(rows, dtype="float32"))
+    assert writer.shard is not None
+    write_manifest(folder, [writer.shard], job="benchmark", settings={})
+    return folder
+
+
+def cpu_seconds(work: Callable[[], Any], rounds: int) -> float:
+    """Returns the least CPU seconds, of user and system, of some rounds."""
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def copy(files: Sequence[Path], target: Path) -> None:
+    """Copies files into one, with the SHA-256 of their bytes."""
+    digest = hashlib.sha256()
+    with target.open("wb") as out:
+        for file in files:
+            with file.open("rb") as source:
+                while block := source.read(BLOCK):
+                    digest.update(block)
+                    out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def code_base64(images: int, *, decode: bool) -> None:
+    """Decodes or encodes the payload of one image so many times."""
+    payload = np.random.default_rng(0).standard_normal((BOXES, WIDTH), np.float32)
+    data = base64.b64encode(payload) if decode else payload
+    for _ in range(images):
+        if decode:
+            base64.b64decode(data, validate=True)
+        else:
+            base64.b64encode(data)
+
+
+def measure(name: str, source: Path, folder: Path, images: int, rounds: int) -> list[Any]:
+    """Returns the lines of one format: export, then import of what was exported."""
+    gigabytes = images * BOXES * WIDTH * 4 / 1e9
+    output = folder / f"{name}-out" / "features"
+    output.parent.mkdir()
+    names = {}
+    for what, count in (("classes", CLASSES), ("attributes", ATTRIBUTES)):
+        file = folder / f"{what}.txt"
+        file.write_text("\n".join(f"{what} {number}" for number in range(count)))
+        names[what] = str(file)
+    named = names if FORMATS[name].reader == "oscar" else {}
+    root = output.parent if name == "npz-cocobu" else output
+
+    def run_export() -> None:
+        export_file(source, output, name, fresh=True, **named)
+
+    def run_import() -> None:
+        job = Import(files=[root], output=folder / f"{name}-in", background="first")
+        import_file(job, fresh=True)
+
+    seconds = {"export": cpu_seconds(run_export, rounds), "import": cpu_seconds(run_import, rounds)}
+    files = [source / "regions-00000-of-00001.parquet"]
+    exported = list(walk_files(root, ""))
+    lines = []
+    for step, value in seconds.items():
+        if name in IN_BASE64:
+            peer = f"base64.b64{'encode' if step == 'export' else 'decode'}"
+            work = lambda step=step: code_base64(images, decode=step == "import")  # noqa: E731
+        else:
+            peer = "copy with SHA-256"
+            inputs = files if step == "export" else exported
+            work = lambda inputs=inputs: copy(inputs, folder / "copy")  # noqa: E731
+        limit = cpu_seconds(work, rounds)
+        line = result_line(
+            f"formats/{step}/{name}",
+            round(value / gigabytes, 3),
+            "CPU s/GB of features",
+            peer=peer,
+            ratio=round(value / limit, 2),
+            limit=round(limit / gigabytes, 3),
+            fraction_of_limit=round(limit / value, 3),
+            bar=BAR,
+            images=images,
+        )
+        lines.append(line)
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, metavar="N", help="of 36 boxes x 2048: 0.3 MB each")
+    parser.add_argument("--rounds", type=int, metavar="N", help="the best of N is printed")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    args = parse_form(parser, argv, short=SHORT, full=FULL)
+    with tempfile.TemporaryDirectory() as name, without_progress():
+        source = write_regions(Path(name) / "source", args.images)
+        for format_ in args.formats:
+            with tempfile.TemporaryDirectory(dir=name) as folder:
+                with contextlib.redirect_stderr(None):
+                    lines = measure(format_, source, Path(folder), args.images, args.rounds)
+                for line in lines:
+                    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

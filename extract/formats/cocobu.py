@@ -1,0 +1,74 @@
+"""Reads and writes the folders of captioning code (self-critical.pytorch, ``make_bu_data.py``).
+
+``NAME_att/ID.npz`` has feat [N, D], ``NAME_box/ID.npy`` the boxes [N, 4] in pixels and
+``NAME_fc/ID.npy`` the mean of the features. An export writes the sizes to ``NAME_sizes.tsv``.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmill.extract.formats.arrays import read_array
+from vlmill.extract.formats.context import Context
+from vlmill.extract.formats.folders import file_name
+from vlmill.extract.formats.plan import ExportPlan, Rows, size_lines
+from vlmill.extract.formats.records import BadRecord, widen_payload
+from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.schemas.errors import InputError
+
+FEATURES = {"feat", "z"}  # the published features of COCO's test images are called z
+ATT, BOX, FC = "_att", "_box", "_fc"
+LAYOUT = "cocobu features"
+
+
+def parse_members(
+    members: dict[str, Any],
+    image_id: str,
+    file: Path,
+    context: Context,
+    sizes: Callable[[Path], Any],
+) -> dict[str, Any]:
+    """Returns the fields of one image: features of ``file``, boxes of the folder next to it.
+
+    Raises BadRecord, and InputError for a folder without boxes or sizes.
+    """
+    folder = file.parent
+    base = folder.with_name(folder.name.removesuffix(ATT))
+    boxes = base.with_name(f"{base.name}{BOX}")
+    if base == folder or not boxes.is_dir():
+        raise InputError(
+            f"FILE {folder}: cocobu features (feat) without boxes; give the folder NAME{ATT} with "
+            f"NAME{BOX} next to it"
+        )
+    fields: dict[str, Any] = {"image_id": image_id}
+    context.add_size(fields, sizes(base), folder, LAYOUT)
+    fields["boxes"] = read_array(boxes / f"{file.stem}.npy")
+    features = next(members[name] for name in sorted(FEATURES) if name in members)
+    if np.ndim(fields["boxes"]) != 2:
+        raise BadRecord(f"the boxes are {np.shape(fields['boxes'])}, expected [N, 4]")
+    return {**fields, "features": features, "num_boxes": len(fields["boxes"])}
+
+
+def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
+    """Writes ``PATH_att``, ``PATH_box``, ``PATH_fc`` and ``PATH_sizes.tsv``; returns the rows."""
+    count = 0
+    with ExitStack() as stack:
+        att, box, fc = (
+            stack.enter_context(atomic_folder(path.with_name(f"{path.name}{end}"), replace=True))
+            for end in (ATT, BOX, FC)
+        )
+        sizes = stack.enter_context(size_lines(path))
+        for row in rows:
+            stem = file_name(row.image_id, "", name=plan.name)
+            features = widen_payload("features", row)
+            with (att / f"{stem}.npz").open("xb") as file:
+                np.savez(file, feat=features)
+            np.save(box / f"{stem}.npy", widen_payload("boxes", row))
+            mean = features.mean(axis=0) if len(features) else np.zeros(plan.width, np.float32)
+            np.save(fc / f"{stem}.npy", mean)
+            sizes(row)
+            count += 1
+    return count

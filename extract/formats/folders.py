@@ -1,0 +1,55 @@
+"""Folders of a file an image: walked in order, and written with names that hold any id.
+
+An id becomes a path: its parts between slashes are folders where the format has such, and what a
+file name cannot hold is percent-quoted: ``a%2Fb.npz`` is the image ``a/b``.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from vlmill.runtime.files.atomic import TEMPORARY_PREFIX
+from vlmill.schemas.errors import InputError
+
+SAFE = " @+=,"
+MAX_NAME_BYTES = 250
+
+
+def walk_files(path: Path, ending: str) -> Iterator[Path]:
+    """Yields the files below a folder whose names have an ending, sorted in each folder.
+
+    Hidden and temporary files and links to folders are left out. A file yields itself.
+    """
+    if path.is_file():
+        yield path
+        return
+    for base, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.lower().endswith(ending) and not name.startswith((".", TEMPORARY_PREFIX)):
+                yield Path(base, name)
+
+
+def count_files(path: Path, ending: str) -> int:
+    """Counts the files that :func:`walk_files` yields, at least 1."""
+    return max(1, sum(1 for _ in walk_files(path, ending)))
+
+
+def file_name(image_id: str, ending: str, *, name: str) -> str:
+    """Returns the file name of an image. Raises InputError for an id that no file can have."""
+    stem = quote(image_id, safe=SAFE)
+    if len(stem) + len(ending) > MAX_NAME_BYTES or stem.startswith(".") or not stem:
+        raise InputError(
+            f"image_id {image_id!r} cannot be the name of a file, which --format {name} needs; "
+            "give --format hdf5 or lmdb"
+        )
+    return f"{stem}{ending}"
+
+
+def id_of_file(file: Path, ending: str) -> str:
+    """Returns the id that a file is called by: without the ending, and unquoted if an export can
+    have written the name.
+    """
+    stem = file.name[: -len(ending)]
+    return unquoted if quote(unquoted := unquote(stem), safe=SAFE) == stem else stem

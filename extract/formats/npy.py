@@ -1,0 +1,152 @@
+"""Reads and writes the ``.npy`` files of vilbert-multi-task and MMF, in folders of any depth.
+
+vilbert-multi-task (``script/extract_features.py``) saves one dict an image: image_id, image_height,
+image_width, num_boxes, bbox, features, objects, cls_prob. MMF (``extract_features_vmb.py``) saves
+the features [N, D] as ID.npy and the other entries as a dict in ID_info.npy; its ids are paths
+below the folder, without the ending.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlmill.extract.formats.arrays import only_item, read_array
+from vlmill.extract.formats.context import Context, Item
+from vlmill.extract.formats.folders import count_files, file_name, walk_files
+from vlmill.extract.formats.plan import ExportPlan, Rows
+from vlmill.extract.formats.records import (
+    BadRecord,
+    InvalidRecord,
+    Record,
+    count_arrays,
+    make_record,
+    rename_fields,
+    widen_payload,
+)
+from vlmill.models.convert.plain_pickle import plain_value
+from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.runtime.readers.regions import RegionRow
+from vlmill.schemas.errors import InputError
+
+ENDING, INFO = ".npy", "_info.npy"
+BOXES = "_box"  # folders of cocobu: they belong to features in .npz
+
+
+def read(path: Path, context: Context) -> Iterator[Item]:
+    """Yields the records of one file, or of the files below a folder in the order of their names.
+
+    Raises InputError for a folder whose first readable file has a layout that nobody knows.
+    """
+    require_layout(path)
+    total = count_files(path, ENDING)
+    root = path if path.is_dir() else path.parent
+    for number, file in enumerate(walk_files(path, ENDING)):
+        context.done = number / total
+        if not file.name.endswith(INFO):
+            yield partial(read_record, file, root)
+
+
+def require_layout(path: Path) -> None:
+    """Raises InputError, once, if the first readable file is of no layout."""
+    for file in walk_files(path, ENDING):
+        if file.name.endswith(INFO):
+            continue
+        try:
+            value = read_array(file)
+            entries = parse_entries(value)
+        except BadRecord:
+            continue
+        if {"features", "boxes"} <= entries.keys():
+            return
+        if isinstance(value, np.ndarray) and info_file(file).is_file():
+            return
+        what = f"a dict of {', '.join(map(str, entries))[:200]}"
+        if isinstance(value, np.ndarray):
+            what = f"an array {list(value.shape)} without {info_file(file).name}"
+        raise InputError(
+            f"FILE {path}: {file.name} is {what}, not features with their boxes. Known: a dict "
+            "with features and bbox (vilbert-multi-task); ID.npy with ID_info.npy (MMF)"
+        )
+
+
+def parse_entries(value: Any) -> dict[str, Any]:
+    """Returns the dict that a file holds, by known names; empty for other arrays."""
+    item = only_item(value)
+    if not isinstance(item, dict):
+        return {}
+    return rename_fields({str(name): plain_value(entry) for name, entry in item.items()})
+
+
+def info_file(file: Path) -> Path:
+    """Returns where MMF keeps the boxes of a file of features."""
+    return file.with_name(f"{file.name.removesuffix(ENDING)}{INFO}")
+
+
+def read_record(file: Path, root: Path) -> Record:
+    """Returns the row of one file, of MMF's with its ``_info.npy``."""
+    key = file.relative_to(root).as_posix().removesuffix(ENDING)
+    try:
+        value = read_array(file)
+        entries = parse_entries(value)
+        if isinstance(value, np.ndarray):
+            entries = {**parse_entries(read_array(info_file(file))), "features": value}
+        fields = {"image_id": key, **entries}
+        if absent := {"image_w", "image_h", "boxes", "features"} - fields.keys():
+            raise BadRecord(f"no {', '.join(sorted(absent))}")
+        count_arrays(fields)
+    except BadRecord as error:
+        return InvalidRecord(key=key, detail=str(error), reason=error.reason)
+    return make_record(str(fields["image_id"]), {**fields, "image_id": str(fields["image_id"])})
+
+
+def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
+    """Writes the folder ``path`` with a file (``npy-mmf``: two) a row; returns the rows."""
+    count = 0
+    with atomic_folder(path, replace=True) as folder:
+        for row in rows:
+            entries = make_entries(row, plan)
+            features = widen_payload("features", row)
+            if plan.name == "npy-mmf":
+                file = nested_file(folder, row.image_id, plan.name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                _save(info_file(file), {"image_id": row.image_id, **entries})
+                _save(file, features)
+            else:
+                item = {"image_id": row.image_id, **entries, "features": features}
+                _save(folder / file_name(row.image_id, ENDING, name=plan.name), item)
+            count += 1
+    return count
+
+
+def nested_file(folder: Path, image_id: str, name: str) -> Path:
+    """Returns an image's file: the parts of its id are folders, as in MMF's feature paths."""
+    *parents, last = image_id.split("/")
+    if any(not part or part.startswith(".") for part in (*parents, last)):
+        parents, last = [], image_id
+    return folder.joinpath(
+        *(file_name(part, "", name=name) for part in parents),
+        file_name(last, ENDING, name=name),
+    )
+
+
+def _save(path: Path, value: Any) -> None:
+    with path.open("xb") as file:
+        np.save(file, value)
+
+
+def make_entries(row: RegionRow, plan: ExportPlan) -> Mapping[str, Any]:
+    """Returns what both projects call the same: sizes, boxes, classes and distributions."""
+    entries: dict[str, Any] = {
+        "bbox": widen_payload("boxes", row),
+        "num_boxes": len(row.boxes),
+        "image_width": row.width,
+        "image_height": row.height,
+    }
+    if "objects_id" in plan.payloads:
+        entries["objects"] = widen_payload("objects_id", row)
+    if "cls_prob" in plan.payloads:
+        entries["cls_prob"] = widen_payload("cls_prob", row)
+    return entries

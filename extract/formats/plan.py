@@ -1,0 +1,54 @@
+"""What a writer needs to know before its first row."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vlmill.extract.formats.sizes import ENDING
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.runtime.readers.regions import RegionRow
+
+Rows = Iterator[RegionRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan:
+    """Describes the rows of one export.
+
+    ``payloads`` are the fields of :data:`~vlmill.extract.formats.records.KINDS` that are written
+    in addition to boxes and features; ``stated`` is how classes are counted; ``made_by`` is the
+    record of the detector and the selection. ``count`` rows have ``num_boxes`` boxes in all, each
+    of ``every`` boxes if they have equally many, else None; features are ``width`` wide.
+    ``classes`` and ``attributes`` are names, for the formats that have names.
+    """
+
+    name: str
+    payloads: tuple[str, ...]
+    stated: Mapping[str, Any]
+    made_by: Mapping[str, Any]
+    count: int
+    num_boxes: int
+    every: int | None
+    width: int
+    probs_width: int = 0
+    classes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    @cached_property
+    def made_by_text(self) -> str:
+        """Returns ``made_by`` as JSON."""
+        return json.dumps(self.made_by, sort_keys=True)
+
+
+@contextmanager
+def size_lines(path: Path) -> Iterator[Callable[[RegionRow], None]]:
+    """Gives a function that writes a row's id and size to ``PATH_sizes.tsv``."""
+    with (
+        atomic_path(path.with_name(f"{path.name}{ENDING}")) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        yield lambda row: print(row.image_id, row.width, row.height, sep="\t", file=file)

@@ -1,0 +1,194 @@
+"""Finds the feature files that the arguments of an import name, and their formats by content."""
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmill.extract.formats import cocobu, hdf5, lmdb, npz, oscar, tsv, vlbert
+from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
+from vlmill.extract.formats.folders import walk_files
+from vlmill.extract.formats.names import FORMATS, READERS
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.paths import matches
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.formats import HEAD_BYTES, format_name, other_name
+from vlmill.schemas.names import IMAGE_ENDINGS
+from vlmill.schemas.plain_json import read_json
+
+# Of files that belong to others, or to no features: they are not opened in folders.
+OTHER_ENDINGS = (".lineidx", ".pkl", ".txt", ".md", ".yaml", ".yml", ".lock", *IMAGE_ENDINGS)
+MAX_JSON = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file, or a folder of a file an image.
+
+    ``format`` is its layout of TSV, else its reader of READERS.
+    """
+
+    path: Path
+    format: str
+    bytes: int
+
+    @property
+    def reader(self) -> str:
+        """Returns the family whose reader reads it."""
+        return "tsv" if self.format in tsv.FIELDS else self.format
+
+
+def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Source]:
+    """Returns the sources of all arguments: files, folders and globs, in their order.
+
+    ``name`` is one of FORMATS, None where the content decides. Raises InputError for what is not
+    there, of no known format, or of another one than ``name``.
+    """
+    paths = [path for argument in arguments for path in expand(argument)]
+    found = [source for path in paths for source in sources_of(path, name)]
+    return drop_companions(list(dict.fromkeys(found)))
+
+
+def expand(argument: str | Path) -> list[Path]:
+    """Returns the paths that an argument names. Raises InputError if there are none."""
+    path = Path(argument)
+    if path.exists():
+        return [path]
+    paths = [match for match in matches(str(argument)) if not match.name.startswith(".")]
+    if not paths:
+        raise InputError(f"FILE {path}: no such file; give feature files or folders")
+    return paths
+
+
+def sources_of(path: Path, name: str | None) -> list[Source]:
+    """Returns the sources of one path. Raises InputError."""
+    found = [source(path, recognised)] if (recognised := recognise(path)) else []
+    if not found and path.is_dir():
+        found = list(sources_in(path))
+    if name is None:
+        if not found:
+            raise InputError(f"FILE {path}: {describe(path)}; known formats: {', '.join(READERS)}")
+        return found
+    reader = FORMATS[name].reader
+    if wrong := [one for one in found if one.reader != reader]:
+        raise InputError(
+            f"FILE {wrong[0].path} is {wrong[0].format} by its content, not {name}; remove "
+            "--format, or give the right one"
+        )
+    format_ = name if reader == "tsv" else reader
+    return [source(one.path, format_) for one in found] or [source(path, format_)]
+
+
+def source(path: Path, format_: str) -> Source:
+    """Returns a path as a source, with the bytes below it."""
+    files = [path] if path.is_file() else walk_files(path, "")
+    return Source(path=path, format=format_, bytes=sum(file.stat().st_size for file in files))
+
+
+def recognise(path: Path) -> str | None:
+    """Returns the format of a file, or of the folder of an LMDB; None if it is none of them."""
+    if lmdb.is_lmdb(path):
+        return "lmdb"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if head.startswith(ZIP_MAGIC):
+        return recognise_zip(path)
+    if head.startswith(NPY_MAGIC):
+        return "npy"
+    if head.startswith(hdf5.MAGIC):
+        return "hdf5"
+    if path.suffix == vlbert.ENDING and is_vlbert(path):
+        return "vl-bert"
+    if format_name(head) or b"\0" in head:
+        return None
+    return tsv.sniff_format(path) or ("oscar" if oscar.sniff_kind(path) else None)
+
+
+def recognise_zip(path: Path) -> str | None:
+    """Returns whether a zip holds arrays or JSON; a damaged one goes by its name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [m.filename for m in archive.infolist() if not m.is_dir()]
+    except ZIP_ERRORS:
+        return "npz" if path.suffix == npz.ENDING else "vl-bert" if path.suffix == ".zip" else None
+    if any(name.endswith(vlbert.ENDING) for name in names):
+        return "vl-bert"
+    is_arrays = path.suffix == npz.ENDING or (names and all(n.endswith(".npy") for n in names))
+    return "npz" if is_arrays else None
+
+
+def is_vlbert(path: Path) -> bool:
+    """Says whether a JSON file has the features of one image."""
+    try:
+        return vlbert.has_layout(read_json(path, max_bytes=MAX_JSON))
+    except (OSError, ValueError):
+        return False
+
+
+def sources_in(folder: Path) -> Iterator[Source]:
+    """Yields the sources of a folder: its files, and itself for formats of a file an image."""
+    per_image = dict[str, None]()
+    first_json: Path | None = None
+    for file in walk_files(folder, ""):
+        ending = file.suffix.lower()
+        if ending == npz.ENDING:
+            per_image["npz"] = None
+        elif ending == ".npy":
+            if not belongs_to_npz(file.parent):
+                per_image["npy"] = None
+        elif ending == vlbert.ENDING:
+            first_json = first_json or file
+        elif file.name == lmdb.FILE:
+            yield source(file.parent, "lmdb")
+        elif (
+            file.name != "lock.mdb"
+            and not file.name.lower().endswith(OTHER_ENDINGS)
+            and (format_ := recognise(file)) is not None
+        ):
+            per_image.setdefault("", None)
+            yield source(file, format_)
+    yield from (source(folder, name) for name in per_image if name)
+    if not per_image and first_json is not None and is_vlbert(first_json):
+        yield source(folder, "vl-bert")
+
+
+def belongs_to_npz(folder: Path) -> bool:
+    """Says whether a folder of ``.npy`` has the boxes or means of cocobu features next to it."""
+    for end in (cocobu.BOX, cocobu.FC):
+        if folder.name.endswith(end):
+            base = folder.name.removesuffix(end)
+            return folder.with_name(f"{base}{cocobu.ATT}").is_dir()
+    return False
+
+
+def drop_companions(sources: list[Source]) -> list[Source]:
+    """Returns the sources without the TSV of Oscar that only complete others of their folder."""
+    kinds = {s.path: oscar.sniff_kind(s.path) for s in sources if s.format == "oscar"}
+    kept = []
+    for one in sources:
+        kind = kinds.get(one.path)
+        others = {kind for path, kind in kinds.items() if path.parent == one.path.parent}
+        if kind == oscar.FEATURES and oscar.OBJECTS in others:
+            print_status(
+                f"note: FILE {one.path} is left out: the predictions in its folder have features"
+            )
+        elif kind in (None, oscar.FEATURES, oscar.OBJECTS) or others <= {oscar.LABELS, oscar.SIZES}:
+            kept.append(one)
+    return kept
+
+
+def describe(path: Path) -> str:
+    """Returns what a path is that has no known format."""
+    if path.is_dir():
+        names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
+        return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if not head:
+        return "it is empty"
+    if name := format_name(head) or other_name(head):
+        return f"it is {name}, not a file of features"
+    fields = head.split(b"\n", 1)[0].count(b"\t") + 1
+    return f"not a file of features (its first line has {fields} fields)"

@@ -1,0 +1,143 @@
+"""Reads and writes VL-BERT's precomputed features: a zip, or its folder, of one JSON an image.
+
+``NAME/ID.json`` has image_id, image_w, image_h, num_boxes and in base64 of float32 boxes, features
+and, for pretraining, classes (distributions).
+"""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlmill.extract.formats.arrays import ZIP_ERRORS, read_member
+from vlmill.extract.formats.context import Context, Item
+from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
+from vlmill.extract.formats.plan import ExportPlan, Rows
+from vlmill.extract.formats.records import (
+    STATED,
+    BadRecord,
+    InvalidRecord,
+    Record,
+    from_base64,
+    make_record,
+    to_base64,
+)
+from vlmill.runtime.files.atomic import atomic_path
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
+from vlmill.schemas.rejects import Reason
+
+ENDING = ".json"
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same rows give the same bytes
+NEEDED = ("boxes", "features", "image_w", "image_h")
+MAX_FILE = 64 * 2**20
+
+
+def read(path: Path, context: Context) -> Iterator[Item]:
+    """Yields the records of a zip in its order, or of a folder in the order of the names.
+
+    Raises InputError for one whose first JSON has another layout.
+    """
+    if path.is_dir() or path.suffix == ENDING:
+        total = count_files(path, ENDING)
+        for number, file in enumerate(walk_files(path, ENDING)):
+            context.done = number / total
+            load = partial(_read_file, file)
+            if not number:
+                require_layout(path, file.name, load)
+            yield partial(read_record, file, load)
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+        members = [m for m in archive.infolist() if m.filename.endswith(ENDING)]
+    except ZIP_ERRORS as error:
+        detail = f"it cannot be opened, and no image of it is read: {error}"
+        reason = Reason.BROKEN_ARCHIVE
+        yield partial(InvalidRecord, key=path.name, detail=detail, reason=reason)
+        return
+    with archive:
+        for number, member in enumerate(members):
+            context.done = number / len(members)
+            load = partial(read_member, archive, member)
+            if not number:
+                require_layout(path, member.filename, load)
+            yield partial(read_record, Path(member.filename), load)
+
+
+def _read_file(file: Path) -> bytes:
+    if (size := file.stat().st_size) > MAX_FILE:
+        raise BadRecord(f"it has {size} bytes, limit {MAX_FILE}", Reason.TOO_LARGE)
+    return file.read_bytes()
+
+
+def has_layout(value: Any) -> bool:
+    """Says whether a JSON value is one image of VL-BERT."""
+    return isinstance(value, dict) and {"boxes", "features"} <= value.keys()
+
+
+def require_layout(path: Path, name: str, load: Callable[[], bytes]) -> None:
+    """Raises InputError if the first JSON can be read and is something else."""
+    try:
+        value = parse_json(load())
+    except (BadRecord, ValueError, *ZIP_ERRORS):
+        return
+    if not has_layout(value):
+        what = f"an object of {', '.join(list(value)[:10])}" if isinstance(value, dict) else "other"
+        raise InputError(
+            f"FILE {path}: {name} is not VL-BERT's JSON ({what}), which has image_w, image_h, "
+            "num_boxes, boxes and features"
+        )
+
+
+def read_record(file: Path, load: Callable[[], bytes]) -> Record:
+    """Returns the row of one JSON."""
+    key = id_of_file(file, ENDING)
+    try:
+        value = parse_json(load())
+        if not isinstance(value, dict):
+            raise BadRecord("not a JSON object")
+        if absent := [name for name in NEEDED if name not in value]:
+            raise BadRecord(f"no {', '.join(absent)}")
+        payloads = {"boxes": "boxes", "features": "features", "classes": "cls_prob"}
+        fields: dict[str, Any] = {
+            known: from_base64(known, value[name])
+            for name, known in payloads.items()
+            if isinstance(value.get(name), str)
+        }
+        plain = ("image_w", "image_h", "num_boxes", *STATED)
+        fields |= {name: value[name] for name in plain if name in value}
+        fields.setdefault("num_boxes", fields["boxes"].size // 4)
+        key = str(value.get("image_id", key))
+    except BadRecord as error:
+        return InvalidRecord(key=key, detail=str(error), reason=error.reason)
+    except (ValueError, KeyError) as error:
+        return InvalidRecord(key=key, detail=f"not readable JSON: {error}")
+    except ZIP_ERRORS as error:
+        return InvalidRecord(key=key, detail=str(error), reason=Reason.BROKEN_ARCHIVE)
+    return make_record(key, {**fields, "image_id": key})
+
+
+def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
+    """Writes one zip, atomically and not compressed, as VL-BERT reads it; returns the rows.
+
+    The members are in a folder that is called like the file: VL-BERT opens NAME.zip@/NAME/ID.json.
+    """
+    count = 0
+    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for row in rows:
+            entries = {
+                "image_id": row.image_id,
+                "image_w": row.width,
+                "image_h": row.height,
+                "num_boxes": len(row.boxes),
+                **{name: to_base64(name, row).decode("ascii") for name in ("boxes", "features")},
+            }
+            if "cls_prob" in plan.payloads:
+                entries["classes"] = to_base64("cls_prob", row).decode("ascii")
+            name = f"{path.stem}/{file_name(row.image_id, ENDING, name=plan.name)}"
+            member = zipfile.ZipInfo(name, ZIP_TIME)
+            archive.writestr(member, json.dumps(entries | dict(plan.stated)))
+            count += 1
+    return count

@@ -1,0 +1,531 @@
+"""Files of other projects in their own layouts, as their scripts write them."""
+
+import base64
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import lmdb
+import numpy as np
+import pytest
+from tests.extract.formats.test_import_export import make_row
+
+from vlmill.extract.cli import command
+from vlmill.extract.formats.import_file import Import, import_file
+from vlmill.extract.verify import verify
+from vlmill.runtime.console.command import run_command
+from vlmill.runtime.files.reading import read_table
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REJECTS
+
+WIDTH, HEIGHT = 200, 100
+
+
+def text(array: Any, kind: str = "<f4") -> str:
+    return base64.b64encode(np.asarray(array, kind).tobytes()).decode()
+
+
+def rows_of(output: Path, *files: Path | str, **options: Any) -> RegionReader:
+    import_file(Import(files=files, output=output, **options))
+    assert verify(output) == []
+    return RegionReader(output)
+
+
+def assert_row(found: RegionRow, expected: RegionRow, *columns: str, exact: bool = True) -> None:
+    assert (found.width, found.height) == (expected.width, expected.height)
+    for name in ("boxes", "features", *columns):
+        left, right = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(left, right, rtol=0 if exact else 1e-2, atol=0 if exact else 1)
+
+
+def write_lmdb(folder: Path, items: dict[str, Any], keys: bool = True) -> Path:
+    with lmdb.open(str(folder), map_size=2**24) as opened, opened.begin(write=True) as put:
+        for key, item in items.items():
+            put.put(key.encode(), pickle.dumps(item))
+        if keys:
+            put.put(b"keys", pickle.dumps([key.encode() for key in items]))
+    return folder
+
+
+# --- LMDB -----------------------------------------------------------------------------------------
+
+
+def volta_item(row: RegionRow) -> dict[str, Any]:
+    return {
+        "features": row.features,
+        "boxes": row.boxes,
+        "obj_id": np.asarray(row.class_ids, np.int64),
+        "obj_conf": row.class_scores,
+        "attr_id": np.asarray(row.attribute_ids, np.int64),
+        "attr_conf": row.attribute_scores,
+        "img_w": np.int64(WIDTH),
+        "img_h": np.int64(HEIGHT),
+        "img_id": row.image_id,
+    }
+
+
+OF_OBJECTS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")
+
+
+def test_volta_lmdb_without_num_boxes(tmp_path: Path) -> None:
+    rows = [make_row("9", 3), make_row("25", 1)]
+    encoded = volta_item(rows[1])
+    for name in ("features", "boxes"):  # npy_to_lmdb.py: bytes of base64
+        encoded[name] = base64.b64encode(encoded[name])
+    path = write_lmdb(tmp_path / "db", {"9": volta_item(rows[0]), "25": encoded})
+    reader = rows_of(tmp_path / "out", path)
+    for row in rows:
+        assert_row(reader[row.image_id], row, *OF_OBJECTS)
+
+
+def test_vilbert_multi_task_lmdb_with_a_lower_num_boxes(tmp_path: Path) -> None:
+    row = make_row("100", 4)
+    item = {
+        "image_id": np.int64(100),
+        "image_h": HEIGHT,
+        "image_w": float(WIDTH),
+        "num_boxes": 3,  # boxes without a confidence are not counted, and are there
+        "boxes": row.boxes,
+        "features": row.features,
+    }
+    reader = rows_of(tmp_path / "out", write_lmdb(tmp_path / "db", {"100": item}, keys=False))
+    assert_row(reader["100"], row)
+
+
+def mmf_item(row: RegionRow, **changes: Any) -> dict[str, Any]:
+    item = {
+        "feature_path": row.image_id,
+        "features": row.features,
+        "image_height": HEIGHT,
+        "image_width": WIDTH,
+        "num_boxes": len(row.boxes),
+        "objects": np.asarray(row.class_ids, np.int64),
+        "cls_prob": None,
+        "bbox": row.boxes,
+    }
+    return {**item, **changes}
+
+
+def test_mmf_lmdb_with_keys_that_are_paths(tmp_path: Path) -> None:
+    row = make_row("train2014/COCO_train2014_000000000009", 3)
+    reader = rows_of(tmp_path / "out", write_lmdb(tmp_path / "db", {row.image_id: mmf_item(row)}))
+    assert_row(reader[row.image_id], row, "class_ids")
+
+
+@pytest.mark.parametrize("value", [{"image": b"jpeg", "label": 3}, [1, 2], b"bytes"])
+def test_an_lmdb_of_other_values_is_named_once(tmp_path: Path, value: Any) -> None:
+    path = write_lmdb(tmp_path / "db", {"a": value, "b": value})
+    with pytest.raises(InputError, match="is an LMDB of other values: a is"):
+        rows_of(tmp_path / "out", path)
+
+
+# --- npy and npz ----------------------------------------------------------------------------------
+
+
+def test_npy_of_vilbert_multi_task_in_split_folders(tmp_path: Path) -> None:
+    row = make_row("a.b", 3)
+    entries = {n: v for n, v in mmf_item(row).items() if n not in ("feature_path", "cls_prob")}
+    (tmp_path / "npy" / "train").mkdir(parents=True)
+    file = tmp_path / "npy" / "train" / "a.npy"
+    objects = np.arange(2)  # the script leaves out one object
+    np.save(file, {**entries, "image_id": "a.b", "objects": objects})  # type: ignore[arg-type]
+    assert_row(rows_of(tmp_path / "out", tmp_path / "npy")["a.b"], row)
+
+
+def test_npy_of_mmf_with_info(tmp_path: Path) -> None:
+    row = make_row("train2014/x_9", 3)
+    (tmp_path / "npy" / "train2014").mkdir(parents=True)
+    assert row.features is not None
+    np.save(tmp_path / "npy" / "train2014" / "x_9.npy", row.features)
+    info = {n: v for n, v in mmf_item(row).items() if n not in ("feature_path", "features")}
+    np.save(tmp_path / "npy" / "train2014" / "x_9_info.npy", info)  # type: ignore[arg-type]
+    assert_row(rows_of(tmp_path / "out", tmp_path / "npy")["train2014/x_9"], row, "class_ids")
+
+
+def test_arrays_without_boxes_are_named_once(tmp_path: Path) -> None:
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.ones((3, 4)))
+    with pytest.raises(InputError, match=r"0.npy is an array \[3, 4\] without 0_info.npy"):
+        rows_of(tmp_path / "out", tmp_path)
+
+
+def uniter(folder: Path, row: RegionRow) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    corners = row.boxes / np.array([WIDTH, HEIGHT] * 2)
+    fractions = np.hstack([corners, corners[:, 2:] - corners[:, :2]])
+    arrays: dict[str, Any] = {"norm_bb": fractions, "features": row.features}
+    arrays |= {"conf": row.class_scores, "soft_labels": row.class_probs}
+    halves = {name: array.astype(np.float16) for name, array in arrays.items()}
+    np.savez(folder / f"{row.image_id}.npz", **halves)
+
+
+def test_uniter_asks_for_sizes_once_and_takes_them_in_every_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [make_row("nlvr2_dev-1-0-img0", 3), make_row("nlvr2_dev-1-0-img1", 2)]
+    for row in rows:
+        uniter(tmp_path / "nlvr2" / "dev", row)
+    arguments = ["import", str(tmp_path / "nlvr2"), "--output", str(tmp_path / "none")]
+    assert run_command(command, arguments) == 2
+    assert capsys.readouterr().err.count("UNITER's npz, whose boxes are fractions") == 1
+    names = [row.image_id for row in rows]
+    sizes = [f"{name}.png" for name in names]
+    files = {
+        "map.json": json.dumps({name: [WIDTH, HEIGHT] for name in names}),
+        "gqa.json": json.dumps({n: {"width": WIDTH, "height": HEIGHT} for n in names}),
+        "coco.json": json.dumps(
+            {"images": [{"file_name": n, "width": WIDTH, "height": HEIGHT} for n in sizes]}
+        ),
+        "lines.tsv": "".join(f"{name}\t{WIDTH}.0\t{HEIGHT}\n" for name in names),
+        "lines.csv": "id,width,height\n" + "".join(f"{n},{WIDTH},{HEIGHT}\n" for n in names),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    for argument in (f"{WIDTH}x{HEIGHT}", *(str(tmp_path / name) for name in files)):
+        output = tmp_path / f"out-{Path(argument).name}"
+        reader = rows_of(output, tmp_path / "nlvr2", sizes=argument)
+        assert_row(reader[names[0]], rows[0], "class_ids", exact=False)
+    (tmp_path / "map.json").write_text(json.dumps({names[0]: [WIDTH, HEIGHT]}))
+    job = Import(
+        files=[tmp_path / "nlvr2"], output=tmp_path / "one", sizes=str(tmp_path / "map.json")
+    )
+    assert import_file(job) == (1, 1)
+    with pytest.raises(InputError, match="--sizes 0x3"):
+        rows_of(tmp_path / "zero", tmp_path / "nlvr2", sizes="0x3")
+
+
+@pytest.mark.parametrize("given", ["cocobu_att", "."])
+@pytest.mark.parametrize("name", ["feat", "z"])
+def test_cocobu_features_take_their_boxes_from_the_next_folder(
+    tmp_path: Path, given: str, name: str
+) -> None:
+    row = make_row("9", 3)
+    for end in ("att", "box", "fc"):
+        (tmp_path / "in" / f"cocobu_{end}").mkdir(parents=True)
+    np.savez_compressed(tmp_path / "in" / "cocobu_att" / "9.npz", **{name: row.features})
+    np.save(tmp_path / "in" / "cocobu_box" / "9.npy", row.boxes)
+    np.save(tmp_path / "in" / "cocobu_fc" / "9.npy", row.boxes.mean(0))
+    reader = rows_of(tmp_path / "out", tmp_path / "in" / given, sizes=f"{WIDTH}x{HEIGHT}")
+    assert_row(reader["9"], row)
+
+
+def test_npz_of_boxes_or_of_nothing_known_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        np.savez(tmp_path / f"{number}.npz", bbox=np.ones((1, 4)), num_bbox=1)
+    assert run_command(command, ["import", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "error:" in x]
+    assert "0.npz has no features" in line and "boxes without features" in line
+
+
+# --- HDF5 -----------------------------------------------------------------------------------------
+
+
+def write_butd(path: Path, rows: list[RegionRow], index: bytes | None, **more: Any) -> Path:
+    def spatial(row: RegionRow) -> Any:
+        x, y = row.boxes[:, 0::2] / WIDTH, row.boxes[:, 1::2] / HEIGHT
+        sides = [x[:, 1] - x[:, 0], y[:, 1] - y[:, 0]]
+        return np.stack([x[:, 0], y[:, 0], x[:, 0] + sides[0], y[:, 0] + sides[1], *sides], axis=1)
+
+    join = np.concatenate if "pos_boxes" in more else np.stack
+    with h5py.File(path, "w") as file:
+        file["image_features"] = join([np.asarray(row.features) for row in rows])
+        file["image_bb"] = join([row.boxes for row in rows])
+        file["spatial_features"] = join([spatial(row).astype(np.float32) for row in rows])
+        for name, value in more.items():
+            file[name] = value
+    if index is not None:
+        path.with_name(f"{path.stem}_imgid2idx.pkl").write_bytes(index)
+    return path
+
+
+def test_bottom_up_attention_vqa_with_its_pickle(tmp_path: Path) -> None:
+    rows = [make_row("9", 3), make_row("25", 3)]
+    index = b"(dp0\nI9\nI0\nsI25\nI1\ns."  # of Python 2
+    reader = rows_of(tmp_path / "out", write_butd(tmp_path / "train36.hdf5", rows, index))
+    assert reader.image_ids == ["9", "25"]
+    assert_row(reader["25"], rows[1])
+
+
+def test_ban_adaptive_with_rows_that_no_image_has(tmp_path: Path) -> None:
+    rows = [make_row("9", 3), make_row("25", 5)]
+    ranges = np.array([[0, 3], [3, 8], [0, 0]], np.int32)
+    index = pickle.dumps({25: 1, 9: 0})
+    path = write_butd(tmp_path / "train.hdf5", rows, index, pos_boxes=ranges)
+    reader = rows_of(tmp_path / "out", path)
+    assert reader.image_ids == ["9", "25"]
+    assert_row(reader["25"], rows[1])
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (None, "has no ids; .* keep them in train36_imgid2idx.pkl"),
+        (pickle.dumps({9: 7}), "refers to image 7"),
+        (pickle.dumps([1]), "is not a dict of row numbers"),
+        (pickle.dumps(Path("a")), "asks for pathlib"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_named(
+    tmp_path: Path, index: bytes | None, message: str
+) -> None:
+    path = write_butd(tmp_path / "train36.hdf5", [make_row("9", 3)], index)
+    with pytest.raises(InputError, match=message):
+        rows_of(tmp_path / "out", path)
+
+
+def test_volta_hdf5_has_a_group_an_image(tmp_path: Path) -> None:
+    rows = [make_row("9", 3), make_row("train/25", 2)]
+    with h5py.File(tmp_path / "coco.h5", "w") as file:
+        for row in rows:
+            group = file.create_group(row.image_id)
+            for name, value in volta_item(row).items():
+                if name != "img_id":
+                    group[name] = value
+        file.create_group("broken")["boxes"] = np.ones((1, 4))
+        file["link"] = h5py.ExternalLink("/etc/hostname", "x")
+    import_file(Import(files=[tmp_path / "coco.h5"], output=tmp_path / "out"))
+    reader = RegionReader(tmp_path / "out")
+    for row in rows:
+        assert_row(reader[row.image_id], row, *OF_OBJECTS)
+    rejects = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert {row["key"] for row in rejects} == {"broken", "link"}
+
+
+def test_visdial_hdf5(tmp_path: Path) -> None:
+    row = make_row("378466", 3)
+    with h5py.File(tmp_path / "visdial.h5", "w") as file:
+        file["image_id"] = np.array([378466])
+        file["features"], file["boxes"] = np.asarray(row.features)[None], row.boxes[None]
+    reader = rows_of(tmp_path / "out", tmp_path / "visdial.h5", sizes=f"{WIDTH}x{HEIGHT}")
+    assert_row(reader["378466"], row)
+
+
+# --- Oscar and VinVL ------------------------------------------------------------------------------
+
+
+def objects_of(row: RegionRow, names: list[str], features: bool) -> list[dict[str, Any]]:
+    assert row.class_scores is not None and row.features is not None
+    return [
+        {
+            "rect": [float(x) for x in row.boxes[number]],
+            "class": names[number],
+            "conf": float(row.class_scores[number]),
+            "attributes": ["red", "big"],
+            "attr_scores": [0.1, 0.7],
+            **({"feature": text(row.features[number])} if features else {}),
+        }
+        for number in range(len(row.boxes))
+    ]
+
+
+def with_spatial(row: RegionRow) -> Any:
+    corners = row.boxes / np.array([WIDTH, HEIGHT] * 2, np.float32)
+    sides = corners[:, 2:] - corners[:, :2]
+    return np.hstack([np.asarray(row.features), corners, sides]).astype(np.float32)
+
+
+def test_predictions_with_features(tmp_path: Path) -> None:
+    row = make_row("9", 2)
+    sizes = {"image_h": HEIGHT, "image_w": WIDTH, "num_boxes": 2}
+    value = {**sizes, "objects": objects_of(row, ["dog", "cat"], True)}
+    (tmp_path / "predictions.tsv").write_text(f"9\t{json.dumps(value)}\n")
+    reader = rows_of(tmp_path / "out", tmp_path / "predictions.tsv")
+    assert_row(reader["9"], row, "class_scores")
+    np.testing.assert_array_equal(reader["9"].class_ids, [0, 1])
+    np.testing.assert_array_equal(reader["9"].attribute_ids, [0, 0])
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["dog", "cat"]
+    assert json.loads((tmp_path / "out" / "attributes.json").read_text()) == ["big"]
+    (tmp_path / "names.txt").write_text("cat\ndog\nbird\n")
+    names = str(tmp_path / "names.txt")
+    named = rows_of(tmp_path / "named", tmp_path / "predictions.tsv", classes=names)
+    np.testing.assert_array_equal(named["9"].class_ids, [1, 0])
+    (tmp_path / "names.txt").write_text("cat\n")
+    job = Import(files=[tmp_path / "predictions.tsv"], output=tmp_path / "few", classes=names)
+    assert import_file(job) == (0, 1)
+    (reject,) = read_table(tmp_path / "few", REJECTS).to_pylist()
+    assert reject["reason"] == "label_unknown" and "'dog' is not in --classes" in reject["detail"]
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("labels", ["label", "predictions", "none"])
+def test_features_with_their_labels(tmp_path: Path, columns: int, labels: str) -> None:
+    row = make_row("9", 3)
+    array = text(with_spatial(row))
+    value = f"3\t{array}" if columns == 3 else json.dumps({"num_boxes": 3, "features": array})
+    (tmp_path / "train.feature.tsv").write_text(f"9\t{value}\n")
+    objects = objects_of(row, ["a", "b", "a"], False)
+    if labels == "label":
+        (tmp_path / "train.label.tsv").write_text(f"x\t[]\n9\t{json.dumps(objects)}\n")
+    elif labels == "predictions":
+        whole = json.dumps({"image_h": HEIGHT, "image_w": WIDTH, "objects": objects})
+        (tmp_path / "predictions.tsv").write_text(f"9\t{whole}\n")
+    sizes = f"{WIDTH}x{HEIGHT}" if labels == "none" else None
+    reader = rows_of(tmp_path / "out", tmp_path, sizes=sizes)
+    assert_row(reader["9"], row, exact=labels != "none")
+    if labels != "none":
+        np.testing.assert_array_equal(reader["9"].class_ids, [0, 1, 0])
+
+
+def test_labels_alone_are_named_once(tmp_path: Path) -> None:
+    value = json.dumps(objects_of(make_row("9", 2), ["a", "b"], False))
+    (tmp_path / "train.label.tsv").write_text(f"9\t{value}\n10\t{value}\n")
+    with pytest.raises(InputError, match="it has objects without features"):
+        rows_of(tmp_path / "out", tmp_path / "train.label.tsv")
+
+
+# --- VL-BERT --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_vl_bert_json(tmp_path: Path, zipped: bool) -> None:
+    row = make_row("9", 3)
+    value: dict[str, Any] = {"image_id": 9, "image_w": WIDTH, "image_h": HEIGHT, "num_boxes": 3}
+    value |= {"boxes": text(row.boxes), "features": text(row.features)}
+    folder = tmp_path / "frcnn" / "trainval"
+    folder.mkdir(parents=True)
+    (folder / "000000000009.json").write_text(json.dumps(value))
+    (folder / "000000000010.json").write_text('{"image_id": 10}')
+    path = folder.parent
+    if zipped:
+        path = tmp_path / "trainval.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted(folder.iterdir()):
+                archive.write(file, f"trainval/{file.name}")
+    import_file(Import(files=[path], output=tmp_path / "out"))
+    assert_row(RegionReader(tmp_path / "out")["9"], row)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert reject["key"] == "000000000010" and "no boxes" in reject["detail"]
+
+
+def test_a_zip_of_other_json_is_named_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.json", '{"images": []}')
+    with pytest.raises(InputError, match=r"a.json is not VL-BERT's JSON \(an object of images\)"):
+        rows_of(tmp_path / "out", tmp_path / "a.zip")
+
+
+# --- TSV ------------------------------------------------------------------------------------------
+
+
+def tsv_line(row: RegionRow, width: object = WIDTH, payload: Any = text, key: str = "") -> str:
+    fields = [key or row.image_id, width, HEIGHT, len(row.boxes)]
+    return "\t".join(map(str, [*fields, payload(row.boxes), payload(row.features)]))
+
+
+def wrapped(array: Any) -> str:
+    return '"' + base64.encodebytes(np.asarray(array, "<f4").tobytes()).decode() + '"'
+
+
+FIRST, SECOND = make_row("COCO_val2014_000000000042.jpg", 36), make_row("b", 3)
+QUIRKS = {
+    "mark": f"\ufeff{tsv_line(FIRST)}\n{tsv_line(SECOND)}\n",
+    "header and mark": "\ufeffimage_id\timage_w\timage_h\tnum_boxes\tboxes\tfeatures\n"
+    f"{tsv_line(FIRST)}\n{tsv_line(SECOND)}\n",
+    "floats": f"{tsv_line(FIRST, 200.0)}\r\n{tsv_line(SECOND, '2e2')}\r\n",
+    "bytes": "\n".join(
+        tsv_line(r, payload=lambda a: str(text(a).encode()), key=str(r.image_id.encode()))
+        for r in (FIRST, SECOND)
+    ),
+    "wrapped bytes": "\n".join(
+        tsv_line(r, payload=lambda a: repr(base64.encodebytes(np.asarray(a, "<f4").tobytes())))
+        for r in (FIRST, SECOND)
+    ),
+    "wrapped": f"{tsv_line(FIRST, payload=wrapped)}\n{tsv_line(SECOND, payload=wrapped)}\n",
+    "quoted": "\n".join(
+        "\t".join(f'"{field}"' for field in tsv_line(r).split("\t")) for r in (FIRST, SECOND)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+def test_what_python_left_in_a_tsv(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.tsv").write_text(QUIRKS[name], newline="")
+    reader = rows_of(tmp_path / "out", tmp_path / "a.tsv")
+    assert reader.image_ids == [FIRST.image_id, SECOND.image_id]
+    for row in (FIRST, SECOND):
+        assert_row(reader[row.image_id], row)
+
+
+def test_a_quote_that_is_never_closed_costs_its_line_alone(tmp_path: Path) -> None:
+    cut = tsv_line(FIRST, payload=wrapped)[:-300]
+    (tmp_path / "a.tsv").write_text(f"{tsv_line(SECOND)}\n{cut}\n{tsv_line(FIRST)}\n")
+    job = Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")
+    assert import_file(job) == (2, 1)
+
+
+def test_parts_folders_and_globs_become_one_table(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number, row in enumerate((FIRST, SECOND)):
+        (folder / f"train.tsv.{number}").write_text(tsv_line(row) + "\n")
+    (folder / "readme.txt").write_text("hello")
+    (folder / "train.tsv.0.json").write_text("{}")
+    files = [folder / "train.tsv.0", folder / "train.tsv.1"]
+    forms = {"files": files, "folder": [folder], "glob": [folder / "train.tsv.?"]}
+    for name, paths in forms.items():
+        reader = rows_of(tmp_path / name, *paths)
+        assert reader.image_ids == [FIRST.image_id, SECOND.image_id]
+    assert reader.producer["file"] == ["train.tsv.0", "train.tsv.1"]
+
+
+def test_different_formats_in_one_command(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text(tsv_line(SECOND))
+    db = write_lmdb(tmp_path / "db", {"9": volta_item(make_row("9", 3))})
+    assert rows_of(tmp_path / "out", tmp_path / "a.tsv", db).image_ids == ["b", "9"]
+
+
+def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.tsv").write_text(f"{tsv_line(FIRST)}\n{tsv_line(SECOND)}\n")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    wrong = {"tsv": "tsv6", "lmdb": "tsv6 by its content, not lmdb", "npz": "not npz"}
+    for name, message in wrong.items():
+        arguments = ["import", str(tmp_path / "a.tsv"), "--format", name]
+        assert run_command(command, [*arguments, "--output", str(tmp_path / name)]) == 2
+        (line,) = [x for x in capsys.readouterr().err.splitlines() if "error:" in x]
+        assert message in line
+    arguments = ["import", str(tmp_path / "a.png"), "--output", str(tmp_path / "png")]
+    assert run_command(command, arguments) == 2
+    assert "it is PNG, not a file of features" in capsys.readouterr().err
+
+
+# --- Kills ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_an_import_that_is_killed_anywhere_gives_the_same_rows(
+    tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [make_row(str(number), number % 3) for number in range(6)]
+    lines = [tsv_line(row) for row in rows]
+    (tmp_path / "a.tsv").write_text("\n".join([*lines[:3], "x\t1", lines[1], ""]))
+    (tmp_path / "b.tsv").write_text("\n".join([*lines[3:], lines[0], ""]))
+    files = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+    expected = Import(files=files, output=tmp_path / "whole", images_per_shard=2)
+    assert import_file(expected) == (6, 3)
+    killed = Import(files=files, output=tmp_path / "killed", images_per_shard=2)
+    written = 0
+
+    def write_record(*arguments: Any) -> None:
+        nonlocal written
+        written += 1
+        if written == stop:
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    from vlmill.extract.formats import parts
+
+    original = parts.write_record
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "write_record", write_record)
+        if stop <= 4:
+            with pytest.raises(KeyboardInterrupt):
+                import_file(killed)
+    assert import_file(killed) == (6, 3)
+    for path in sorted((tmp_path / "whole").glob("*.parquet")):
+        assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
