@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.listed import ListedFile, file_problem
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard
-from vlmill.runtime.files.written import WrittenFile, compute_sha256, record_files
+from vlmill.runtime.files.written import WrittenFile, record_files
 from vlmill.runtime.units.funnel import Tally
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.schemas.plain_json import read_json
@@ -136,24 +137,11 @@ def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
         print_status(f"{record_path(folder, unit)} is damaged; {unit.name} is done again")
         return False
     for name, entry in files.items():
-        path = to_path(job.output) / name
-        if (problem := _compare(path, entry)) is not None:
-            print_status(f"{path} {problem}; {unit.name} is done again")
+        file = ListedFile(name=name, bytes=entry["bytes"], sha256=entry["sha256"])
+        if problem := file_problem(to_path(job.output) / name, file):
+            print_status(f"{problem}; {unit.name} is done again")
             return False
     return True
-
-
-def _compare(path: Path, entry: Mapping[str, Any]) -> str | None:
-    """Returns how a file differs from its entry in a record, or None."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return "is missing"
-    if size != entry["bytes"]:
-        return f"has {size} bytes and had {entry['bytes']} when it was written"
-    if compute_sha256(path) != entry["sha256"]:
-        return "has other bytes than when it was written"
-    return None
 
 
 def _relative(job: Job, path: Path) -> str | None:

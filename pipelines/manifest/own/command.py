@@ -14,7 +14,6 @@ from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
     TableFile,
     column_names,
-    compute_sha256,
     count_rows,
     find_column_indices,
     read_rows,
@@ -28,6 +27,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
@@ -247,7 +247,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
         columns=columns,
         column_indices=column_indices,
         rows=count_table_rows(table, column_indices),
-        digest=compute_sha256(table.path),
+        digest=hash_file(table.path),
         output=args.output,
         image_root=args.image_root,
         source=args.source,

@@ -17,12 +17,13 @@ from typing import Any
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, read_rows
+from vlmill.pipelines.manifest.reading.rows import TableFile, read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.spooled import part_unit
 from vlmill.pipelines.web.pages.images import Examiner, open_examiner
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
@@ -256,7 +257,7 @@ def make_progress(job: OwnJob) -> Progress:
 
 def collect_shards(job: OwnJob) -> list[Shard]:
     """Returns all shards of a finished job. Raises OSError if the file has changed meanwhile."""
-    if compute_sha256(job.table.path) != job.digest:
+    if hash_file(job.table.path) != job.digest:
         raise changed(job)
     units = map(part_unit, range(job.num_parts))
     return [shard for unit in units for shard in read_result(work_folder(job), unit).shards]

@@ -7,7 +7,6 @@ The keys of a JSON line's object are its columns.
 """
 
 import difflib
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -219,12 +218,6 @@ def count_rows(rows: Iterable[Row]) -> Iterator[int]:
         if count % BATCH_ROWS == 0:
             yield count
     yield count
-
-
-def compute_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
