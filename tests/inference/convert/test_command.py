@@ -151,7 +151,7 @@ def test_what_their_layout_has_no_place_for_is_left_out_by_name(
     assert convert(tmp_path / "ours", *words, *without, family="vl-bert") == 0
     assert not [name for name in load_file(back) if "mask_visual" in name]
     assert convert(tmp_path / "ours", *without, "--output", str(back), family="vl-bert") == 2
-    assert "--without masked_vector.weight: want --to reference" in capsys.readouterr().err
+    assert "--without masked_vector.weight: add --to reference" in capsys.readouterr().err
 
 
 def test_vlmo_starts_from_beit(tmp_path: Path, capsys: Any) -> None:
