@@ -59,15 +59,14 @@ def is_hdf5(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Holds what one file has: data sets by known name, and where the boxes of an image are.
+    """Holds what one file has: open data sets by known name, and where an image's boxes are.
 
     ``count`` images have each a row of the data sets (``ranges`` None) or the range of rows that
     ``ranges`` holds for it.
     """
 
-    file: h5py.File
     path: Path
-    names: Mapping[str, str]
+    data: Mapping[str, h5py.Dataset]
     count: int
     ranges: Array | None
     states: Mapping[str, Any]
@@ -146,9 +145,8 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         raise InputError(f"FILE {path}: ids, sizes and pos_boxes disagree; write it again")
     sizes = None if sized or SPATIAL in names else context.sizes_near(path)
     return Layout(
-        file=file,
         path=path,
-        names=names,
+        data={name: file[stored] for name, stored in names.items()},
         count=count,
         ranges=ranges,
         states={name: file.attrs.get(name) for name in STATED},
@@ -173,8 +171,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
 
 def list_images(layout: Layout) -> list[tuple[int, str]]:
     """Returns row and id of each image: of the file, else of the pickle next to it."""
-    if name := layout.names.get("image_id"):
-        data = layout.file[name]
+    if (data := layout.data.get("image_id")) is not None:
         texts = h5py.check_string_dtype(data.dtype) is not None
         ids = data.asstr(errors="replace")[:] if texts else data[:]
         return [(row, str(image_id)) for row, image_id in enumerate(ids)]
@@ -223,23 +220,23 @@ def read_index(path: Path) -> dict[int, str]:
 
 def read_record(layout: Layout, row: int, image_id: str) -> Record:
     """Returns one image's row."""
-    file, names = layout.file, layout.names
+    data = layout.data
     fields: dict[str, Any] = {**layout.states, "image_id": image_id}
     part: Any = row
     try:
         if layout.ranges is not None:
             low, high = layout.ranges[row].tolist()
-            total = len(file[names["boxes"]])
+            total = len(data["boxes"])
             if not 0 <= low <= high <= min(total, low + MAX_BOXES):
                 detail = f"pos_boxes {low}..{high} of {total} boxes"
                 return InvalidRecord(key=image_id, detail=detail)
             part = slice(low, high)
-        arrays = {n: file[stored][part] for n, stored in names.items() if n in KINDS}
+        arrays = {name: data[name][part] for name in data if name in KINDS}
         fields |= arrays | {"num_boxes": len(arrays["boxes"])}
-        if "image_w" in names and "image_h" in names:
-            fields |= {name: file[names[name]][row] for name in ("image_w", "image_h")}
-        elif SPATIAL in names:
-            fields |= find_size(arrays["boxes"], file[names[SPATIAL]][part])
+        if "image_w" in data and "image_h" in data:
+            fields |= {name: data[name][row] for name in ("image_w", "image_h")}
+        elif SPATIAL in data:
+            fields |= find_size(arrays["boxes"], data[SPATIAL][part])
         else:
             layout.add_size(fields)
     except BadRecord as error:

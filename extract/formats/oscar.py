@@ -98,7 +98,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
             if line is None:
                 detail = f"a line of more than {MAX_LINE} bytes"
                 yield partial(InvalidRecord, key=location, detail=detail)
-            elif line:
+            elif line.strip():
                 yield partial(read_record, line, location, path, companions, context, sizes)
 
 

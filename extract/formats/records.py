@@ -96,18 +96,20 @@ class InvalidRecord:
 Record = FileRow | InvalidRecord
 
 
-def from_base64(name: str, text: bytes | str) -> Array:
+def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     """Returns a payload as a flat array of its type. Raises BadRecord.
 
     Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are removed.
     Base64 may be wrapped to lines of 76 characters.
     """
     raw = text.encode("ascii", "replace") if isinstance(text, str) else text
-    if raw[:2] in (b"b'", b'b"') and raw[-1:] == raw[1:2]:
-        raw = raw[2:-1].replace(b"\\n", b"")
-    if len(raw) > WRAPPED_AT and b"\n" in raw[: WRAPPED_AT + 2]:
-        raw = raw.translate(None, b"\r\n")
-    raw = raw.strip()
+    start, end = bytes(raw[: WRAPPED_AT + 2]), bytes(raw[-1:])
+    if start[:2] in (b"b'", b'b"') and end == start[1:2]:
+        raw = bytes(raw[2:-1]).replace(b"\\n", b"")
+    elif b"\n" in start:
+        raw = bytes(raw).translate(None, b"\r\n")
+    if start[:1].isspace() or end.isspace():
+        raw = bytes(raw).strip()
     try:
         data = base64.b64decode(raw, validate=True)
     except binascii.Error as error:

@@ -132,12 +132,15 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
                 "image_w": row.width,
                 "image_h": row.height,
                 "num_boxes": len(row.boxes),
-                **{name: to_base64(name, row).decode("ascii") for name in ("boxes", "features")},
+                **plan.stated,
             }
-            if "cls_prob" in plan.payloads:
-                entries["classes"] = to_base64("cls_prob", row).decode("ascii")
+            names = {"boxes": "boxes", "features": "features"}
+            names |= {"classes": "cls_prob"} if "cls_prob" in plan.payloads else {}
+            # Base64 needs no escapes, and json would look at each character for one.
+            payloads = [b'"%s": "%s"' % (n.encode(), to_base64(k, row)) for n, k in names.items()]
+            content = b", ".join([json.dumps(entries)[:-1].encode(), *payloads]) + b"}"
             name = f"{path.stem}/{file_name(row.image_id, ENDING, name=plan.name)}"
             member = zipfile.ZipInfo(name, ZIP_TIME)
-            archive.writestr(member, json.dumps(entries | dict(plan.stated)))
+            archive.writestr(member, content)
             count += 1
     return count
