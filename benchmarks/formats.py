@@ -36,8 +36,8 @@ from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
-SHORT = {"images": 200, "rounds": 1}
-FULL = {"images": 2_000, "rounds": 3}
+SHORT = {"images": 100, "rounds": 1}
+FULL = {"images": 1_000, "rounds": 2}
 BOXES, WIDTH, CLASSES, ATTRIBUTES = 36, 2048, 16, 8
 GROUP = 16
 BLOCK = 1 << 20

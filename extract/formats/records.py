@@ -6,7 +6,7 @@ n boxes of an image, D feature width, K classes. The names are those of the orig
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,7 @@ STATED = ("background", "classes_from")  # of a FileRow
 IMPORTED_BORDER_PX = 1.0
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
+LONG_PAYLOAD = 1_000  # characters of base64 from which on they are not parsed as JSON
 WRAPPED_AT = 76  # characters of base64 in a line, as MIME has it
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
 
@@ -118,6 +120,30 @@ def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     if len(data) % kind.itemsize:
         raise BadRecord(f"{name} has {len(data)} bytes, no multiple of {kind.itemsize}")
     return np.frombuffer(data, dtype=kind)
+
+
+def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
+    """Returns the value of a JSON text, in which the texts of some keys are views of its bytes.
+
+    Base64 is found by its quotes: a parser would look at each of its characters. Raises ValueError.
+    """
+    cut: dict[str, memoryview] = {}
+    view = memoryview(text)
+    for name in names:
+        label = b'"%s": "' % name.encode()
+        start, end = text.find(label) + len(label), -1
+        if start >= len(label):
+            end = text.find(b'"', start)
+        if end - start >= LONG_PAYLOAD and b"\\" not in (payload := text[start:end]):
+            cut[name] = memoryview(payload)
+            text = b"".join([view[:start], view[end:]])
+            view = memoryview(text)
+    value = parse_json(text)
+    if isinstance(value, dict) and all(value.get(name) == "" for name in cut):
+        return {**value, **cut}
+    if cut:
+        raise ValueError("not an object of texts in base64")
+    return value
 
 
 def to_base64(name: str, row: RegionRow) -> bytes:

@@ -22,6 +22,7 @@ from vlmill.extract.formats.records import (
     Record,
     from_base64,
     make_record,
+    parse_payloads,
     to_base64,
 )
 from vlmill.runtime.files.atomic import atomic_path
@@ -95,7 +96,7 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
     """Returns the row of one JSON."""
     key = id_of_file(file, ENDING)
     try:
-        value = parse_json(load())
+        value = parse_payloads(load(), ["boxes", "features", "classes"])
         if not isinstance(value, dict):
             raise BadRecord("not a JSON object")
         if absent := [name for name in NEEDED if name not in value]:
@@ -104,7 +105,7 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
         fields: dict[str, Any] = {
             known: from_base64(known, value[name])
             for name, known in payloads.items()
-            if isinstance(value.get(name), str)
+            if isinstance(value.get(name), str | memoryview)
         }
         plain = ("image_w", "image_h", "num_boxes", *STATED)
         fields |= {name: value[name] for name in plain if name in value}
