@@ -32,8 +32,8 @@ REQUIRES = [
 HTTP = ["certifi>=2025.1", "idna>=3.7", "pycares>=5.2", "pycurl>=7.49"]
 LEARNING = ["scikit-learn>=1.6"]
 VISION = ["torchvision>=0.23"]
-EXTRACT = [*VISION, "h5py>=3.12", "lmdb>=1.6"]
-TRAIN = [*VISION, "matplotlib>=3.9", "scipy>=1.14", "tensorboard>=2.18"]
+EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "lmdb>=1.6"]
+TRAIN = [*VISION, *HTTP, "matplotlib>=3.9", "scipy>=1.14", "tensorboard>=2.18"]
 MINING = [
     *HTTP,
     *LEARNING,
@@ -152,5 +152,5 @@ setup(
     },
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
-    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.toml", "*.txt"]},
+    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"]},
 )

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 SHORT, FULL = {"rounds": 1, "questions": 4}, {"rounds": 3, "questions": 8}
 BAR = 1.5  # times the official code's samples per CPU second

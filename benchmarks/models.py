@@ -43,7 +43,7 @@ from vlmill.train.objectives.contrast import contrast_and_matching
 from vlmill.train.objectives.losses import mean_cross_entropy
 from vlmill.train.optim.groups import make_optimizer
 from vlmill.train.recipes import recipe_named
-from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.settings.parts import Optimizer
 
 KINDS = get_args(get_type_hints(Optimizer)["kind"])
 TINY_RATE = 1e-12  # of optimisers that are only timed

@@ -25,7 +25,6 @@ from vlmill.extract.from_flags import (
     make_limits,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
 from vlmill.extract.weights import resolve_weights
@@ -34,6 +33,8 @@ from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local, to_path
 from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.units.share import Share
+from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train
@@ -119,6 +120,9 @@ def parser() -> Parser:
             "recipes", help="list and show the recipes of `train`", epilog=RECIPES_HELP
         )
     )
+    add_weights_arguments(
+        commands.add_parser("weights", help="list published detectors and where they are")
+    )
     add_show(commands.add_parser("show", help="draw regions on their images", epilog=SHOW_EXAMPLES))
     return top
 
@@ -127,7 +131,9 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
     compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    compare.add_argument("--weights", required=True, metavar="FILE", help="as --weights of run")
+    compare.add_argument(
+        "--weights", required=True, metavar="FILE", help="weights, like --weights of `run`"
+    )
     add_allow_address(compare)
     compare.add_argument(
         "--config",
@@ -289,6 +295,7 @@ def command(argv: Sequence[str]) -> int:
         "compare": command_compare,
         "train": command_train,
         "recipes": command_recipes,
+        "weights": lambda args: list_weights("detector", args.names),
     }
     dry = getattr(arguments, "dry_run", False)
     output = None if dry else getattr(arguments, "output", None)
@@ -302,7 +309,7 @@ def command(argv: Sequence[str]) -> int:
 
 
 def appears_whole(arguments: argparse.Namespace) -> bool:
-    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    """Returns whether the output is renamed as a whole: a file, or a folder that must not exist."""
     if arguments.command == "show":
         return arguments.output is not None and arguments.output.suffix.lower() == PAGE
     return bool(arguments.command == "export")

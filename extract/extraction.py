@@ -1,4 +1,4 @@
-"""``extract-rois run``: its arguments, and what they mean."""
+"""Defines the arguments of ``extract-rois run`` and runs it."""
 
 import argparse
 import functools
@@ -15,7 +15,6 @@ from vlmill.extract.from_flags import (
     make_config,
     warn_of_random_weights,
 )
-from vlmill.extract.run.share import Share, share
 from vlmill.runtime.console.command import (
     add_lock_seconds,
     int_at_least,
@@ -25,6 +24,7 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate, require_disk_space
 from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.units.share import Share, parse_share
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
@@ -78,7 +78,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--part",
-        type=share,
+        type=parse_share,
         metavar="i/n",
         help="write only the i-th of n shares of the shards (from 1), while other "
         "processes, here or on other machines, write the other shares with the same "
@@ -173,7 +173,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunWork:
-    """The images of a run, your boxes for them, and in a sentence which inputs are none."""
+    """The images of a run, their given boxes, and a sentence about skipped inputs."""
 
     plan: "list[InputImage]"
     given_boxes: "GivenBoxes | None"
@@ -203,8 +203,8 @@ def plan_run(arguments: argparse.Namespace) -> RunWork:
 def print_result(
     arguments: argparse.Namespace, work: RunWork, made: tuple[int, int], weights: str
 ) -> int:
-    """Prints what a run, or its part, has ``made``: rows of regions and rejects; returns the exit
-    status.
+    """Prints the rows of regions and rejects that a run, or its part, has ``made``; returns the
+    exit status.
     """
     from vlmill.runtime.files.manifest import MANIFEST
     from vlmill.runtime.files.reading import reject_counts

@@ -1,4 +1,4 @@
-"""Which files ``--weights`` means: a file, a folder of a detector, or a name of either.
+"""Finds the files of ``--weights``: a file, a folder of a detector, or a name of either.
 
 A folder of the hub is taken as it is: ``pytorch_model.bin`` or ``model.safetensors``, in one file
 or in several with their index, and ``config.yaml``, which then is ``--config``. Nothing here loads
@@ -40,17 +40,21 @@ class DetectorFiles:
 def resolve_weights(
     argument: str | Path, *, allow_addresses: Sequence[str] = (), flag: str = "--weights"
 ) -> DetectorFiles:
-    """Returns the local files of a detector; those of a name are fetched first.
+    """Returns the local files of a detector, which are fetched first if it is given by name.
 
-    ``allow_addresses`` are private networks that may be connected to. Raises InputError for a name
-    that is not one, for what cannot be fetched or does not have the SHA-256 that it must have, and
-    for a folder with several files of weights.
+    ``allow_addresses`` are private networks that may be connected to. Raises InputError for a
+    malformed name, for a download that fails or has another SHA-256, and for a folder with several
+    files of weights.
     """
     if not is_named(argument):
         return find_files(Path(argument), flag)
     location = parse_name(str(argument))
     if isinstance(location, HubLocation):
-        folder = fetch_files(location, lambda sizes: choose_files(location, sizes))
+        folder = fetch_files(
+            location,
+            lambda sizes: choose_files(location, sizes),
+            allow_addresses=allow_addresses,
+        )
         path = folder / location.path
         return DetectorFiles(weights=path) if path.is_file() else find_files(path, flag)
     allowed = parse_networks("--allow-address", allow_addresses)
@@ -75,10 +79,10 @@ def find_files(path: Path, flag: str) -> DetectorFiles:
 
 
 def choose_files(location: HubLocation, sizes: Mapping[str, int | None]) -> list[str]:
-    """Chooses what to fetch of a repository: the file that a location names, or the weights and the
-    configuration of a detector.
+    """Returns the files to download from a repository: the file that a location names, or the
+    weights and the configuration of a detector.
 
-    Raises InputError where there is no such file, or one that is too large.
+    Raises InputError if there is no such file, or one that is too large.
     """
     if location.path in sizes:
         folder, _, name = location.path.rpartition("/")
@@ -111,7 +115,7 @@ def choose_files(location: HubLocation, sizes: Mapping[str, int | None]) -> list
 def select_weights(
     names: Iterable[str], where: str, suffixes: tuple[str, ...] = SUFFIXES
 ) -> str | None:
-    """Returns the file of weights among a folder's names; None where there is none.
+    """Returns the file of weights among a folder's names, or None.
 
     Raises InputError where several would do.
     """

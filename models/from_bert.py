@@ -1,8 +1,8 @@
 """A variant starts from BERT here, and says where each of its parameters then comes from.
 
-Each variant takes exactly what its paper or released code says; the rest is new. One function a
-variant gives the links from its tensors to BERT's; `DRAWN` says how new weights are drawn where it
-is not BERT's normal distribution.
+Each variant takes exactly what its paper or released code says; the rest is new. Its folder's
+``from_bert`` links its tensors to BERT's, and says how new weights are drawn where it is not BERT's
+normal distribution.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,193 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmill.models.bert.model import Bert
-from vlmill.models.bert.published import links as bert_links
 from vlmill.models.config_checks import INIT_STD
 from vlmill.models.convert.files import read_state, unwrap_state
-from vlmill.models.convert.keymap import (
-    CheckpointMismatch,
-    Link,
-    LoadTable,
-    import_state,
-    link_module,
-)
-from vlmill.models.convert.names import (
-    SEGMENTS,
-    WORDS,
-    block_links,
-    canonical,
-    mlm_head_links,
-    text_embedding_links,
-)
-from vlmill.models.imagebert.model import ImageBert
-from vlmill.models.interbert.model import InterBert
-from vlmill.models.layers.heads import Pooler
-from vlmill.models.vilbert.model import Vilbert
-from vlmill.models.vilbert.single_stream import SingleStream
-from vlmill.models.vilbert.tasks import WeightNormLinear
-from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS
-from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.end_to_end import (
-    VlBertEndToEnd,
-    VlBertRefcocoEndToEnd,
-    VlBertVcrEndToEnd,
-)
-from vlmill.models.vlbert.model import VlBert
-from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
-from vlmill.models.vlmo.encoder import VlmoEncoder
+from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state
+from vlmill.models.convert.names import canonical
+from vlmill.models.registry import PAPERS
 
-POOLER, NEXT_SENTENCE = "bert.pooler.dense", "cls.seq_relationship"
-FIRST_WORDS = f"{WORDS}[:{NUM_SPECIAL_WORDS}]"
-REPEATED = f"{SEGMENTS} x "
-
-
-def derive_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Makes what VL-BERT's code makes of BERT's tensors, under names that say so.
-
-    The first rows of the word table, and RoBERTa's only segment repeated.
-    """
-    tensors = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
-    segments = state.get(SEGMENTS)
-    if segments is not None and len(segments) == 1:
-        tensors |= {f"{REPEATED}{count}": segments.expand(count, -1) for count in (2, 3)}
-    return tensors
-
-
-def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
-    """Links BERT's layers 0, 1, ... to stacks of layers of these names and lengths.
-
-    The lists continue each other: the second begins with the layer after the first's last.
-    """
-    layer_names = [
-        f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)
-    ]
-    return [
-        link
-        for number, block in enumerate(layer_names)
-        for link in block_links(block, f"bert.encoder.layer.{number}")
-    ]
-
-
-def bert(model: Bert, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links everything."""
-    return bert_links(model)
-
-
-def imagebert(model: ImageBert, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links text embeddings with both segments, layers, word head, and the pooler if used.
-
-    Regions' projections, their layer norm unless configured, and the heads of classes, features and
-    matching are new (arXiv:2001.07966, sec. 3.1 and 4; the word head is [choice]).
-    """
-    norm = link_module("region_embedding.norm", "bert.embeddings.LayerNorm")
-    return [
-        *text_embedding_links(),
-        *layers_from_bert("layers", counts=[len(model.layers)]),
-        *mlm_head_links(),
-        *(link_module("pooler.dense", POOLER) if isinstance(model.pooler, Pooler) else []),
-        *(norm if model.config.image_norm_from_bert else []),
-    ]
-
-
-def vilbert(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links the text's stream and the word head (arXiv:1908.02265, sec. 3.2, released code).
-
-    The co-attention layers, their feed-forward parts of the text too, and the poolers are new.
-    """
-    return [
-        *text_embedding_links(),
-        *layers_from_bert("text_layers", counts=[len(model.text_layers)]),
-        *mlm_head_links(),
-    ]
-
-
-def single_stream(model: SingleStream, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links all that has BERT's names in the released code.
-
-    The pooler is among it, and the matching head, which starts from the next-sentence head. The
-    regions' own type table is not.
-    """
-    return [
-        *text_embedding_links(),
-        *layers_from_bert("layers", counts=[len(model.layers)]),
-        *link_module("pooler.dense", POOLER),
-        *mlm_head_links(),
-        *link_module("match_head", NEXT_SENTENCE),
-    ]
-
-
-def interbert(model: InterBert, state: Mapping[str, Tensor]) -> list[Link]:
-    """BERT's layers run through interaction and on into the text's own module.
-
-    At the released depth interaction is BERT's layers 0 to 5 and the text's module 6 to 11; at the
-    paper's, interaction has all twelve, and both extraction modules are new.
-    """
-    counts = [len(model.interaction_layers), len(model.text_layers)]
-    return [
-        *text_embedding_links(),
-        *layers_from_bert("interaction_layers", "text_layers", counts=counts),
-        *mlm_head_links(),
-    ]
-
-
-def vlbert_body(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links text embeddings with two of three segments, layers, and the pooler if used.
-
-    What belongs to regions, [END] and segment C are new (arXiv:1908.08530, sec. 3.4, released
-    code). RoBERTa's one segment serves for A and B, and in a task's model for C.
-    """
-    rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
-    fills_table = rows == body.config.num_segments
-    keymap = text_embedding_links(segment_rows=None if fills_table else rows)
-    if f"{REPEATED}{rows}" in state:
-        keymap = [
-            replace(link, references=(f"{REPEATED}{rows}",))
-            if SEGMENTS in link.references
-            else link
-            for link in keymap
-        ]
-    return [
-        *keymap,
-        *layers_from_bert("layers", counts=[len(body.layers)]),
-        *(link_module("pooler.dense", POOLER) if isinstance(body.pooler, Pooler) else []),
-        *([Link("special_words.weight", (FIRST_WORDS,))] if body.special_words else []),
-    ]
-
-
-def vlbert(model: VlBert, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links the body, the word head, and for matching the next-sentence head."""
-    return [
-        *vlbert_body(model, state),
-        *(mlm_head_links() if model.mlm_head is not None else []),
-        *(link_module("match_head", NEXT_SENTENCE) if model.match_head is not None else []),
-    ]
-
-
+_NETWORKS = [paper.networks() for paper in PAPERS]
 BERT_SOURCES: dict[type[nn.Module], Callable[[Any, Mapping[str, Tensor]], list[Link]]] = {
-    Bert: bert,
-    ImageBert: imagebert,
-    InterBert: interbert,
-    SingleStream: single_stream,
-    Vilbert: vilbert,
-    VlBertBody: vlbert_body,
-    VlBert: vlbert,
+    kind: links for networks in _NETWORKS for kind, links in networks.from_bert.items()
 }
-
-PYTORCH, XAVIER = "PyTorch's default", "Xavier's uniform distribution"
-_VLBERT = [("region_vectors.projection.*", PYTORCH)]
-_REGION_CNN = [("cnn.*", PYTORCH)]
-DRAWN: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
-    VlBertBody: _VLBERT,
-    VlBert: _VLBERT,
-    VlBertEndToEnd: _REGION_CNN,
-    VlBertRefcocoEndToEnd: _REGION_CNN,
-    VlBertVcrEndToEnd: _REGION_CNN,
-    VlmoEncoder: [("patch_embedding.projection.*", PYTORCH)],
-    VlBertVqa: [("head.*", XAVIER)],
-    VlBertRefcoco: [("head.*", XAVIER)],
-    VlBertVcr: [("answer_*", XAVIER), ("category_head.*", XAVIER)],
-    WeightNormLinear: [("direction", PYTORCH), ("length", "the direction's norm")],
+NEW_WEIGHTS: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
+    kind: rules for networks in _NETWORKS for kind, rules in networks.new_weights.items()
 }
 
 
@@ -243,7 +68,8 @@ def initialise_from_bert(
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
     tensors = canonical(state)
-    tensors |= derive_tensors(tensors)
+    for networks in _NETWORKS:
+        tensors |= networks.derive(tensors)
     links = _links(model, tensors)
     table = import_state(model, links, tensors)
     if table.mismatched:
@@ -291,7 +117,7 @@ def _rules(model: nn.Module) -> list[tuple[str, str]]:
     """Lists how new weights are drawn, by patterns of names, inner parts' rules first."""
     rules: list[tuple[str, str]] = [("*", f"N(0, {INIT_STD:g}^2)")]
     for name, part in model.named_modules():
-        rules_of_part = list(DRAWN.get(type(part), ()))
+        rules_of_part = list(NEW_WEIGHTS.get(type(part), ()))
         std = getattr(getattr(part, "config", None), "init_std", None)
         if std is not None and (part is model or type(part) in BERT_SOURCES):
             rules_of_part.append(("*", f"N(0, {std:g}^2)"))

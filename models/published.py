@@ -7,9 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vlmill.models.beit.published import BEIT
-from vlmill.models.beit.published_dvae import DVAE
-from vlmill.models.bert.published import BERT
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.files import read_state, unwrap_state
@@ -20,20 +17,11 @@ from vlmill.models.convert.keymap import (
     export_state,
     import_state,
 )
-from vlmill.models.interbert.published import INTERBERT
-from vlmill.models.vilbert.published import VILBERT
-from vlmill.models.vlbert.published import VLBERT
-from vlmill.models.vlmo.published import VLMO
+from vlmill.models.registry import PAPERS
 from vlmill.schemas.plain_json import read_json
 
 FAMILIES: dict[str, Family] = {
-    "beit": BEIT,
-    "bert": BERT,
-    "dvae": DVAE,
-    "interbert": INTERBERT,
-    "vilbert": VILBERT,
-    "vl-bert": VLBERT,
-    "vlmo": VLMO,
+    name: family for paper in PAPERS for name, family in paper.networks().families.items()
 }
 
 

@@ -12,8 +12,11 @@ from vlmill.schemas.errors import InputError
 
 # Modules by the name under which code imports them. A message names the first extra that has one.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "extract": ("h5py", "lmdb", "torchvision"),
-    "train": ("matplotlib", "scipy", "tensorboard", "torchvision"),
+    "extract": ("certifi", "h5py", "idna", "lmdb", "pycares", "pycurl", "torchvision"),
+    "train": (
+        *("certifi", "idna", "matplotlib", "pycares", "pycurl", "scipy", "tensorboard"),
+        "torchvision",
+    ),
     "mining": (
         *("certifi", "fastwarc", "idna", "langdetect", "msgspec", "numba", "protego", "pycares"),
         *("pycld2", "pycurl", "pythainlp", "resiliparse", "rjieba", "selectolax", "sklearn"),
@@ -67,8 +70,8 @@ def _line(name: str, extra: str) -> str:
 def require_extra(extra: str, *modules: str) -> None:
     """Raises InputError unless all modules of an extra, or only ``modules``, are installed.
 
-    Imports none. For a module that another extra has too, and for what a command would otherwise
-    find missing after it has begun.
+    Imports none. For a module that another extra has too, and for modules that a command would
+    otherwise find missing after it has begun.
     """
     for module in modules or MODULES[extra]:
         if find_spec(module) is None:

@@ -1,4 +1,4 @@
-"""How many worker processes pay, how they start, and that they end with who started them."""
+"""How worker processes start, and that they end with who started them."""
 
 import multiprocessing
 import os
@@ -53,20 +53,16 @@ class _Forks(ForkServerContext):
 def widen(queue: SimpleQueue[Any]) -> None:
     """Lets a queue's pipe hold more, where the system can and the user has not too many such."""
     if sys.platform == "linux":
-        with suppress(OSError):  # it stays as it is, and works
+        # Else it stays as it is, and works; its end for reading is a private attribute.
+        with suppress(OSError, AttributeError):
             fcntl.fcntl(queue._reader.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[attr-defined]
 
 
-def all_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def process_context(module: str) -> ForkServerContext:
-    """Says how processes are started: as forks of one that has imported ``module`` and run nothing.
+    """Returns the context for starting processes: forks of one that has only imported ``module``.
 
-    A fork of this process may hang, because it has run threads; to import anew takes each process
-    seconds. The first call decides what is imported: who decodes loads less than who detects.
+    A fork of this process may hang, because it has run threads; importing again takes each process
+    seconds. The first call determines the import: decoding needs less than detection.
     """
     context = _Forks()
     context.set_forkserver_preload([module])

@@ -1,7 +1,7 @@
-"""VQA's answers: their processing, and the soft scores of what ten annotators said.
+"""Processes VQA's answers and computes their soft scores from ten annotators.
 
-The processing is that of the official scorer, quirks and all; VLMo's code and the tool that made
-ViLBERT's labels have the same rules.
+The processing is that of the official scorer, including its quirks. VLMo's code and the tool that
+made ViLBERT's labels have the same rules.
 """
 
 import re
@@ -12,7 +12,7 @@ from itertools import accumulate
 PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 DIGIT_COMMA = re.compile(r"\d,\d", re.ASCII)
 PERIOD = re.compile(r"\.(?!\d)", re.ASCII)
-MAX_PERIODS = 32  # the 33rd stays: a flag stands where the official code meant it as none
+MAX_PERIODS = 32  # the 33rd stays: the official code passes a flag as the count by mistake
 ARTICLES = {"a", "an", "the"}
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 NUMBER_WORDS = {"none": "0"} | {word: str(i) for i, word in enumerate(NUMBERS)}
@@ -39,20 +39,21 @@ def _drop_one_apostrophe(word: str) -> list[str]:
 CONTRACTIONS = (
     {word.replace("'", ""): word for word in SINGLE.split()}
     | {spelling: word for word in DOUBLE.split() for spelling in _drop_one_apostrophe(word)}
-    | {"somebody'd": "somebodyd"}  # the wrong way round in the official table
+    | {"somebody'd": "somebodyd"}  # swapped in the official table
 )
 
 
 def clean_answer(text: str) -> str:
-    """Returns an answer as the official scorer cleans it: line breaks and tabs become blanks."""
+    """Cleans an answer as the official scorer does: line breaks and tabs become spaces."""
     return text.replace("\n", " ").replace("\t", " ").strip()
 
 
 def process_answer(text: str) -> str:
-    """An answer as it is compared and as labels are written: steps 2 to 5 of the official scorer.
+    """Returns an answer as it is compared and written to labels: steps 2 to 5 of the official
+    scorer.
 
-    Punctuation goes or becomes a blank, periods go unless before a digit, number words become
-    digits, articles go, contractions get their apostrophes back.
+    Punctuation is removed or becomes a space, periods are removed unless before a digit, number
+    words become digits, articles are removed, and contractions get their apostrophes back.
     """
     words = (NUMBER_WORDS.get(word, word) for word in without_marks(text).lower().split())
     content_words = (word for word in words if word not in ARTICLES)
@@ -62,7 +63,8 @@ def process_answer(text: str) -> str:
 def without_marks(text: str) -> str:
     """Returns an answer after the steps of punctuation and periods.
 
-    A mark beside a blank anywhere goes everywhere, as do all in a text with "1,000".
+    A mark next to a space anywhere is removed everywhere, and so are all marks in a text with
+    "1,000".
     """
     out, goes = text, bool(DIGIT_COMMA.search(text))
     for mark in PUNCTUATION:
@@ -72,16 +74,16 @@ def without_marks(text: str) -> str:
 
 
 def soft_score(votes: int) -> float:
-    """Scores an answer, 0..1, that ``votes`` of the ten annotators gave, typed alike.
+    """Returns the score, 0 to 1, of an answer that ``votes`` of the ten annotators typed.
 
-    The mean of the official accuracy over the annotators, each left out in turn.
+    It is the mean of the official accuracy over the annotators, leaving each one out in turn.
     """
     if votes < 0:
         raise ValueError(f"votes={votes}: want at least 0")
     return min(1.0, 3 * votes / 10)
 
 
-MIN_QUESTIONS = 9  # an answer that fewer questions have is no label: leaves 3,129 of VQA v2's
+MIN_QUESTIONS = 9  # fewer questions make no label: gives the 3,129 labels of VQA v2
 
 
 def make_label(answer: str) -> str:
@@ -90,10 +92,10 @@ def make_label(answer: str) -> str:
 
 
 def collect_labels(answers: Iterable[str], *, min_questions: int = MIN_QUESTIONS) -> list[str]:
-    """Returns the labels that at least ``min_questions`` of ``answers`` are, one of each question.
+    """Returns the labels: ``answers`` of at least ``min_questions``, one answer per question.
 
-    In the order in which they came first, as in VLMo's code: the published lists have the order of
-    an old interpreter's dictionary, which is no rule. The empty text may be a label.
+    They are in the order of their first occurrence, as in VLMo's code; the published lists have the
+    order of an old interpreter's dictionary. The empty string may be a label.
     """
     counts = Counter(make_label(answer) for answer in answers)
     return [label for label, count in counts.items() if count >= min_questions]
@@ -102,10 +104,10 @@ def collect_labels(answers: Iterable[str], *, min_questions: int = MIN_QUESTIONS
 def soft_labels(
     answers: Sequence[str], numbers: Mapping[str, int]
 ) -> tuple[list[int], list[float]]:
-    """Returns the numbers of the labels that annotators gave, rising, and the score of each.
+    """Returns the sorted numbers of the annotators' labels, and the score of each.
 
-    ``answers`` are compared as typed with the keys of ``numbers``: what is none of them counts for
-    nothing, and a question may be left without any.
+    ``answers`` are compared unchanged with the keys of ``numbers``. Answers that are not keys are
+    ignored, so a question may have no label.
     """
     votes = Counter(answer for answer in answers if answer in numbers)
     scores = sorted((numbers[answer], soft_score(count)) for answer, count in votes.items())

@@ -1,17 +1,19 @@
-"""The error that a user can mend, and that of a store which does not answer."""
+"""Defines the error that a user can fix, and the error of a store that does not respond."""
 
 
 class InputError(ValueError):
-    """Tells a user's mistake: the message names the argument or file, its value, and the remedy."""
+    """Reports a user's mistake: the message names the argument or file, its value, and the
+    remedy.
+    """
 
 
 class StoreFailed(Exception):
-    """Tells that an object store fails, after it was asked for long: it is nobody's mistake.
+    """Reports that an object store still fails after many retries.
 
-    No OSError: what makes of those that a file is damaged or missing would be wrong.
+    It is not an OSError, because callers treat those as damaged or missing files.
     """
 
 
 def with_article(name: str) -> str:
-    """Puts the article before a name, as messages say it: a vilbert, an imagebert."""
+    """Returns a name with its article for messages: a vilbert, an imagebert."""
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

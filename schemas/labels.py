@@ -1,4 +1,4 @@
-"""Lists of labels: what the classifier of a checkpoint knows, in its own order."""
+"""Reads and writes lists of labels: the classes of a checkpoint's classifier, in its order."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,14 +8,15 @@ from typing import Any
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
-LABELS_FILE = "labels.json"  # beside a table of examples: the list that its labels are numbered by
+LABELS_FILE = "labels.json"  # numbers the labels of the examples in its folder
 MAX_LABELS_BYTES = 64 << 20
 
 
 def read_labels(path: Path) -> list[str]:
-    """Reads ``--labels``: a JSON list, a JSON object label -> number, or text, a label a line.
+    """Reads ``--labels``: a JSON list, a JSON object label -> number, or text with one label per
+    line.
 
-    Raises InputError if it is none of these, or if a label stands there twice.
+    Raises InputError for any other content, and for a repeated label.
     """
     try:
         if path.stat().st_size > MAX_LABELS_BYTES:
@@ -32,7 +33,7 @@ def read_labels(path: Path) -> list[str]:
 
 
 def _number_fault(content: Mapping[str, Any]) -> str:
-    """Returns what the numbers of labels must be, and the first label whose number is not so."""
+    """Returns the rule for the numbers of labels and the first label that breaks it, or None."""
     last, earlier = len(content) - 1, dict[int, str]()
     for label, number in content.items():
         fits = type(number) is int and 0 <= number <= last

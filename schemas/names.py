@@ -1,9 +1,9 @@
-"""Ids of one image as different files write them: 46.jpg and 46, coco/132417 and 000000132417.
+"""Compares ids of one image in different files: 46.jpg and 46, coco/132417 and 000000132417.
 
-Two ids may be the same image if what they differ in is only in one of them: the ending of an
-image's file, folders in front, or what COCO puts before a number (its own prefix, zeros). So 46
-may be 46.jpg and train/46; 46.jpg is never 46.png, and train/46 never val/46. Letters with marks
-may be one character or several (macOS decomposes the names of files): both spell the same id.
+Two ids may name the same image if only one of them has a part that the other lacks: an image
+extension, leading folders, or what COCO puts before a number (its prefix, zeros). So 46 may be
+46.jpg and train/46; 46.jpg is never 46.png, and train/46 never val/46. Letters with marks may be
+one character or several (macOS decomposes file names): both spell the same id.
 """
 
 import re
@@ -39,7 +39,7 @@ class _Name:
     text: str  # of the last part, without its ending
     ending: str  # in lower case; empty without
     core: str  # what ids of the same image have in common
-    split: str  # of COCO, if the name says it
+    split: str  # of COCO, if the name has it
 
 
 def without_ending(image_id: str) -> str:
@@ -53,7 +53,7 @@ def composed(image_id: str) -> str:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Returns a name as it is, and composed and decomposed as macOS does: those that differ."""
+    """Returns a name as it is, composed, and decomposed as macOS does, without repetitions."""
     if name.isascii():
         return (name,)
     return tuple(dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name))))
@@ -93,7 +93,7 @@ def _name(image_id: str) -> _Name:
     *folders, text = [part for part in bare.split("/") if part not in ("", ".")] or [bare]
     core, split = text, ""
     if coco := _COCO.fullmatch(text):
-        # The prefix says what the folders of such files say: train2014/COCO_train2014_...
+        # The prefix repeats the folder of such files: train2014/COCO_train2014_...
         folders, split, core = ["coco"], coco[1], coco[2]
     if _NUMBER.fullmatch(core):
         core = core.lstrip("0") or "0"

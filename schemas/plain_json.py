@@ -11,8 +11,8 @@ MAX_BYTES = 1 << 30  # a manifest of a million shards has 300 MB
 def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON document.
 
-    Raises ValueError for text that is no JSON, and for arrays and objects nested more than
-    ``MAX_DEPTH`` deep: Python's own parser and whatever walks the value recurse once a level.
+    Raises ValueError for invalid JSON, and for arrays and objects nested more than ``MAX_DEPTH``
+    deep: Python's parser and code that walks the value recurse once per level.
     """
     try:
         value = json.loads(text)

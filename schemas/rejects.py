@@ -14,7 +14,7 @@ MAX_DETAIL = 500
 
 
 class Reason(StrEnum):
-    """Why something was dropped. One line each; the group says which stage uses it."""
+    """The reasons for dropping something, one line each, grouped by the stages that use them."""
 
     # Archives and records
     BROKEN_ARCHIVE = "broken_archive"  # cut, not gzip, not WARC: what could be read was read
@@ -30,7 +30,7 @@ class Reason(StrEnum):
     BROKEN_PAGE = "broken_page"  # cannot be parsed
     NO_IMAGES = "no_images"  # the page's markup mentions no image
     OTHER_LANGUAGE = "other_language"
-    UNKNOWN_LANGUAGE = "unknown_language"  # too little text to tell
+    UNKNOWN_LANGUAGE = "unknown_language"  # too little text to detect it
 
     # Requests (runtime/net/client.py)
     BAD_ADDRESS = (
@@ -62,10 +62,10 @@ class Reason(StrEnum):
     NAVIGATION = "navigation"  # in a menu, header, footer or side bar
     DECLARED_SMALL = "declared_small"  # the page shows it too small, or as a strip
     REPEATED = "repeated"  # the page shows it again and again
-    TOO_MANY = "too_many"  # what a page shows beyond so many images, its number in ``detail``
+    TOO_MANY = "too_many"  # number of images of a page beyond the limit, in ``detail``
     BAD_URL = "bad_url"  # data:, javascript:, malformed
-    MISSING_IMAGE = "missing_image"  # not among the images at hand
-    REJECTED_IMAGE = "rejected_image"  # at hand, and rejected itself
+    MISSING_IMAGE = "missing_image"  # not among the available images
+    REJECTED_IMAGE = "rejected_image"  # available, but rejected itself
 
     # Images
     UNREADABLE_IMAGE = "unreadable_image"  # not decodable, truncated, or no image at all
@@ -86,7 +86,7 @@ class Reason(StrEnum):
     NOT_WORDS = "not_words"  # numbers, codes, too few letters
     REPETITIVE = "repetitive"
     BLOCKED_WORD = "blocked_word"
-    FILE_NAME = "file_name"  # of an image, which says more of a camera than of what it shows
+    FILE_NAME = "file_name"  # of an image, describing a camera rather than the content
     CAPITALS = "capitals"  # nothing but capital letters
     PUNCTUATION = "punctuation"  # more marks than words, or the same one again and again
     UNBALANCED = "unbalanced"  # a quotation mark or a bracket without its other half
@@ -108,14 +108,14 @@ class Reason(StrEnum):
 
     # Published data sets (pipelines/manifest/sets)
     BAD_ROW = "bad_row"  # a row of another layout than the others, or no JSON
-    BAD_UNICODE = "bad_unicode"  # control characters or lone surrogates: mended, and counted
+    BAD_UNICODE = "bad_unicode"  # control characters or lone surrogates: replaced, and counted
     EMPTY_TEXT = "empty_text"
     IMAGE_MISSING = "image_missing"  # no such file in the folder of images
     IMAGE_BROKEN = "image_broken"  # cut, damaged, or no image that can be decoded
     IMAGE_TOO_LARGE = "image_too_large"  # more bytes or pixels than the limit
     PLACEHOLDER = "placeholder"  # the same bytes under many ids: "photo unavailable"
-    EMPTY_BOX = "empty_box"  # nothing of the box lies in its image
-    BAD_REFERENCE = "bad_reference"  # an object number of which there is no object
+    EMPTY_BOX = "empty_box"  # no part of the box is inside its image
+    BAD_REFERENCE = "bad_reference"  # an object number without an object
     LABEL_UNKNOWN = "label_unknown"  # an answer or a class that is not in the list
 
     # Regions and training
@@ -124,7 +124,7 @@ class Reason(StrEnum):
     NO_BOXES = "no_boxes"  # it has a row without boxes
     HELD_OUT = "held_out"  # its split is kept for validation or test
     BAD_RECORD = "bad_record"  # of a feature file: cannot be parsed, or contradicts itself
-    BAD_BOXES = "bad_boxes"  # a given box is no box of this image
+    BAD_BOXES = "bad_boxes"  # a given box does not fit this image
     NO_GIVEN_BOXES = "no_given_boxes"  # the box file has no entry for the image
     NOT_FINITE = "not_finite"  # a box, feature or score that is not, or not as the stored type
     NETWORK_FAILED = "network_failed"  # out of memory, mostly: the image failed alone, too

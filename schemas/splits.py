@@ -1,7 +1,7 @@
-"""Which splits of a data set are trained on, and which are held out: one closed table of names.
+"""Defines the names of splits for training, validation and test as one closed table.
 
-A split that this table does not know stops whoever reads it: trained on in silence, a misspelt
-test set makes every figure wrong.
+An unknown split stops the reader: if a misspelt test set were silently used for training, every
+figure would be wrong.
 """
 
 from collections.abc import Iterable
@@ -34,9 +34,9 @@ def split_name(split: str | None) -> str:
 
 
 def find_use(split: str | None) -> Use | None:
-    """What a split is for, whatever the case of its name; None for a name that is not known.
+    """Returns the use of a split, ignoring case; None for an unknown name.
 
-    Rows that name no split (null) are trained on.
+    Rows without a split (null) are used for training.
     """
     return USES.get(split_name(split))
 

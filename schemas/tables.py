@@ -1,9 +1,9 @@
-"""Arrow schemas of every table that one stage writes and another reads.
+"""Defines the Arrow schemas of every table that one stage writes and another reads.
 
-What is missing is null, never NaN. Boxes are float32 (x1, y1, x2, y2) in pixels of the original
-image. The arrays that training reads again and again (features, class probabilities) are
-``large_binary``: row-major, little-endian, their dtype and width in the file's metadata, because
-nested Arrow lists of them read an order of magnitude more slowly.
+Missing values are null, never NaN. Boxes are float32 (x1, y1, x2, y2) in pixels of the original
+image. The large arrays of training (features, class probabilities) are ``large_binary``: row-major,
+little-endian, with dtype and width in the file's metadata, because nested Arrow lists of them read
+an order of magnitude more slowly.
 """
 
 from collections import Counter
@@ -75,11 +75,11 @@ PAIRS = Table(
             _field("score", pa.float64()),
             _field("page_url", _STRING),
             _field("image_url", _STRING),
-            _field("license", _STRING),  # what the page says: a URL, or words (since 1.2)
+            _field("license", _STRING),  # as on the page: a URL, or words (since 1.2)
             _field("fold", _INT32),  # of COCO's test images, 0..4 (these since 1.3)
             _field("caption_no", _INT32),  # which of its image's captions, from 0
             _field("doc", _INT32),  # which of its file's documents a text is of, from 0
-            _field("category", _STRING),  # of an item, as its shop says (since 1.4)
+            _field("category", _STRING),  # of an item, from its shop (since 1.4)
         ]
     ),
     later=frozenset({"license", "fold", "caption_no", "doc", "category"}),
@@ -118,7 +118,7 @@ NEGATIVES = Table(
     ),
 )
 
-# Sorted by falling number of captions, then by code point: a row's place is its word's number.
+# Sorted by falling number of captions, then by code point: the row number is the word's number.
 VOCABULARY = Table(
     name="vocabulary",
     version="1.0",
@@ -145,7 +145,7 @@ REGIONS = Table(
             _field("class_ids", pa.list_(pa.int16())),
             _field("class_scores", pa.list_(_FLOAT32)),
             _field("class_probs", _BYTES),
-            _field("class_prob_ids", _BYTES),  # uint16 class numbers beside a top-k class_probs
+            _field("class_prob_ids", _BYTES),  # uint16 class numbers of a top-k class_probs
             _field("attribute_ids", pa.list_(pa.int16())),
             _field("attribute_scores", pa.list_(_FLOAT32)),
             _field("global_feature", _BYTES),
@@ -160,13 +160,13 @@ NEIGHBOURS = Table(
         [
             _field("image_id", _STRING, required=True),
             _field("neighbour_ids", pa.list_(_STRING), required=True),  # the nearest first
-            _field("distances", pa.list_(_FLOAT32)),  # null: who wrote the file did not say
+            _field("distances", pa.list_(_FLOAT32)),  # null: not stated by the writer of the file
         ]
     ),
 )
 
 # One vector of length 1 a row, of an image, a text or a pair by one checkpoint: inner products are
-# cosines. Whose it is says `kind`: `image` (image_id), `text` or `pair` (pair_id).
+# cosines. `kind` states the source: `image` (image_id), `text` or `pair` (pair_id).
 VECTORS = Table(
     name="vectors",
     version="1.0",
@@ -195,16 +195,16 @@ OUTCOMES = Table(
             _field("detail", _STRING),
             _field("status", _INT32),  # of HTTP; null where no answer came
             _field("redirect_url", _STRING),
-            _field("media_type", _STRING),  # as the answer says
+            _field("media_type", _STRING),  # as in the response
             _field("num_bytes", pa.int64()),  # of the content without its encodings
             _field("sha256", _STRING),  # of the same
             _field("etag", _STRING),
             _field("last_modified", _STRING),
             _field("fetched_at", pa.timestamp("ms", tz="UTC")),  # when the last request began
             _field("seconds", _FLOAT32),  # until the end of its answer
-            _field("attempts", _INT32, required=True),  # requests; 0 of what was not asked for
+            _field("attempts", _INT32, required=True),  # number of requests; 0 if none was made
             _field("address", _STRING),  # the server's
-            _field("warc", _STRING),  # the file beside the table that has the response
+            _field("warc", _STRING),  # the file in the same folder that has the response
             _field("warc_offset", pa.int64()),
             _field("warc_length", pa.int64()),
         ]
@@ -225,7 +225,7 @@ QUESTIONS = Table(
             _field("answer_type", _STRING),  # yes/no, number, other
             _field("answer", _STRING),  # the most frequent one, as published
             _field("answers", pa.list_(_STRING)),  # of each annotator, as typed; null: not public
-            _field("label_ids", pa.list_(_INT32)),  # places in the list of labels
+            _field("label_ids", pa.list_(_INT32)),  # indices in the list of labels
             _field("label_scores", pa.list_(_FLOAT32)),  # 0..1, of each of label_ids
             _field("split", _STRING),
             _field("source", _STRING),  # vqa1, vqa2, vgqa
@@ -242,7 +242,7 @@ CHOICES = Table(
             _field("image_id", _STRING, required=True),
             _field("question", _STRING, required=True),  # an object is the token [i], from 0
             _field("choices", pa.list_(_STRING), required=True),
-            _field("label", pa.int8(), required=True),  # place of the right choice; -1: not public
+            _field("label", pa.int8(), required=True),  # correct choice; -1: not public
             _field("task", _STRING, required=True),  # q2a, qa2r
             _field("object_names", pa.list_(_STRING), required=True),
             _field("boxes", pa.list_(_FLOAT32), required=True),  # 4 a named object
@@ -340,7 +340,7 @@ REJECTS = Table(
     ),
 )
 
-# What a column's values may be that break its contract.
+# Properties of a column's values that can break its contract.
 NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -357,9 +357,9 @@ TABLES = {
 
 
 def table_of_rows(rows: list[dict[str, object]], spec: Table) -> pa.Table:
-    """Rows as a table of exactly ``spec``'s columns.
+    """Returns rows as a table with exactly the columns of ``spec``.
 
-    Raises ValueError for a key that is no column: Arrow alone would drop it in silence.
+    Raises ValueError for a key that is not a column; Arrow alone would silently drop it.
     """
     values = _values_by_name(rows)
     if unknown := sorted(values.keys() - spec.fields.keys()):
@@ -406,7 +406,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
 
 
 def with_later(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
-    """Appends nulls for those of ``names`` that an earlier minor version's rows have not."""
+    """Appends nulls for those of ``names`` that rows of an earlier minor version lack."""
     for name in names:
         if name in spec.later and name not in rows.schema.names:
             nulls = pa.nulls(rows.num_rows, spec.fields[name].type)
@@ -415,7 +415,7 @@ def with_later(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
 
 
 def schema_fault(schema: pa.Schema, spec: Table) -> str | None:
-    """Says which of ``spec``'s columns is missing or of another type, None if none is."""
+    """Returns which column of ``spec`` is missing or has another type, None if all fit."""
     for field in spec.schema:
         indices = schema.get_all_field_indices(field.name)
         if not indices and field.name in spec.later:
@@ -431,13 +431,13 @@ def schema_fault(schema: pa.Schema, spec: Table) -> str | None:
 
 
 def breaks_contract(values: pa.Array, field: pa.Field) -> bool:
-    """Whether some of a column's values may break its contract: :func:`count_faults` counts them.
+    """Returns whether values of a column may break its contract; :func:`count_faults` counts them.
 
-    Costs microseconds where there is no text: whether there are nulls is known.
+    Costs microseconds for columns without text, because the number of nulls is known.
     """
     if values.null_count and not field.nullable:
         return True
-    while isinstance(values, LISTS):  # of lists, also what lies outside of a slice
+    while isinstance(values, LISTS):  # of lists, including values outside of a slice
         values = values.values
         if values.null_count:
             return True
@@ -474,15 +474,13 @@ def _is_utf8(text: bytes | None) -> bool:
 
 
 def values_fault(counts: Mapping[str, int], field: pa.Field, spec: Table) -> str:
-    """What :func:`count_faults` has counted, in words."""
+    """Returns the counts of :func:`count_faults` in words."""
     details = " and ".join(f"{count} {what}" for what, count in counts.items())
     return f"{spec.name}.{field.name} has {details}, must have none"
 
 
 def check_version(metadata: dict[bytes, bytes] | None, spec: Table, path: str) -> None:
-    """Raise InputError unless a file's metadata says that it is ``spec`` in a known major
-    version.
-    """
+    """Raises InputError unless a file's metadata states ``spec`` in a known major version."""
     name = (metadata or {}).get(b"vlmill.table", b"").decode("utf-8", "replace")
     version = (metadata or {}).get(b"vlmill.version", b"").decode("utf-8", "replace")
     if name != spec.name:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,10 @@ class Hub:
         self.token: str | None = None
         self.check_digests = False  # whether it states the SHA-256 of files
         self.false_digests: dict[str, str] = {}
+        self.pause_s = 0.0  # before each part of a file
+        self.ranges: list[str] = []  # of files, as they were asked for
+        self.sends_on = ""  # where requests for files are redirected to
+        self.authorizations: list[str | None] = []  # of the requests for files
         self.asked: list[str] = []
 
     def commit(self, repo: str, files: dict[str, bytes]) -> str:
@@ -134,12 +139,18 @@ class Hub:
         content = self.commits.get(commit, {}).get(path)
         if content is None:
             return send(handler, 404, {"error": path}, X_Error_Code="EntryNotFound")
+        self.authorizations.append(handler.headers.get("Authorization"))
+        if self.sends_on:
+            return send(handler, 302, b"", Location=self.sends_on)
         about = {"ETag": f'"{digest(content)}"', "X_Repo_Commit": commit}
-        start = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
-        if start is None or handler.command == "HEAD":
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", handler.headers.get("Range", ""))
+        if part is None or handler.command == "HEAD":
             return send(handler, 200, content, **about)
-        place = f"bytes {start[1]}-{len(content) - 1}/{len(content)}"
-        return send(handler, 206, content[int(start[1]) :], Content_Range=place, **about)
+        self.ranges.append(part[0])
+        time.sleep(self.pause_s)
+        first, last = int(part[1]), min(int(part[2] or len(content)), len(content) - 1)
+        place = f"bytes {first}-{last}/{len(content)}"
+        return send(handler, 206, content[first : last + 1], Content_Range=place, **about)
 
 
 def digest(content: bytes) -> str:

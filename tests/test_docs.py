@@ -19,7 +19,7 @@ from vlmill.pipelines.filters.statistics import GROUPS as IMAGE_GROUPS
 from vlmill.runtime.settings.plain_fields import override
 from vlmill.runtime.units.launch.loading import flags_of_beam
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

@@ -19,7 +19,7 @@ from docs.site.hooks import (
 
 from vlmill.schemas.tables import TABLES
 from vlmill.train.recipes import RECIPES, recipe_named
-from vlmill.train.recipes.tasks import task_recipes
+from vlmill.train.tasks.registry import task_recipes
 
 ROOT = Path(__file__).parents[1]
 # Tasks' recipes that differ from a listed one in what is fed alone.

@@ -31,6 +31,7 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
+from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP, resolve_arguments
@@ -42,11 +43,11 @@ from vlmill.train.recipes import (
     require_sources,
 )
 from vlmill.train.recipes.describe import HEAD, describe
-from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
 from vlmill.train.recipes.without_effect import without_effect
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate
 from vlmill.train.tasks.finetuning.command import HELP as FINETUNE_HELP
 from vlmill.train.tasks.finetuning.command import add_finetune_arguments, run_finetune
+from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 
 PRETRAIN_HELP = """\
 Pretrain a model on image-text pairs and the regions of their images.
@@ -116,6 +117,8 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, extras: list[str]) -> int:
+    if args.command == "weights":
+        return list_weights("model", args.names)
     if args.command == "convert":
         return run_convert(args, [*args.words, *extras])
     resolve_arguments(args)
@@ -170,6 +173,9 @@ def _parser() -> Parser:
     add_show_arguments(commands.add_parser("show", help="show the contents of a run or checkpoint"))
     push = commands.add_parser("push", help="upload a checkpoint to the hub", description=PUSH_HELP)
     add_push_arguments(push)
+    add_weights_arguments(
+        commands.add_parser("weights", help="list published checkpoints and where they are")
+    )
     recipes = commands.add_parser("recipes", help="list and show recipes", epilog=RECIPES_HELP)
     add_recipes_arguments(recipes)
     return parser

@@ -37,8 +37,8 @@ from torch._dynamo.utils import counters
 from vlmill.train.devices.throughput import product_rate, run_without_values, wait_for
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
-from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.run.loop import Training, train_step
+from vlmill.train.run.pretraining import PretrainingStep
 
 GOAL, NEXT_GOAL = 0.45, 0.5  # of the card's measured rate of products
 BATCHES, ROUNDS = 8, 3  # 24 timed steps

@@ -19,7 +19,7 @@ from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arr
 from vlmill.schemas.tables import QUESTIONS, REGIONS
 from vlmill.train.devices.setup import make_accelerator
 from vlmill.train.loading.batch import Batch
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import (
     TaskInputs,
     open_task,

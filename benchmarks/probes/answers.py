@@ -11,9 +11,9 @@ from torch import Tensor
 
 from probes.questions import Question
 from probes.rows import Shown, batches
-from vlmill.models import Vlmo
 from vlmill.models.layers.blocks import FeedForward
 from vlmill.models.outputs import Encoded
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.train.loading.arrays import Flags
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import IGNORED

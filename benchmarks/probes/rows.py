@@ -23,7 +23,7 @@ from vlmill.train.loading.sample import (
     list_columns,
     take_regions,
 )
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 OVERLAP = 0.4  # above it a box shows the same thing, as in InterBERT's groups
 

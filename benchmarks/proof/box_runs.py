@@ -7,7 +7,7 @@ from proof.box_arms import CHANCE, FIGURES
 from proof.task_arms import BLIND, MARGIN
 from shell import result_line
 
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 Line = dict[str, Any]
 SPLIT = "test"

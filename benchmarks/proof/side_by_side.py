@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from vlmill.runtime.console.command import Parser, int_at_least
-from vlmill.runtime.processes import all_cores, live_as_long_as_the_parent
+from vlmill.runtime.cores import all_cores
+from vlmill.runtime.processes import live_as_long_as_the_parent
 
 MOST_AT_ONCE = 8
 SECONDS_BETWEEN_LOOKS = 5.0

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.registry import task_recipe_named
 
 BLIND = "blind"  # the arm that each of a task's is compared with
 # How many more questions, as a share, a model has to answer than the one that sees no image.

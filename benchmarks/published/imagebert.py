@@ -87,12 +87,12 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
                 subject=imagebert("imagebert-stages", replace(mixed, noisy_first=True), 2 * STEPS),
             ),
         ),
-        about="Noisy pairs, twice as many, stand for LAIT. A stage has as many steps in each row; "
-        "what is trained at once has those of two.",
-        reading="Noise alone teaches little, as three in ten of its captions are another "
-        "image's. The rows of 500 steps are alike whatever their pairs. Of those of 1,000, the "
-        "one in two stages is 6 points better than all pairs at once, which for captions is more "
-        "than the error.",
+        about="Noisy pairs, twice as many, represent LAIT. Each stage has the same number of "
+        "steps in every row; joint training has the steps of two stages.",
+        reading="Noisy pairs alone teach little, because three in ten of their captions belong to"
+        " another image. The rows with 500 steps are similar for any pairs. With 1,000 "
+        "steps, two stages are 6 points better than all pairs together, which for "
+        "captions is more than the error.",
     )
     parts = AblationTable(
         key="imagebert-mrfr",
@@ -108,8 +108,8 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
             ),
         ),
         about="The regression's mean is over features and regions.",
-        reading="Nothing that can be told: one point at most in two seeds. The paper's own change "
-        "is one standard error of its 1,000 images.",
+        reading="No measurable change: at most one point in two seeds. The paper's own change is "
+        "one standard error of its 1,000 images.",
     )
     whole = AblationTable(
         key="imagebert-whole",
@@ -126,9 +126,9 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
                 ),
             ),
         ),
-        about="One whole-image feature in place of three networks'.",
-        reading="One seed gains 3 to 4 points both ways and the other loses 7: nothing that can be "
-        "told. The paper's changes are within its own error.",
+        about="One full-image feature instead of three networks' features.",
+        reading="One seed gains 3 to 4 points in both directions and the other loses 7: no "
+        "measurable change. The paper's changes are within its own error.",
     )
     count = AblationTable(
         key="imagebert-regions",
@@ -139,10 +139,10 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
             Row(label="36 regions", published=(68.7, 84.3), subject=regions(13)),
             Row(label="100 regions", published=(73.0, 87.3), subject=regions(36)),
         ),
-        about="13 and 36 regions stand for 36 and 100, of images with 12 boxes around each thing.",
-        reading="The gain is larger than there, though the 13 surest regions miss a thing in one "
-        "image of 800 only: each region shows its thing with noise of its own, and more of "
-        "them say more.",
+        about="13 and 36 regions represent 36 and 100, in images with 12 boxes around each object.",
+        reading="The gain is larger than in the paper, although the 13 most confident regions "
+        "miss an object in only one image of 800: each region shows its object with "
+        "independent noise, so more regions contain more information.",
     )
     published = {
         "Binary": ("binary", 73.1, 87.0),
@@ -164,9 +164,9 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
             for label, (name, *figures_) in published.items()
             for figures in (tuple(map(float, figures_)),)
         ),
-        about="Two candidates a pair for Binary and four for the others, of 16 pairs a step.",
-        reading="All three together rank captions 6 points better than Binary in two seeds, "
-        "perhaps as they see four candidates a pair and Binary two. The paper's changes (2.5 "
-        "points at most) are too small for 300 images.",
+        about="Binary has two candidates per pair, the others four, with 16 pairs per step.",
+        reading="All three losses together rank captions 6 points better than Binary in two "
+        "seeds, perhaps because they see four candidates per pair instead of two. The "
+        "paper's changes (at most 2.5 points) are too small for 300 images.",
     )
     return stages, parts, whole, count, losses

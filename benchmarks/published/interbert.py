@@ -39,7 +39,7 @@ TUNINGS = {
     "vcr": Tuning(recipe="vcr-interbert-small", steps=BOX_STEPS["vcr"], changes=FEWER),
 }
 ONE_STREAM = ("model.num_text_layers=0", "model.num_visual_layers=0")
-RANKED_TOO = "The paper has VCR's figures; those of ranking are measured in addition."
+RANKED_TOO = "The paper has figures for VCR; ranking is measured in addition."
 
 
 def interbert(key: str, *changes: str, from_bert: bool = True, negatives: bool = True) -> Subject:
@@ -82,8 +82,8 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 Row(label="with pretraining", published=FULL, subject=base),
                 Row(label="without pretraining", published=(63.6, 63.1, 40.3), subject=from_bert),
             ),
-            about="Without, fine-tuning starts from BERT alone. Ranking without pretraining is in "
-            "the table of hard negatives.",
+            about="Without pretraining, fine-tuning starts from BERT alone. Ranking without "
+            "pretraining is in the table of hard negatives.",
         ),
         AblationTable(
             key="interbert-groups",
@@ -99,9 +99,9 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 ),
             ),
             about=RANKED_TOO,
-            reading="Words in groups are harder to fill in (first seed: loss 0.65 against 0.54). "
-            "Fine-tuned ranking gains 6 points by it in two seeds; what it gains before is within "
-            "the error. The paper's change of VCR is 0.8.",
+            reading="Grouped words are harder to predict (first seed: loss 0.65 instead of 0.54). "
+            "Fine-tuned ranking gains 6 points in two seeds; the gain before fine-tuning is "
+            "within the error. The paper's change for VCR is 0.8.",
         ),
         AblationTable(
             key="interbert-negatives",
@@ -117,10 +117,11 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 ),
                 Row(label="without pretraining", published=(None, 53.1), subject=from_bert),
             ),
-            about="A fifth of the negatives are hard, by TF-IDF of the captions.",
-            reading="Any two captions of this world are alike, so that a hard negative is hardly "
-            "harder than another. Without pretraining the loss is larger than there, as "
-            "fine-tuning has 300 steps.",
+            about="A fifth of the negatives are hard, selected by TF-IDF of the captions.",
+            reading="All captions of this world are similar, so a hard negative "
+            "is hardly harder than"
+            " another one. Without pretraining the decrease is larger than in the paper, "
+            "because fine-tuning has 300 steps.",
         ),
         AblationTable(
             key="interbert-texts",
@@ -136,9 +137,10 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 ),
                 Row(label="InterBERT", published=(84.1,), subject=base),
             ),
-            about="What follows from a caption, of three answers, stands for MNLI, matched.",
-            reading="BERT loses more than there: its pretraining ends after 400 steps on these "
-            "captions, where the others have 600 more, beside the captions' images.",
+            about="Entailment from a caption, with three classes, represents MNLI, matched.",
+            reading="BERT loses more than in the paper: its pretraining ends "
+            "after 400 steps on these"
+            " captions, and the others have 600 more, together with the captions' images.",
         ),
         AblationTable(
             key="interbert-bert",
@@ -154,8 +156,9 @@ def interbert_tables() -> tuple[AblationTable, ...]:
                 ),
             ),
             about=RANKED_TOO,
-            reading="BERT has read these captions here and nothing else: the language that the "
-            "paper's brings from books is not in it. From it the matching loss ends higher "
-            "after as many steps (0.38 against 0.29).",
+            reading="This BERT was trained only on these captions, while the "
+            "paper's BERT was trained"
+            " on books. Starting from it, the matching loss ends higher after the same number"
+            " of steps (0.38 instead of 0.29).",
         ),
     )

@@ -8,37 +8,35 @@ from published.row import AblationTable
 
 INTRO = """# Reproduction
 
-This page is written by `make reproduce` from `benchmarks/results/reproduction.jsonl`: do not edit
-it.
+`make reproduce` generates this page from `benchmarks/results/reproduction.jsonl`: do not edit it.
 
-The papers' ablations on the generated world: a row is a small model with the same thing changed,
-pretrained on 3,000 pairs of images and captions, and measured on the row's task with 300 images
-of which training shows no combination. The figures themselves are not comparable: the models have
-a few million parameters, the world a few words. What is compared is the way a row moves beside the
-base of its table. A change is told from none where it is larger than two standard errors, of what
-was asked or of the seeds, whichever is larger. The spread of seeds is pooled over a table's rows; a
-table with one seed a row does not know it, says so, and may turn round with the next. Published
-figures have a spread as well, which the papers do not tell (300 images: 0.03 or less; the papers'
-1,000: 1.6 points at most).
+The page repeats the papers' ablations on a generated world. A row is a small model with the same
+change, pretrained on 3,000 image-caption pairs, and measured on the row's task with 300 images
+whose combinations do not occur in training. The figures themselves are not comparable: the models
+have a few million parameters, and the world has few words. The page compares how a row changes
+relative to the base of its table. A change counts if it is larger than two standard errors, of the
+examples or of the seeds, whichever error is larger. The spread of seeds is pooled over the rows of
+a table. A table with one seed per row has no such estimate, which its note states, and may change
+with the next seed. Published figures have a spread as well, which the papers do not report (300
+images: 0.03 or less; the papers' 1,000: at most 1.6 points).
 
-Each cell holds the figure here in percent, with its standard deviation where several seeds were
-run, and the paper's in parentheses. `make reproduce` takes hours, adds what is missing and goes on
-where it was stopped; `python benchmarks/reproduce.py` is its short form; `python
-benchmarks/reproduce.py --full --list` says what is missing. What stands under "Why" is read from
-the logs of the seeds that were run first.
+Each cell has the figure in percent, with its standard deviation if several seeds were run, and the
+paper's figure in parentheses. `make reproduce` takes hours, runs missing rows and continues after
+an interruption. `python benchmarks/reproduce.py` is its short form, and `python
+benchmarks/reproduce.py --full --list` prints the missing rows. The paragraphs "Why" are based on
+the logs of the first seeds.
 
-The steps of some tasks were raised once, for all rows of a table alike, after a first run of seed 0
-had been seen, as its logs showed losses that had hardly begun to fall. Questions had 400 steps
-before: ViLBERT of 2, 4 and 6 layers then answered 48.2, 49.1 and 40.4 %, the other way round than
-in the paper; VL-BERT 54.3 %, and 53.2 % without pretraining. Expressions had 400 (VL-BERT 72.2 %,
-80.3 % without pretraining), and entailment (BERT 55.1 %, one stream 74.8 %, InterBERT 77.3 %). No
-figure of VLMo's was known then.
+The steps of some tasks were raised once, for all rows of a table, after a first run of seed 0,
+because its losses had hardly begun to fall. With 400 steps for questions, ViLBERT with 2, 4 and 6
+layers answered 48.2, 49.1 and 40.4 %, the reverse of the paper; VL-BERT 54.3 %, and 53.2 % without
+pretraining. Expressions had 400 steps (VL-BERT 72.2 %, 80.3 % without pretraining), and entailment
+too (BERT 55.1 %, one stream 74.8 %, InterBERT 77.3 %). No figure of VLMo was known then.
 """
-IMAGE = """![What changes beside each table's base, here with two standard errors to both
+IMAGE = """![Changes relative to each table's base, here with two standard errors to both
 sides, and in the paper](images/reproduction.svg)
 
-Points that a row gains or loses beside the base of its table."""
-ONE_SEED = "One seed a row: the errors are of what was asked alone."
+Points that a row gains or loses relative to the base of its table."""
+ONE_SEED = "One seed per row: the errors are those of the examples only."
 ByTable = Mapping[str, Sequence[Comparison]]
 
 
@@ -51,7 +49,10 @@ def page(tables: Sequence[AblationTable], by_table: ByTable) -> str:
 
 def summary(tables: Sequence[AblationTable], by_table: ByTable) -> str:
     """How many changes agree, table by table, and all of them in an image."""
-    rows = ["## What agrees\n", "| table | agree | within error | differ | to be measured |"]
+    rows = [
+        "## Agreement with the papers\n",
+        "| table | agree | within error | differ | to be measured |",
+    ]
     rows.append("|---|---|---|---|---|")
     for table in tables:
         wanted = [one for one in by_table[table.key] if one.published_change]
@@ -68,7 +69,7 @@ def section(table: AblationTable, rows: Sequence[Comparison]) -> str:
     """A table with its figures, what stands for what, and which rows moved otherwise."""
     labels = [figure.label for figure in table.figures]
     head = [f"## {table.title}\n", f"{table.about}\n"]
-    head.append(f"| | {' | '.join(f'{label} | as there' for label in labels)} | seeds |")
+    head.append(f"| | {' | '.join(f'{label} | agreement' for label in labels)} | seeds |")
     head.append("|---" * (2 * len(labels) + 2) + "|")
     by_row: dict[str, list[Comparison]] = {}
     for one in rows:
@@ -107,7 +108,7 @@ def otherwise(rows: Sequence[Comparison]) -> Iterator[str]:
         if one.verdict == DIFFERS:
             change: Any = one.change
             yield (
-                f"Otherwise than there: {one.row}, {one.figure}: {100 * change.mean:+.1f} points "
+                f"Unlike the paper: {one.row}, {one.figure}: {100 * change.mean:+.1f} points "
                 f"here (standard error {100 * (one.error or 0):.1f}), "
                 f"{one.published_change:+.1f} there."
             )

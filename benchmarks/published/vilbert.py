@@ -130,12 +130,13 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
                 subject=vilbert("vilbert-8-layers", layers(4)),
             ),
         ),
-        about="1 to 4 co-attention layers over 6 of the text stand for 2 to 8 over 12.",
-        reading="Seeds differ by more than depths: of 4 layers they rank 20 to 40 % of the "
-        "images first and answer 57 to 68 % of the questions, as each learns relations sooner "
-        "or later. Depth delays: with 8 layers they answer 36, 48 and 58 %; the first one's loss "
-        "was still 3.2 after 400 steps where 2 layers had 2.1, and after 800 it knows no relation. "
-        "After 600 steps of pretraining the losses of all depths lie within 0.2 of each other.",
+        about="1 to 4 co-attention layers over 6 text layers represent 2 to 8 over 12.",
+        reading="Seeds differ more than depths: with 4 layers they rank 20 to 40 % of the images "
+        "first and answer 57 to 68 % of the questions, because some learn relations "
+        "earlier than others. Depth delays learning: with 8 layers the seeds answer 36, "
+        "48 and 58 %; the first one's loss was still 3.2 after 400 steps (2 layers: 2.1),"
+        " and after 800 steps it has not learned relations. After 600 steps of "
+        "pretraining the losses of all depths are within 0.2 of each other.",
     )
     data = AblationTable(
         key="vilbert-data",
@@ -148,11 +149,12 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
             Row(label="50 %", published=(26.76, 70.30, 54.84), subject=half),
             Row(label="100 %", published=(31.86, 70.55, 58.20), subject=base),
         ),
-        about="Shares of the pairs for as many steps each; 0 % is BERT alone, which cannot rank.",
-        reading="Steps are short here, not pairs: 600 of them show each of 3,000 pairs 13 times "
-        "and each of a quarter 51 times, whose loss ends lower (1.8 against 2.3) and which ranks "
-        "no worse. What more pairs bring the paper, words and things that a quarter lacks, "
-        "this world does not have.",
+        about="Fractions of the pairs, each with the same number of steps; 0 % is BERT alone, "
+        "which cannot rank.",
+        reading="Steps are scarce here, not pairs: 600 steps show each of 3,000 pairs 13 times "
+        "and each pair of a quarter 51 times. The quarter's loss ends lower (1.8 instead "
+        "of 2.3) and it ranks no worse. In the paper, more pairs add words and objects "
+        "that a quarter lacks; this world has no such words and objects.",
     )
     streams = AblationTable(
         key="vilbert-streams",
@@ -169,9 +171,9 @@ def vilbert_tables() -> tuple[AblationTable, ...]:
             Row(label="two streams, from BERT", published=(68.93,), subject=without_pretraining()),
             Row(label="two streams", published=(70.55,), subject=base),
         ),
-        about="The paper does not rank with one stream; both have 6 layers of the text here.",
-        reading="Two streams answer better, as there. Pretraining brings either 3 points in two "
-        "seeds, which is less than the error: one stream loses 4 by it in one and gains 9 in the "
-        "other.",
+        about="The paper does not rank with one stream; here both have 6 text layers.",
+        reading="Two streams answer better, as in the paper. Pretraining adds 3 points to either "
+        "in two seeds, which is less than the error: one stream loses 4 points in one "
+        "seed and gains 9 in the other.",
     )
     return depth, data, streams

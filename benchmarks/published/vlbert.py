@@ -62,14 +62,15 @@ def vlbert_tables() -> tuple[AblationTable, ...]:
                 ),
                 Row(label="with pretraining", published=(70.50, 71.84, 73.7), subject=base),
             ),
-            about="Without, fine-tuning starts from BERT alone. Expressions are two kinds here, "
-            "by looks and by place; their mean stands beside RefCOCO+ val.",
-            reading="Expressions by looks are right in 99 of 100 cases either way; those by place "
-            "are what differs (0.51 and 0.59 with pretraining, 0.69 and 0.73 without). Why "
-            "pretraining delays them is open: in the first seed it is neither the rate (0.48 with "
-            "twice as large a one) nor the standardised features with which pretraining starts "
-            "(0.70 from BERT with them). VCR's choices are easy in this world: both are at their "
-            "ceiling.",
+            about="Without pretraining, fine-tuning starts from BERT alone. There are two types of "
+            "expressions, by appearance and by position; their mean is compared with RefCOCO+"
+            " val.",
+            reading="Expressions by appearance are correct in 99 of 100 cases in both rows; "
+            "expressions by position differ (0.51 and 0.59 with pretraining, 0.69 and 0.73 "
+            "without). It is not known why pretraining delays them: in the first seed the "
+            "cause is neither the rate (0.48 with twice the rate) nor the standardised "
+            "features at the start of pretraining (0.70 from BERT with them). VCR's choices "
+            "are easy in this world: both rows are at the maximum.",
         ),
         AblationTable(
             key="vl-bert-tasks",
@@ -99,8 +100,10 @@ def vlbert_tables() -> tuple[AblationTable, ...]:
                     "pixels, from drawn weights, is measured by `learning_tasks.py`",
                 ),
             ),
-            about="The first version of the paper has no figures for these: no direction.",
-            reading="Whichever is left out, questions gain (3 and 4 points in two seeds): in so "
-            "few steps the tasks seem to stand in each other's way. The rest does not move.",
+            about="The first version of the paper has no figures for these rows, so there is no "
+            "direction to compare.",
+            reading="Removing either objective improves questions (by 3 and 4 "
+            "points in two seeds): "
+            "in so few steps the objectives seem to compete. The other figures do not change.",
         ),
     )

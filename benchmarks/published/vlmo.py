@@ -32,8 +32,8 @@ NO_WORDS, NO_MATCHING = ("objectives.mlm=0",), ("objectives.itm=0",)
 NO_JOINT_EXPERT = (f"model.first_vl_layer={LAYERS}", "model.num_contrast_pairs=1")
 STANDARD = (*NO_JOINT_EXPERT, "model.modality_experts=false")
 NO_TOKENIZER = (
-    "masked image modelling needs a published tokenizer of images (DALL-E's encoder), which "
-    "nothing here draws"
+    "masked image modelling needs a published image tokenizer (DALL-E's encoder), which this "
+    "world cannot replace"
 )
 
 
@@ -72,13 +72,14 @@ def vlmo_tables() -> tuple[AblationTable, ...]:
                     subject=vlmo("vlmo-after-texts", before=(texts,)),
                 ),
             ),
-            about=f"The stage on images is missing in both rows: {NO_TOKENIZER}. What is "
-            "compared is the stage on texts, here on the captions and with nothing frozen.",
-            reading="Masked words keep what the stage on texts has taught (loss 0.8 after the "
-            "pairs, 2.0 without it), contrast gains little (1.25 and 1.43), and matching is at "
-            "chance in both rows after 400 steps (0.64, one pair in three being right). Rankings "
-            "rise by 4 to 5 points, which can just be told. Statements do not differ, but for one "
-            "seed without the stage, which stays at chance (50 %).",
+            about=f"The stage on images is missing in both rows: {NO_TOKENIZER}. The "
+            "comparison is about the stage on texts, here on the captions and with nothing frozen.",
+            reading="Masked words keep the effect of the stage on texts (loss 0.8 after the pairs, "
+            "2.0 without it), the contrastive loss gains little (1.25 and 1.43), and matching"
+            " is at chance in both rows after 400 steps (0.64, with one pair in three "
+            "matching). Rankings rise by 4 to 5 points, which is just measurable. Statements "
+            "do not differ, except for one seed without the stage, which stays at chance (50 "
+            "%).",
         ),
         AblationTable(
             key="vlmo-parts",
@@ -89,12 +90,14 @@ def vlmo_tables() -> tuple[AblationTable, ...]:
                 Row(label=label, published=published, subject=subject)
                 for label, (published, subject) in rows.items()
             ),
-            about="From drawn weights, where the paper starts from a ViT.",
-            reading="After 400 steps matching is at chance in every row that has it (loss 0.64, "
-            "one pair in three being right), and masked words at 2.0 have not learned what texts "
-            "alone tell (0.8 after a stage on texts): what joint objectives teach has not begun. "
-            "Rows differ by their contrast (1.3 to 1.5), and rankings by less than can be told. "
-            "Statements are taught by fine-tuning alone: one seed with all and one without VL "
-            "experts stay at chance (50 %), all others lie between 57 and 69 %, whatever the row.",
+            about="From random weights; the paper starts from a ViT.",
+            reading="After 400 steps matching is at chance in every row that has "
+            "it (loss 0.64, with "
+            "one pair in three matching), and masked words at 2.0 have not reached the level "
+            "of texts alone (0.8 after a stage on texts): the joint objectives have no effect"
+            " yet. Rows differ in their contrastive loss (1.3 to 1.5), and rankings by less "
+            "than the error. Statements are learned in fine-tuning only: one seed with all "
+            "objectives and one without VL experts stay at chance (50 %), all others are "
+            "between 57 and 69 % in every row.",
         ),
     )

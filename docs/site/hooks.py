@@ -32,7 +32,7 @@ from vlmill.schemas.tables import TABLES, Table
 from vlmill.train import cli as train_cli
 from vlmill.train.recipes import RECIPES, RunSettings, recipe_named
 from vlmill.train.recipes.describe import compute_cost, describe_stages
-from vlmill.train.recipes.tasks import TASKS, make_recipes, task_recipe_named
+from vlmill.train.tasks.registry import TASKS, task_recipe_named
 
 ROOT = Path(__file__).parents[2]
 # Files outside docs/ that are pages of the site: their places there.
@@ -220,7 +220,7 @@ def model_cards_page() -> str:
         by_variant.setdefault(recipe.variant, []).append(recipe)
     sections: dict[str, Sequence[RunSettings]] = {
         **by_variant,
-        **{f"{task}, fine-tuned": make_recipes(task) for task in TASKS},
+        **{f"{task}, fine-tuned": TASKS[task].make_recipes() for task in TASKS},
     }
     return "\n".join([*intro, *(cards_section(*section) for section in sections.items())])
 

@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """The keys of a configuration file over those of its bases, and where each stands."""
+    """The keys of a configuration file and its bases, with the position of each key."""
 
     path: Path
     values: Mapping[str, Value]
@@ -40,7 +40,7 @@ class ConfigFile:
     def complaint(self, error: WrongKey, remedy: str) -> InputError:
         """Returns the user's error for a key that cannot be honoured, in one line."""
         location = self.locations.get(error.key)
-        if location is None:  # the Hugging Face port's names may stand in either case
+        if location is None:  # the Hugging Face port's names may be in either case
             matches = [
                 key_location
                 for name, key_location in self.locations.items()
@@ -50,7 +50,8 @@ class ConfigFile:
         return InputError(f"--config {location}: {error}; {remedy}")
 
     def configuration(self, *, grid: bool = False) -> Configuration:
-        """What the keys mean for our own network; ``grid``: the cells of res5 are the regions.
+        """Returns the configuration for vlmill's network; ``grid``: the cells of res5 are the
+        regions.
 
         Raises InputError that names file and key.
         """
@@ -69,7 +70,7 @@ class ConfigFile:
         return configuration
 
     def record(self) -> dict[str, str]:
-        """What an output says of the configuration that it was made with."""
+        """Returns the record of the configuration for the metadata of an output."""
         return {"config": self.path.name, "config_sha256": self.digest}
 
 
@@ -92,7 +93,7 @@ class Files:
         self.contents: list[bytes] = []
 
     def read(self, path: Path, chain: Sequence[Path]) -> dict[str, Setting]:
-        """The settings of a file over those of its bases; ``chain`` are the files based on it."""
+        """Returns the settings of a file and its bases; ``chain`` are the files based on it."""
         document = self.document(path, chain)
         if not isinstance(document.value, dict):
             raise InputError(f"--config {path} has no keys; give a detector's configuration")
@@ -107,7 +108,7 @@ class Files:
         return settings
 
     def document(self, path: Path, chain: Sequence[Path]) -> Document:
-        """One file as plain data. Raises InputError."""
+        """Returns one file as plain data. Raises InputError."""
         if path.resolve() in {chain_path.resolve() for chain_path in chain}:
             circle = " -> ".join(chain_path.name for chain_path in (*chain, path))
             raise InputError(
@@ -137,7 +138,7 @@ class Files:
 
 
 def resolve_base(base: Value, path: Path, location: str) -> Path:
-    """The file that a base names: from the folder of the file that says so, if it is relative."""
+    """Returns the path of a base; a relative one is relative to the file that names it."""
     if not isinstance(base, str) or "://" in base or "\0" in base:
         raise InputError(f"--config {location}: {BASE} is {base!r}; expected the path of a file")
     return path.parent / base

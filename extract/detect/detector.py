@@ -57,7 +57,7 @@ class Detector:
     fingerprint: str
     weights: str  # the file's name, or "random weights, seed S"
     device: torch.device
-    # What the output's metadata says of the configuration file, where there was one.
+    # The metadata's record of the configuration file, if there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
     global_networks: FullImages | None = None  # networks that describe its images as wholes
     names: DetectorNames = NO_NAMES
@@ -65,7 +65,7 @@ class Detector:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Returns the fingerprint, and the digests of the networks beside it."""
+        """Returns the fingerprint, and the digests of the additional networks."""
         networks = () if self.global_networks is None else self.global_networks.networks
         return (self.fingerprint, *(network.digest for network in networks))
 
@@ -101,13 +101,13 @@ def open_detector(
 ) -> Detector:
     """Builds a detector with a file's weights, or with random ones.
 
-    ``config_file`` is another project's configuration and takes the place of ``config``. Without
-    both the weights' layout gives the conventions and their shapes the sizes, with ``changes`` to
+    ``config_file`` is another project's configuration and replaces ``config``. Without both, the
+    layout of the weights gives the conventions and their shapes the sizes, with ``changes`` to
     single fields; without weights too, it is the default architecture. ``grid`` makes the cells of
-    res5 over the full image the regions. ``folded`` moves
-    normalisations into convolutions, which is faster and rounds otherwise; without it the
-    arithmetic is the published code's, operation by operation. Raises InputError for a file that
-    cannot be read or does not fit, and for a device that is not there.
+    res5 over the full image the regions. ``folded`` moves normalisations into convolutions, which
+    is faster and rounds differently; without it the arithmetic is the published code's, operation
+    by operation. Raises InputError for a file that cannot be read or does not fit, and for a device
+    that is not available.
     """
     target = usable_device(device)
     if weights is not None:
@@ -168,7 +168,7 @@ def load_detector(
     *,
     grid: bool = False,
 ) -> LoadedDetector:
-    """Loads the network of a file: as a configuration says, or as the file itself does."""
+    """Loads the network of a file, configured by a configuration file or by the weights."""
     folder = saved_folder(path)
     if folder is not None:
         if config is not None:
@@ -208,7 +208,7 @@ def load_detector(
 
 
 def usable_device(name: str) -> torch.device:
-    """The device called ``name``, once something has been computed there."""
+    """Returns the device ``name`` after a test computation."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).add_(1)
@@ -219,8 +219,10 @@ def usable_device(name: str) -> torch.device:
 
 
 def identifying_fields(config: DetectorConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration; of those that later versions added, the ones that are
-    not as before: the fingerprint of a detector stays that of its tables.
+    """Returns the fields of a configuration for the fingerprint.
+
+    Fields that later versions added are included only if they differ from the earlier behaviour, so
+    a detector keeps the fingerprint of its tables.
     """
     before = dataclasses.asdict(DetectorConfig())
     return {

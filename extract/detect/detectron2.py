@@ -1,10 +1,10 @@
-"""Detectron2 itself as the detector: its own configuration, weights and predictor.
+"""Runs Detectron2 itself as the detector, with its own configuration, weights and predictor.
 
-It is no dependency of vlmill and not in the package index (docs/install.md).
+It is not a dependency of vlmill and not in the package index (docs/install.md).
 
 `Detectron2Network` has the methods that extraction calls of a detector. Proposals, features, logits
 and regressions are computed by its own modules from its own configuration; preprocessing, selection
-and rows are those of every other detector.
+and rows are the same as for every other detector.
 """
 
 import importlib
@@ -58,9 +58,9 @@ class Detectron2Network(DetectorNetwork):
     def proposals(
         self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Proposals, best first, and which of their places are taken.
+        """Returns proposals, best first, and which of the slots are used.
 
-        ``min_sides`` play no part: Detectron2 has its own of its configuration.
+        ``min_sides`` is ignored: Detectron2 uses the value of its configuration.
         """
         sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
         # Of the images its proposal generator reads the sizes alone.
@@ -131,7 +131,7 @@ def get_network(detector: Detector) -> Detectron2Network:
 
 
 def read_selection(detector: Detector) -> Selection:
-    """Which regions the configuration itself keeps, in our terms."""
+    """Returns the selection rule of the configuration itself."""
     cfg = get_network(detector).cfg
     max_boxes = cfg.TEST.DETECTIONS_PER_IMAGE
     threshold = min(max(cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST, 0.0), 1.0)
@@ -192,7 +192,9 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
 
 
 def library(part: str) -> Any:
-    """A part of Detectron2. Raises InputError with the install line where it is missing."""
+    """Returns a module of Detectron2. Raises InputError with the install command if it is
+    missing.
+    """
     try:
         return importlib.import_module(f"detectron2.{part}")
     except ImportError as error:
@@ -223,9 +225,9 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict; anchors that it carries must be those of the configuration."""
+    """Loads a state dict; anchors in it must equal those of the configuration."""
     expected = model.state_dict()
-    # Files may carry buffers that the model makes for itself.
+    # Files may have buffers that the model creates itself.
     tensors = {
         key: value
         for key, value in state.items()

@@ -31,7 +31,7 @@ class DetectorNames:
     source: str = ""
 
     def record(self) -> dict[str, Any]:
-        """Returns what tables say of the names; nothing where there are none."""
+        """Returns the entry of the tables' metadata; empty without names."""
         if not self.classes and not self.attributes:
             return {}
         names = {"classes": list(self.classes), "attributes": list(self.attributes)}
@@ -58,7 +58,7 @@ def known_names(config: DetectorConfig) -> DetectorNames:
 def given_names(
     config: DetectorConfig, classes: str | None, attributes: str | None, known: DetectorNames
 ) -> DetectorNames:
-    """Returns the names of the files that a user gives, in place of the ``known`` ones.
+    """Returns the names of the user's files, which replace the ``known`` ones.
 
     Raises InputError for a file that cannot be read, or has another number of names than the
     detector has classes or attributes.
@@ -68,10 +68,10 @@ def given_names(
         for what, path in (("classes", classes), ("attributes", attributes))
     }
     numbers = {"classes": config.num_classes, "attributes": config.num_attributes}
-    for what, given in names.items():
-        if given and len(given) != numbers[what]:
+    for what, listed in names.items():
+        if listed and len(listed) != numbers[what]:
             raise InputError(
-                f"--{what} has {len(given)} names, the detector {numbers[what]} {what}; give its "
+                f"--{what} has {len(listed)} names, the detector {numbers[what]} {what}; give its "
                 "own list, one a line, without background"
             )
     if not any(names.values()):

@@ -1,21 +1,27 @@
 """The two ways to compute: ``exact`` for the published numbers, ``fast`` for throughput."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import torch
 
+from vlmill.models.detector.folded import has_bfloat16_convolutions
+from vlmill.models.probes import REFUSALS
+
+PROCESSOR = Path("/proc/cpuinfo")
+
 
 @contextmanager
 def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iterator[None]:
-    """The arithmetic of the network inside the block, without gradients.
+    """Sets the arithmetic of the network inside the block, without gradients.
 
-    ``exact``: float32 throughout, TensorFloat-32 off, which PyTorch has on for convolutions.
-    ``fast``: convolutions and linear layers in bfloat16, and what float32 is left on CUDA in
-    TensorFloat-32; softmaxes, boxes and suppression stay float32. The switches of TensorFloat-32
-    are the process's own and stay as they were set: threads of one job set the same.
+    ``exact``: float32 throughout, TensorFloat-32 off, which PyTorch turns on for convolutions.
+    ``fast``: convolutions and linear layers in bfloat16, and the remaining float32 products on CUDA
+    in TensorFloat-32; softmaxes, boxes and suppression stay float32. The TensorFloat-32 switches
+    belong to the process and are not restored: all threads of a job set the same.
     """
     fast = precision == "fast"
     torch.backends.cuda.matmul.allow_tf32 = fast
@@ -29,12 +35,24 @@ def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iter
 
 
 def lacks_bfloat16_units(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 by converting to float32 and back: no faster than that.
+    """Returns whether a device computes bfloat16 by converting to float32 and back, without a
+    speed-up.
 
-    Of processors those with AVX512-BF16 or AMX, and ARM's with bfloat16, have units for it.
+    Processors with AVX512-BF16 or AMX, and ARM's with bfloat16, have units for it.
     """
     if device.type != "cpu":
         return False
     if platform.machine().lower() in ("x86_64", "amd64"):
-        return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return not (
+            _has_unit(lambda: torch.cpu._is_avx512_bf16_supported(), "avx512_bf16")
+            or _has_unit(lambda: torch.cpu._is_amx_tile_supported(), "amx_tile")
+        )
+    return not has_bfloat16_convolutions()
+
+
+def _has_unit(ask: Callable[[], bool], flag: str) -> bool:
+    """Asks a private function of PyTorch, or Linux where it is gone."""
+    try:
+        return ask()
+    except REFUSALS:
+        return PROCESSOR.exists() and flag in PROCESSOR.read_text(encoding="utf-8").split()

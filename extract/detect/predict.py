@@ -1,8 +1,8 @@
-"""Images of one input shape to rows of the regions table.
+"""Computes rows of the regions table from images of one input shape.
 
-One upload, everything queued, one download that the host waits for last: while a GPU computes a
-batch the host decodes, uploads and queues the next one. All sizes are fixed, and flags say which
-places are taken, so one image is a batch of one.
+There is one upload, then everything is queued, and one download that the host waits for at the end:
+while a GPU computes a batch, the host decodes, uploads and queues the next one. All sizes are
+fixed, and flags mark the used slots, so one image is a batch of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +36,8 @@ from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import Rejected
 
-# RoIs that pass through res5 together. On two cores 50 cost nothing against all 300 at once, and
-# bound the memory of R-101 to about 0.5 GB beside the weights.
+# RoIs in one pass through res5. On two cores 50 cost nothing compared with all 300 together, and
+# limit the memory of R-101 to about 0.5 GB in addition to the weights.
 CPU_ROI_CHUNK = 50
 # On a GPU 600 RoIs of 14 x 14 bins are 117,600 rows of a matrix product, and with R-101 4 GB in
 # float32, 2 GB in half precision. On an H200 more gain nothing (RESULTS).
@@ -91,7 +91,7 @@ def start_batch(
 
 
 def compute(batch: Batch, detector: Detector, config: ExtractConfig) -> dict[str, Tensor]:
-    """All that the rows are made of, [N, M, ...] on the device; nothing makes the host wait."""
+    """Computes all parts of the rows, [N, M, ...] on the device, without waiting for the device."""
     spec, frames, given_boxes = (
         detector.model.config,
         make_frames(batch.measures),
@@ -145,10 +145,11 @@ def get_chunk_size(device: torch.device) -> int:
 
 
 def choose_chunk_size(free_bytes: int, total_bytes: int) -> int:
-    """Returns the most RoIs that take a quarter of a card's memory and half of what is free.
+    """Returns the largest number of RoIs that needs a quarter of a card's memory and half of the
+    free memory.
 
-    So it is the card that decides, and runs on it compute alike, unless other processes have taken
-    half of it.
+    So the choice depends on the card and is the same in all runs on it, unless other processes use
+    half of its memory.
     """
     limit = min(total_bytes // 4, free_bytes // 2)
     return next((chunk for chunk in ROI_CHUNKS if chunk * ROI_BYTES <= limit), ROI_CHUNKS[-1])

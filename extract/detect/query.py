@@ -1,4 +1,4 @@
-"""What the network is asked: an image, and boxes if they are given."""
+"""Defines the network's inputs: an image, and boxes if they are given."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""From chosen regions to rows of the regions table: what is stored, and in which types."""
+"""Converts selected regions to rows of the regions table: columns and types."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,14 +25,16 @@ from vlmill.runtime.readers.region_rows import (
 from vlmill.schemas.rejects import Reason, Rejected
 
 Array = npt.NDArray[Any]
-ROUNDED = ("features", "class_probs", "global_feature")  # to the type in which they are stored
+ROUNDED = ("features", "class_probs", "global_feature")  # to the stored type
 Outcome = RegionRow | Rejected
 
 
 def stored_tensors(
     detections: Detections, chosen: SelectedRegions, spec: DetectorConfig, storage: Storage
 ) -> dict[str, Tensor]:
-    """What is stored of the chosen regions [N, M, ...], by the names of :class:`RegionRow`."""
+    """Returns the stored values of the selected regions [N, M, ...], by the names of
+    :class:`RegionRow`.
+    """
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
     if spec.regions == "grid":  # whose cells have no classes
         return tensors
@@ -52,7 +54,9 @@ def stored_tensors(
 
 
 def best_attributes(probs: Float[Tensor, "N M L1"], spec: DetectorConfig) -> dict[str, Tensor]:
-    """The likeliest attribute of each region but "no attribute", and its probability."""
+    """Returns the most likely attribute of each region except "no attribute", and its
+    probability.
+    """
     scores, attributes = foreground_attributes(probs, spec).max(dim=-1)
     return {"attribute_scores": scores, "attribute_ids": attributes.short()}
 
@@ -83,16 +87,16 @@ def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N 
 def background_first(
     class_probs: Float[Tensor, "N M K1"], spec: DetectorConfig
 ) -> Float[Tensor, "N M K1"]:
-    """The distribution as the table has it, whatever the family's order."""
+    """Returns the distribution with the background first, for any order of the family."""
     return class_probs if spec.background == "first" else class_probs.roll(1, dims=-1)
 
 
 def finite_images(
     tensors: Mapping[str, Tensor], box_mask: Bool[Tensor, "N M"], dtype: str
 ) -> Bool[Tensor, " N"]:
-    """Returns which images' features and probabilities the stored type can hold.
+    """Returns which images' features and probabilities the stored type can represent.
 
-    Looked at on the device, where it costs microseconds; places that are not taken do not count.
+    The check runs on the device, where it costs microseconds; unused slots are ignored.
     """
     finite = torch.ones(len(box_mask), dtype=torch.bool, device=box_mask.device)
     for name in ROUNDED:
@@ -116,9 +120,9 @@ def fits(magnitudes: Tensor, dtype: str) -> Tensor:
 def make_outcomes(
     queries: Sequence[Query], batch: Mapping[str, Array], storage: Storage
 ) -> list[Outcome]:
-    """A row for each image of a batch's arrays, or why there is none.
+    """Returns a row for each image of a batch's arrays, or the reason for having none.
 
-    Rows of images all of whose places are taken are views of the batch's arrays.
+    Rows of images without unused slots are views of the batch's arrays.
     """
     arrays = dict(batch)
     box_mask, finite = arrays.pop("taken"), arrays.pop("finite")
@@ -139,7 +143,7 @@ def make_outcomes(
 
 
 def make_row(query: Query, arrays: Mapping[str, Array]) -> RegionRow:
-    """The row of arrays by their names, rounded as they are stored."""
+    """Returns the row of arrays by their names, rounded as they are stored."""
     image = query.image
     return RegionRow(image_id=query.image_id, width=image.width, height=image.height, **arrays)
 

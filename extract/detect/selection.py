@@ -1,9 +1,8 @@
-"""The network's proposals become the regions of images here; all of it is pure.
+"""Selects the regions of images from the network's proposals, with pure functions.
 
-N images, P places for proposals, K classes without background, M places for regions. The rules
-are those of the published extractors; which one a detector has is part of its conventions. All
-sizes are known before anything is computed, so the host never waits for a GPU here; what stands in
-places that are not taken means nothing.
+N images, P slots for proposals, K classes without background, M slots for regions. The rules are
+those of the published extractors; the conventions of a detector name its rule. All sizes are known
+in advance, so the host never waits for a GPU here. The values in unused slots are meaningless.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from vlmill.models.detector.faster_rcnn import Detections, foreground_classes, r
 from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class
 
 MAX_HALVINGS = 10  # of VinVL's threshold
-CLASSES_AT_ONCE = 100  # in a suppression whose classes have boxes of their own
+CLASSES_AT_ONCE = 100  # in a suppression with separate boxes for each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def select(
 
 
 def every_cell(detections: Detections, frames: Frames) -> SelectedRegions:
-    """Every cell of a grid, row by row."""
+    """Returns every cell of a grid, row by row."""
     boxes = frames.to_images(detections.boxes)
     numbers = torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2])
     return SelectedRegions(
@@ -85,7 +84,9 @@ def every_cell(detections: Detections, frames: Frames) -> SelectedRegions:
 def every_given(
     detections: Detections, spec: DetectorConfig, boxes: Float[Tensor, "N P 4"]
 ) -> SelectedRegions:
-    """Every given box as it came, with its likeliest class; none is dropped, moved or refined."""
+    """Returns every given box unchanged, with its most likely class; none is dropped, moved or
+    refined.
+    """
     scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
     return SelectedRegions(
         ids=torch.arange(boxes.shape[1], device=boxes.device).expand(boxes.shape[:2]),
@@ -100,10 +101,11 @@ def every_given(
 def by_class_confidence(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """Bottom-up attention's rule: the best class in which a region survives the suppression.
+    """Applies bottom-up attention's rule: the best class in which a region survives the
+    suppression.
 
-    The boxes that suppress each other are those that are written, in the image's pixels; refined
-    ones are refined there too, each by its best class.
+    The written boxes suppress each other, in pixels of the image. Refined boxes are also refined
+    there, each by its best class.
     """
     box_mask, probs = detections.box_mask, foreground_classes(detections.class_probs, spec)
     boxes = frames.to_images(detections.boxes)
@@ -134,10 +136,11 @@ def by_class_confidence(
 def choose_regions(
     confidence: Float[Tensor, "N P"], rule: Selection
 ) -> tuple[Int64[Tensor, "N M"], Bool[Tensor, "N M"]]:
-    """Places of the regions to keep, and which of them count (code of bottom-up attention).
+    """Returns the slots of the regions to keep, and which of them count (bottom-up attention's
+    code).
 
-    In proposal order where the threshold decides, by falling confidence where a bound does; equal
-    confidences keep proposal order. A confidence of -inf is no proposal.
+    In proposal order if the threshold decides, by falling confidence if a limit does; equal
+    confidences keep proposal order. A confidence of -inf marks an unused slot.
     """
     above = confidence >= rule.threshold
     count = above.sum(dim=1, keepdim=True)
@@ -152,8 +155,10 @@ def choose_regions(
 def by_kept_class(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """VinVL's rule (``filter_results_peter``): the class in which a region survives the suppression
-    with the highest probability, and that class's box. Boxes are in the network's pixels.
+    """Applies VinVL's rule (``filter_results_peter``).
+
+    Each region gets the class in which it survives the suppression with the highest probability,
+    and that class's box. Boxes are in the network's pixels.
     """
     probs, boxes = (
         foreground_classes(detections.class_probs, spec),
@@ -180,11 +185,11 @@ def by_kept_class(
 def by_kept_confidence(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """The rule of Pythia, MMF and 12-in-1: regions by the best class in which they survive, above
-    the threshold, each with its likeliest class.
+    """Applies the rule of Pythia, MMF and 12-in-1.
 
-    Proposals suppress each other in the image's pixels. With ``background_counts`` background is a
-    class like others, and -1.
+    Regions are kept by the best class in which they survive, above the threshold, each with its
+    most likely class. Proposals suppress each other in the image's pixels. With
+    ``background_counts`` the background is a class like others, with id -1.
     """
     probs = foreground_classes(detections.class_probs, spec)
     counted, first = probs, 0
@@ -213,8 +218,8 @@ def kept_in_classes(
     box_mask: Bool[Tensor, "N P"],
     spec: DetectorConfig,
 ) -> Bool[Tensor, "N P K"]:
-    """Which regions survive the suppression of which class, by boxes of all classes (B is 1) or of
-    each.
+    """Returns which regions survive the suppression of which class, by boxes of all classes (B is
+    1) or of each.
     """
     scores = probs.masked_fill(~box_mask[..., None], -1.0)  # last in every class
     threshold, offset = spec.class_nms_thresholds[0], spec.overlap_offset
@@ -247,10 +252,10 @@ def best_regions(
     box_mask: Bool[Tensor, "N P"],
     rule: Selection,
 ) -> tuple[Int64[Tensor, "N M"], Bool[Tensor, "N M"]]:
-    """Places of the regions to keep by falling confidence, and which of them count.
+    """Returns the slots of the regions to keep by falling confidence, and which of them count.
 
-    Those ``above`` the threshold, within the rule's bounds. A region that survived in no class has
-    a confidence of 0, and is none.
+    They are ``above`` the threshold, within the rule's limits. A region that survived in no class
+    has a confidence of 0 and does not count.
     """
     ranked = confidence.masked_fill(~box_mask | (confidence <= 0), -torch.inf)
     ids = ranked.sort(dim=1, descending=True, stable=True).indices[:, : rule.max_boxes]
@@ -332,7 +337,9 @@ def by_class_pairs(
 
 
 def above_halved(values: Float[Tensor, "N M"], rule: Selection) -> Bool[Tensor, "N M"]:
-    """Which pairs are above the threshold, halved up to ten times until there are enough."""
+    """Returns which pairs are above the threshold, halved up to ten times until there are
+    enough.
+    """
     halves = torch.arange(MAX_HALVINGS + 1, device=values.device)
     thresholds = rule.threshold * 0.5**halves
     above = values[:, None] > thresholds[:, None]  # [N, halvings, M]
@@ -343,7 +350,9 @@ def above_halved(values: Float[Tensor, "N M"], rule: Selection) -> Bool[Tensor, 
 
 
 def class_by_class(chosen: SelectedRegions) -> SelectedRegions:
-    """The regions of each class together, in the order of the classes; best first in each."""
+    """Returns the regions of each class together, in the order of the classes; best first
+    in each.
+    """
     free = torch.iinfo(chosen.class_ids.dtype).max
     order = chosen.class_ids.masked_fill(~chosen.box_mask, free).sort(dim=1, stable=True).indices
     return dataclasses.replace(
@@ -362,7 +371,9 @@ def select_by_threshold(
     values: Float[Tensor, "N T M"],
     spec: DetectorConfig,
 ) -> tuple[Int64[Tensor, "N M"], Float[Tensor, "N M"], Float[Tensor, " N"]]:
-    """The survivors of the first threshold that leaves enough, else of the last; the threshold."""
+    """Returns the survivors of the first threshold that leaves enough, else of the last; and the
+    threshold.
+    """
     last = torch.ones_like(enough[:, :1])
     first = torch.cat((enough[:, :-1], last), dim=1).int().argmax(dim=1)
     index = first[:, None, None].expand(-1, 1, survivors.shape[2])
@@ -373,14 +384,16 @@ def select_by_threshold(
 def within_bounds(
     scores: Float[Tensor, "N M"], above: Int64[Tensor, "N 1"], rule: Selection
 ) -> Bool[Tensor, "N M"]:
-    """Which of the best are chosen: those ``above`` the threshold, within the rule's bounds."""
+    """Returns which of the best are chosen: those ``above`` the threshold, within the rule's
+    limits.
+    """
     positions = torch.arange(scores.shape[1], device=scores.device)
     return (positions < above.clamp(rule.min_boxes, rule.max_boxes)) & (scores > -torch.inf)
 
 
 def in_images(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> SelectedRegions:
-    """In the images' own pixels; as configured clipped to them, without boxes of which nothing is
-    left.
+    """Converts to the images' own pixels; if configured, clips boxes and drops those
+    without area.
     """
     boxes, box_mask = frames.to_images(chosen.boxes), chosen.box_mask
     if spec.clips_written:
@@ -393,7 +406,9 @@ def in_images(chosen: SelectedRegions, spec: DetectorConfig, frames: Frames) -> 
 def candidate_boxes(
     detections: Detections, spec: DetectorConfig, frames: Frames
 ) -> Float[Tensor, "N P B 4"]:
-    """The boxes that the family writes, one a class or one for all, in the network's pixels."""
+    """Returns the boxes that the family writes, one per class or one for all, in the network's
+    pixels.
+    """
     if spec.written_boxes == "proposals":
         return detections.boxes[:, :, None]
     assert detections.box_deltas is not None
@@ -413,7 +428,7 @@ def select_class_boxes(
 def gather_boxes(
     boxes: Float[Tensor, "N R 4"], indices: Int64[Tensor, "N M"]
 ) -> Float[Tensor, "N M 4"]:
-    """Returns each image's boxes at its own places."""
+    """Returns each image's boxes at its own slots."""
     return boxes.gather(1, indices[..., None].expand(-1, -1, 4))
 
 

@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SavedDetector:
-    """Holds what a trained detector's folder says."""
+    """The content of a trained detector's folder."""
 
     config: DetectorConfig  # as the network was trained
     classes: tuple[str, ...]

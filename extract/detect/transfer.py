@@ -31,12 +31,12 @@ class Batch:
 
     images: Float[Tensor, "N 3 H W"]
     measures: Float[Tensor, "N 25"]  # what :func:`make_frames` takes apart
-    # Boxes in the images' own pixels that replace proposals, and which of the places count.
+    # Boxes in the images' own pixels that replace proposals, and which of the slots are used.
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
 
 def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.device) -> Batch:
-    """The images, their measures and given boxes on the device."""
+    """Uploads the images, their measures and given boxes to the device."""
     measures = torch.tensor([compute_measures(query, spec) for query in queries])
     given_boxes = None
     if queries[0].boxes is not None:
@@ -62,7 +62,7 @@ def pad_images(
 
 
 def padded_size(height: int, width: int, spec: DetectorConfig) -> tuple[int, int]:
-    """The height and width of an input with its padding."""
+    """Returns the height and width of an input with its padding."""
     step = max(spec.size_divisibility, 1)
     return -(-height // step) * step, -(-width // step) * step
 
@@ -70,7 +70,9 @@ def padded_size(height: int, width: int, spec: DetectorConfig) -> tuple[int, int
 def images_there(
     images: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
-    """The network's inputs on the device; those that are not resized yet are resized there."""
+    """Returns the network's inputs on the device; images that are not resized yet are resized
+    there.
+    """
     small = [image for image in images if isinstance(image, PixelInput)]
     resized = iter(resized_there(small, spec, device)) if small else iter(())
     return torch.stack(
@@ -84,10 +86,9 @@ def images_there(
 def resized_there(
     images: Sequence[PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
-    """What :func:`vlmill.extract.images.resize.network_input` makes of the pixels, bit for
-    bit.
+    """Computes :func:`vlmill.extract.images.resize.network_input` on the device, bit for bit.
 
-    Each image is sent by itself: pixels in pinned memory go from where they are.
+    Each image is sent separately: pixels in pinned memory are sent without a copy.
     """
     assert spec.resize == "opencv"
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
@@ -114,7 +115,7 @@ def get_axes(image: PixelInput) -> tuple[Axis, Axis]:
 
 @lru_cache(maxsize=256)  # photographs have a dozen frequent sizes; each takes up to 20 kB
 def positions_there(axis: Axis, device: torch.device) -> Positions:
-    """Where an axis is sampled; computed here, in double."""
+    """Returns the sampling positions of an axis, computed on the host in double precision."""
     low, high, weight = sample_positions(*axis)
     return sent(low, device), sent(high, device), sent(weight, device)
 
@@ -128,7 +129,7 @@ def constants_there(values: tuple[float, ...], device: torch.device) -> Float[Te
 def pad_boxes(
     boxes: Sequence[npt.NDArray[np.float32]],
 ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-    """Given boxes of several images, and which places are taken."""
+    """Returns the given boxes of several images, and which slots are used."""
     max_boxes = max(len(image_boxes) for image_boxes in boxes)
     filled = torch.zeros((len(boxes), max_boxes, 4))
     box_mask = torch.zeros((len(boxes), max_boxes), dtype=torch.bool)
@@ -139,7 +140,7 @@ def pad_boxes(
 
 
 def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
-    """One image's row of what :func:`make_frames` takes apart."""
+    """Returns one image's row of measures for :func:`make_frames`."""
     image, offset = query.image, spec.box_offset
     height, width = image.size
     factor_x, factor_y = image.factors
@@ -159,7 +160,7 @@ def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
 
 
 def make_frames(measures: Tensor) -> Frames:
-    """The measures [N, 25] by their names."""
+    """Returns the measures [N, 25] by their names."""
     return Frames(
         min_sides=measures[:, 0],
         factors=measures[:, 1:5],
@@ -172,7 +173,7 @@ def make_frames(measures: Tensor) -> Frames:
 
 
 def download(results: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    """Queues the copies to the host; what it gives waits for them, once for all."""
+    """Queues the copies to the host; its result waits for all of them."""
     copies = {name: values.to("cpu", non_blocking=True) for name, values in results.items()}
     device = results["taken"].device
     if device.type != "cuda":

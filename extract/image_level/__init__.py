@@ -1,4 +1,4 @@
-"""Networks that describe full images beside the detector's regions (ImageBERT, sec. 5.3).
+"""Computes features of full images with additional networks (ImageBERT, sec. 5.3).
 
-Read ``settings`` (which networks there are), ``crop`` (what they see of an image), ``networks``.
+Read ``settings`` (which networks exist), ``crop`` (their part of an image), ``networks``.
 """

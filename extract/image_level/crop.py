@@ -11,7 +11,7 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """The short side is resized to ``resize`` pixels, of which a square of ``side`` is kept."""
+    """Resizes the short side to ``resize`` pixels and keeps the central square of ``side``."""
 
     resize: int
     side: int

@@ -51,7 +51,7 @@ class WholeNetwork:
     digest: str
 
     def record(self) -> dict[str, Any]:
-        """What a run says of it."""
+        """Returns the network's entry in a run's metadata."""
         return {
             "network": self.name,
             "width": NETWORKS[self.name],
@@ -65,7 +65,7 @@ class WholeNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class FullImages:
-    """Networks on one device, whose vectors stand side by side."""
+    """Networks on one device, whose vectors are concatenated."""
 
     networks: tuple[WholeNetwork, ...]
     device: torch.device
@@ -81,7 +81,7 @@ class FullImages:
         return tuple(dict.fromkeys(network.preset.crop for network in self.networks))
 
     def record(self) -> list[dict[str, Any]]:
-        """What a run says of them, in their order."""
+        """Returns the networks' entries in a run's metadata, in their order."""
         return [network.record() for network in self.networks]
 
     def vectors(self, images: Sequence[Mapping[Crop, Pixels]]) -> Float[Tensor, "N G"]:
@@ -151,9 +151,10 @@ def list_presets(name: str) -> list[Preset]:
 
 
 def find_preset(path: Path, presets: Sequence[Preset]) -> Preset:
-    """The transforms that belong to a file: torchvision's files begin their SHA-256 in their name.
+    """Returns the transforms of a file: torchvision's files have the start of their SHA-256 in
+    their name.
 
-    Other files count as the first published weights, with which the others' sizes came.
+    Other files are treated as the first published weights, whose sizes the others share.
     """
     if len(presets) == 1:
         return presets[0]

@@ -11,8 +11,10 @@ NETWORKS = {"densenet121": 1024, "resnet152": 2048, "googlenet": 1024}
 
 
 def parse_network_names(text: str, files: Sequence[str] | None) -> tuple[str, ...]:
-    """The networks of ``--global-cnn``. Raises InputError for a name of none, or one twice, for
-    another number of files than of networks, and for a file that is not there.
+    """Returns the networks of ``--global-cnn``.
+
+    Raises InputError for an unknown or repeated name, for another number of files than of networks,
+    and for a missing file.
     """
     names = tuple(name.strip() for name in text.split(","))
     for name in names:

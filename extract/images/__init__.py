@@ -1,4 +1,4 @@
-"""Images go from what the user names to the network's input.
+"""Reads images from the user's arguments to the network's input.
 
 Reading order: ``discovery`` (which files are images), ``tar`` (which members are), ``plan`` (which
 images, in which order), ``id_matching`` (their ids in other tables), ``given_boxes``,

@@ -1,4 +1,4 @@
-"""Chooses among planned images: those of pairs, those with given boxes, those with known ids."""
+"""Selects planned images: those of pairs, those with given boxes, those with known ids."""
 
 import dataclasses
 import re
@@ -22,12 +22,12 @@ HASH = re.compile("[0-9a-f]{64}")
 def only_of_pairs(
     plan: Sequence[InputImage], pairs: str, skipped: Skipped | None = None
 ) -> list[InputImage]:
-    """Returns the images that a table of pairs points to; those that are not there come last, as
-    missing. ``skipped`` counts the others.
+    """Returns the images of a table of pairs, followed by missing ones; ``skipped`` counts the
+    others.
 
-    An image that the pairs call by another id (46.jpg for 46) gets theirs, which is said. Raises
-    InputError where images have no id before they are read, where none is named, and where two
-    could be meant.
+    An image with another id in the pairs (46.jpg for 46) gets theirs, and this is printed. Raises
+    InputError if the images have no id before they are read, if no image is named, or if two could
+    be meant.
     """
     pair_ids: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):

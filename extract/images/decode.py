@@ -20,9 +20,7 @@ def decode(data: bytes, limits: InputLimits) -> Pixels:
 
 
 def decode_stored(data: bytes, limits: InputLimits) -> tuple[Pixels, int]:
-    """Decodes as :func:`decode` does, and returns the orientation in which the image is stored,
-    too. Raises Rejected.
-    """
+    """Decodes as :func:`decode` does, and also returns the stored orientation. Raises Rejected."""
     bounds = Bounds(max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
     image = decode_upright(data, bounds)
     return blue_first(image.image), image.orientation

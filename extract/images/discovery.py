@@ -1,7 +1,7 @@
-"""Finds the image files and tars of a folder or a list; counts what is neither, by its reason.
+"""Finds the image files and tars of a folder or a list, and counts other files by reason.
 
-The ending of an image is believed here, so that a folder of a million images is listed without
-opening one. Any other file is known by its first bytes.
+Image extensions are trusted, so a folder of a million images is listed without opening any. Other
+files are recognised by their first bytes.
 """
 
 import codecs
@@ -29,7 +29,7 @@ _QUOTES = "\"'"
 
 
 class Kind(StrEnum):
-    """What a file is by its name or its first bytes."""
+    """The type of a file by its name or its first bytes."""
 
     IMAGE = "image"
     TAR = "tar"
@@ -149,7 +149,7 @@ def walk_store(folder: RemotePath, skipped: Skipped) -> Iterator[tuple[str, Kind
 
 
 def kind_by_name(name: str) -> Kind | None:
-    """Returns what a file is by its ending; None where that does not tell."""
+    """Returns the type of a file by its extension; None if that is not enough."""
     lower = name.lower()
     if lower.endswith(IMAGE_ENDINGS):
         return Kind.IMAGE
@@ -186,7 +186,7 @@ def kind_of_file(path: str, skipped: Skipped) -> Kind | None:
 
 
 def kind_of_head(head: bytes) -> Kind | None:
-    """Returns what a file is by its first bytes; None for neither image nor tar."""
+    """Returns the type of a file by its first bytes; None if it is neither an image nor a tar."""
     if format_name(head):
         return Kind.IMAGE
     return Kind.TAR if is_tar(head) else None
@@ -209,7 +209,7 @@ def read_path_list(path: Path) -> Iterator[str]:
 
 
 def decode_text(data: bytes) -> str:
-    """Decodes a list: UTF-16 with its mark, else UTF-8; other bytes stay what the disk has."""
+    """Decodes a list: UTF-16 with its mark, else UTF-8; other bytes are kept as on disk."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     return data.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")

@@ -44,9 +44,9 @@ _NPZ = (
 
 
 def box_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields names and boxes as the file or the folder of VCR's metadata has them.
+    """Yields names and boxes as they are in the file or the folder of VCR's metadata.
 
-    Raises InputError for another kind of file, and OSError.
+    Raises InputError for another type of file, and OSError.
     """
     if path.is_dir():
         yield from _folder_entries(path)
@@ -171,8 +171,9 @@ FRACTIONS = "all coordinates are at most 1, as of fractions of width and height;
 
 @dataclass(frozen=True, kw_only=True)
 class GivenBoxes:
-    """Holds boxes by image_id or by the file's name without its ending; an error's text in their
-    place where an entry is wrong, which costs that image only.
+    """Boxes by image_id or by the file's name without its extension.
+
+    An entry with an error has the error's text instead, and only that image is rejected.
     """
 
     entries: Mapping[str, Boxes | str]
@@ -184,9 +185,7 @@ class GivenBoxes:
         return IdIndex.from_ids(list(self.entries))
 
     def find_key(self, image_id: str | None, path: str) -> str | None:
-        """Says under which of an image's names its boxes are. Raises InputError if it may be
-        two.
-        """
+        """Returns the name of an image that has boxes. Raises InputError if two could be meant."""
         if image_id in self.entries:
             return image_id
         return find_file_id(self._index, path, "--boxes") or find_similar_id(
@@ -243,8 +242,9 @@ def require_pixels(entries: Mapping[str, Boxes | str], path: Path) -> None:
 
 
 def require_inside(boxes: Boxes, width: int, height: int) -> None:
-    """Raises Rejected where an upright box leaves its image by more than a pixel: it is of
-    another image or scale, or has width and height in place of the second corner.
+    """Raises Rejected if an upright box exceeds its image by more than a pixel.
+
+    It then belongs to another image or scale, or has width and height instead of the second corner.
     """
     low, high = -OUTSIDE_PX, np.array([width, height], np.float32) + OUTSIDE_PX
     is_outside = (boxes[:, :2] < low).any(axis=1) | (boxes[:, 2:] > high).any(axis=1)
@@ -258,7 +258,7 @@ def require_inside(boxes: Boxes, width: int, height: int) -> None:
 
 
 def find_table(path: Path) -> Table | None:
-    """Returns which of our tables lies there, None for none of them."""
+    """Returns which of vlmill's tables the path has, None for none."""
     for table in (CHOICES, BOXES, EXPRESSIONS, REGIONS):
         if path.is_dir() and any(path.glob(f"{table.name}-*.parquet")):
             return table
@@ -297,8 +297,8 @@ def read_rows(path: Path, table: Table) -> Iterator[tuple[str, list[list[float]]
 
 
 def parse_boxes(boxes: Any) -> Boxes | str:
-    """Returns the corners as float32 [n, 4], in the order given; else what is wrong. A fifth
-    number, VCR's score, is not used.
+    """Returns the corners as float32 [n, 4] in the given order, or the error. A fifth number, VCR's
+    score, is ignored.
     """
     if not isinstance(boxes, list) or len(boxes) > MAX_BOXES:
         return f"boxes must be a list of at most {MAX_BOXES}"

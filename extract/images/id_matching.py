@@ -9,9 +9,9 @@ from vlmill.schemas.errors import InputError
 
 
 def find_similar_id(index: IdIndex, name: str, holding: str) -> str | None:
-    """Returns the id that is ``name`` or may stand for it; None without one.
+    """Returns the id that equals or may match ``name``; None without one.
 
-    ``holding`` is where the ids are from, for the InputError if it may be two.
+    ``holding`` is the source of the ids, for the InputError if two could match.
     """
     if name in index:
         return name

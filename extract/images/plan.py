@@ -42,11 +42,11 @@ BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputImage:
-    """Holds a planned image: a file, a row of a table, or a member of a tar.
+    """A planned image: a file, a row of a table, or a member of a tar.
 
-    ``broken``, ``missing`` and ``repeated`` are none: an archive's rest that cannot be read, an
-    image that another table names, and one whose id comes earlier in the plan. They are planned
-    so that they are counted.
+    ``broken``, ``missing`` and ``repeated`` are not images: the unreadable rest of an archive, an
+    image that another table names, and one whose id is already in the plan. They are planned so
+    that they are counted.
     """
 
     path: str
@@ -55,7 +55,7 @@ class InputImage:
     row: int = 0  # of a table's group; of a tar's member, its size
     kind: str = FILE
     name: str = ""  # of a tar's member
-    detail: str = ""  # what is wrong with an archive; where the id of a repeated one came from
+    detail: str = ""  # the problem of an archive; the source of a repeated id
 
     @property
     def key(self) -> str:
@@ -73,7 +73,7 @@ class InputImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldImage(InputImage):
-    """Holds an image whose bytes are at hand: one that was sent. ``path`` is only its name."""
+    """An image whose bytes are already in memory, from a request. ``path`` is only its name."""
 
     data: bytes
     kind: str = HELD
@@ -84,10 +84,10 @@ def plan_images(
 ) -> list[InputImage]:
     """Returns all images, in the arguments' order and sorted within each. Raises InputError.
 
-    ``ids``: what the image_id of a file or of a tar's member is. "content": the SHA-256 of its
-    bytes; "name": the name without ending, of a member with its folders; "auto": the name of a
-    member, the content of a file. A table's rows have their own. ``skipped`` counts the files and
-    folders that were seen and are not planned.
+    ``ids`` defines the image_id of a file or of a tar's member. "content": the SHA-256 of its
+    bytes; "name": the name without extension, for a member with its folders; "auto": the name of a
+    member, the content of a file. Rows of a table have their own. ``skipped`` counts files and
+    folders that were seen and not planned.
     """
     skipped = Skipped() if skipped is None else skipped
     plan: list[InputImage] = []
@@ -108,10 +108,10 @@ def plan_images(
 
 
 def mark_repeats(plan: Iterable[InputImage]) -> Iterator[InputImage]:
-    """Yields the plan with every id's first image as it is, and later ones as ``repeated``.
+    """Yields the plan with the first image of every id unchanged, and later ones as ``repeated``.
 
-    Ids that the plan knows count from their first appearance, whatever becomes of that image: so
-    any part of a plan can be made without the others.
+    Ids known to the plan count from their first appearance, even if that image fails, so any part
+    of a plan can be computed without the others.
     """
     first_images: dict[str, InputImage] = {}
     for image in plan:
@@ -123,7 +123,7 @@ def mark_repeats(plan: Iterable[InputImage]) -> Iterator[InputImage]:
 
 
 def with_id(image: InputImage, ids: str) -> InputImage:
-    """Returns the image with the id that ``ids`` says."""
+    """Returns the image with the id that ``ids`` defines."""
     if image.kind == FILE and ids == "name":
         name = without_ending(to_path(image.path).name)
         return dataclasses.replace(image, image_id=usable_id(name))
@@ -141,7 +141,7 @@ def usable_id(name: str) -> str | None:
 
 
 def is_table(argument: str) -> bool:
-    """Says whether an argument is a table of images alone: its folder, or its files."""
+    """Returns whether an argument is a table of images only: its folder, or its files."""
     path = to_path(argument)
     if path.is_dir():
         return any(path.glob("images-*.parquet"))
@@ -167,8 +167,8 @@ def find_images(argument: str, skipped: Skipped) -> Iterator[InputImage]:
 
 
 def names_in_braces(argument: str) -> list[str]:
-    """Returns the names that an argument's braces stand for; none without braces, or if nothing
-    is called so. Raises InputError if some are missing.
+    """Returns the names that an argument's braces expand to; none without braces, or if no such
+    file exists. Raises InputError if some are missing.
     """
     names = expand_braces(argument)
     missing = [name for name in names if not matches(name)] if len(names) > 1 else names
@@ -203,14 +203,14 @@ def images_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
 
 
 def images_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the images of a file that a glob matches; a .txt is a list if the glob says so."""
+    """Yields the images of a file that a glob matches; a .txt is a list if the glob names .txt."""
     name = str(match)
     if name.endswith(".parquet"):
         yield from list_rows(find_shards(name, IMAGES, "INPUT"))
     elif name.endswith(".txt") and pattern.endswith(".txt"):
         yield from images_of_file(name, skipped)
     elif match.is_dir():
-        if "**" not in pattern:  # which matches what is in the folder, too
+        if "**" not in pattern:  # which also matches the content of the folder
             skipped.add(Why.FOLDER)
     elif (kind := kind_of_match(match, skipped)) is not None:
         yield from images_in(name, kind, skipped)
@@ -274,7 +274,7 @@ def list_rows(shards: Sequence[Path]) -> Iterator[InputImage]:
 
 
 def plan_digest(plan: Sequence[InputImage]) -> str:
-    """Identifies a plan: which images, in which order, and how large the files are.
+    """Returns a digest of a plan: its images, their order and the sizes of the files.
 
     A killed run continues only on the same plan.
     """
@@ -291,7 +291,7 @@ def plan_digest(plan: Sequence[InputImage]) -> str:
 
 
 def sizes_in_stores(paths: Iterable[str]) -> dict[str, int]:
-    """The sizes of files in stores, -1 of what is not there, by a listing of each folder."""
+    """Returns the sizes of files in stores, -1 for missing ones, by a listing of each folder."""
     folders = {to_path(path).parent for path in paths}
     there = {
         str(path): status.st_size

@@ -1,4 +1,4 @@
-"""The reader gives the bytes of a plan's images, wherever they lie."""
+"""Reads the bytes of a plan's images from files, tables and archives."""
 
 import stat
 from pathlib import Path
@@ -72,7 +72,7 @@ class InputReader:
             if size > self._max_bytes:
                 raise Rejected(Reason.TOO_LARGE, f"{size} bytes, limit {self._max_bytes}")
             return path.read_bytes()
-        except InputError:  # of a store: no credentials, say, which is no fault of the image
+        except InputError:  # of a store, such as missing credentials: not a fault of the image
             raise
         except (OSError, ValueError) as error:
             raise Rejected(Reason.MISSING_IMAGE, str(error)) from None

@@ -1,7 +1,7 @@
-"""Finds where the images lie in tar shards of WebDataset's layout, without reading them.
+"""Finds the positions of images in tar shards of WebDataset's layout, without reading them.
 
-Members are read by their offsets. A member's name serves as an id and for nothing else: no file is
-ever made from an archive.
+Members are read by their offsets. A member's name is only used as an id: no file is ever created
+from an archive.
 """
 
 import tarfile
@@ -37,11 +37,11 @@ class Member:
 
 
 def members(path: Path, skipped: Skipped) -> Iterator[Member]:
-    """Yields the images of a tar, in its order; counts the other members. Reads headers, and the
-    first bytes of members that are not called like images.
+    """Yields the images of a tar in its order and counts the other members.
 
-    Raises NotATar for what is no tar or compressed, BrokenArchive where it goes wrong after its
-    start: the members before that have been given.
+    Reads headers, and the first bytes of members without an image extension. Raises NotATar for a
+    file that is not a tar or is compressed, and BrokenArchive for damage after its start, after the
+    members before it were yielded.
     """
     with path.open("rb") as file:
         check_plain(file, path)

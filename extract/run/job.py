@@ -18,7 +18,6 @@ from vlmill.extract.run.batches import ExtractionResult
 from vlmill.extract.run.devices import Engine, Window, WorkerSettings, split_windows, start_engine
 from vlmill.extract.run.duplicates import get_unique_row, planned_ids, row_images
 from vlmill.extract.run.shards import Background, PartWriter
-from vlmill.extract.run.share import Share
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, remove_leftovers
@@ -28,6 +27,7 @@ from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifes
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.shards import SOFTWARE, Shard, shard_name
 from vlmill.runtime.readers.regions import region_arrays
+from vlmill.runtime.units.share import Share
 from vlmill.runtime.units.unit import (
     Result,
     Unit,
@@ -89,7 +89,7 @@ class Job:
         }
 
     def producer(self) -> dict[str, Any]:
-        """Returns what the shards' metadata says of their making."""
+        """Returns the producer metadata of the shards."""
         return {
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
@@ -133,12 +133,13 @@ def run(
     worker_settings: WorkerSettings | None = None,
     share: Share | None = None,
 ) -> tuple[int, int]:
-    """Makes every shard that is not there yet; returns the rows of regions and of rejects.
+    """Writes every missing shard; returns the numbers of regions and of rejects.
 
-    Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
-    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the images
-    under way, the rows that wait to be written and the ids seen so far, not by the images' bytes.
-    Raises InputError if the output holds a run with other settings.
+    With a ``share`` only its own shards, while other processes may write theirs; the returned
+    numbers are those of the share unless all shards exist. ``worker_settings`` changes the speed,
+    but no byte. Memory is bounded by the images in work, the rows that wait to be written and the
+    ids seen so far, not by the images' bytes. Raises InputError if the output has a run with other
+    settings.
     """
     settings = job.settings()
     if prepare(job, settings, fresh, share) is State.FINISHED:
@@ -177,19 +178,18 @@ def run(
 
 
 def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | None) -> State:
-    """Makes the output ready, and says what it holds; one share after the other does."""
+    """Makes the output ready, and says what it holds."""
     if share is None:
         return prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
-    with wait_for_turn(job.output):
-        for index in share.select_shards(job.num_shards):
-            for name in shard_names(job, index):
-                for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
-                    leftover.unlink()
-        return prepare_output(job.output, job=JOB, settings=settings, shared=True)
+    for index in share.select_shards(job.num_shards):
+        for name in shard_names(job, index):
+            for leftover in job.output.glob(f"{TEMPORARY_PREFIX}*-{name}"):
+                leftover.unlink()
+    return prepare_output(job.output, job=JOB, settings=settings, shared=True)
 
 
 def shard_names(job: Job, index: int) -> tuple[str, str]:
-    """The names of a part's two files; the second appears last."""
+    """Returns the names of a part's two files; the second appears last."""
     regions, rejects = (shard_name(table, index, job.num_shards) for table in (REGIONS, REJECTS))
     return regions, rejects
 
@@ -197,7 +197,7 @@ def shard_names(job: Job, index: int) -> tuple[str, str]:
 def finish_if_last(
     job: Job, settings: Mapping[str, Any], own_indices: Sequence[int], shards: Sequence[Shard]
 ) -> list[Shard]:
-    """Writes the manifest if the shards of all shares are there; returns those that count."""
+    """Writes the manifest if the shards of all shares exist; returns the counted shards."""
     with wait_for_turn(job.output):
         if (job.output / MANIFEST).exists():
             return list(read_manifest(job.output)["shards"])
@@ -235,7 +235,7 @@ def write_parts(
     progress: Progress,
     background: Background,
 ) -> dict[int, PartWriter]:
-    """Writes those of the parts that are not finished, each with its number of the results."""
+    """Writes the unfinished parts, each with its number of the results."""
     earlier_images: dict[str, InputImage] = {}
     written = {}
     for index in indices:
@@ -285,7 +285,7 @@ def write_part(
 
 
 def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
-    """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
+    """Extracts one part: regions, then rejects. Its ids must be planned."""
     with (
         start_engine(WorkerSettings(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,

@@ -1,4 +1,4 @@
-"""The endpoint of regions, and what the page is told."""
+"""Defines the endpoint of regions, and the description for the page."""
 
 import asyncio
 import json

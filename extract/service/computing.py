@@ -23,10 +23,10 @@ atexit.register(_OPEN.close)
 def open_engine(
     open_detector: Callable[[str], Detector], device: str, config: ExtractConfig, workers: int
 ) -> WorkerContext:
-    """Opens the detector of a device: what computes rows, and what they say of their making.
+    """Opens the detector of a device: returns the function that computes rows, and their metadata.
 
-    Images are decoded in ``workers`` further processes, at least one: whoever sends them may send
-    what a decoder does not survive.
+    Images are decoded in ``workers`` further processes, at least one, because a request may contain
+    an image that crashes a decoder.
     """
     detector = open_detector(device)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
@@ -60,7 +60,7 @@ def open_engine(
 
 
 def make_outcome(extracted: ExtractionResult) -> Outcome:
-    """Returns a row, or why there is none, without anything that needs torch to be read."""
+    """Returns a row, or the reason for having none, in a form that can be read without torch."""
     result = extracted.result
     if isinstance(result, Rejected):
         return RejectedImage(reason=result.reason, detail=result.detail)

@@ -1,4 +1,4 @@
-"""What a worker process of ``extract-rois serve`` is, said without loading torch."""
+"""Describes a worker process of ``extract-rois serve`` without loading torch."""
 
 import functools
 from collections.abc import Callable

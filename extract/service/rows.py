@@ -16,8 +16,8 @@ from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import REGIONS
 
-KINDS = (JSON, ARROW, PARQUET)  # the first is what is given unless another is asked for
-# Statuses of a request all of whose images are rejected; others are 422.
+KINDS = (JSON, ARROW, PARQUET)  # the first is the default format
+# Statuses of a request with only rejected images; others are 422.
 STATUSES = {
     Reason.TOO_LARGE: 413,
     Reason.UNSUPPORTED_FORMAT: 415,
@@ -27,7 +27,7 @@ STATUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RejectedImage:
-    """Says why an image has no row."""
+    """The reason why an image has no row."""
 
     reason: Reason
     detail: str
@@ -71,7 +71,7 @@ class RegionsResponse:
 
 
 def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsResponse:
-    """Tells rows from rejects; of equal images the first one has the row, as in a run."""
+    """Separates rows from rejects; of identical images the first one has the row, as in a run."""
     rows: dict[str, RegionRow] = {}
     first: dict[str, int] = {}
     rejects: dict[int, RejectedImage] = {}
@@ -105,7 +105,7 @@ def choose_kind(accept: str) -> str:
 
 
 def quality(parameters: Sequence[str]) -> float:
-    """Returns the weight of one wish of an Accept header; 0 of one that is none."""
+    """Returns the weight of one entry of an Accept header; 0 if it is invalid."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name == "q":
@@ -117,7 +117,7 @@ def quality(parameters: Sequence[str]) -> float:
 
 
 def encode_response(response: RegionsResponse, kind: str, about: Mapping[str, Any]) -> bytes:
-    """Encodes the rows; ``about`` is what the worker said of their making."""
+    """Encodes the rows; ``about`` is the worker's metadata."""
     table = encode_regions(response.rows, dtype=about["dtype"])
     if kind == ARROW:
         return arrow_stream(table, about)

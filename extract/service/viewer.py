@@ -1,6 +1,6 @@
-"""``extract-rois show --serve``: the page of the services over a table of regions.
+"""Serves the page of the services over a table of regions, for ``extract-rois show --serve``.
 
-Nothing is computed, so there is no worker: rows and images are read when they are looked at.
+Nothing is computed, so there is no worker: rows and images are read on demand.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class TableView:
     )
 
     def page(self, page: int, size: int) -> dict[str, Any]:
-        """Returns what one page lists."""
+        """Returns the content of one page."""
         counts, ids = self.reader.box_counts(), self.reader.image_ids
         numbers = range(page * size, min((page + 1) * size, len(self.reader)))
         rows = [

@@ -4,17 +4,15 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.inference.convert.arguments import check_arguments
-from vlmill.models import PRESETS
+from vlmill.models.registry import FAMILY_NAMES, PRESETS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.weights.names import path_or_name
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
-# The names of `vlmill.models.published.FAMILIES`, which loads every model.
-FAMILIES = ("beit", "bert", "dvae", "interbert", "vilbert", "vl-bert", "vlmo")
-# And a network that only starts one of ours.
-SOURCES = tuple(sorted((*FAMILIES, "vit")))
+# The published families, and a network that only starts one of ours.
+SOURCES = tuple(sorted((*FAMILY_NAMES, "vit")))
 
 CONVERT_HELP = """\
 Convert a published checkpoint to vlmill's format or back, or start a model from BERT, BEiT or ViT.
@@ -63,7 +61,7 @@ also its language and vision-language experts. A ViT has the names of DeiT and t
 transformers' ViT and DeiT. Only presets with absolute positions (vlmo-*-paper, vlmo-base-plus)
 use its positions.
 
-families: {", ".join(FAMILIES)}; with --as also vit
+families: {", ".join(FAMILY_NAMES)}; with --as also vit
 presets: {", ".join(sorted(PRESETS))}
 
 Memory: the checkpoint's size and about twice the model's.
@@ -81,8 +79,8 @@ def add_convert_arguments(parser: Parser) -> None:
         required=True,
         type=path_or_name,
         metavar="FILE",
-        help="what is converted: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
-        "https://... (`train-vl weights` lists what was published)",
+        help="checkpoint to convert: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
+        "https://... (`train-vl weights` lists published ones)",
     )
     add(
         "--config",
@@ -124,7 +122,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Do what the arguments say; the exit status."""
+    """Runs the conversion; returns the exit status."""
     from vlmill.inference.convert.named import resolve_sources
 
     resolve_sources(args)

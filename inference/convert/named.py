@@ -1,4 +1,4 @@
-"""Published checkpoints by name: what of a repository of the hub a conversion reads."""
+"""Published checkpoints by name: the files of a repository of the hub that a conversion reads."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.checkpoints.named import resolve_checkpoint
 
 SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
-# What is looked for alongside the weights: configurations, vocabularies and how texts are split.
+# Files that are read alongside the weights: configurations, vocabularies, tokenizer settings.
 COMPANIONS = (*CONFIGS, *VOCABULARIES, "tokenizer_config.json", "added_tokens.json")
 MAX_BYTES = 20_000 << 20  # of one file
 
 
 def resolve_sources(args: argparse.Namespace) -> None:
-    """Replaces names in ``--checkpoint`` and ``--backbone`` by what was fetched to this machine.
+    """Replaces names in ``--checkpoint`` and ``--backbone`` by local files.
 
-    Raises InputError for what cannot be fetched.
+    Raises InputError where a download fails.
     """
     addresses: Sequence[str] = args.allow_address
     if args.backbone is not None and is_named(args.backbone):
@@ -73,11 +73,11 @@ def fetch_published(location: HubLocation, addresses: Sequence[str]) -> Path:
         return [below.full_names[name] for name in chosen]
 
     try:
-        folder = fetch_files(location, choose)
+        folder = fetch_files(location, choose, allow_addresses=addresses)
     except _OwnCheckpoint:
         return Path(resolve_checkpoint(str(location), allow_addresses=addresses))
     return folder / weights[0]
 
 
 class _OwnCheckpoint(Exception):
-    """Says that a repository holds a checkpoint of vlmill, which has rules of its own."""
+    """Signals that a repository holds a checkpoint of vlmill."""

@@ -14,6 +14,7 @@ from vlmill.inference.search.embedding_inputs import (
     open_embedding,
 )
 from vlmill.inference.search.vectors import PartRows, part_rows
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import Estimate, measure_rate, require_disk_space
 from vlmill.runtime.console.progress import Progress
@@ -30,7 +31,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
-from vlmill.train.recipes.variants import get_training
 
 JOB = "train-vl embed"
 SAMPLE_BATCHES = 64  # of each kind, that a dry run embeds at most
@@ -38,9 +38,9 @@ BYTES_BESIDE = 120  # of ids and a text, about
 
 
 def embed(options: EmbedOptions, *, force: bool = False) -> int:
-    """Writes the vectors of what no finished shard holds; returns the exit status.
+    """Writes the vectors of unfinished shards; returns the exit status.
 
-    Raises InputError for what a user can mend.
+    Raises InputError for problems that a user can fix.
     """
     setup = open_embedding(options)
     inputs, output = collect_inputs(setup), options.output
@@ -108,7 +108,7 @@ def _write_part(setup: EmbeddingSetup, rows: PartRows, index: int, total: int) -
 
 def vector_width(setup: EmbeddingSetup) -> int:
     """Returns P, the width of the checkpoint's vectors."""
-    body = get_training(setup.loaded.variant).get_body(setup.loaded.config)
+    body = get_variant(setup.loaded.variant).get_body(setup.loaded.config)
     for name in ("pooled_width", "co_width", "width"):
         if (width := getattr(body, name, None)) is not None:
             return int(width)
@@ -116,7 +116,7 @@ def vector_width(setup: EmbeddingSetup) -> int:
 
 
 def estimate_bytes(setup: EmbeddingSetup) -> int:
-    """Returns what the vectors take, were there no reject."""
+    """Returns the size of the vectors, assuming no rejects."""
     count = sum(part.stop - part.start for part in setup.parts())
     return count * 4 * vector_width(setup)
 

@@ -1,20 +1,22 @@
-"""The lines that ``train-vl show`` prints, from what was read."""
+"""Formats the lines that ``train-vl show`` prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmill.inference.show.folder import FolderSummary
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.inputs import Input
 from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.detector import detector_words
 
 WIDTH = 12
-ONE_MODALITY = ("beit", "bert")  # variants that have nothing to rank by
 
 
 def sheet(summary: FolderSummary) -> list[str]:
-    """What a folder is, a fact a line; further lines of a fact are indented."""
+    """Returns the description of a folder, one fact per line; further lines of a fact are
+    indented.
+    """
     facts = _checkpoint_facts(summary) if summary.checkpoint else _table_facts(summary)
     lines = []
     for name, values in facts:
@@ -57,7 +59,7 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def stage_lines(
     recipe: Mapping[str, Any], training: Mapping[str, Any], *, finished: bool
 ) -> list[str]:
-    """Says of each stage of the recipe: done, at which step, or to come."""
+    """Describes each stage of the recipe: finished, at which step, or not started."""
     current_stage, step = training.get("stage"), training.get("step", 0)
     stages = [s for s in recipe.get("stages", ()) if isinstance(s, Mapping)]
     names = [stage.get("name") for stage in stages]
@@ -82,7 +84,7 @@ def stage_lines(
 
 
 def data_lines(summary: FolderSummary, training: Mapping[str, Any]) -> list[str]:
-    """Tells how many pairs there were, and how many of them were left out."""
+    """Returns the number of pairs, and the number of rejected ones."""
     count = training.get("num_pairs")
     pairs = format_count(count, "pair") if isinstance(count, int) and count else "unknown"
     rejected = summary.rows.get("rejects")
@@ -129,10 +131,11 @@ def metric_lines(summary: FolderSummary) -> list[str]:
 
 def load_lines(summary: FolderSummary) -> list[str]:
     """Commands and code that take this checkpoint."""
+    variant = get_variant(summary.settings.get("variant"))
     tables = "--images IMAGES" if _reads_pixels(summary) else "--regions REGIONS"
     evaluate = f"train-vl evaluate retrieval --checkpoint {summary.folder} --pairs PAIRS {tables} "
     return [
-        *([] if summary.settings.get("variant") in ONE_MODALITY else [f"{evaluate}--output DIR"]),
+        *([] if variant.kind else [f"{evaluate}--output DIR"]),
         f"train-vl pretrain RECIPE --init {summary.folder} ...",
         "from vlmill.train.checkpoints.files import load_checkpoint; "
         f'model = load_checkpoint("{summary.folder}").model',
@@ -141,4 +144,6 @@ def load_lines(summary: FolderSummary) -> list[str]:
 
 def _reads_pixels(summary: FolderSummary) -> bool:
     kind = _part(summary.settings, "feeding").get("kind")
-    return kind in ("pixels", "pictures") or summary.settings.get("variant") in ("vlmo", "beit")
+    return (
+        kind in ("pixels", "pictures") or get_variant(summary.settings.get("variant")).reads_pixels
+    )

@@ -1,4 +1,4 @@
 """This is BEiT, with the image tokenizers that it learns from.
 
-Reading order: ``config``, ``model``, ``dvae``, ``published`` and ``published_dvae``.
+Reading order: ``row``, ``config``, ``model``, ``dvae``, ``published`` and ``published_dvae``.
 """

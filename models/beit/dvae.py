@@ -160,6 +160,19 @@ class Dvae(nn.Module):
         tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
+    def reconstruct(
+        self, pixels: Float[Tensor, "B 3 Sy Sx"], temperature: float
+    ) -> Float[Tensor, "B 3 Sy Sx"]:
+        """Paints images from codes sampled by Gumbel's softmax, for training (BEiT, sec. 2.1).
+
+        Each place is a mixture of codes, which is nearer to one of them at a low ``temperature``.
+        The squared error of the result is the loss; gradients reach all parameters.
+        """
+        shares = F.gumbel_softmax(self(pixels), tau=temperature, dim=1)
+        codes = torch.einsum("bvyx,vc->bcyx", shares, self.codebook.weight)
+        painted: Float[Tensor, "B 3 Sy Sx"] = self.decoder(codes)
+        return painted
+
     @torch.no_grad()
     def decode(self, tokens: Int[Tensor, "B Gy Gx"]) -> Float[Tensor, "B 3 Sy Sx"]:
         """Paints an image from its tokens, normalised as the input is."""

@@ -1,4 +1,5 @@
 """This is BERT (Devlin et al. 2018).
 
-Reading order: ``config``, ``model``, ``tasks``, then ``published``, the names of its checkpoints.
+Reading order: ``row``, ``config``, ``model``, ``tasks``, then ``published``, the
+names of its checkpoints.
 """

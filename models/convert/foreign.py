@@ -1,4 +1,4 @@
-"""Identifies by its keys what a state dict is that cannot be read, or not as what it was given."""
+"""Identifies the network of a state dict that cannot be read as it was given, by its keys."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ MODELS = "`train-vl weights` lists the checkpoints that are read"
 
 @dataclass(frozen=True)
 class Kind:
-    """Describes a kind of network by its keys: all of ``starts`` begin some key. ``remedy`` says
-    what can be done with it.
+    """Describes a network by its keys: each of ``starts`` begins some key. ``remedy`` names the
+    command that reads it.
     """
 
     name: str
@@ -88,7 +88,7 @@ KINDS = (
 
 
 def identify(names: Iterable[str]) -> Kind | None:
-    """Returns the kind of network whose state dict has these names; None for an unknown one."""
+    """Returns the network whose state dict has these names, or None."""
     names = sorted(names)
     for kind in KINDS:
         if all(any(name.startswith(start) for name in names) for start in kind.starts):
@@ -97,9 +97,9 @@ def identify(names: Iterable[str]) -> Kind | None:
 
 
 def describe_foreign(names: Iterable[str], family: str | None = None) -> str:
-    """Returns the end of an error's message: what the file is and what to do with it.
+    """Returns the end of an error message: the network of the file, and the remedy.
 
-    "" where that is unknown, or is to convert it as the ``family`` that was asked for.
+    "" if the network is unknown, or if the remedy is the ``family`` that the user gave.
     """
     kind = identify(names)
     if kind is None or kind.remedy == f"give it to {CONVERT} {family}":

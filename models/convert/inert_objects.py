@@ -76,7 +76,7 @@ class StoredTensor:
         """
         sides = (*self.shape, *self.stride, self.offset)
         if not all(type(side) is int and side >= 0 for side in sides):
-            raise BadPickle("a tensor's shape is no tuple of numbers")
+            raise BadPickle("a tensor's shape is not a tuple of numbers")
         last = self.offset + sum(
             (side - 1) * step for side, step in zip(self.shape, self.stride, strict=True)
         )
@@ -93,7 +93,7 @@ class InertModule:
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, dict):
-            raise BadPickle("a module whose state is no dict")
+            raise BadPickle("a module whose state is not a dict")
         self.state = state
 
 
@@ -138,8 +138,8 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 
 
 class InertUnpickler(PlainUnpickler):
-    """Knows the names of tensors, modules and settings, and imports none of them; ``storages`` gets
-    those that the tensors name.
+    """Knows the names of tensors, modules and settings, and imports none of them. ``storages``
+    collects the storages of the tensors.
     """
 
     def __init__(self, file: Any, *, encoding: str, storages: dict[str, Storage]) -> None:
@@ -147,7 +147,7 @@ class InertUnpickler(PlainUnpickler):
         self._storages = storages
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns what stands for a name. Raises BadPickle for one that is not known."""
+        """Returns the stand-in of a known name. Raises BadPickle for any other."""
         if (module, name) in KNOWN:
             return KNOWN[module, name]
         if module.startswith(MODULES):
@@ -172,7 +172,7 @@ class InertUnpickler(PlainUnpickler):
 
 
 def read_inert(path: Path) -> Any:
-    """Returns what a PyTorch file holds, as plain containers, state dicts and tensors.
+    """Returns the content of a PyTorch file as plain containers, state dicts and tensors.
 
     Memory: the numbers of the tensors. Raises BadPickle for a file that asks for any other name, or
     is damaged.
@@ -189,7 +189,7 @@ def _read_zip(archive: zipfile.ZipFile) -> Any:
     pickles = [name for name in files if name.endswith("/data.pkl") or name == "data.pkl"]
     # Stored as they are: nothing unfolds to more than the file has.
     if len(pickles) != 1 or any(info.compress_type for info in files.values()):
-        raise BadPickle("it is no archive of PyTorch's")
+        raise BadPickle("it is not an archive of PyTorch's")
     root = pickles[0].removesuffix("data.pkl")
     storages: dict[str, Storage] = {}
     data = archive.read(pickles[0])
@@ -209,7 +209,7 @@ def _read_legacy(file: Any, size: int) -> Any:
     content = _unpickle(file, size, storages)
     keys = _unpickle(file, size, storages)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise BadPickle("it is no file of PyTorch's")
+        raise BadPickle("it is not a file of PyTorch's")
     numbers: dict[str, Tensor] = {}
     for key in keys:
         storage, count = storages.get(key), int.from_bytes(file.read(8), "little")

@@ -11,6 +11,8 @@ from vlmill.models.convert.keymap import Link, link_module
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"  # the word table again
+POOLER, NEXT_SENTENCE = "bert.pooler.dense", "cls.seq_relationship"
+PYTORCH = "PyTorch's default"  # a rule by which new weights are drawn
 
 
 def text_embedding_links(
@@ -47,6 +49,21 @@ def block_links(module: str, reference: str) -> list[Link]:
         *feed_forward_links(
             f"{module}.feed_forward", f"{reference}.intermediate", f"{reference}.output"
         ),
+    ]
+
+
+def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
+    """Links BERT's layers 0, 1, ... to stacks of layers of these names and lengths.
+
+    The lists continue each other: the second begins with the layer after the first's last.
+    """
+    layer_names = [
+        f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)
+    ]
+    return [
+        link
+        for number, block in enumerate(layer_names)
+        for link in block_links(block, f"bert.encoder.layer.{number}")
     ]
 
 

@@ -6,6 +6,7 @@ half precision. PyTorch alone goes over the result once more for each of bias, s
 on an H100 that took as long as res5's products.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlmill.models.detector.resnet import ConvNorm, relu
+from vlmill.models.probes import works
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -86,7 +88,7 @@ def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "
 
 def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
     """Computes a folded convolution, rectified."""
-    if multiplies_rows(conv, x):
+    if multiplies_rows(conv, x) and rectifies_products():
         assert conv.bias is not None
         columns = conv.weight.flatten(1).T
         rectified: Tensor = torch._addmm_activation(conv.bias, gather_rows(conv, x), columns)
@@ -98,10 +100,7 @@ def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B
         return fused
     if not can_fuse(x):
         return relu(plain_conv(conv, x))
-    fused = torch.ops.mkldnn._convolution_pointwise(
-        x, conv.weight, conv.bias, *geometry(conv), "relu", [], ""
-    )
-    return fused
+    return _relu(conv, x)
 
 
 def conv_add_relu(
@@ -115,7 +114,20 @@ def conv_add_relu(
         return fused
     if not can_fuse(x):
         return relu(plain_conv(conv, x) + other)
-    fused = torch.ops.mkldnn._convolution_pointwise_.binary(
+    return _add_relu(conv, x, other)
+
+
+def _relu(conv: FoldedConv, x: Tensor) -> Tensor:
+    """Computes a convolution by oneDNN, which rectifies as it stores."""
+    fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
+        x, conv.weight, conv.bias, *geometry(conv), "relu", [], ""
+    )
+    return fused
+
+
+def _add_relu(conv: FoldedConv, x: Tensor, other: Tensor) -> Tensor:
+    """Computes the same plus ``other``, which is overwritten."""
+    fused: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
         other, x, conv.weight, conv.bias, *geometry(conv), "add", 1.0, "relu", [], ""
     )
     return fused
@@ -197,12 +209,58 @@ def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
 
 def can_fuse(x: Tensor) -> bool:
     """Says whether oneDNN's fused convolutions take a tensor; they know no gradients."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
+    if x.device.type != "cpu" or torch.is_grad_enabled() or not has_fused_convolutions():
         return False
     if x.dtype == torch.bfloat16:
         return has_bfloat16_convolutions()
+    return x.dtype == torch.float32
+
+
+def _probed() -> tuple[Tensor, FoldedConv]:
+    """A small image and a 1x1 convolution of it, on the CPU whatever is set as default."""
+    numbers = torch.linspace(-1.0, 1.0, 32, dtype=torch.float32, device="cpu")
+    weight, bias = numbers[:6].view(3, 2, 1, 1), numbers[10:13]
+    no_padding, each = [0, 0], [1, 1]
+    conv = FoldedConv(
+        weight=weight, bias=bias, padding=no_padding, stride=each, dilation=each, groups=1
+    )
+    return numbers[:18].view(1, 2, 3, 3), conv
+
+
+@functools.cache
+def has_fused_convolutions() -> bool:
+    """Says whether PyTorch's private convolutions of oneDNN do as they are called here."""
+
+    def matches() -> bool:
+        x, conv = _probed()
+        expected = torch.einsum("dc,bchw->bdhw", conv.weight[:, :, 0, 0], x)
+        assert conv.bias is not None
+        expected += conv.bias[:, None, None]
+        added = _add_relu(conv, x, expected.clone())
+        return torch.allclose(_relu(conv, x), expected.relu(), atol=1e-5) and torch.allclose(
+            added, (2 * expected).relu(), atol=1e-5
+        )
+
     mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return x.dtype == torch.float32 and mkldnn
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return mkldnn and works(matches)
+
+
+@functools.cache
+def rectifies_products() -> bool:
+    """Says whether PyTorch's private product with a ReLU does as it is called here: on a CPU, as
+    GPUs may be recording a graph.
+    """
+
+    def matches() -> bool:
+        x, conv = _probed()
+        assert conv.bias is not None
+        rows, columns = gather_rows(conv, x), conv.weight.flatten(1).T
+        expected = (rows @ columns + conv.bias).relu()
+        return torch.allclose(torch._addmm_activation(conv.bias, rows, columns), expected)
+
+    with torch.autocast("cpu", enabled=False):
+        return works(matches)
 
 
 def has_bfloat16_convolutions() -> bool:
@@ -210,7 +268,7 @@ def has_bfloat16_convolutions() -> bool:
     not.
     """
     mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return mkldnn and works(lambda: torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.models.layers.packing import Layout
 from vlmill.models.positions import first_cells
+from vlmill.models.probes import works
 
 HALF = (torch.float16, torch.bfloat16)  # what the kernels compute in, with float32 sums
 LARGEST_HEAD = 256
@@ -26,6 +27,7 @@ def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: La
     width = rows.shape[-1]
     return (
         rows.device.type != "cpu"
+        and HAS_FLASH
         and rows.dtype in HALF
         and width <= LARGEST_HEAD
         and width % HEAD_STEP == 0
@@ -91,6 +93,17 @@ def _flash(
         debug,
     )[0]
     return mixed
+
+
+def _probe_flash() -> bool:
+    """Calls the kernel on the meta device, which knows its arguments and has no numbers."""
+    rows = torch.empty(4, 1, HEAD_STEP, dtype=torch.bfloat16, device="meta")
+    starts = torch.empty(3, dtype=torch.int32, device="meta")
+    return _flash(rows, rows, rows, starts, starts, 2, 2, 0.0).shape == rows.shape
+
+
+# Found out on import: what torch.compile traces must not ask.
+HAS_FLASH = works(_probe_flash)
 
 
 def _starts(layout: Layout, like: Tensor) -> Int32[Tensor, " B1"]:

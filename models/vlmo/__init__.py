@@ -1,5 +1,5 @@
 """This is VLMo (arXiv:2111.02358).
 
-Reading order: ``config``, ``encoder``, ``model``, ``stages`` (from one stage to the next),
+Reading order: ``row``, ``config``, ``encoder``, ``model``, ``stages`` (from one stage to the next),
 ``tasks`` and ``published``.
 """

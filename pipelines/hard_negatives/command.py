@@ -12,8 +12,9 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.units.flags import add_part, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
@@ -95,6 +96,7 @@ def parser() -> Parser:
         default=50_000,
         help="number of pairs per shard (default: 50000)",
     )
+    add_part(p)
     add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)
@@ -105,7 +107,9 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 

@@ -1,7 +1,7 @@
-"""Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help
+"""Runs the job of hard negatives: python -m vlmill.pipelines.hard_negatives --help
 
-With a runner all of it is done by Beam's workers: nothing of the result passes through this
-process. What is in ``work`` of a killed run is not made again; it goes when the run has finished.
+With a runner, Beam's workers do everything: no result passes through this process. Results in
+``work`` of a killed run are reused; ``work`` is deleted when the run has finished.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from vlmill.runtime.files.atomic import has_folder, remove_leftovers
 from vlmill.runtime.files.outputs import State, prepare_output, remove_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
@@ -35,6 +36,7 @@ def run(
         workers=args.workers,
         module=__name__,
         paths={"--pairs": args.pairs, "--output": str(args.output)},
+        share=args.part,
     )
     source.require()
     if args.dry_run:
@@ -62,22 +64,25 @@ def run(
         images=args.images,
         inputs=[entry],
     )
-    state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh)
+    shared = args.part is not None
+    state = prepare_output(plan.output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     if state is not State.FINISHED:
-        for folder in (plan.work, plan.words):
+        for folder in () if shared else (plan.work, plan.words):
             remove_leftovers(folder)
         with _refusing(plan):
             run_steps(plan, list_steps(plan))
-    remove_tree(plan.work)
-    _say(plan, state)
+    with end_job(plan.output, args.part) as is_last:
+        if is_last:
+            remove_tree(plan.work)
+            _say(plan, state)
     return 0
 
 
 @contextmanager
 def _refusing(plan: Plan) -> Iterator[None]:
-    """Deletes what was made of captions that are refused, so that a corrected command can begin.
+    """Deletes the results for refused captions, so that a corrected command can start.
 
-    Once they are vectors, what is refused is another input: the work on them stays.
+    Once vectors exist, a refused input is another input, and the results are kept.
     """
     try:
         yield

@@ -1,10 +1,11 @@
-"""The flags that say how ``manifest`` runs, whatever it reads."""
+"""Defines the flags of every ``manifest`` subcommand."""
 
 import argparse
 
 from vlmill.runtime.console.command import add_fresh, add_lock_seconds, int_at_least
 from vlmill.runtime.console.cost import add_dry_run
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.cores import all_cores
+from vlmill.runtime.units.flags import add_part
 
 MANY_WORKERS = 8
 
@@ -26,6 +27,7 @@ def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> Non
         help="number of threads that read images and of processes that decode them; the "
         "rows stay the same (default: %(default)s)",
     )
+    add_part(p)
     add_fresh(p)
     add_dry_run(p)
     add_lock_seconds(p)

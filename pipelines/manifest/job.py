@@ -11,12 +11,14 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.units.flags import part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed, require_flags
+from vlmill.schemas.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A subcommand: what it is for, its flags, and what runs it."""
+    """A subcommand: its title, its flags, and its function."""
 
     title: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -24,14 +26,14 @@ class Dataset:
 
 
 def own() -> dict[str, Dataset]:
-    """The subcommand of one's own captions, by its name."""
+    """Returns the subcommand for the user's own captions, by name."""
     from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
 
     return {"own": Dataset(title=TITLES["own"], add_arguments=add_own_arguments, run=run_own)}
 
 
 def published() -> dict[str, Dataset]:
-    """The subcommands of published data sets, by their names."""
+    """Returns the subcommands of published data sets, by name."""
     from vlmill.pipelines.manifest.published.command import add_arguments, run_published
     from vlmill.pipelines.manifest.sets import SETS
 
@@ -55,7 +57,7 @@ def datasets(arguments: Sequence[str]) -> dict[str, Dataset]:
 
 
 def parser(loaded: Mapping[str, Dataset] | None = None) -> Parser:
-    """Returns the parser of all data sets, with the flags of those that are loaded (None: all)."""
+    """Returns the parser of all data sets, with the flags of the loaded ones (None: all)."""
     if loaded is None:
         loaded = {**own(), **published()}
     top = Parser(
@@ -77,7 +79,11 @@ def run(arguments: Sequence[str]) -> int:
     args, beam_flags = parsed(parser(loaded), arguments)
     require_flags(beam_flags)
     args.beam_flags = beam_flags
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    if args.part is not None and getattr(args, "fetch", False):
+        raise InputError("--part and --fetch do not go together; run --fetch on one machine")
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         return loaded[args.dataset].run(args)
 
 

@@ -11,8 +11,9 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.console.cost import add_cost_arguments
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.units.flags import add_part, part_name, require_part
 from vlmill.schemas.errors import InputError
 
 DESCRIPTION = """\
@@ -104,6 +105,7 @@ def parser() -> Parser:
         metavar="TEXT",
         help="prefix for each id of --import, such as flickr30k/",
     )
+    add_part(p)
     add_fresh(p)
     add_cost_arguments(p)
     add_lock_seconds(p)
@@ -114,14 +116,16 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job."""
     args = parser().parse_args(arguments)
     check(args)
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args)
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         return _run(args)
 
 
 def check(args: argparse.Namespace) -> None:
     """Raises InputError for values that make no job."""
     if args.published is not None:
-        for flag in ("--pairs", "--dry-run"):
+        for flag in ("--pairs", "--dry-run", "--part"):
             if getattr(args, flag.removeprefix("--").replace("-", "_")):
                 raise InputError(f"{flag} goes with --regions; --import reads a finished list")
     elif args.id_prefix:

@@ -47,6 +47,7 @@ from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
@@ -97,7 +98,7 @@ class Job:
         ]
 
     def index(self, split: int) -> NearestIndex:
-        """Returns the index of a split, whose file gives way to the next one's."""
+        """Returns the index of a split; its file is replaced by the next one's."""
         if split not in self.indexes:
             self.indexes.clear()
             rows, path = self.grouped[0][split].rows, self.scratch / "vectors.npy"
@@ -178,17 +179,19 @@ def run_search(args: argparse.Namespace) -> int:
         "images_per_shard": args.images_per_shard,
         "inputs": digests,
     }
-    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
+    shared = args.part is not None
+    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh, shared=shared)
     if state is not State.FINISHED:
         require_disk_space(work_bytes(len(regions), regions.feature_dim), output, force=args.force)
         if args.images is not None:
             inputs.append(table_input("--images", args.images, IMAGES))
-        _search(args, regions, splits, settings, inputs)
+        if not _search(args, regions, splits, settings, inputs):
+            return 0
     return _finish(output, state, args.top)
 
 
 def first_region(full_image: str, regions: RegionReader) -> int:
-    """The number of the first region that counts: 1 where row 0 is the full image."""
+    """Returns the number of the first region that counts: 1 if row 0 is the full image."""
     if full_image == "auto":
         marked = marks_full_images(regions)
         if marked:
@@ -203,11 +206,15 @@ def _search(
     splits: Splits,
     settings: Mapping[str, Any],
     inputs: Sequence[Input],
-) -> None:
-    """Averages, searches what no finished shard holds, and writes report and manifest."""
+) -> bool:
+    """Averages, searches what no finished shard holds, and writes report and manifest.
+
+    Returns False where another part of the job writes these.
+    """
     output = to_path(args.output)
     (output / WORK).mkdir(exist_ok=True)
-    remove_leftovers(output / WORK)
+    if args.part is None:
+        remove_leftovers(output / WORK)
     fingerprint = {"detector_fingerprint": regions.detector_fingerprint}
     with local_folder(output / WORK) as scratch:
         job = Job(
@@ -221,7 +228,18 @@ def _search(
             producer={"job": STAGE, **settings, **fingerprint},
             scratch=scratch,
         )
-        run_here(job, [MEANS, NEAREST], workers=1, module=__name__)
+        run_here(job, [MEANS, NEAREST], workers=1, module=__name__, share=args.part)
+    with end_job(output, args.part) as is_last:
+        if is_last:
+            _write_end(args, job, settings, inputs)
+        return is_last
+
+
+def _write_end(
+    args: argparse.Namespace, job: Job, settings: Mapping[str, Any], inputs: Sequence[Input]
+) -> None:
+    """Writes rejects, report and manifest."""
+    output = job.output
     shards = [shard for result in NEAREST.results(job) for shard in result.shards]
     rejects, num_images = job.grouped[1], sum(len(images) for _, images in job.shards)
     rejected = write_shard(output, REJECTS, rejects, producer=job.producer)
@@ -262,7 +280,7 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def _finish(output: Path, state: State, top: int) -> int:
-    """Removes what the run is continued from, and says what there is; the exit status."""
+    """Deletes the files for continuing, and prints the counts; returns the exit status."""
     remove_tree(output / WORK)  # twice as large as the vectors, and no use
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)

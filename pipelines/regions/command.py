@@ -14,6 +14,7 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.net.flags import add_allow_address
+from vlmill.runtime.units.flags import add_part, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
@@ -46,6 +47,7 @@ def parser() -> Parser:
     p.add_argument(
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
+    add_part(p)
     add_fresh(p)
     add_lock_seconds(p)
     add_allow_address(p)
@@ -58,7 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     """Parses, and runs the job; the flags that are not its own go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
-    with lock_output(args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 

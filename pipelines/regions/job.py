@@ -1,8 +1,8 @@
-"""Regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help
+"""Extracts regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help
 
-The engine of extraction is that of ``extract-rois run``, one detector in each worker process. A
-unit is a shard, planned before anything runs; both commands record it in the same way and write
-the same bytes, so one continues what the other began.
+It uses the extraction engine of ``extract-rois run``, with one detector per worker process. A unit
+is a shard, planned in advance. Both commands record it in the same manner and write the same bytes,
+so either continues a run of the other.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.units.numbers import Numbers, count_rejects
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import rejects_said
@@ -59,9 +60,9 @@ class RegionsRun:
         return self.output / WORK / "plan" / f"images-{index:05d}.json"
 
     def open(self) -> "Job":
-        """Returns what makes shards, with a detector that is opened once a process.
+        """Returns the function that writes shards, with a detector that is opened once per process.
 
-        Raises OSError if its networks are not those of the process that planned the job.
+        Raises OSError if its networks differ from those of the process that planned the job.
         """
         with _opening:
             if not self.opened:
@@ -97,8 +98,8 @@ def shard_units(run: RegionsRun) -> list[Unit]:
 def extract(run: RegionsRun, unit: Unit) -> Result:
     """Writes a shard of regions and one of rejects.
 
-    Memory: one detector a process, whatever the number of threads; the images among which batches
-    are formed and the rows that wait to be written a thread.
+    Memory: one detector per process, for any number of threads; per thread, the images of a batch
+    window and the rows that wait to be written.
     """
     from vlmill.extract.images.plan import InputImage
     from vlmill.extract.run.job import Part, make_shards
@@ -124,6 +125,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
         workers=1,
         module=__name__,
         paths={"--images": args.images, "--output": str(args.output)},
+        share=args.part,
     )
     config = make_config(args)
 
@@ -140,17 +142,21 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
         inputs=[table_input("INPUT", args.images, IMAGES), *detector_inputs(args)],
     )
     settings = job.settings()
-    state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh)
+    shared = args.part is not None
+    state = prepare_output(job.output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     if state is not State.FINISHED:
         regions_run = RegionsRun(args, job.detector.identity, job.num_shards, [job])
         for index in range(job.num_shards):
             images = [asdict(image) for image in job.part(index).images]
             write_bytes(regions_run.plan_path(index), json.dumps(images).encode())
         run_steps(regions_run, [EXTRACT])
-        shards = [shard for result in EXTRACT.results(regions_run) for shard in result.shards]
-        # Of workers that were killed while the run went on with others.
-        remove_leftovers(job.output)
-        write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
+        with end_job(job.output, args.part) as is_last:
+            if not is_last:
+                return 0
+            shards = [shard for result in EXTRACT.results(regions_run) for shard in result.shards]
+            # Of workers that were killed while the run went on with others.
+            remove_leftovers(job.output)
+            write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     remove_work(job.output)
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"

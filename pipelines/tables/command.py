@@ -1,4 +1,4 @@
-"""Tables put together, and rows taken out: python -m vlmill.pipelines.tables --help"""
+"""Concatenates tables and removes rows: python -m vlmill.pipelines.tables --help"""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
-from vlmill.runtime.units.flags import add_workers, local_workers
+from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
@@ -81,12 +81,17 @@ _manifest.json.
 """
 
 
+# Of all inputs: to start a second process takes half a second, as long as such tables do.
+ONE_PROCESS_BYTES = 32 << 20
+
+
 def _add_shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("inputs", nargs="+", metavar="IN", help="a folder, a file or a glob")
     p.add_argument(
         "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
     )
     add_workers(p)
+    add_part(p)
     add_fresh(p)
     add_lock_seconds(p)
 
@@ -214,7 +219,7 @@ def parser() -> Parser:
 
 
 def read_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the rows."""
+    """Returns the settings that determine the rows."""
     known = ("where", "rows", "fraction", "seed", "table")
     return {
         "verb": args.verb,
@@ -227,10 +232,13 @@ def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the verb."""
     args, beam_flags = parsed(parser(), arguments)
     workers = local_workers(args.workers, beam_flags)
-    with lock_output(args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
             raise InputError(f"--output {args.output} is an IN; give another folder")
+        if args.workers is None and sum(entry.bytes for entry in inputs) < ONE_PROCESS_BYTES:
+            workers = 1
         inputs += _lists(args)
         paths = [path for entry in tables.values() for path in entry.paths]
         run_steps = select_runner(
@@ -238,10 +246,17 @@ def run(arguments: Sequence[str]) -> int:
             workers=workers,
             module=__name__,
             paths={f"IN {path}": str(path) for path in paths} | {"--output": str(args.output)},
+            share=args.part,
         )
         settings = read_settings(args) | {"digests": [entry.digest for entry in inputs]}
         name = f"tables {args.verb}"
-        state = prepare_output(args.output, job=name, settings=settings, fresh=args.fresh)
+        state = prepare_output(
+            args.output,
+            job=name,
+            settings=settings,
+            fresh=args.fresh,
+            shared=args.part is not None,
+        )
         if state is not State.FINISHED:
             choose, removal = PLANS[args.verb][2](args, tables)
             job = Job(
@@ -254,7 +269,8 @@ def run(arguments: Sequence[str]) -> int:
                 rewrite=removal.shorten_lists if removal else None,
                 absent=removal.absent if removal else None,
             )
-            run_job(job, run_steps)
+            if run_job(job, run_steps, args.part) is None:
+                return 0
         remove_work(args.output)
         return _say_done(args, tables, state)
 

@@ -27,7 +27,7 @@ from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
-from vlmill.runtime.units.flags import add_workers, local_workers
+from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
@@ -72,6 +72,7 @@ def parser() -> Parser:
         "--shards", type=int_at_least(1), default=1, help="number of files per table (default: 1)"
     )
     add_workers(p)
+    add_part(p)
     p.add_argument(
         "--format",
         choices=("parquet", "webdataset"),
@@ -114,14 +115,15 @@ def _add_rules(p: Parser) -> None:
         "--min-words",
         type=int,
         metavar="N",
-        help=f"fewest words of a text ({rules.min_words})",
+        help=f"smallest number of words of a text (default: {rules.min_words})",
     )
     group.add_argument(
         "--max-words",
         type=int,
         metavar="N",
-        help=f"most words of an image's own text: alt text, caption, title ({rules.max_words}); "
-        f"sentences of the surrounding text have at most {rules.max_surrounding_words}",
+        help="largest number of words of an image's own text (alt text, caption, title) "
+        f"(default: {rules.max_words}); sentences of the surrounding text have at most "
+        f"{rules.max_surrounding_words}",
     )
     group.add_argument(
         "--max-images-per-text",
@@ -214,7 +216,11 @@ def run(arguments: Sequence[str]) -> int:
         require_local("--output", args.output)
         with lock_output(args.output):
             return rescore(args) if args.candidates is None else choose_candidates(args)
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    if args.part is not None and args.fetch:
+        raise InputError("--part and --fetch do not go together; run --fetch on one machine")
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         return _run(args, beam_flags)
 
 

@@ -53,6 +53,7 @@ from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.funnel import Tally, build_funnel
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         workers=local_workers(args.workers, beam_flags),
         module=__name__,
         paths={"--warc": args.warc, "--output": str(args.output)},
+        share=args.part,
     )
     filters = ImageFilters.load(filter_files(args))
     lists = read_lists(args.blocked_words, args.vocabulary)
@@ -75,7 +77,8 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         rate = measure(archives, rules, args.allow_address)
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
     settings = read_settings(args, rules, filters)
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
+    shared = args.part is not None
+    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     archives_and_mined = with_mined(archives, mined_before(output), whole=index is not None)
     job = build_job(args, rules, archives_and_mined, filters, lists)
     if state is State.FINISHED and _lists(output, job):
@@ -86,16 +89,19 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     for name in (FIRST_SCORES, RESCORING):
         remove_tree(output / name)
     if index is not None:
-        prepare_work(job)
+        prepare_work(job, shared=shared)
         keep_index(job, index)
     if args.fetch:
         with journal_errors():
             fetched = fetch_missing(job, build_policy(args), run_steps)
         job = build_job(args, rules, with_mined(fetched, job.archives), filters, lists)
-    prepare_work(job)
+    prepare_work(job, shared=shared)
     run_steps(job, STEPS)
-    finish(job, settings, collect_inputs(args))
-    return say_result(output, "done")
+    with end_job(output, args.part) as is_last:
+        if not is_last:
+            return 0
+        finish(job, settings, collect_inputs(args))
+        return say_result(output, "done")
 
 
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
@@ -172,8 +178,9 @@ def with_mined(
     was.
     """
     archives = {archive.path: archive for archive in mined}
-    new = [Archive(path=path, size=size) for path, size in sized_paths if path not in archives]
-    archives |= {archive.path: archive for archive in (new if whole else cut_archives(new))}
+    new = [Archive(path=path, size=size) for path, size in sized_paths]
+    for archive in new if whole else cut_archives(new):
+        archives.setdefault(archive.path, archive)
     for path, size in sized_paths:
         if (archive := archives[path]).size != size:
             raise InputError(

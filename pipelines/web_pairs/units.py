@@ -50,7 +50,7 @@ FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has made i
 class Archive:
     """An archive: its path, its size in bytes when it was first seen, and that of its parts.
 
-    An archive whose ``part_bytes`` are 0 is mined in one piece.
+    An archive whose ``part_bytes`` are 0 is one unit.
     """
 
     path: str
@@ -64,7 +64,7 @@ class Archive:
 
     @property
     def parts(self) -> list[range]:
-        """Returns the bytes at which the records of each part begin; [] for one piece."""
+        """Returns the bytes at which the records of each part begin; [] for one unit."""
         step = self.part_bytes
         return (
             [range(n, min(n + step, self.size)) for n in range(0, self.size, step)] if step else []
@@ -77,7 +77,7 @@ class Archive:
 
 
 def describe(archive: Archive) -> dict[str, Any]:
-    """Returns what a record says of its archive."""
+    """Returns the fields by which a record identifies its archive."""
     return {"path": archive.path, "size": archive.size, "part_bytes": archive.part_bytes}
 
 
@@ -185,7 +185,7 @@ def archive_units(job: Job) -> list[Unit]:
 
 
 def part_units(archive: Archive, number: int) -> list[Unit]:
-    """Returns the units of an archive's parts; [] for one piece."""
+    """Returns the units of an archive's parts; [] for one unit."""
     return [
         Unit(name=f"{archive.id.hex()}-{part.start:012d}", number=number, slices=part)
         for part in archive.parts
@@ -225,13 +225,17 @@ def shard_units(job: Job) -> list[Unit]:
     return [Unit(name=f"shard-{n:05d}", number=n) for n in range(job.shards)]
 
 
-def prepare_work(job: Job) -> None:
-    """Makes the folders of work; removes joins of other archives, and what kills left."""
+def prepare_work(job: Job, *, shared: bool = False) -> None:
+    """Makes the folders of work; removes joins of other archives, and what kills left.
+
+    ``shared``: other parts of the job are at work, so that nothing is removed.
+    """
     forget_footers()
     for folder in (job.mined, job.joins, *([job.index] if job.indexed else [])):
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-    for folder in job.joins.parent.glob("joins-*"):
+        if not shared:
+            remove_leftovers(folder)
+    for folder in () if shared else job.joins.parent.glob("joins-*"):
         if folder != job.joins:
             remove_tree(folder)
 

@@ -105,7 +105,7 @@ def histogram(values: Sequence[float], *, title: str, label: str) -> Markup:
 def _columns(
     counts: Mapping[int, int], edge: Callable[[int], float], title: str, label: str
 ) -> Markup:
-    """Draws counts by the number of their bin, of which ``edge`` tells where it begins."""
+    """Draws counts by the number of their bin; ``edge`` returns where a bin begins."""
     first, last = min(counts, default=0), max(counts, default=0)
     max_count = max(counts.values(), default=0) or 1
     width = COLUMNS_WIDTH / (last - first + 1)

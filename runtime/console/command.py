@@ -42,10 +42,9 @@ MAX_LINE = 500
 
 
 def failure_line(error: Exception) -> str | None:
-    """Returns what ended a command with status 1; None for an error that is a bug.
+    """Returns the line for a command that ends with status 1; None for an error that is a bug.
 
-    That is what the operating system refuses, memory that there is not, and a worker of a loader
-    that was killed.
+    These are errors of the operating system, too little memory, and killed workers of a loader.
     """
     text = one_line(error)
     if isinstance(error, MemoryError) or _is_about_memory(error, text):

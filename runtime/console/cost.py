@@ -1,7 +1,7 @@
-"""What a run will cost, told before it begins: inputs, output, hours, and room on the disk.
+"""Estimates the cost of a run before it begins: inputs, output, hours, and disk space.
 
-Each job estimates by a pure function; here are what it gives, how a rate is measured on the first
-items, the table that ``--dry-run`` prints, and the refusal of a disk that is too small.
+Each job computes its estimate with a pure function. This module defines the estimate, measures a
+rate on the first items, prints the table of ``--dry-run``, and refuses a disk that is too small.
 """
 
 import argparse
@@ -28,18 +28,18 @@ class Rate:
     unit: str
 
     def seconds_for(self, items: float) -> float | None:
-        """Tells how long ``items`` take at this rate; None where nothing could be measured."""
+        """Returns the seconds for ``items`` at this rate; None if nothing could be measured."""
         return items * self.seconds / self.items if self.items and self.seconds > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A run's cost. Bytes are of --output.
+    """The cost of a run. Bytes are those of --output.
 
-    ``min_bytes`` is what the run writes in any case: a disk without that room is refused.
-    ``max_bytes`` is what it may write, ``expected_bytes`` what it will if all is like the first
-    items; None where only the run itself can tell. ``memory``: of the device, in words. ``note``
-    says what the figures leave out.
+    ``min_bytes`` is the certain minimum: a disk with less space is refused. ``max_bytes`` is the
+    maximum, and ``expected_bytes`` the size if all items are like the first ones; None if only the
+    run itself can tell. ``memory`` describes the device's memory. ``note`` states what the figures
+    omit.
     """
 
     inputs: Mapping[str, str]  # flag or name -> how much there is
@@ -92,7 +92,7 @@ def time_words(seconds: float) -> str:
 
 
 def estimate_lines(estimate: Estimate, free_bytes: int | None) -> list[str]:
-    """The table that ``--dry-run`` prints; ``free_bytes`` None: the disk is not ours to ask."""
+    """Returns the table of ``--dry-run``; ``free_bytes`` None: the disk cannot be queried."""
     facts = [("input", f"{name} {count}") for name, count in estimate.inputs.items()]
     facts.append(("output", _output_words(estimate)))
     hours = "unknown" if estimate.seconds is None else time_words(estimate.seconds)
@@ -129,7 +129,7 @@ def _output_words(estimate: Estimate) -> str:
 
 
 def free_bytes(folder: str | Path) -> int | None:
-    """Bytes that may be written where ``folder`` is, or will be made; None of a remote place."""
+    """Returns the free bytes at ``folder``, which may not exist yet; None for a remote path."""
     if "://" in str(folder):
         return None
     path = os.path.abspath(folder)
@@ -139,7 +139,7 @@ def free_bytes(folder: str | Path) -> int | None:
 
 
 def require_disk_space(min_bytes: int, folder: str | Path, *, force: bool) -> None:
-    """Raises InputError if the disk of ``folder`` cannot take what a run writes in any case."""
+    """Raises InputError if the disk of ``folder`` is smaller than the certain output of a run."""
     free = free_bytes(folder)
     if force or free is None or min_bytes <= free:
         return
@@ -150,8 +150,9 @@ def require_disk_space(min_bytes: int, folder: str | Path, *, force: bool) -> No
 
 
 def compute_rate(times: Sequence[float], unit: str) -> Rate:
-    """The rate of items that ended at ``times[1:]``; the first one, which loads what is needed,
-    counts where there is no other.
+    """Returns the rate of items that ended at ``times[1:]``.
+
+    The first item, which loads modules, counts only if it is the only one.
     """
     start = 1 if len(times) > 2 else 0
     return Rate(items=len(times) - 1 - start, seconds=times[-1] - times[start], unit=unit)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-# Paul Tol's "bright" scheme: told apart also by the colour-blind.
+# Paul Tol's "bright" scheme, which the colour-blind can distinguish.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377")
 LABEL_PX = 13
 Corners = tuple[float, float, float, float]
@@ -19,7 +19,7 @@ def draw_boxes(
 ) -> Image.Image:
     """Returns the image, shrunk to ``max_side_px``, with boxes and their labels ("" for none).
 
-    Corners are x1, y1, x2, y2 in pixels of an image of ``size``, of which this may be a copy.
+    Corners are x1, y1, x2, y2 in pixels of an image of ``size``; this image may be a scaled copy.
     """
     factor = min(1.0, max_side_px / max(image.size))
     shrunk = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
@@ -49,8 +49,9 @@ def draw_boxes(
 
 
 def find_free_box(plate: Corners, occupied: Sequence[Corners], size: tuple[int, int]) -> Corners:
-    """Returns the plate inside the image, moved down until it covers no earlier one; where there
-    is no such place, where it was.
+    """Returns a label's box inside the image, moved down until it covers no earlier one.
+
+    If there is no such position, it stays where it was.
     """
     x1, y1, x2, y2 = plate
     left = max(0.0, min(x1, size[0] - (x2 - x1)))
@@ -65,5 +66,5 @@ def find_free_box(plate: Corners, occupied: Sequence[Corners], size: tuple[int, 
 
 
 def meet(a: Corners, b: Corners) -> bool:
-    """Says whether two rectangles share a point."""
+    """Returns whether two rectangles share a point."""
     return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]

@@ -1,6 +1,6 @@
-"""From a result back to what it was made of: each input found again, and compared by its digest.
+"""Follows a result back to its inputs, and compares each of them with its recorded digest.
 
-An input's folder holds the record of the job that wrote it, and so on to archives and images.
+The folder of an input has the record of the job that wrote it, and so on to archives and images.
 """
 
 import os
@@ -28,17 +28,17 @@ class Node:
     """An input with its state, and the inputs of the job that wrote it."""
 
     entry: Input
-    path: str  # where it lies now
+    path: str  # current path
     state: str
     detail: str = ""
     inputs: tuple["Node", ...] = ()
-    again: bool = False  # its inputs stand in the tree already
+    again: bool = False  # its inputs are in the tree already
 
 
 def read_record(folder: str | Path) -> tuple[str | None, list[Input] | None]:
-    """The job that wrote a folder and its inputs; None for what no record says.
+    """Returns the job that wrote a folder and its inputs; None without a record.
 
-    Raises InputError for a record that is damaged.
+    Raises InputError for a damaged record.
     """
     for name in (MANIFEST, CHECKPOINT):
         path = to_path(folder) / name
@@ -67,9 +67,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def lineage(folder: str | Path) -> tuple[Node, ...]:
-    """The inputs of the job that wrote ``folder``, each with its own, down to those of no job.
+    """Returns the inputs of the job that wrote ``folder``, each with its own inputs.
 
-    Raises InputError if the folder's own record is damaged; damage further on is a node's state.
+    Raises InputError if the folder's own record is damaged; damage further back is a node's state.
     """
     _, inputs = read_record(folder)
     return _nodes(inputs or [], str(folder), {_real(str(folder))}, MOST_LEVELS)
@@ -109,19 +109,19 @@ def _node(entry: Input, path: str, visited: set[str], levels: int) -> Node:
 
 
 def _real(folder: str) -> str:
-    """A folder's one name: without links, which stores have not."""
+    """Returns a folder's canonical path, without links; stores have none."""
     return folder if is_remote(folder) else os.path.realpath(folder)
 
 
 def list_folders(path: str) -> list[str]:
-    """The folders in which an input's files lie."""
+    """Returns the folders of an input's files."""
     if to_path(path).is_dir():
         return [path]
     return sorted({str(file.parent) for file in matches(path, recursive=True)})
 
 
 def check_state(entry: Input, path: str) -> tuple[str, str]:
-    """Whether an input is what it was, and if not, what differs."""
+    """Returns whether an input is unchanged, and if not, the difference."""
     if entry.digest is None or is_web(path):
         return UNCHECKED, "its files were moved"
     try:
@@ -158,7 +158,7 @@ def format_lines(nodes: Sequence[Node], depth: int = 0) -> Iterator[str]:
 
 
 def _short(path: str) -> str:
-    """A path below the working directory is relative to it."""
+    """Returns a path, relative if it is below the working directory."""
     if is_remote(path):
         return path
     relative = os.path.relpath(path)
@@ -166,5 +166,5 @@ def _short(path: str) -> str:
 
 
 def mismatches(nodes: Sequence[Node]) -> int:
-    """How many inputs of the tree are changed or missing."""
+    """Returns how many inputs of the tree are changed or missing."""
     return sum((node.state in (CHANGED, MISSING)) + mismatches(node.inputs) for node in nodes)

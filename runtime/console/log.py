@@ -12,16 +12,16 @@ from vlmill.schemas.plain_json import parse_json
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; one that a kill cut is left out."""
+    """Returns the complete lines of a log; one that a kill cut is skipped."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [parse_json(line) for line in lines]
 
 
 class Log:
-    """Appends lines to a log after cutting off what lies beyond step ``after``.
+    """Appends lines to a log, after removing those beyond step ``after``.
 
-    A killed run may have logged steps that its last checkpoint does not hold, and half a line.
-    Numbers go to the trackers too, whose files lie beside it.
+    A killed run may have logged steps after its last checkpoint, and half a line. Numbers also go
+    to the trackers, whose files are in the same folder.
     """
 
     def __init__(
@@ -33,16 +33,16 @@ class Log:
         trackers: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """``active`` is False in the processes of a run that leave the log to the first one.
+        """Opens the log; ``active`` is False in processes that leave it to the first one.
 
-        ``settings`` are what trackers say of the run.
+        ``settings`` are the trackers' description of the run.
         """
         self._active = active
         if not active:
             return
         lines = read_log(path)
         last = max((line["step"] for line in lines), default=0)
-        # Before the file is cut, so that what they were given stays known whenever this is killed.
+        # Before the file is cut, so the trackers' state stays known if this is killed.
         self._trackers = Trackers(
             trackers, path.parent, after=after, last=last, settings=settings or {}
         )
@@ -58,7 +58,7 @@ class Log:
         self._trackers.log(line["step"], numbers)
 
     def flush(self) -> None:
-        """Let the files beside the log have what they were given: a checkpoint may take them."""
+        """Writes the trackers' buffered values to their files, for a checkpoint."""
         if self._active:
             self._trackers.flush()
 

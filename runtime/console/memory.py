@@ -1,4 +1,4 @@
-"""What the C library does with freed memory."""
+"""Controls how the C library treats freed memory."""
 
 import ctypes
 import os
@@ -16,14 +16,14 @@ NEVER = (1 << 31) - 1
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep what it frees, blocks of any size; whether that could be set.
+    """Makes this process keep the memory that it frees; returns whether that could be set.
 
-    A training step frees its activations and gradients and asks for as much again. glibc hands
-    them back to the system in between, which then clears every page anew: 230,000 page faults in a
-    step of ViLBERT at base size, a seventh of its time. No block is mapped by itself: those of a
+    A training step frees its activations and gradients and allocates as much again. glibc returns
+    them to the system in between, which then clears every page again: 230,000 page faults in a step
+    of ViLBERT at base size, a seventh of its time. No block gets its own mapping: those of a
     vocabulary's gradient, too large for glibc to keep otherwise, cost VL-BERT a fifteenth. Peak
-    memory is the same. For whole programs: it holds for all of the process. Where a user has set
-    one of these limits, or the library is not glibc, nothing is changed.
+    memory is the same. Use it in programs only, since it affects the entire process. If a user has
+    set one of these limits, or the library is not glibc, nothing is changed.
     """
     return set_malloc({MMAP_MAX: 0, TRIM_THRESHOLD: NEVER})
 

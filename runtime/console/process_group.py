@@ -21,6 +21,6 @@ def open_accelerator(precision: str) -> "Accelerator":
     return Accelerator(
         mixed_precision=precision,
         kwargs_handlers=[unused, InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
-        # Told, as it takes a launcher's processes for single ones where there is no accelerator.
+        # Explicit: without an accelerator a launcher's processes would count as single.
         cpu=not torch.accelerator.is_available(),
     )

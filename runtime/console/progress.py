@@ -15,7 +15,7 @@ _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Shows no progress of what is done inside: a call of a library, not of a command."""
+    """Shows no progress inside the block: a call of a library, not of a command."""
     token = _SILENT.set(True)
     try:
         yield

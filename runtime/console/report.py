@@ -1,15 +1,17 @@
-"""Pieces of one-file HTML reports: images and charts inside, no script, opens without a network.
+"""Builds one-file HTML reports with inline images and charts, without scripts or network access.
 
 Every text goes through jinja2's autoescape, because it comes from the web. Charts are SVG with
-fixed ids and no date, so that the same data give the same bytes.
+fixed ids and no date, so the same data give the same bytes.
 """
 
+import atexit
 import base64
 import importlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ from vlmill.schemas.tables import IMAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vlmill.runtime.bounded_calls import BoundedPool
 
 MOST_UNFOLDED = 20  # settings: a screen's height
 MOST_PIXELS_SHOWN = 1 << 28  # what training decodes, too
@@ -46,7 +50,7 @@ _ENVIRONMENT = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefi
 
 
 def template(source: str) -> jinja2.Template:
-    """A jinja2 template with autoescape; a name that is not given is an error."""
+    """Returns a jinja2 template with autoescape; an undefined name is an error."""
     return _ENVIRONMENT.from_string(source)
 
 
@@ -64,7 +68,7 @@ _CARDS = template(
     "<small>{{ card.about }}</small></div>{% endfor %}</div>"
 )
 _FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
-_SHORT = 24  # characters that are not worth a line break
+_SHORT = 24  # characters up to which a line is not broken
 _FUNNEL = template(
     "<table class='funnel'><thead><tr><th>stage</th><th>in</th><th>out</th><th></th>"
     "<th>dropped, by reason</th></tr></thead><tbody>{% for s in funnel %}<tr>"
@@ -78,9 +82,7 @@ _FUNNEL = template(
 
 
 def page(title: str, sections: Sequence[Section], *, subtitle: str = "", notice: str = "") -> str:
-    """A whole HTML page; ``notice`` stands in a box at the top (what a reader must not
-    overlook).
-    """
+    """Returns a complete HTML page; ``notice`` is shown in a box at the top."""
     return _PAGE.render(
         title=title, subtitle=subtitle, notice=notice, sections=sections, software=SOFTWARE
     )
@@ -92,12 +94,12 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section], **abou
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """A table; numbers are aligned right, cells that are Markup stay as they are."""
+    """Returns a table; numbers are right-aligned, and Markup cells are not escaped."""
     return Markup(_TABLE.render(header=header, rows=rows, kind=_kind))
 
 
 def _kind(cell: Any) -> str:
-    """A cell's class: a number, a word that is not broken, or neither."""
+    """Returns a cell's class: a number, a word that is not broken, or neither."""
     text = cell.striptags() if isinstance(cell, Markup) else str(cell)
     if _FIGURE.fullmatch(text):
         return "number"
@@ -125,7 +127,30 @@ def image_uri(data: bytes, media_type: str) -> str:
 
 
 def thumbnail(data: bytes, *, side: int = 240) -> bytes:
-    """Returns an image as a JPEG of at most ``side`` pixels. Raises Rejected for broken ones."""
+    """Returns an image as a JPEG of at most ``side`` pixels.
+
+    It is decoded in a process that can be killed. Raises Rejected for one that is broken, or costs
+    too much.
+    """
+    return _thumbnail_pool().call((data, side))
+
+
+@cache
+def _thumbnail_pool() -> "BoundedPool[tuple[bytes, int], bytes]":
+    from vlmill.runtime.bounded_calls import BoundedPool  # multiprocessing takes its time
+
+    pool = BoundedPool[tuple[bytes, int], bytes](1, start_thumbnails)
+    atexit.register(pool.close)
+    return pool
+
+
+def start_thumbnails() -> Callable[[tuple[bytes, int]], bytes]:
+    """Returns what a process makes thumbnails with."""
+    return _make_thumbnail
+
+
+def _make_thumbnail(task: tuple[bytes, int]) -> bytes:
+    data, side = task
     # Imported here so that stages that show no images do not need pillow's start-up time.
     from vlmill.schemas.images.decode import Bounds, open_image, upright
 
@@ -164,14 +189,14 @@ def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]
 
 
 def image_cards(cards: Sequence[Mapping[str, str]]) -> Markup:
-    """Images in a grid; a card has a ``uri`` (or ""), a ``text`` and small print ``about``; a
-    ``second`` image stands to the right of the first.
+    """Returns a grid of images; a card has a ``uri`` (or ""), a ``text`` and small print ``about``.
+    A ``second`` image is shown to the right of the first.
     """
     return Markup(_CARDS.render(cards=cards))
 
 
 def _can_draw() -> bool:
-    """Whether matplotlib is there, which is looked for only where a chart is to be drawn."""
+    """Returns whether matplotlib is installed, checked only when a chart is drawn."""
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError as error:

@@ -12,9 +12,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm
 
 
 class StopRequest:
-    """Says whether one of STOP_SIGNALS has come while it lasts; a second one changes nothing.
+    """Records whether one of STOP_SIGNALS has arrived in its block; a second one changes nothing.
 
-    ``reduce_any`` tells all processes of a run whether one of them was asked.
+    ``reduce_any`` shares the request among all processes of a run.
     """
 
     def __init__(self, reduce_any: Callable[[bool], bool]) -> None:
@@ -39,12 +39,12 @@ class StopRequest:
         self._came = True
 
     def is_requested(self) -> bool:
-        """Says whether any process was asked; all processes have to call this."""
+        """Returns whether any process received a signal; all processes must call this."""
         return self._any_of(self._came)
 
 
 def reduce_flags(accelerator: "Accelerator", flag: bool) -> bool:
-    """Says whether something holds in any process; all processes have to call this."""
+    """Returns whether a flag is true in any process; all processes must call this."""
     if accelerator.num_processes == 1:
         return flag
     import torch  # of the runs that train, which have loaded it

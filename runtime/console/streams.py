@@ -12,11 +12,11 @@ from typing import TextIO
 
 
 def prepare_streams() -> None:
-    """Opens the standard streams that are closed, and lets all of them take any character.
+    """Opens closed standard streams, and makes all of them accept any character.
 
-    A closed descriptor would else be given to the next file that is opened, which whatever a
-    library prints would be written to. What cannot be encoded is printed as an escape. Status that
-    standard error refuses is dropped.
+    Otherwise the next opened file would get a closed stream's descriptor, and library output would
+    be written to it. Characters that cannot be encoded are printed as escapes. Status lines that
+    standard error refuses are dropped.
     """
     for descriptor in range(3):
         try:
@@ -58,7 +58,7 @@ class StatusStream(io.TextIOWrapper):
             return len(text)
 
     def flush(self) -> None:
-        """Flushes what was written."""
+        """Flushes the stream, dropping what it refuses."""
         try:
             super().flush()
         except OSError:
@@ -69,16 +69,16 @@ class StatusStream(io.TextIOWrapper):
 
 
 def replace_descriptor(descriptor: int) -> None:
-    """Sends what is still written to a descriptor nowhere."""
+    """Redirects a descriptor to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
 
 
 def drop_unwritable_output() -> None:
-    """Drops what standard output does not take, as on a full disk.
+    """Drops output that standard output refuses, for example on a full disk.
 
-    Python would else try once more as it ends, and fail with lines of its own.
+    Python would otherwise retry at exit, and fail with messages of its own.
     """
     try:
         sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""Trackers show a run's log as curves: TensorBoard's files, Weights & Biases, MLflow.
+"""Sends a run's log to trackers: TensorBoard's files, Weights & Biases, MLflow.
 
-They are accelerate's. TensorBoard's files hide the steps that a resumed run makes again; the others
-cannot take a value back, and are given no step twice: the values are the same. These others may be
-servers, of which none is worth a run of days: one that fails is left out until the next start.
+The trackers are accelerate's. TensorBoard hides steps that a resumed run repeats; the others cannot
+replace a value, so no step is sent twice (the values are the same). Weights & Biases and MLflow may
+be servers, and no server may end a run of days: one that fails is dropped until the next start.
 """
 
 import importlib.util
@@ -23,17 +23,17 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # folders under the output, too
-STATE = "trackers.json"  # ids by which a continued run finds its curves, and what they hold
+STATE = "trackers.json"  # ids by which a continued run finds its curves, and their last steps
 PROJECT = "vlmill"  # where no variable of the tracker's own names another
 MLFLOW_NAME = 250  # characters that it takes
-MESSAGE = 300  # characters of what another program says
+MESSAGE = 300  # characters of another program's message
 
 
 def require_trackers(names: Sequence[str]) -> None:
     """Raises InputError for a tracker that is not installed.
 
-    TensorBoard's lack is only said, where its files would be: it is every recipe's default, and the
-    log has all of it.
+    A missing TensorBoard only gives a note, because it is every recipe's default and the log is
+    complete.
     """
     for name in names:
         if name != TENSORBOARD and importlib.util.find_spec(name) is None:
@@ -41,10 +41,10 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run in ``output``, which goes on after step ``after``.
+    """The trackers of a run in ``output``, which continues after step ``after``.
 
-    ``last`` is the last step that an earlier start has logged, ``settings`` what the run is made
-    of. They are closed by :meth:`close`. Raises InputError for one that does not start.
+    ``last`` is the last step logged by an earlier start, ``settings`` describe the run.
+    :meth:`close` closes them. Raises InputError for one that cannot start.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Trackers:
     ) -> None:
         state = _read_state(output)
         self._given = max(last, int(state.get("last", 0)))
-        self._replaying: list[GeneralTracker] = []  # those that hide what is made again
+        self._replaying: list[GeneralTracker] = []  # trackers that hide repeated steps
         self._appending: list[GeneralTracker] = []
         if TENSORBOARD in names and _has_tensorboard(output / TENSORBOARD):
             tracker = TensorBoardTracker(TENSORBOARD, str(output), purge_step=after + 1)
@@ -89,18 +89,18 @@ class Trackers:
             self._tell(lambda tracker: tracker.log(_named(tracker.name, values), step=step))
 
     def flush(self) -> None:
-        """Write what is still in memory to the files."""
+        """Writes buffered values to the files."""
         for tracker in self._replaying:
             tracker.writer.flush()
 
     def close(self) -> None:
-        """Finish what is written."""
+        """Writes everything and closes the trackers."""
         for tracker in self._replaying:
             tracker.finish()
         self._tell(lambda tracker: tracker.finish())
 
     def _tell(self, what: Callable[[GeneralTracker], None]) -> None:
-        """Do ``what`` with those that may be servers, and go on without one that fails."""
+        """Calls ``what`` on trackers that may be servers, and drops one that fails."""
         for tracker in tuple(self._appending):
             try:
                 what(tracker)
@@ -130,7 +130,9 @@ def _has_tensorboard(folder: Path) -> bool:
 
 
 def _start_wandb(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
-    """Its files lie under ``output``; WANDB_MODE, WANDB_PROJECT and the like count."""
+    """Starts Weights & Biases; its files are in ``output``, and its own variables such as
+    WANDB_MODE apply.
+    """
     run = run or secrets.token_hex(8)
     tracker = WandBTracker(
         os.environ.get("WANDB_PROJECT", PROJECT),
@@ -138,7 +140,7 @@ def _start_wandb(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
         name=output.name,
         dir=str(output),
         resume="allow",
-        # Progress is drawn over itself, and thousands of lines are none of a run's results.
+        # Progress bars redraw themselves, and thousands of lines are not a result of a run.
         settings={"console": "off"},
     )
     tracker.start()
@@ -146,24 +148,24 @@ def _start_wandb(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
 
 
 def _named(tracker: str, values: Mapping[str, float]) -> dict[str, float]:
-    """The values by names that the tracker takes."""
+    """Returns the values by names that the tracker accepts."""
     return {_mlflow_name(n) if tracker == MLFLOW else n: v for n, v in values.items()}
 
 
 def _mlflow_name(name: str) -> str:
-    """A number's name as MLflow takes it: letters, digits and a few signs.
+    """Returns a number's name as MLflow accepts it: letters, digits and a few signs.
 
-    No slash, though it takes some: where it writes files, `loss` is one, and no folder of others.
+    No slash, though MLflow accepts it: in its file store `loss` is a file and cannot be a folder.
     """
     return re.sub(r"[^\w.\- :]", "_", name.replace("/", "."))[:MLFLOW_NAME]
 
 
 def _start_mlflow(output: Path, run: str | None) -> tuple[GeneralTracker, str]:
-    """The server is MLFLOW_TRACKING_URI's; without, a store of files under ``output``."""
+    """Starts MLflow; the server is MLFLOW_TRACKING_URI, by default a file store in ``output``."""
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in os.environ:
-        # Files need no database beside mlflow-skinny; newer versions ask whether they are meant.
+        # mlflow-skinny needs no database for files; newer versions ask for a confirmation.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         mlflow.set_tracking_uri((output / MLFLOW).resolve().as_uri())
     tracker = MLflowTracker(PROJECT, run_id=run, run_name=output.name)

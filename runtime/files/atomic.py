@@ -27,11 +27,12 @@ WHOLE = "_whole"  # of a folder in a store: all of it is there
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success it becomes ``path``, on an error it goes.
+    """Yields a temporary path next to ``path``; on success it becomes ``path``, on an error it is
+    deleted.
 
-    The file's bytes and the folder's entry are on the disk when the block has been left. Two
-    processes may write the same path: the last rename wins, and both files were whole. For a place
-    in a store the file is one of this machine, and is uploaded.
+    The bytes of the file and the entry of its folder are on disk after the block. Two processes may
+    write the same path: the last rename wins, and both files are complete. For a path in a store
+    the temporary file is local and is uploaded.
     """
     path = to_path(path)
     if isinstance(path, RemotePath):
@@ -66,10 +67,9 @@ def link_file(source: Path, path: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """The name under which this process writes ``path``.
+    """Returns the name under which this process writes ``path``.
 
-    It has the machine in it, too: in a folder that several share, two of their processes may have
-    one number.
+    It includes the machine: in a shared folder, processes of two machines may have the same number.
     """
     host = zlib.crc32(socket.gethostname().encode())
     return path.with_name(f"{TEMPORARY_PREFIX}{host:08x}-{os.getpid()}-{path.name}")
@@ -118,7 +118,9 @@ def _note_files(path: Path, folder: Path) -> None:
 
 @contextmanager
 def local_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to map files in: ``path`` itself, or for a place in a store a temporary one."""
+    """Yields a folder for memory-mapped files: ``path`` itself, or a temporary one for a path in a
+    store.
+    """
     path = to_path(path)
     if not isinstance(path, RemotePath):
         yield path
@@ -129,7 +131,7 @@ def local_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder of this machine for what is about to be uploaded; removes those of killed ones."""
+    """Yields a local folder for files to upload; removes those of killed processes."""
     base, host = cache_folder() / "uploads", socket.gethostname()
     base.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(base):
@@ -162,7 +164,7 @@ def _upload_folder(folder: Path, path: RemotePath, *, replace: bool, last: str |
 
 
 def has_folder(path: str | Path) -> bool:
-    """Whether a folder that :func:`atomic_folder` makes is there, whole."""
+    """Returns whether a folder of :func:`atomic_folder` exists and is complete."""
     path = to_path(path)
     return (path / WHOLE).exists() if isinstance(path, RemotePath) else path.exists()
 

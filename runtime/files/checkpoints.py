@@ -1,7 +1,7 @@
-"""The checkpoints of a run that trains: where they lie, found from names alone, and thinned out.
+"""Finds the checkpoints of a training run by their names, and deletes old ones.
 
-A run's output holds ``checkpoints/step-00000100/`` and so on; a folder is a checkpoint if it has
-the file that says what it is.
+A run's output has ``checkpoints/step-00000100/`` and so on; a folder is a checkpoint if it contains
+the file that describes it.
 """
 
 import os
@@ -15,7 +15,7 @@ CHECKPOINTS, STEP = "checkpoints", "step-"
 
 
 def step_folder(output: str | Path, step: int) -> Path:
-    """Says where the checkpoint after ``step`` lies."""
+    """Returns the folder of the checkpoint after ``step``."""
     return Path(output) / CHECKPOINTS / f"{STEP}{step:08d}"
 
 
@@ -37,6 +37,6 @@ def keep_last(folders: Mapping[int, Path], count: int, *, also: int | None = Non
 
 
 def remove_partial(output: str | Path) -> None:
-    """Deletes what a kill has left of a checkpoint that was being written or deleted."""
+    """Deletes partial checkpoints, which a kill left while they were written or deleted."""
     for folder in (Path(output) / CHECKPOINTS).glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(folder)

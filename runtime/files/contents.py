@@ -1,4 +1,4 @@
-"""What the rows of tables promise beyond their columns' types, checked by reading them all."""
+"""Checks the rows of tables beyond their columns' types, by reading all of them."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,17 +14,17 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import IMAGES, NEGATIVES, NEIGHBOURS, PAIRS, REJECTS, Table
 
 Row = Mapping[str, Any]
-MOST_TOLD = 20  # problems of a table: a folder of another making would tell of every row
+MOST_TOLD = 20  # problems reported per table; otherwise a foreign folder would list every row
 
 
 def content_problems(folder: str | Path) -> list[str]:
-    """What is wrong with the rows of a finished folder's tables, one line each.
+    """Returns the problems in the rows of a finished folder's tables, one line each.
 
-    Ids are unique, images are those that their SHA-256 says, pairs point to images that are in
-    the folder where it has a table of them, negatives have a similarity each and none is the pair
-    itself, neighbours are other images in their order, and reasons are of the closed list. Rows
-    of ``regions`` are left to their reader. Memory: the ids of a table, some 100 bytes each, and a
-    batch of rows. Raises InputError for a folder whose run has not finished.
+    Ids are unique. Images have the bytes of their SHA-256. Pairs refer to images of the folder, if
+    it has a table of images. Negatives have one similarity each and do not include the pair itself.
+    Neighbours are other images in order. Reasons are from the closed list. Rows of ``regions`` are
+    checked by their reader. Memory: the ids of a table, about 100 bytes each, and a batch of rows.
+    Raises InputError for a folder whose run has not finished.
     """
     folder = to_path(folder)
     shards: Sequence[Shard] = read_manifest(folder)["shards"]

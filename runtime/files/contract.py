@@ -1,7 +1,7 @@
-"""Is a file what its table's contract says? Asked by readers, so that what is not is one line.
+"""Checks files against the contract of their table, so that a violation is a one-line error.
 
-The schema is compared as a file is opened. Values are as they are read, those of the columns that
-are: whether text is UTF-8, and where the contract has no nulls, whether there is one.
+The schema is compared when a file is opened, and values when columns are read: that text is UTF-8,
+and that columns without nulls have none.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ REMEDY = "write the table again by its contract (docs/tables.md)"
 
 
 def read_parquet_footer(path: Path) -> pq.FileMetaData:
-    """Returns a file's footer. Raises InputError for what is no Parquet."""
+    """Returns a file's footer. Raises InputError for a file that is not Parquet."""
     try:
         return pq.read_metadata(readable(path))
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -35,15 +35,16 @@ def read_parquet_footer(path: Path) -> pq.FileMetaData:
 
 
 def check_file(path: Path, spec: Table) -> None:
-    """Raises InputError for a file that is not of ``spec``, by its footer alone.
+    """Raises InputError for a file that does not fit ``spec``, from its footer alone.
 
-    Its metadata must say so, it must have the contract's columns with their types (further ones do
-    not count), and its statistics no nulls where the contract has none.
+    Its metadata must name the table, it must have the contract's columns with their types
+    (additional columns are ignored), and its statistics must show no nulls in columns that forbid
+    them.
     """
     footer = read_parquet_footer(path)
     try:
         schema = footer.schema.to_arrow_schema()
-    except (ValueError, pa.ArrowException) as error:  # ValueError: names that are no UTF-8
+    except (ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
         raise _unreadable(path, error) from None
     check_version(schema.metadata, spec, str(path))
     if fault := schema_fault(schema, spec) or _listed_nulls(footer, spec):
@@ -52,9 +53,9 @@ def check_file(path: Path, spec: Table) -> None:
 
 
 def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> None:
-    """Raises InputError if the values of ``rows``, some of a file's, break the contract.
+    """Raises InputError if the values of ``rows``, a part of a file, break the contract.
 
-    The error counts those of the whole file.
+    The error counts the bad values of the entire file.
     """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         field = spec.fields[name]
@@ -70,7 +71,7 @@ def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> No
 
 
 def _listed_nulls(footer: pq.FileMetaData, spec: Table) -> str | None:
-    """The first column that has nulls by the row groups' statistics and may have none."""
+    """Returns the first column whose statistics show nulls that the contract forbids."""
     required = {field.name: field for field in spec.schema if not field.nullable}
     for number in range(footer.num_columns):
         column = footer.schema.column(number)

@@ -1,9 +1,9 @@
-"""Local copies of remote files, for what has to be mapped; a folder of bounded size keeps them.
+"""Keeps local copies of remote files, for memory-mapping, in a folder of limited size.
 
-A copy is named by its place and by the version that the store gives, so that what has changed there
-is fetched again. The folder is VLMILL_CACHE (~/.cache/vlmill), and may take VLMILL_CACHE_BYTES (50
-GB): the copies that were not asked for longest go first, those of the last hour never, as somebody
-may be about to open them.
+A copy is named by its path and by the store's version, so a changed file is downloaded again. The
+folder is VLMILL_CACHE (~/.cache/vlmill), limited to VLMILL_CACHE_BYTES (50 GB). The least recently
+used copies are deleted first, but none from the last hour, since a process may be about to open
+them.
 """
 
 import errno
@@ -21,7 +21,7 @@ FOLDER, BOUND = "VLMILL_CACHE", "VLMILL_CACHE_BYTES"
 BOUND_BYTES = 50 * 10**9
 IN_USE_SECONDS = 3600.0
 PARTIAL = ".partial"
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what a system says of a disk without room
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of the operating system for a full disk
 LOCK = ".lock"
 
 
@@ -34,13 +34,13 @@ def cache_folder() -> Path:
 
 
 def disk_full_error(error: OSError) -> OSError:
-    """The error of a full disk below :func:`cache_folder`, with the place and the remedy."""
+    """Returns the error of a full disk below :func:`cache_folder`, with its path and the remedy."""
     message = f"{error.strerror}; make room, or let {FOLDER} be a folder of another disk"
     return OSError(error.errno, message, str(cache_folder()))
 
 
 def bound_bytes() -> int:
-    """What copies may take. Raises InputError for a bound that is no number."""
+    """Returns the size limit of the copies. Raises InputError if it is not a number."""
     text = os.environ.get(BOUND, str(BOUND_BYTES))
     try:
         return int(float(text))
@@ -49,10 +49,10 @@ def bound_bytes() -> int:
 
 
 def local_copy(url: str, size: int, version: str, download: Callable[[Path], None]) -> Path:
-    """Returns the path of a whole copy of a remote file, to be read and not written.
+    """Returns the path of a complete copy of a remote file, to be read and not written.
 
-    ``download`` fetches it into a file; ``size`` and ``version`` are what the store says of it now.
-    Raises InputError if the copies in use leave no room for it.
+    ``download`` writes it to a file; ``size`` and ``version`` are the store's current ones. Raises
+    InputError if the copies in use leave no space for it.
     """
     name = hashlib.sha256(f"{url} {version}".encode()).hexdigest()[:40]
     folder = cache_folder() / "copies"

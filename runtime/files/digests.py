@@ -27,12 +27,13 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import TABLES, Table
 
 ENDS_BYTES = 1 << 20
-MANY_FILES = 1000  # of a glob: beyond it their ends would be most of what the job itself reads
+# With more files in a glob, reading their ends would cost more than the job itself.
+MANY_FILES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """What a rule finds: a digest, and how much there is. ``rows`` are known of tables alone."""
+    """The result of a rule: a digest and sizes. ``rows`` are known for tables only."""
 
     digest: str
     files: int
@@ -41,7 +42,7 @@ class Measure:
 
 
 def table_input(flag: str, argument: str | Path, spec: Table) -> Input:
-    """The record of a table argument. Raises InputError if it holds no such table."""
+    """Returns the record of a table argument. Raises InputError if it has no such table."""
     paths = find_shards(argument, spec, flag)
     jobs = sorted({job for job in map(_read_job, {path.parent for path in paths}) if job})
     rule: Rule = "manifest" if _listed(paths) is not None else "ends"
@@ -54,7 +55,9 @@ def file_input(flag: str, path: str | Path, *, job: str | None = None) -> Input:
 
 
 def path_input(flag: str, argument: str | Path, *, job: str | None = None) -> Input:
-    """The record of a file or a glob by sizes and ends; of a folder or of many by the listing."""
+    """Returns the record of a file or a glob by sizes and ends, of a folder or many files by
+    listing.
+    """
     path = str(argument)
     many = not is_web(path) and (to_path(path).is_dir() or len(_matches(path)) > MANY_FILES)
     return _record(flag, path, "listing" if many else "ends", None, job=job)
@@ -106,7 +109,7 @@ def _by_manifest(path: str, spec: Table | None) -> Measure:
 
 
 def _listed(paths: Sequence[Path]) -> list[Shard] | None:
-    """The manifests' entries of these shards; None if one has none."""
+    """Returns the manifests' entries of these shards; None if one has none."""
     entries: dict[Path, Shard] = {}
     for folder in {path.parent for path in paths}:
         if not (folder / MANIFEST).is_file():
@@ -173,10 +176,10 @@ def _by_listing(path: str, _: Table | None) -> Measure:
 
 
 def _walk(folder: str) -> Iterator[tuple[str, int]]:
-    """Files below a folder, with their sizes.
+    """Yields the files below a folder, with their sizes.
 
-    Hidden ones do not count, nor what a job has written there: the output of the very run whose
-    input this is may lie inside.
+    Hidden files and outputs of jobs are skipped: the output of the run that reads this input may be
+    inside.
     """
     root = to_path(folder)
     if isinstance(root, RemotePath):

@@ -21,17 +21,17 @@ class MappedRange(NamedTuple):
 class GrowingFile:
     """Computes the SHA-256 of a file that another object appends to.
 
-    The bytes are mapped as soon as they have been written. A file object that hashes what it writes
-    would have Arrow copy each page into Python's memory, and wait for the interpreter 50 times a
-    row group; so a row group waits for it once.
+    The bytes are mapped as soon as they have been written. A file object that hashes its writes
+    would make Arrow copy each page into Python's memory and wait for the interpreter 50 times per
+    row group. This way a row group waits once.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._digest = path, hashlib.sha256()
-        self.size = 0  # of what has been hashed
+        self.size = 0  # number of hashed bytes
 
     def extend(self, size: int) -> MappedRange | None:
-        """Hashes the bytes up to ``size``, all of which have been written; None if none is new."""
+        """Hashes the bytes up to ``size``, which must have been written; None adds nothing."""
         if size <= self.size:
             return None
         start = self.size // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY

@@ -1,7 +1,7 @@
-"""An input is what a job has read: recorded in its manifest, so that a later reader can check it.
+"""Records the inputs of a job in its manifest, so that later readers can check them.
 
-``_manifest.json`` and a checkpoint list their inputs as plain JSON objects of :class:`Input`'s
-fields. How digests are computed stands in :mod:`vlmill.runtime.files.digests`.
+``_manifest.json`` and checkpoints list their inputs as plain JSON objects with the fields of
+:class:`Input`. :mod:`vlmill.runtime.files.digests` computes the digests.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ Rule = Literal["manifest", "content", "ends", "listing"]
 class Input:
     """One argument of a job, by content.
 
-    ``path`` is as the user gave it, in the record relative to the folder that holds the record.
-    ``rule`` says how ``digest`` was computed; None where nothing was, as of web addresses. ``rows``
-    are a table's. ``job`` wrote it, where its folder says so.
+    ``path`` is as the user gave it; in the record it is relative to the folder of the record.
+    ``rule`` names how ``digest`` was computed; None if it was not, as for web addresses. ``rows``
+    are those of a table. ``job`` wrote it, if its folder records that.
     """
 
     flag: str
@@ -57,21 +57,21 @@ def _relative(path: str, folder: str | Path) -> str:
 
 
 def resolve_path(path: str, folder: str | Path) -> str:
-    """Where the recorded ``path`` of a record in ``folder`` points to."""
+    """Returns the path that the recorded ``path`` of a record in ``folder`` refers to."""
     if is_remote(path) or os.path.isabs(path):
         return path
-    if is_remote(folder):  # the record was copied there with what lies beside it
+    if is_remote(folder):  # the record was copied together with the files next to it
         scheme, _, location = str(folder).partition("://")
         return f"{scheme}://{posixpath.normpath(posixpath.join(location, path))}"
     return os.path.normpath(os.path.join(os.path.realpath(folder), path))
 
 
 def parse_inputs(records: Any) -> list[Input]:
-    """Inputs of a record's plain values. Raises ValueError for values that are none."""
+    """Parses the inputs of a record. Raises ValueError for values that are not inputs."""
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ValueError("inputs must be a list of objects")
     known = {field.name for field in dataclasses.fields(Input)}
-    # A later vlmill may record more of an input: what is not known here is left aside.
+    # A later vlmill may record more about an input: unknown keys are ignored.
     inputs = [Input(**{k: v for k, v in record.items() if k in known}) for record in records]
     for entry in inputs:
         texts = (entry.flag, entry.path, entry.digest or "", entry.table or "", entry.job or "")

@@ -1,8 +1,8 @@
-"""What earlier rows have said, by 64-bit keys: the newest in memory, all else on the disk.
+"""Stores values of earlier rows by 64-bit keys: the newest in memory, the others on disk.
 
-A data set of any size takes the same memory: a bounded number of keys, a filter of fixed size that
-says of most keys that they are new, and 16 bytes for each 256 keys. Files lie in TMPDIR without a
-name, so that they end with the process.
+Memory does not depend on the size of the data set: a limited number of keys, a filter of fixed size
+that recognises most new keys, and 16 bytes for each 256 keys. Files are in TMPDIR without a name,
+so they end with the process.
 """
 
 import marshal
@@ -58,7 +58,7 @@ class _Run:
             self.last = int(page[size - 1])
 
     def get(self, key: int) -> int | None:
-        """The number of a key, None if the run has it not."""
+        """Returns the number of a key, None if the run lacks it."""
         if not self._first[0] <= key <= self.last:
             return None
         number = bisect_right(self._first, key) - 1
@@ -117,20 +117,20 @@ class NumberStore:
         self._filter = bytearray()
 
     def get(self, key: int) -> int | None:
-        """The number that a key was given last, None for a key that is new."""
+        """Returns the last number of a key, None for a new key."""
         number = self._young.get(key)
         if number is None and self._lowest <= key <= self._highest:
             return self._find_in_runs(key)
         return number
 
     def put(self, key: int, number: int) -> None:
-        """Gives a key a number; what it was given before is forgotten."""
+        """Sets the number of a key, replacing an earlier one."""
         self._young[key] = number
         if len(self._young) >= YOUNG:
             self._spill()
 
     def claim(self, key: int, number: int) -> int | None:
-        """Gives a new key its number; of one that came earlier returns what it was given."""
+        """Sets the number of a new key; for an existing key returns its number."""
         earlier = self._young.get(key)
         if earlier is None and self._lowest <= key <= self._highest:
             earlier = self._find_in_runs(key)
@@ -141,7 +141,7 @@ class NumberStore:
         return earlier
 
     def _find_in_runs(self, key: int) -> int | None:
-        """The number of a key in a run; the range of keys has been looked at before the call."""
+        """Returns the number of a key in a run; the caller has checked the run's range of keys."""
         for odd in _ODD:
             slot = (key * odd & _ALL) >> _SHIFT
             if not self._filter[slot >> 3] >> (slot & 7) & 1:
@@ -179,10 +179,10 @@ class NumberStore:
 
 
 class ValueStore(Generic[T]):
-    """Values by 64-bit keys: on the disk, but for those that were used last.
+    """Values by 64-bit keys: on disk, except the most recently used.
 
-    ``pack`` makes of a value what :mod:`marshal` writes (texts, numbers, tuples of them), and
-    ``unpack`` the value again.
+    ``pack`` converts a value to types that :mod:`marshal` supports (texts, numbers, tuples of
+    them), and ``unpack`` converts it back.
     """
 
     def __init__(self, pack: Callable[[T], Any], unpack: Callable[[Any], T]) -> None:
@@ -196,7 +196,7 @@ class ValueStore(Generic[T]):
         self._before: dict[int, T] = {}  # used before those
 
     def put(self, key: int, value: T) -> None:
-        """Gives a key a value; what it was given before is forgotten."""
+        """Sets the value of a key, replacing an earlier one."""
         content = marshal.dumps(self._pack(value))
         self._file.write(content)
         self._places.put(key, self._size << _LENGTH_BITS | len(content))
@@ -204,7 +204,7 @@ class ValueStore(Generic[T]):
         self._use(key, value)
 
     def get(self, key: int) -> T | None:
-        """The value that a key was given last, None for a key that is new."""
+        """Returns the last value of a key, None for a new key."""
         value = self._used.get(key)
         if value is not None:
             return value

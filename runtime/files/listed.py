@@ -17,10 +17,10 @@ FILE_RECORD = "files"  # the record in a JSON file: names, each with bytes and s
 
 @dataclass(kw_only=True)
 class DigestChecks:
-    """Which files this process compares with their SHA-256 before it uses them.
+    """Selects the files that this process compares with their SHA-256 before use.
 
-    ``trust``: not those of checkpoints, detectors, indexes and vectors, which else are
-    (``--trust``). ``verify``: also those of tables (``--verify``).
+    ``trust``: skip checkpoints, detectors, indexes and vectors (``--trust``). ``verify``: include
+    tables (``--verify``).
     """
 
     trust: bool = False
@@ -28,12 +28,12 @@ class DigestChecks:
 
 
 CHECKS = DigestChecks()
-"""Those of this process, which the flags of its command set"""
+"""The checks of this process, set by the flags of its command"""
 
 
 @contextmanager
 def own_checks() -> Iterator[None]:
-    """Restores :data:`CHECKS` at the end of the block, in which a command's flags set them."""
+    """Restores :data:`CHECKS` at the end of the block, in which flags of a command set them."""
     before = CHECKS.trust, CHECKS.verify
     try:
         yield
@@ -91,8 +91,8 @@ def require_unchanged(
 ) -> None:
     """Raises InputError for the first file of a record that is missing or has changed.
 
-    ``subject`` begins the message (``--checkpoint DIR``). ``trust`` asks for existence alone; None:
-    as the command's flags say.
+    ``subject`` begins the message (``--checkpoint DIR``). ``trust`` only checks existence; None
+    uses the flags of the command.
     """
     trusted = CHECKS.trust if trust is None else trust
     for file in files:
@@ -106,7 +106,7 @@ def require_unchanged(
 
 
 def parse_listed(entries: Iterable[Mapping[str, Any]]) -> list[ListedFile]:
-    """Parses what a JSON file lists. Raises KeyError, TypeError or ValueError for damage."""
+    """Parses the file list of a JSON file. Raises KeyError, TypeError or ValueError for damage."""
     return [
         ListedFile(
             name=Path(str(entry["name"])).name,

@@ -1,19 +1,20 @@
-"""One run at a time writes an output: a second one is refused, and told who is at work.
+"""Lets only one run at a time write an output: a second one is refused and names the first.
 
-The lock is the system's own (`flock`), so that a crash or a kill frees it. It belongs to a run:
-whoever starts the run takes it, and its workers and the other ranks of its launch do not ask. An
-object store knows no locks of the system: there it is an object (:mod:`.remote_lock`).
+The lock is the operating system's (`flock`), so a crash or a kill releases it. It belongs to a run:
+the process that starts the run takes it, and workers and the other ranks of its launch do not.
+Object stores have no such locks: there it is an object (:mod:`.remote_lock`).
 """
 
 import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,8 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
 LOCK = ".vlmill-lock"
-# The variables in which launchers (torchrun, and those of MPI) tell a process its rank.
+LOCK_PART = re.compile(r"-\d+-of-\d+$")
+# The variables in which launchers (torchrun, and MPI's) pass the rank of a process.
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 # What file systems answer that know no locks, as some network mounts.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
@@ -45,16 +47,15 @@ def lock_output(
     part: str | None = None,
     seconds: float | None = None,
 ) -> Iterator[None]:
-    """Hold the lock of an output; None is that of a command which writes nothing.
+    """Holds the lock of an output; None is for commands that write nothing.
 
-    The lock is a file in the output's folder, or ``alongside`` an output that is renamed into its
-    place as a whole. Folders that are made for it go again if nothing else has come into them.
-    ``part`` names the part of the output that a process makes beside others: each part is locked by
-    itself, and a run of the whole is refused while one is made.
-    Ranks of a launch above the first go through without one: theirs is the first rank's. In a store
-    the lock is an object, that another run takes over if it was not renewed for ``seconds``
-    (:mod:`.remote_lock`), and there are no parts. Raises InputError if another run holds it, or if
-    the output cannot be written.
+    The lock is a file in the output's folder, or ``alongside`` an output that is renamed as a
+    whole. Folders created for it are deleted again if they stay empty. ``part`` names the part of
+    the output that a process makes while others make theirs: each part has its own lock, and a run
+    without parts is refused in the meantime. Ranks of a launch above the first take no lock: theirs
+    is the first rank's. In a store the lock is an object that another run takes over if it was not
+    renewed for ``seconds`` (:mod:`.remote_lock`), and there are no parts. Raises InputError if
+    another run holds the lock, or if the output cannot be written.
     """
     if output is None or _is_later_rank():
         yield
@@ -93,6 +94,22 @@ def lock_output(
                 folder.rmdir()
 
 
+def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
+    """Returns whether a process holds the lock of one of these parts of an output."""
+    for name in names:
+        try:
+            descriptor = os.open(Path(os.path.abspath(output), f"{LOCK}-{name}"), os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 @contextmanager
 def wait_for_turn(output: str | Path) -> Iterator[None]:
     """Waits for the other parts of an output that are in such a block; one at a time is."""
@@ -119,7 +136,7 @@ def _hold_lock(
 
 
 def _is_last(descriptor: int) -> bool:
-    """Whether nobody else holds the lock; where files know no locks that is taken to be so."""
+    """Returns whether no other process holds the lock; True if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -142,13 +159,14 @@ def _is_later_rank() -> bool:
 
 
 def _take_lock(path: Path, display_name: str, operation: int) -> int:
-    moments = _MOMENTS if operation & fcntl.LOCK_SH else 0
+    # One who shared it may be removing it just now; a part's is asked for by the other parts.
+    moments = _MOMENTS if operation & fcntl.LOCK_SH or LOCK_PART.search(path.name) else 0
     while True:
         descriptor = _open_lock_file(path, display_name)
         try:
             fcntl.flock(descriptor, operation)
         except BlockingIOError:
-            if moments:  # one who shared it may be removing it just now
+            if moments:
                 os.close(descriptor)
                 moments -= 1
                 time.sleep(_MOMENT_S)
@@ -200,7 +218,7 @@ def _open_lock_file(path: Path, display_name: str) -> int:
 
 
 def _find_obstacle(folder: Path) -> Path:
-    """What stands in the way of ``folder``: itself, or a parent that is no folder."""
+    """Returns the obstacle to creating ``folder``: itself, or a parent that is not a folder."""
     return next(p for p in (folder, *folder.parents) if os.path.lexists(p))
 
 
@@ -225,5 +243,5 @@ def _holder(descriptor: int) -> str:
     try:
         holder = parse_json(os.pread(descriptor, 4096, 0))
         return "process {pid} on {host} since {since} ({command})".format(**holder)
-    except (ValueError, KeyError, TypeError):  # it has the lock and is about to say so
+    except (ValueError, KeyError, TypeError):  # it has the lock and has not written its name yet
         return "another run"

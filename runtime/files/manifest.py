@@ -1,6 +1,7 @@
-"""``_manifest.json``: what a finished run wrote, with row counts, sizes and checksums.
+"""Writes and verifies ``_manifest.json``: the shards of a finished run, with row counts, sizes and
+checksums.
 
-It is written last, so a folder that has one is complete.
+It is written last, so a folder with a manifest is complete.
 """
 
 import dataclasses
@@ -35,9 +36,9 @@ def write_manifest(
     inputs: Sequence[Input] = (),
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Lists ``shards`` as the whole output of ``job`` run with ``settings`` (plain JSON values).
+    """Lists ``shards`` as the complete output of ``job`` run with ``settings`` (plain JSON values).
 
-    ``inputs`` are what the job has read, ``about`` what else it has to tell, by names of its own.
+    ``inputs`` are the inputs of the job, ``about`` its further records by name.
     """
     write_json(
         to_path(folder) / MANIFEST,
@@ -74,12 +75,12 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def verify_folder(folder: str | Path) -> list[str]:
-    """Read everything back against the manifest; return what is wrong, one line each.
+    """Compares a folder with its manifest by reading everything; returns the problems, one line
+    each.
 
-    Checks that each listed shard is there with its size, checksum and rows, that every column of
-    every row obeys the table's contract, that binary values lie where the shard says, that no
-    shard lies there that is not listed, and that each archive of a crawl is the one that was
-    written.
+    Checks that each listed shard exists with its size, checksum and rows, that every column of
+    every row fulfils the table's contract, that binary values are at the recorded positions, that
+    no unlisted shard exists, and that each archive of a crawl is unchanged.
     """
     folder = to_path(folder)
     manifest = read_manifest(folder)

@@ -1,9 +1,9 @@
-"""A run whose files grow works in a folder of this machine, which a store mirrors.
+"""Mirrors a local work folder of a run with growing files to a store.
 
-What the store has is what :meth:`Mirror.push` has listed last in ``_mirror.json``, after all that
-it names was there: files that only grow (logs) are cut back to the listed length when the run goes
-on elsewhere, and what is not listed is removed. Manifests go last, so that whoever finds one finds
-all of the run.
+The store's state is the last listing of :meth:`Mirror.push` in ``_mirror.json``, which is written
+after the files that it names. When the run continues on another machine, files that only grow
+(logs) are cut back to the listed length, and unlisted files are removed. Manifests are uploaded
+last, so a manifest implies that the run is complete.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 
 LISTING = "_mirror.json"
-# A file that is written anew, not appended to, may be newer than the listing if it is as small.
+# A file that is rewritten, not appended to, may be newer than the listing if it is as small.
 SMALL_BYTES = 1 << 20
 _mirrors: dict[Path, "Mirror"] = {}
 
 
 def push(folder: str | Path) -> None:
-    """Brings the store up to date if ``folder`` is, or lies in, a mirror's work folder; else does
+    """Updates the store if ``folder`` is, or is inside, a mirror's work folder; otherwise does
     nothing.
     """
     for parent in (Path(folder), *Path(folder).parents):
@@ -41,16 +41,19 @@ def push(folder: str | Path) -> None:
 
 
 def as_given(text: str) -> str:
-    """A sentence about work folders of mirrors, with the places that the user gave for them."""
+    """Returns a sentence about work folders of mirrors, with the paths that the user gave
+    for them.
+    """
     for folder, mirror in _mirrors.items():
         text = text.replace(str(folder), str(mirror.place))
     return text
 
 
 def named_from(output: str | Path, argument: str | None) -> str | None:
-    """A table's or checkpoint's name in the records of ``output``: in a store, no relative path.
+    """Returns a table's or checkpoint's name in the records of ``output``; never relative in a
+    store.
 
-    The work folder is another one at each start: no path of the user's is relative to it.
+    The work folder is another one at each start, so no path of the user's is relative to it.
     """
     if argument is None or is_remote(argument) or not is_remote(output):
         return argument
@@ -69,13 +72,13 @@ def require_one_process(output: str | Path) -> None:
 def mirror_output(
     output: str | Path, *, without: tuple[str, ...] = (), last: str | None = None
 ) -> Iterator[Path]:
-    """Gives the folder to work in: ``output`` itself, or for a place in a store a temporary one.
+    """Yields the folder to work in: ``output`` itself, or a temporary one for a path in a store.
 
-    That one begins with what the store has, and the store has what it holds at the end of the
-    block and at each :func:`push`. Folders named ``without`` stay on this machine; files named
-    ``last``, by which readers know that a folder is whole, are uploaded behind the others. Who
-    calls has locked the output. Raises InputError for a place that holds what no such run has
-    written; errors that name the folder are raised with the place's name.
+    The temporary folder starts with the content of the store, and is uploaded at the end of the
+    block and at each :func:`push`. Folders named ``without`` stay local. Files named ``last``, by
+    which readers recognise a complete folder, are uploaded after the others. The caller must have
+    locked the output. Raises InputError for a path with content that no such run has written.
+    Errors that name the folder are raised with the name in the store.
     """
     store_path = to_path(output)
     if not isinstance(store_path, RemotePath):
@@ -97,7 +100,7 @@ def mirror_output(
 
 
 class Mirror:
-    """A place in a store and the folder that it mirrors."""
+    """A path in a store and the folder that it mirrors."""
 
     def __init__(
         self, store_path: RemotePath, folder: Path, without: tuple[str, ...], last: str | None
@@ -107,7 +110,7 @@ class Mirror:
         self._stamps: dict[str, tuple[int, int]] = {}
 
     def pull(self) -> None:
-        """Fetches what is listed, and removes from the store what is not."""
+        """Downloads the listed files, and removes unlisted ones from the store."""
         listing = self.place / LISTING
         there = {str(p).removeprefix(f"{self.place}/"): s.st_size for p, s in self.place.below()}
         there.pop(LOCK, None)
@@ -142,7 +145,9 @@ class Mirror:
             raise InputError(f"{remote} is not what {LISTING} says; use --fresh")
 
     def push(self) -> None:
-        """Uploads what has changed, lists it, and removes what is gone; the manifest goes last."""
+        """Uploads changed files, lists them, and removes deleted ones; the manifest is uploaded
+        last.
+        """
         stamps = dict(self._files())
         changed = [name for name in stamps if stamps[name] != self._stamps.get(name)]
         changed.sort(key=lambda name: (Path(name).name == self._last, name))
@@ -150,7 +155,7 @@ class Mirror:
         if not changed and not gone:
             return
         for name in gone:
-            if _is_manifest(name):  # nobody takes for whole what is about to change
+            if _is_manifest(name):  # first: a folder that changes is not complete
                 (self.place / name).unlink(missing_ok=True)
         for name in changed:
             if not _is_manifest(name):
@@ -174,7 +179,7 @@ class Mirror:
         self._listed[name] = _describe_file(file)
 
     def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Files with what tells that they have changed; links are followed."""
+        """Yields files with the values that show a change; links are followed."""
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
             is_internal = any(
@@ -186,7 +191,7 @@ class Mirror:
 
 
 def _is_manifest(name: str) -> bool:
-    """Whether a file says that its folder is whole: the run's, or that of a run below it."""
+    """Returns whether a file marks its folder as complete: the run's, or that of a run below it."""
     from vlmill.runtime.files.manifest import MANIFEST  # with pyarrow: not for a command's --help
 
     return Path(name).name == MANIFEST

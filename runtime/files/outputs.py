@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
-from vlmill.runtime.files.lock import LOCK
+from vlmill.runtime.files.lock import LOCK, wait_for_turn
 from vlmill.runtime.files.manifest import MANIFEST, WARCS, read_manifest
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.schemas.errors import InputError
@@ -32,14 +32,14 @@ RESULTS = (
     *(f"{name}.tsv" for name in ("CoLA", "SST-2", "MRPC", "STS-B", "QQP")),
     *(f"{name}.tsv" for name in ("MNLI-m", "MNLI-mm", "QNLI", "RTE")),
 )
-WORK = "work"  # what a run keeps beside its tables, to go on from
+WORK = "work"  # files of a run in addition to its tables, for continuing
 SHARDS = ("*-of-*.tar", "crawl-*-*.warc.gz")  # of pairs, for webdataset; of a crawl
 # Folders inside an output whose pairs have been scored again, or are being.
 FIRST_SCORES, RESCORING = "_first_scores", "_rescoring"
 
 
 class State(Enum):
-    """What lies in an output folder: nothing, a part of this run, or all of it."""
+    """The state of an output folder: empty, a part of this run, or all of it."""
 
     NEW = "new"
     PARTIAL = "partial"
@@ -54,24 +54,31 @@ def prepare_output(
     fresh: bool = False,
     shared: bool = False,
 ) -> State:
-    """Makes ``folder`` ready for a run of ``job`` and says what it holds.
+    """Prepares ``folder`` for a run of ``job`` and returns its state.
 
-    Who calls has locked the folder (:mod:`vlmill.runtime.files.lock`), so that temporary files are
-    leftovers of killed writers: they are removed. ``fresh`` deletes what an earlier run of vlmill
-    wrote. ``shared`` may be at work there on their parts: their temporary files stay. A plan alone
-    is of a run that was refused before it had made anything: it gives way to this one's. Raises
-    InputError if the folder holds another run's output or a stranger's files, or a finished run's
-    output of which a shard is missing or cut.
+    The caller must have locked the folder (:mod:`vlmill.runtime.files.lock`), so temporary files
+    are leftovers of killed writers and are removed. ``fresh`` deletes the output of an earlier run
+    of vlmill. With ``shared``, other processes may be writing their parts, so their temporary files
+    stay; they call this function one after the other. A plan without results is from a run that was
+    refused before it started, and is replaced. Raises InputError if the folder has another run's
+    output or foreign files, or a finished run's output with a missing or cut shard.
     """
     folder = to_path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if not shared:
-        remove_leftovers(folder)
+    if shared:
+        with wait_for_turn(folder):
+            return _compare_plan(folder, plan, shared=True)
+    remove_leftovers(folder)
     if fresh:
         remove_output(folder)
+    return _compare_plan(folder, plan, shared=False)
+
+
+def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> State:
+    """Compares the plan with the folder's and returns its state; writes the plan of a new run."""
     entries = sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK))
     if PLAN not in entries:
         if entries:
@@ -121,7 +128,7 @@ def remove_output(folder: Path) -> None:
     shards = [p for name in TABLES for p in folder.glob(f"{name}-*.parquet")]
     shards += [p for pattern in (*SHARDS, *RESULTS) for p in folder.glob(pattern)]
     reports = [folder / name for name in REPORTS]
-    # The manifest first and the plan last: a kill in between leaves a folder that says what it is.
+    # The manifest first and the plan last, so a kill in between leaves a folder that is recognised.
     for path in [folder / MANIFEST, *shards, *reports]:
         path.unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING, WORK):
@@ -130,7 +137,7 @@ def remove_output(folder: Path) -> None:
 
 
 def remove_work(folder: Path) -> None:
-    """Deletes what a run kept beside its tables to go on from: it is finished."""
+    """Deletes the files that a run needed for continuing, after it has finished."""
     remove_tree(folder / WORK)
 
 

@@ -1,4 +1,4 @@
-"""What is the same for a path of this machine and for a URL of a store."""
+"""Provides functions that accept both local paths and URLs of a store."""
 
 import errno
 import glob
@@ -16,24 +16,24 @@ from vlmill.schemas.errors import InputError
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 MOST_NAMES = 100_000  # of one argument with braces
-_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # what a Path makes of a URL
+_MANGLED = re.compile("[a-z][a-z0-9]+:/")  # how a Path prints a URL
 
 
 def scratch_beside(folder: Path | None) -> Path | None:
-    """Where temporary files go that belong to ``folder``; None, TMPDIR, for one in a store."""
+    """Returns the folder for temporary files of ``folder``; None (TMPDIR) for one in a store."""
     return None if isinstance(folder, RemotePath) else folder
 
 
 def is_web(path: str) -> bool:
-    """Whether a path is read as anybody may: of the web, or of S3 where nothing is to sign with."""
+    """Returns whether a path is public: on the web, or in S3 without credentials."""
     is_http = path.startswith(("http://", "https://"))
     return is_http or (path.startswith("s3://") and not has_credentials())
 
 
 def to_path(argument: str | Path) -> Path:
-    """The path that an argument names: a ``Path``, or a :class:`RemotePath` for a URL.
+    """Returns the path of an argument: a ``Path``, or a :class:`RemotePath` for a URL.
 
-    Raises InputError for a URL of a scheme that is no store's.
+    Raises InputError for a URL with an unknown scheme.
     """
     if isinstance(argument, RemotePath) or not is_remote(argument):
         return Path(argument) if isinstance(argument, str) else argument
@@ -49,9 +49,9 @@ def require_local(flag: str, argument: str | Path | None) -> None:
 
 
 def expand_braces(argument: str) -> list[str]:
-    """Returns the names that an argument with braces stands for, as in a shell.
+    """Returns the names that an argument with braces expands to, as in a shell.
 
-    ``{000..011}.tar`` are 12 names with equally many digits, ``{a,b}.tar`` two; other braces are
+    ``{000..011}.tar`` is 12 names with equally many digits, ``{a,b}.tar`` two; other braces are
     part of the name. Raises InputError for over MOST_NAMES.
     """
     names = [""]
@@ -66,7 +66,7 @@ def expand_braces(argument: str) -> list[str]:
 
 
 def _choices(text: str, argument: str) -> list[str]:
-    """Returns what one pair of braces stands for."""
+    """Returns the expansions of one pair of braces."""
     if "," in text:
         return text.split(",")
     if (match := _RANGE.fullmatch(text)) is None:
@@ -100,7 +100,9 @@ def _matches(argument: str | Path, *, recursive: bool) -> list[Path]:
 
 
 def readable(path: str | Path) -> Any:
-    """What pyarrow is to open for ``path``: a local path itself, of a store a stream of ranges."""
+    """Returns the source that pyarrow opens for ``path``: a local path, or a stream of ranges in a
+    store.
+    """
     path = to_path(path)
     return path.open("rb") if isinstance(path, RemotePath) else path
 
@@ -123,9 +125,9 @@ KINDS = (
 
 
 def irregular_kind(path: str | Path) -> str | None:
-    """Returns what a path of this machine is that is neither a file nor a folder: "a pipe".
+    """Returns the type of a local path that is neither a file nor a folder: "a pipe".
 
-    None for files, folders, ``/dev/null``, paths that do not exist and places in a store.
+    None for files, folders, ``/dev/null``, missing paths and paths in a store.
     """
     text = str(path)
     if not text or is_remote(text) or text == os.devnull:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]:
-    """Returns the sorted Parquet files that hold ``spec`` under ``argument``.
+    """Returns the sorted Parquet files of ``spec`` under ``argument``.
 
-    A folder with a manifest gives the shards listed there; one without (an unfinished run, or files
-    copied together) is refused or globbed for ``NAME-*.parquet`` respectively. ``flag``
-    (``--pairs``) is named in errors. Raises InputError if nothing is found or a file is not what
-    the table's contract says (:func:`~vlmill.runtime.files.contract.check_file`).
+    A folder with a manifest gives the shards listed there. A folder without one is refused if its
+    run has not finished, and otherwise searched for ``NAME-*.parquet``. ``flag`` (``--pairs``) is
+    named in errors. Raises InputError if nothing is found or a file breaks the table's contract
+    (:func:`~vlmill.runtime.files.contract.check_file`).
     """
     text, path = str(argument), to_path(argument)
     display_name = f"{flag} {text}".strip()
@@ -88,10 +88,9 @@ _hashed: set[tuple[str, int, int]] = set()
 
 
 def require_tables(arguments: Mapping[str, str | None]) -> None:
-    """Raises InputError for the first argument that names no table; those that are None pass.
+    """Raises InputError for the first argument that names no table; None is accepted.
 
-    By their flags: the argument of ``--pairs`` is a table of pairs, of ``--annotated-regions`` one
-    of regions.
+    The flag names the table: ``--pairs`` a table of pairs, ``--annotated-regions`` one of regions.
     """
     for flag, argument in arguments.items():
         if argument is not None:
@@ -114,7 +113,7 @@ def _in_folder(folder: Path, spec: Table, display_name: str) -> list[Path]:
 
 
 def read_producer(path: str | Path) -> dict[str, Any]:
-    """Returns what a shard's metadata says of its producer: software, settings, fingerprints."""
+    """Returns a shard's producer metadata: software, settings, fingerprints."""
     return _json_metadata(to_path(path), b"vlmill.producer")
 
 

@@ -1,9 +1,9 @@
-"""A place in an object store is used as a ``Path`` is, as far as tables need it.
+"""Provides a path in an object store with the methods of ``Path`` that tables need.
 
-An object store has no folders, no rename and no files that grow: a folder is there while something
-lies below it, and what is written appears by one finished upload (:mod:`.atomic`). What needs a
-file of this machine (mapping, native readers) gets a local copy by :func:`os.fspath`
-(:mod:`.copies`). Local paths stay ``pathlib.Path`` and go another way nowhere.
+An object store has no folders, no rename and no files that grow: a folder exists while an object is
+below it, and a file appears with one completed upload (:mod:`.atomic`). Code that needs a local
+file (mapping, native readers) gets a local copy by :func:`os.fspath` (:mod:`.copies`). Local paths
+stay ``pathlib.Path``.
 """
 
 import fnmatch
@@ -26,10 +26,11 @@ from vlmill.runtime.files.stores import (
 )
 from vlmill.schemas.errors import InputError, StoreFailed
 
-# Called with the place of each upload, which they may refuse: the lock's (`remote_lock`).
+# Called with the path of each upload, which they may refuse: the lock's (`remote_lock`).
 BEFORE_UPLOADS: list[Callable[[str], None]] = []
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
-# To a type checker it is a Path, as both are used alike; at run time the rest of a Path is missing.
+# For type checkers it is a Path, as both are used the same; at run time the rest of Path is
+# missing.
 if TYPE_CHECKING:
     from pathlib import Path as _Base
 else:
@@ -38,7 +39,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What a store says of an object; ``version`` changes with its content."""
+    """The status of an object in a store; ``version`` changes with its content."""
 
     st_size: int
     st_mtime: float
@@ -51,7 +52,7 @@ class Status:
 
 
 def is_remote(path: object) -> bool:
-    """Whether a path is a URL."""
+    """Returns whether a path is a URL."""
     return "://" in str(path)
 
 
@@ -80,7 +81,7 @@ class RemotePath(_Base):
         return RemotePath(f"{self.url.partition('://')[0]}://{key}")
 
     def _from_listed_name(self, name: str) -> "RemotePath":
-        """The path of a name as the store lists it: HDFS's are without their host."""
+        """Returns the path of a name as the store lists it: HDFS omits the host."""
         return self._with_key(f"{self._key.parts[0]}/{name}" if name.startswith("/") else name)
 
     def __str__(self) -> str:
@@ -126,11 +127,11 @@ class RemotePath(_Base):
         return self._with_key(self._key.parent) if len(self._key.parts) > 1 else self
 
     def resolve(self, strict: bool = False) -> "RemotePath":
-        """Itself: there are no links. NumPy asks before it maps."""
+        """Returns the path itself, since there are no links. NumPy calls this before it maps."""
         return self
 
     def with_name(self, name: str) -> "RemotePath":
-        """The path beside this one. Raises InputError for a bucket: it stands beside no folder."""
+        """Returns a sibling path. Raises InputError for a bucket, which has no parent folder."""
         if len(self._key.parts) < 2:
             raise InputError(f"{self.url} is a bucket; give a folder in it")
         return self._with_key(self._key.with_name(name))
@@ -143,7 +144,7 @@ class RemotePath(_Base):
 
         def request() -> Any:
             store = filesystem(self.url)
-            return getattr(store, method)(store._strip_protocol(self.url), *args, **kwargs)
+            return getattr(store, method)(self.url.partition("://")[2], *args, **kwargs)
 
         return retry_request(self.url, request)
 
@@ -171,7 +172,7 @@ class RemotePath(_Base):
         return bool(self._list_entries())
 
     def _list_entries(self) -> list[dict[str, Any]]:
-        """What lies directly below, without the marks that consoles make of folders."""
+        """Yields the entries directly below, without the folder marks of consoles."""
         try:
             entries = self.ask("ls", detail=True)
         except FileNotFoundError:
@@ -185,7 +186,7 @@ class RemotePath(_Base):
             yield self / PurePosixPath(entry["name"]).name
 
     def entries(self) -> Iterator[tuple["RemotePath", Status]]:
-        """The objects directly below, with what the store says of them."""
+        """Returns the objects directly below, with their status."""
         for entry in self._list_entries():
             if entry["type"] == "file":
                 yield self._from_listed_name(entry["name"]), _status(entry)
@@ -195,7 +196,7 @@ class RemotePath(_Base):
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def below(self) -> list[tuple["RemotePath", Status]]:
-        """All objects below, sorted, with what the store says of them."""
+        """Returns all objects below, sorted, with their status."""
         try:
             objects = self.ask("find", detail=True)
         except FileNotFoundError:
@@ -207,7 +208,7 @@ class RemotePath(_Base):
         ]
 
     def matches(self) -> list[Path]:
-        """The objects that match the path, which is a glob. Raises InputError without a bucket."""
+        """Returns the objects that match the path as a glob. Raises InputError without a bucket."""
         try:
             names = self.ask("glob", detail=True)
         except FileNotFoundError:  # of Cloud Storage
@@ -219,7 +220,7 @@ class RemotePath(_Base):
         )
 
     def open(self, mode: str = "r", *_: Any, **kwargs: Any) -> Any:
-        """A stream to read, in ranges as they are asked for."""
+        """Opens a stream for reading in ranges."""
         assert mode in ("r", "rb"), "places in a store are written by `atomic`"
         binary = io.BufferedReader(Ranges(self.url, self.stat().st_size), BUFFER_BYTES)
         return binary if mode == "rb" else io.TextIOWrapper(binary, **kwargs)
@@ -232,9 +233,9 @@ class RemotePath(_Base):
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def upload(self, file: Path) -> Status:
-        """Puts a local file there: it appears when the last byte has arrived.
+        """Uploads a local file; the object appears after the last byte has arrived.
 
-        Raises StoreFailed if what has arrived is not as long.
+        Raises StoreFailed if the stored length differs.
         """
         for check in BEFORE_UPLOADS:
             check(self.url)
@@ -248,9 +249,9 @@ class RemotePath(_Base):
         return status
 
     def download(self, file: Path) -> None:
-        """Fetches the object into a local file.
+        """Downloads the object to a local file.
 
-        Raises StoreFailed if it does not arrive as long as the store says.
+        Raises StoreFailed if its length differs from that of the store.
         """
         size = self.stat().st_size
 
@@ -269,14 +270,15 @@ class RemotePath(_Base):
                 raise
 
     def remove_all(self) -> None:
-        """Deletes all that lies below, if anything does."""
+        """Deletes everything below, if there is anything."""
         for path, _ in self.below():
             path.unlink(missing_ok=True)
 
     def abort_uploads(self) -> list[Path]:
-        """Ends uploads in parts below, which a kill has left: S3 keeps and bills their parts.
+        """Aborts unfinished multipart uploads below, which a kill left: S3 keeps and bills their
+        parts.
 
-        Cloud Storage forgets them after a week.
+        Cloud Storage deletes them after a week.
         """
         if parse_scheme(self.url) != "s3":
             return []
@@ -293,7 +295,7 @@ class RemotePath(_Base):
         return [self._with_key(f"{bucket}/{upload['Key']}") for upload in uploads]
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        """Does nothing: a folder is there as soon as something lies in it."""
+        """Does nothing: a folder exists as soon as an object is below it."""
 
 
 def _status(info: dict[str, Any]) -> Status:

@@ -1,8 +1,8 @@
-"""The lock of an output in a store is an object that only one run can make.
+"""Implements the lock of an output in a store as an object that only one run can create.
 
-It holds who made it, and is written again every quarter of ``seconds``. One that was not for
-``seconds`` is that of a run which has been killed: whoever comes replaces it, on the condition that
-nobody else has since. A run that finds its lock replaced writes nothing more.
+It records its creator, and is rewritten every quarter of ``seconds``. If it was not rewritten for
+``seconds``, its run was killed: the next run replaces it, on the condition that nobody else has. A
+run that finds its lock replaced writes nothing more.
 """
 
 import json
@@ -114,7 +114,7 @@ class _Lock:
         raise InputError(f"{self.said}: other runs take its lock all the time; give another")
 
     def _put(self, version: str | None) -> bool:
-        """Writes the object: a new one, or in place of ``version``. Says whether it was so."""
+        """Writes the object, a new one or instead of ``version``; returns whether it succeeded."""
         begun = time.monotonic()
         renewed = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
         content = json.dumps({**self.owner, "renewed": renewed}).encode()
@@ -167,7 +167,7 @@ class _Lock:
 
 
 def describe_holder(holder: dict[str, Any]) -> str:
-    """Who holds a lock, in words."""
+    """Returns the holder of a lock in words."""
     try:
         return "process {pid} on {host} since {since} ({command})".format(**holder)
     except KeyError:
@@ -175,7 +175,9 @@ def describe_holder(holder: dict[str, Any]) -> str:
 
 
 def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
-    """What the object holds, its version, and its age in seconds; None if it is not there."""
+    """Returns the object's content, its version, and its age in seconds; None if it does
+    not exist.
+    """
     get = _get_s3 if parse_scheme(path.url) == "s3" else _get_gs
     try:
         content, version, age = retry_request(path.url, lambda: get(path.url))
@@ -222,7 +224,7 @@ def _put_gs(url: str, content: bytes, version: str | None) -> str:
     bucket, key = _bucket_and_key(url)
     answer = store.call(
         "POST",
-        f"{store._location}/upload/storage/v1/b/{bucket}/o",
+        f"{_gs_location(store)}/upload/storage/v1/b/{bucket}/o",
         name=key,
         uploadType="media",
         ifGenerationMatch=version or "0",
@@ -231,6 +233,12 @@ def _put_gs(url: str, content: bytes, version: str | None) -> str:
         json_out=True,
     )
     return str(answer["generation"])
+
+
+def _gs_location(store: Any) -> str:
+    """Returns the address of Cloud Storage, which gcsfs has in a private attribute."""
+    default = os.environ.get("STORAGE_EMULATOR_HOST") or "https://storage.googleapis.com"
+    return str(getattr(store, "_location", default))
 
 
 def _get_gs(url: str) -> tuple[bytes, str, float]:

@@ -1,21 +1,21 @@
-"""A file for reading that something else lies behind: an archive, an object, a server."""
+"""Provides a readable file over another source: an archive, an object, a server."""
 
 import io
 
 
 class PositionedFile(io.RawIOBase):
-    """Holds a position of its own; ``seek``, and how bytes come, are its heirs'."""
+    """Stores a position; subclasses define ``seek`` and how bytes are read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._position = 0
 
     def readable(self) -> bool:
-        """Says yes."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Says yes, though seeking may cost what lies between."""
+        """Returns True, though seeking may read the bytes in between."""
         return True
 
     def tell(self) -> int:

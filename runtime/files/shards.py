@@ -1,9 +1,10 @@
-"""Shards of a table: Parquet files that appear atomically, with the contract in their metadata.
+"""Writes shards of a table: Parquet files that appear atomically, with the contract in their
+metadata.
 
 File metadata: ``vlmill.table``, ``vlmill.version``, ``vlmill.producer`` (JSON: software, settings
-and whatever identifies the producer), ``vlmill.arrays`` (JSON: dtype and width of each binary
-array), ``vlmill.places`` (JSON: where each binary value lies,
-:mod:`vlmill.runtime.files.value_offsets`) and, of arrays that were looked at, ``vlmill.finite``.
+and other identification of the producer), ``vlmill.arrays`` (JSON: dtype and width of each binary
+array), ``vlmill.places`` (JSON: the position of each binary value,
+:mod:`vlmill.runtime.files.value_offsets`) and, for checked arrays, ``vlmill.finite``.
 """
 
 import hashlib
@@ -67,14 +68,13 @@ def file_metadata(
 
 
 class ShardWriter:
-    """Writes one shard row group by row group; leaving the ``with`` block makes it appear.
+    """Writes one shard row group by row group; it appears when the ``with`` block ends.
 
-    ``producer`` says what wrote it (settings, fingerprints), ``arrays`` the dtype and width of
-    binary arrays. Memory is bounded by one ``write``. After the block ``shard`` describes the
-    file. On an exception nothing appears. Columns are PLAIN and without statistics where they hold
-    bytes, so that each row's bytes lie contiguously in the file, whose metadata says where, and
-    whether tables alone were written that are marked :data:`FINITE`;
-    ``compression`` is pyarrow's name or "none".
+    ``producer`` identifies the writer (settings, fingerprints), ``arrays`` the dtype and width of
+    binary arrays. Memory is bounded by one ``write``. After the block ``shard`` describes the file.
+    On an exception nothing appears. Columns of bytes are PLAIN and without statistics, so each
+    row's bytes are contiguous in the file. The metadata records their positions, and whether all
+    written tables were marked :data:`FINITE`. ``compression`` is pyarrow's name or "none".
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class ShardWriter:
 
 
 def is_marked_finite(metadata: Mapping[bytes, bytes] | None) -> bool:
-    """Says whether a table's or a shard's metadata say that it is :data:`FINITE`."""
+    """Returns whether a table's or a shard's metadata states :data:`FINITE`."""
     return (metadata or {}).get(FINITE.encode()) == b"true"
 
 
@@ -181,7 +181,7 @@ def write_shard(
     arrays: Mapping[str, Any] | None = None,
     compression: str = "none",
 ) -> Shard:
-    """Writes a whole shard at once (:class:`ShardWriter`: without having it in memory)."""
+    """Writes a complete shard from memory (:class:`ShardWriter` writes it in parts)."""
     writer = ShardWriter(
         folder, spec, index, total, producer=producer, arrays=arrays, compression=compression
     )
@@ -192,8 +192,9 @@ def write_shard(
 
 
 def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
-    """Describes the shards of a part that an earlier run has finished, the last of which appeared
-    last; none if one is missing or damaged: the part is made again.
+    """Describes the shards of a part that an earlier run has finished; the last one appeared last.
+
+    Empty if one is missing or damaged, so the part is made again.
     """
     entries = list(files)
     try:

@@ -1,8 +1,7 @@
-"""Object stores are asked through fsspec: S3, Cloud Storage, HDFS; what fails is tried again, then
-named.
+"""Accesses object stores through fsspec: S3, Cloud Storage, HDFS; retries failures and names them.
 
-Addresses and credentials are those of the stores' own variables (docs/storage.md). No listing is
-remembered: what another process has written is seen.
+Addresses and credentials come from the stores' own variables (docs/storage.md). No listing is
+cached, so files of other processes are seen.
 """
 
 import errno
@@ -27,7 +26,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
 _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
-        # Whole answers are asked for again here, with their place in the error.
+        # Complete responses are requested again here, with their path in the error.
         "config_kwargs": {
             "retries": {"mode": "standard", "total_max_attempts": 2},
             "connect_timeout": 10,
@@ -64,7 +63,7 @@ class ConditionFailed(Exception):
 
 
 def parse_scheme(url: str) -> str:
-    """The scheme of a place, one of :data:`SCHEMES`. Raises InputError for another."""
+    """Returns the scheme of a URL, one of :data:`SCHEMES`. Raises InputError for another."""
     scheme, _, location = url.partition("://")
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -77,13 +76,13 @@ def parse_scheme(url: str) -> str:
 
 
 def filesystem(url: str) -> Any:
-    """The fsspec file system of a place; fsspec keeps one for each process and kind.
+    """Returns the fsspec file system of a URL; fsspec keeps one for each process and scheme.
 
     Raises InputError if its library is not installed.
     """
     scheme = parse_scheme(url)
     try:
-        import fsspec  # takes 0.2 s, and its libraries seconds: for remote places alone
+        import fsspec  # takes 0.2 s, and its libraries seconds, so only for remote paths
 
         return fsspec.filesystem(scheme, **_options(scheme, url))
     except ImportError as error:
@@ -100,10 +99,10 @@ def _options(scheme: str, url: str) -> dict[str, Any]:
 
 
 def retry_request(url: str, action: Callable[[], Answer]) -> Answer:
-    """What ``action``, some request for ``url``, answers; tried again while the store fails.
+    """Returns the result of ``action``, a request for ``url``; retries while the store fails.
 
-    Raises InputError for what a user can mend (no bucket, no credentials, no access),
-    FileNotFoundError for what is not there, Unmet for a condition, and StoreFailed for a store that
+    Raises InputError for problems that a user can fix (no bucket, no credentials, no access),
+    FileNotFoundError for a missing object, Unmet for a condition, and StoreFailed for a store that
     has failed for :data:`PATIENCE_SECONDS`.
     """
     start, wait = time.monotonic(), FIRST_WAIT_SECONDS
@@ -125,13 +124,15 @@ def retry_request(url: str, action: Callable[[], Answer]) -> Answer:
 
 
 def has_credentials() -> bool:
-    """Whether S3 may be asked with a signature; who has none reads what anybody may read."""
+    """Returns whether S3 requests can be signed; without credentials only public objects
+    are read.
+    """
     has_variables = any(os.environ.get(name) for name in _OF_S3)
     return has_variables or Path("~/.aws/credentials").expanduser().is_file()
 
 
 def bucket_missing_error(url: str) -> InputError:
-    """The error of a place whose bucket is missing."""
+    """Returns the error for a path with a missing bucket."""
     bucket = url.partition("://")[2].partition("/")[0]
     return InputError(f"{url}: there is no bucket {bucket}; make it, or give another")
 
@@ -145,7 +146,7 @@ def retry_write(url: str, action: Callable[[], Answer]) -> Answer:
 
 
 def _translate_error(url: str, error: Exception) -> Exception | None:
-    """What to raise for an error that another try would not mend; None for one that it may."""
+    """Returns the error to raise if a retry would not help; None if it may."""
     if isinstance(error, (InputError, StoreFailed, ConditionFailed, *_OURS)):
         return error
     if isinstance(error, OSError) and error.errno in FULL:  # of this machine, not the store's
@@ -175,7 +176,7 @@ def _translate_error(url: str, error: Exception) -> Exception | None:
 
 
 def _read_error_code(error: Exception) -> tuple[str | None, int | None]:
-    """The store's own code of an error, and its HTTP status, where it has them."""
+    """Returns the store's own code of an error and its HTTP status, if it has them."""
     for cause in (error, error.__cause__):
         response = getattr(cause, "response", None)
         if isinstance(response, dict):

@@ -1,8 +1,8 @@
-"""How long the texts of a Parquet file may be, found before any of them is decoded.
+"""Limits the length of texts in a Parquet file before any of them is decoded.
 
-A file of some kilobytes can hold a gigabyte of text: compressed, or as one entry of a dictionary
-that every row repeats. What a footer says bounds the first; of a dictionary that could grow so, its
-entries are looked at.
+A file of some kilobytes can contain a gigabyte of text: compressed, or as one dictionary entry that
+every row repeats. The footer limits the first case. For dictionaries that could expand so, the
+entries are checked.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from vlmill.schemas.errors import InputError
 MAX_TEXT_BYTES = 1 << 20
 MAX_BATCH_BYTES = 256 << 20  # of a column's texts that are decoded together
 # A column that expands more than this, to texts of more than a line, is a bomb: pages of prose
-# expand 3 to 10 times, and what repeats lies in a dictionary.
+# expand 3 to 10 times, and repeated texts are in a dictionary.
 MAX_RATIO, LINE_BYTES, MIN_BOMB_BYTES = 1_000, 1_024, 64 << 20
 _REMEDY = "write the file again without it"
 
@@ -28,7 +28,7 @@ def limit_batch_rows(path: Path, rows: int) -> int:
     """Returns how many rows of a file may be decoded together, at most ``rows``.
 
     Raises InputError for a file with a text that may be longer than ``MAX_TEXT_BYTES``, and for one
-    that is no Parquet.
+    that is not Parquet.
     """
     status = path.stat()
     longest = _longest_repeated(path, status.st_size, status.st_mtime_ns)
@@ -71,7 +71,7 @@ def _chunk_sizes(path: Path, footer: pq.FileMetaData) -> Iterator[int]:
 
 
 def _longest_entry(path: Path, group: int, column: str) -> int:
-    """Returns the bytes of the longest text of a dictionary, of which one row is decoded."""
+    """Returns the bytes of the longest text in a dictionary, after decoding one row."""
     with pq.ParquetFile(readable(path), read_dictionary=[column]) as file:
         batches = file.iter_batches(batch_size=1, row_groups=[group], columns=[column])
         values = next(batches).column(0)

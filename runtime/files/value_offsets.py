@@ -1,18 +1,18 @@
-"""The places of binary values in a shard are found as it is written, and kept in its metadata.
+"""Finds the positions of binary values while a shard is written, and stores them in its metadata.
 
-pyarrow copies a ``large_binary`` column once as it reads it. Without dictionary and compression a
-file holds each value in one piece behind its length of four bytes, so that a mapped file gives
-views without a copy; but pyarrow does not say where. So the writer looks for each row group's
-values in the bytes that it has just written, and lists only what it has found there, byte for byte.
+pyarrow copies a ``large_binary`` column once when it reads it. Without dictionary and compression a
+file stores each value contiguously after its length of four bytes, so a mapped file can give views
+without a copy; but pyarrow does not report where. So the writer searches each row group's values in
+the bytes that it has just written, and lists only those that it has found there, byte for byte.
 
 ``vlmill.places`` in the file's metadata is JSON: for each column ``sizes``, int32 of each row
 (:data:`NULL`, or :data:`UNKNOWN` throughout a row group whose values were not found), and ``gaps``,
-int64 of each value that is not empty: how far it begins behind the one before it, or in the file
-where it is the first of its row group. Both are little-endian, compressed with zstd, in base64.
-Measured on regions of 10 to 100 boxes: 2.6 characters a row and column.
+int64 of each value that is not empty: the distance from the end of the previous value, or the
+position in the file for the first value of a row group. Both are little-endian, compressed with
+zstd, in base64. Measured on regions of 10 to 100 boxes: 2.6 characters per row and column.
 
-A file's word is not taken for it. Places that do not fit the footer are not used (pyarrow reads
-such a column), and readers compare each value's length with the four bytes in front of it.
+Readers do not trust these numbers. Positions that do not fit the footer are not used (pyarrow reads
+such a column), and each value's length is compared with the four bytes before it.
 """
 
 import base64
@@ -38,15 +38,16 @@ NULL, UNKNOWN = -1, -2
 LENGTH_BYTES = 4  # in front of each value
 PAGE_BYTES = 4096  # a page's header without statistics; its levels take less than a byte a row
 MIN_BYTES = 64  # of a row group's values: fewer may be found elsewhere by chance
-MAX_TRIES = 64  # places where a row group's first value may seem to lie
-MAX_ROWS = 1 << 28  # of a shard: what a damaged file may ask memory for
+MAX_TRIES = 64  # candidate positions of a row group's first value
+MAX_ROWS = 1 << 28  # of a shard: limits the memory that a damaged file can request
 
 Sizes = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 
 
 class ByteRanges(NamedTuple):
-    """A row group's values of a column: [rows] each, sizes :data:`NULL` where there is none.
+    """The byte ranges of a column in a row group: [rows] each, size :data:`NULL` for a missing
+    value.
 
     Empty values have any offset.
     """
@@ -56,12 +57,12 @@ class ByteRanges(NamedTuple):
 
 
 def binary_columns(spec: Table) -> list[str]:
-    """The columns whose places are kept."""
+    """Returns the columns whose positions are stored."""
     return [field.name for field in spec.schema if pa.types.is_large_binary(field.type)]
 
 
 def length_prefix(size: int) -> bytes:
-    """What stands in front of a value of ``size`` bytes."""
+    """Returns the bytes before a value of ``size`` bytes."""
     return size.to_bytes(LENGTH_BYTES, "little")
 
 
@@ -78,7 +79,7 @@ def slice_values(array: pa.LargeBinaryArray) -> list[pa.Buffer | None]:
 
 
 class ByteRangesWriter:
-    """Collects the places of a shard's values, row group by row group."""
+    """Collects the positions of a shard's values, row group by row group."""
 
     def __init__(self, spec: Table) -> None:
         self._sizes: dict[str, list[Sizes]] = {name: [] for name in binary_columns(spec)}
@@ -107,7 +108,7 @@ class ByteRangesWriter:
             )  # columns follow each other in the schema's order
 
     def metadata(self) -> dict[str, str]:
-        """What the file's metadata says; empty if no place is known."""
+        """Returns the entry for the file's metadata; empty if no position is known."""
         columns = {
             name: {
                 "sizes": _encode_numbers(sizes, "<i4"),
@@ -122,10 +123,10 @@ class ByteRangesWriter:
 def find_values(
     values: Sequence[pa.Buffer], written: mmap.mmap, begin: int, end: int, rows: int
 ) -> list[int] | None:
-    """Where values that are not empty lie one behind the other, each behind its length.
+    """Finds the positions of consecutive non-empty values, each after its length.
 
-    None if they do not, or are too few to tell: at the borders of pages there may be a header and
-    levels of ``rows`` rows between two of them, and nothing more.
+    None if they are not consecutive, or too few to decide. Between two of them there may be a page
+    header and the levels of ``rows`` rows, and nothing more.
     """
     if not values:
         return []
@@ -152,7 +153,7 @@ def _follow(
     end: int,
     rows: int,
 ) -> list[int] | None:
-    """The places of ``values`` if the first one's length stands at ``position``."""
+    """Returns the positions of ``values`` if the length of the first one is at ``position``."""
     offsets = []
     for value in values:
         head = _head(value)
@@ -177,7 +178,7 @@ def _equal(contents: pa.Buffer, offset: int, value: pa.Buffer) -> bool:
 
 
 def _between_values(rows: int) -> int:
-    """How many bytes may lie between two values: empty ones' lengths, levels, pages' headers."""
+    """Returns the largest gap between two values: lengths of empty ones, levels, page headers."""
     return PAGE_BYTES + (1 + LENGTH_BYTES) * rows
 
 
@@ -197,10 +198,10 @@ def _decode_numbers(text: str, kind: str, count: int) -> npt.NDArray[Any]:
 
 
 class ShardByteRanges:
-    """The places that a shard's metadata gives, as far as they fit its footer.
+    """The positions in a shard's metadata, as far as they fit its footer.
 
-    Takes 4 bytes a row and 8 a value of each column that is asked for. Raises InputError where the
-    metadata cannot be read.
+    Uses 4 bytes per row and 8 per value of each requested column. Raises InputError if the metadata
+    cannot be read.
     """
 
     def __init__(self, path: Path, metadata: pq.FileMetaData) -> None:
@@ -220,7 +221,7 @@ class ShardByteRanges:
         return InputError(f"{self._path} is damaged: its metadata {KEY} cannot be read ({error})")
 
     def find_ranges(self, group: int, name: str) -> ByteRanges | None:
-        """Where a row group's values of a column lie; None where pyarrow has to read them."""
+        """Returns the byte ranges of a row group's values; None if pyarrow has to read them."""
         if name not in self._listed or not self._is_plain(group, name):
             return None
         sizes, gaps = self._listed_for(group, name)
@@ -230,7 +231,7 @@ class ShardByteRanges:
         return None if offsets is None else ByteRanges(offsets, sizes.copy())
 
     def lists(self, group: int, name: str) -> bool:
-        """Whether the metadata gives places for a row group's values, be they right or wrong."""
+        """Returns whether the metadata lists positions for a row group, correct or not."""
         return name in self._listed and bool((self._listed_for(group, name)[0] != UNKNOWN).any())
 
     def _listed_for(self, group: int, name: str) -> tuple[Sizes, Offsets]:
@@ -283,7 +284,7 @@ class ShardByteRanges:
         if ((gaps[1:] < LENGTH_BYTES) | (gaps[1:] > max_gap)).any():
             return None
         ends = np.cumsum(gaps + sizes[filled])
-        # Every gap and size is bounded now, so that no sum can have come round. Behind the last
+        # Every gap and size is bounded now, so the sums cannot overflow. After the last
         # value there is nothing, or what empty and missing values take.
         after = sizes[filled[-1] + 1 :]
         min_tail = LENGTH_BYTES * int((after == 0).sum())
@@ -300,7 +301,9 @@ def find_misplaced(
     names: Sequence[str],
     mapped: pa.Buffer,
 ) -> list[str]:
-    """Which of a row group's columns have places that do not hold what pyarrow reads."""
+    """Returns the columns of a row group whose positions do not match the values that pyarrow
+    reads.
+    """
     return [
         name
         for name in names

@@ -1,15 +1,16 @@
-"""The files that a unit of work writes, each with its size and SHA-256 when it is finished.
+"""Records the files of a unit of work, each with its size and SHA-256.
 
-What is written is compared with these later: a bit that flips on the disk, or another run's file
-under the same name, is noticed before anything is made of it.
+They are compared with these records later, so a flipped bit on disk, or another run's file under
+the same name, is noticed before it is used.
 """
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from vlmill.runtime.files.listed import hash_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ def record_files() -> Iterator[list[WrittenFile]]:
 
 
 def note_digest(temporary: Path, sha256: str) -> None:
-    """Says what SHA-256 a temporary file has, so that :func:`note_file` need not read it."""
+    """Records the SHA-256 of a temporary file, so that :func:`note_file` need not read it."""
     _log.digest = (temporary, sha256)
 
 
@@ -49,11 +50,5 @@ def note_file(path: Path, temporary: Path) -> None:
     if _log.files is None:
         return
     known, _log.digest = _log.digest, None
-    sha256 = known[1] if known is not None and known[0] == temporary else compute_sha256(temporary)
+    sha256 = known[1] if known is not None and known[0] == temporary else hash_file(temporary)
     _log.files.append(WrittenFile(path=path, bytes=temporary.stat().st_size, sha256=sha256))
-
-
-def compute_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

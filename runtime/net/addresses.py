@@ -16,9 +16,9 @@ from vlmill.schemas.errors import InputError
 _NOT_WEB_4 = tuple(
     ip_network(network)
     for network in (
-        "0.0.0.0/8",  # "this network": Linux takes it for itself
+        "0.0.0.0/8",  # "this network": Linux treats it as itself
         "10.0.0.0/8",
-        "100.64.0.0/10",  # behind carriers; Alibaba's metadata
+        "100.64.0.0/10",  # carrier networks; Alibaba's metadata
         "127.0.0.0/8",
         "168.63.129.16/32",  # Azure's metadata, in a public block
         "169.254.0.0/16",  # link-local; the clouds' metadata
@@ -59,7 +59,7 @@ _OTHER_PORTS = frozenset(
 
 
 def parse_networks(flag: str, networks: Sequence[str]) -> tuple[Network, ...]:
-    """Reads networks as 127.0.0.0/8. Raises InputError for what is none."""
+    """Parses networks such as 127.0.0.0/8. Raises InputError for other values."""
     try:
         return tuple(ip_network(network) for network in networks)
     except ValueError as error:
@@ -68,10 +68,10 @@ def parse_networks(flag: str, networks: Sequence[str]) -> tuple[Network, ...]:
 
 @lru_cache(maxsize=4_096)
 def is_web_address(address: str, allowed: Sequence[Network] = ()) -> bool:
-    """Returns whether ``address``, as a socket is given it, is public or in an allowed network.
+    """Returns whether ``address``, as given to a socket, is public or in an allowed network.
 
-    IPv6 addresses that carry an IPv4 address are judged by that one (mapped, NAT64) or refused
-    (6to4, Teredo, compatible); so is what has a zone, and what is no address.
+    IPv6 addresses that contain an IPv4 address are judged by that address (mapped, NAT64) or
+    refused (6to4, Teredo, compatible). Addresses with a zone, and invalid ones, are refused.
     """
     try:
         ip = ip_address(address)
@@ -96,12 +96,13 @@ def _carried(ip: IPv6Address) -> IPv4Address | None:
 
 
 def refusal(url: str) -> str | None:
-    """Returns why ``url``, as ``urls.resolve`` gives it, is no address of the web; None if it is.
+    """Returns why ``url``, resolved by ``urls.resolve``, is not a public web address; None if it
+    is.
 
-    Judged by how it is spelled: hosts that are numbers in another form than a.b.c.d, zones, and
-    ports of other protocols. Where a name leads to is judged when a connection is made.
+    Only its spelling is checked: hosts that are numbers in another form than a.b.c.d, zones, and
+    ports of other protocols. The addresses of a name are checked when a connection is made.
     """
-    end = url.find("/", 8)  # behind http:// and https://
+    end = url.find("/", 8)  # after http:// and https://
     return _refusal(url if end < 0 else url[:end])
 
 

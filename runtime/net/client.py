@@ -1,8 +1,8 @@
-"""The guarded HTTP client: many requests at once, none of them to an address inside.
+"""Defines the guarded HTTP client: many simultaneous requests, none of them to a private address.
 
-Built on libcurl's multi interface (pycurl), which costs less than half of urllib3 a response
-(``benchmarks/crawl.py``) and asks us before it opens a socket. Names are looked up beside it
-(``names.py``).
+It is built on libcurl's multi interface (pycurl), which costs less than half of urllib3 per
+response (``benchmarks/crawl.py``) and calls back before it opens a socket. Names are resolved
+separately (``names.py``).
 """
 
 import os
@@ -25,14 +25,16 @@ from vlmill.runtime.net.transfer import Transfer, host_to_look_up, usable_url
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected
 
-_EVENTS = 256  # at most so many sockets are served before answers are looked at
+_EVENTS = 256  # sockets to serve before answers are read
 
 
 class Client:
-    """Runs up to ``settings.connections`` requests at once, over connections that are kept.
+    """Runs up to ``settings.connections`` simultaneous requests over persistent connections.
 
-    Not for several threads. Redirects are answers: who asks decides whether their target is
-    fetched, and when. Use it as a context manager::
+    Not thread-safe. Redirects are answers: the caller decides whether and when to request their
+    target.
+
+    Example::
 
         with Client(ClientSettings(contact="me@example.org")) as client:
             client.start(Request(url="https://example.org/a.jpg"))
@@ -76,13 +78,13 @@ class Client:
 
     @property
     def num_running(self) -> int:
-        """How many requests have been started and not been answered by :meth:`wait`."""
+        """Returns the number of started requests that :meth:`wait` has not answered yet."""
         num_nameless = sum(map(len, self._nameless.values()))
         return len(self._running) + num_nameless + len(self._answers)
 
     @property
     def num_free(self) -> int:
-        """How many more requests may be started now."""
+        """Returns how many more requests may be started."""
         return self.settings.connections - self.num_running
 
     def start(self, request: Request) -> None:
@@ -115,7 +117,7 @@ class Client:
         """
         end = time.monotonic() + timeout
         while self._running or self._nameless:
-            # What is in flight goes on also while refused URLs are answered.
+            # Running requests continue also while refused URLs are answered.
             self._serve(0.0 if self._answers else self._seconds_until(end))
             self._name()
             self._collect()
@@ -125,7 +127,7 @@ class Client:
         return answers
 
     def close(self) -> None:
-        """Ends what is in flight, unanswered, and closes all connections."""
+        """Aborts running requests without answers, and closes all connections."""
         for curl in self._running:
             self._multi.remove_handle(curl)
         for transfer in (*self._running.values(), *self._idle):
@@ -142,7 +144,7 @@ class Client:
         self._answers.append(answer)
 
     def _go_on(self, request: Request, url: str, outcome: LookupOutcome) -> None:
-        """Starts what has its addresses, or answers why it has none."""
+        """Starts requests whose addresses are known, or answers why there are none."""
         if outcome.addresses:
             self._begin(request, url, outcome.addresses)
         else:
@@ -159,20 +161,20 @@ class Client:
         self._multi.add_handle(transfer.curl)
 
     def _name(self) -> None:
-        """Goes on with the requests whose hosts have been looked up."""
+        """Continues the requests whose hosts have been resolved."""
         for outcome in self._names.take_outcomes():
             for request, url in self._nameless.pop(outcome.host, ()):
                 self._go_on(request, url, outcome)
 
     def _seconds_until(self, end: float) -> float:
-        """Tells how long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
+        """Returns how long to wait for sockets: until ``end``, libcurl's timer or a lookup's."""
         ends = (end, self._timer, self._names.next_deadline())
         return max(
             0.0, min(deadline for deadline in ends if deadline is not None) - time.monotonic()
         )
 
     def _serve(self, seconds: float) -> None:
-        """Lets libcurl read and write what is ready, or what its timer says."""
+        """Lets libcurl read and write on ready sockets, or handle its timer."""
         for fd, events in self._epoll.poll(seconds, _EVENTS):
             if fd == self._bell.fd:
                 self._bell.quiet()
@@ -197,7 +199,7 @@ class Client:
                 self._idle.append(transfer)
 
     def _on_socket(self, event: int, fd: int, multi: Any, key: Any) -> None:
-        """libcurl says what it waits for on a socket."""
+        """Records what libcurl waits for on a socket."""
         if event == pycurl.POLL_REMOVE:
             self._fds.discard(fd)
             with suppress(OSError):  # closed already, which unregisters it
@@ -241,9 +243,9 @@ class Wakeup:
 
 
 def ca_file(settings: ClientSettings) -> str:
-    """Returns the file of trusted certificates: the settings', the system's or certifi's.
+    """Returns the file of trusted certificates: that of the settings, of the system, or certifi's.
 
-    Raises InputError if the settings name one that is none.
+    Raises InputError if the settings name a file without certificates.
     """
     if settings.ca_file is not None:
         if not Path(settings.ca_file).is_file():

@@ -1,4 +1,4 @@
-"""What is asked of a server and what came of it: requests, answers, and the client's settings."""
+"""Defines requests, answers, and the settings of the client."""
 
 import re
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ _CONTACT = re.compile(r"[!-'*-~]{3,200}")  # printable ASCII without spaces and 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """How a client behaves; the defaults are ours unless a source is named.
+    """Settings of a client; the defaults are vlmill's unless a source is named.
 
-    Raises InputError for a contact that is none, ValueError for a number that is none.
+    Raises InputError for an invalid contact, ValueError for an invalid number.
     """
 
     contact: str | None
@@ -34,9 +34,9 @@ class ClientSettings:
     slow_bytes_per_second: int = 200  # what stays below it for slow_seconds is given up
     slow_seconds: int = 15
     max_header_bytes: int = 64 << 10
-    max_bytes: int = 32 << 20  # a body, as sent and as decoded, where a request does not say
+    max_bytes: int = 32 << 20  # largest body as received and as decoded, unless a request sets it
     allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
-    names: "Lookup | None" = None  # in place of DNS: for tests
+    names: "Lookup | None" = None  # instead of DNS: for tests
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
 
     def __post_init__(self) -> None:
@@ -56,19 +56,22 @@ def _is_contact(text: str) -> bool:
 
 
 def user_agent(contact: str | None) -> str:
-    """How we introduce ourselves: ``vlmill/0.1.0 (+me@example.org)``, or without contact."""
+    """Returns the user agent: ``vlmill/0.1.0 (+me@example.org)``, or without contact."""
     return f"vlmill/{__version__}" if contact is None else f"vlmill/{__version__} (+{contact})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One GET of an http(s) URL; with what an earlier answer said it is a conditional one."""
+    """One GET of an http(s) URL; conditional if it has values of an earlier answer."""
 
     url: str
     etag: str | None = None  # of the earlier answer's ``etag`` header, as it came
     last_modified: str | None = None  # of its ``last-modified`` header
     max_bytes: int | None = None  # of the body; the client's own limit where None
     byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
+    authorization: str | None = (
+        None  # the value of the header, which is not sent to a redirect's target
+    )
     referrer: str | None = None  # the value of its ``Referer`` header
 
 
@@ -88,17 +91,17 @@ def referrer_for(url: str, page: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a request: a whole response of any status, or the reason why there is none.
+    """The result of a request: a complete response of any status, or the reason for a failure.
 
-    ``failure`` is None for whole responses (a 404, a 304 and a redirect are such), else one of
+    ``failure`` is None for complete responses (including 404, 304 and redirects), else one of
     bad_url, bad_address, unknown_host, no_connection, tls_error, timed_out, headers_too_large,
-    too_large, bad_response and cut_off (``schemas/rejects.py``). What had come before a failure
-    stays readable in ``status``, ``head`` and ``headers``; the body is dropped.
+    too_large, bad_response and cut_off (``schemas/rejects.py``). The data received before a failure
+    stays in ``status``, ``head`` and ``headers``; the body is dropped.
     """
 
     request: Request
     failure: Reason | None = None
-    detail: str | None = None  # what the failure was, for people
+    detail: str | None = None  # description of the failure
     status: int = 0  # 0 where no status line came
     head: bytes = b""  # status line and headers as they came, with the empty line
     headers: Mapping[str, str] = field(default_factory=dict)  # as responses.split_http reads them
@@ -108,4 +111,4 @@ class Answer:
     started: float = 0.0  # seconds since 1970
     seconds: float = 0.0  # until the end of the answer
     http_version: str = "1.1"
-    location: str | None = None  # of a redirect: where to, absolute; None too if it is no URL
+    location: str | None = None  # target of a redirect, absolute; None if it is not a URL

@@ -1,9 +1,9 @@
-"""Looks up the addresses of hosts, and remembers each for as long as DNS says.
+"""Resolves host names, and caches each result for the time that DNS states.
 
-libcurl's own resolver has 20 threads in all: 20 names whose servers are dead hold up every other
-host for as long as the system asks them, and what it is told has no time to live. c-ares (pycares)
-asks for all names at once from one thread; it reads the system's hosts file, servers and search
-domains, but none of the other sources of nsswitch.conf.
+libcurl's own resolver has 20 threads in total: 20 names with dead servers delay every other host
+until the system gives up, and its results have no time to live. c-ares (pycares) resolves all names
+from one thread. It reads the system's hosts file, servers and search domains, but none of the other
+sources of nsswitch.conf.
 """
 
 import socket
@@ -16,7 +16,7 @@ from functools import partial
 import pycares
 
 MAX_REMEMBERED = 50_000  # names
-MAX_SECONDS = 3_600.0  # that an address is believed, whatever DNS says
+MAX_SECONDS = 3_600.0  # limits for caching an address, overriding DNS
 _FAILED_SECONDS = 20.0  # how long a failure is believed: less than until a retry
 _MAX_ADDRESSES = 8  # of one name
 _TRY_SECONDS, _TRIES = 2.0, 3  # of each server; c-ares waits longer at each try
@@ -24,7 +24,7 @@ _TRY_SECONDS, _TRIES = 2.0, 3  # of each server; c-ares waits longer at each try
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOutcome:
-    """What a lookup came to: addresses, or none and why."""
+    """The result of a lookup: addresses, or the reason for having none."""
 
     host: str
     addresses: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Names:
         self._done: deque[LookupOutcome] = deque()  # filled from other threads
 
     def remembered(self, host: str) -> LookupOutcome | None:
-        """Returns what is known of ``host``, or None if it must be asked for."""
+        """Returns the cached result for ``host``, or None if it must be resolved."""
         end, outcome = self._remembered.get(host, (0.0, None))
         return outcome if time.monotonic() < end else None
 
@@ -123,7 +123,7 @@ def dns_lookup(port: int | None = None) -> Lookup:
 
 
 def _end(host: str, done: Done, result: pycares.AddrInfoResult | None, error: int | None) -> None:
-    """Tells ``done`` what c-ares says of a host."""
+    """Passes c-ares's result for a host to ``done``."""
     if result is None or error is not None:
         code = pycares.errno.ARES_EBADRESP if error is None else error
         is_late = code == pycares.errno.ARES_ETIMEOUT

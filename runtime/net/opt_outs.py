@@ -1,11 +1,10 @@
-"""What site owners forbid about their pages and images, from headers and metadata.
+"""Reads the opt-outs of site owners for pages and images from headers and metadata.
 
-Read are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
-noimageindex, none), the TDM Reservation Protocol (``tdm-reservation`` as a header and as
-metadata, and a site's ``/.well-known/tdmrep.json``), and what headers and robots.txt say of
-training (``Content-Signal: ai-train=no``, ``Content-Usage: train-ai=n``). Every function is pure
-and says what was forbidden as members of ``Reason``; whether that is honoured is the caller's
-choice.
+These are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
+noimageindex, none), the TDM Reservation Protocol (``tdm-reservation`` as a header and as metadata,
+and a site's ``/.well-known/tdmrep.json``), and statements about training in headers and robots.txt
+(``Content-Signal: ai-train=no``, ``Content-Usage: train-ai=n``). Every function is pure and returns
+members of ``Reason``; the caller decides whether to honour them.
 """
 
 import codecs
@@ -30,7 +29,7 @@ _DIRECTIVES: dict[str, tuple[Reason, ...]] = {
     "none": (Reason.NO_INDEX,),  # noindex and nofollow in one word
     "noimageindex": (Reason.NO_IMAGE_INDEX,),
 }
-# Directives with a value of their own, whose name would be read as an agent's.
+# Directives with a value, whose name would be read as an agent's.
 _VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
 _AGENT = re.compile(r"\s*([A-Za-z0-9_.*-]{1,64})\s*:(.*)", re.DOTALL)
 _MAX_CHARS = 8_192
@@ -45,9 +44,9 @@ _RESERVED_FIRST = (
 
 
 def header_opt_outs(headers: Mapping[str, str], agent: str = AGENT) -> frozenset[Reason]:
-    """Returns what the headers of a response forbid; their names are in lower case.
+    """Returns the opt-outs in the headers of a response, whose names are in lower case.
 
-    Headers that came several times may be joined by commas or line ends.
+    Repeated headers may be joined by commas or line ends.
     """
     robots = headers.get("x-robots-tag")
     reserved = headers.get("tdm-reservation")
@@ -79,10 +78,11 @@ _AGENT_LINE = re.compile(r"\s*user-?agent\s*:\s*([^#\s]*)", re.IGNORECASE)
 
 
 def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
-    """Returns what a robots.txt says of training: (pattern of paths, whether it is forbidden).
+    """Returns the statements of a robots.txt about training: (pattern of paths, whether it is
+    forbidden).
 
-    Signals of the group for ``agent`` count, else those for all robots; signals before the first
-    group are for all.
+    Statements of the group for ``agent`` count, else those for all robots; statements before the
+    first group are for all.
     """
     own: list[tuple[str, bool]] = []
     others: list[tuple[str, bool]] = []
@@ -117,7 +117,7 @@ def signals_forbid(signals: Iterable[tuple[str, bool]], url: str) -> bool:
 
 
 def meta_opt_outs(elements: Iterable[tuple[str, str]], agent: str = AGENT) -> frozenset[Reason]:
-    """Returns what a page's metadata forbids: (name, content) of its ``<meta>`` elements."""
+    """Returns the opt-outs in a page's metadata: (name, content) of its ``<meta>`` elements."""
     opt_outs: set[Reason] = set()
     for name, content in elements:
         name = name.strip().lower()
@@ -135,9 +135,9 @@ def first_opt_out(opt_outs: Iterable[Reason]) -> Reason | None:
 
 
 def _robots(value: str, agent: str) -> Iterator[Reason]:
-    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone.
+    """Yields the opt-outs in a list of directives; ``bot: a, b`` applies to that bot only.
 
-    Commas separate directives; sites write semicolons and spaces, too.
+    Commas separate directives; sites also write semicolons and spaces.
     """
     is_ours = True
     for token in re.split("[,;]", value[:_MAX_CHARS]):
@@ -165,10 +165,11 @@ def tdmrep_url(url: str) -> str:
 def tdmrep_reserves(content: bytes, url: str) -> bool:
     """Returns whether a site's tdmrep.json reserves the rights to mine ``url``.
 
-    The file is a list of rules with ``location``, a pattern as robots.txt has them, and
-    ``tdm-reservation``; the first that matches the path holds (TDM Reservation Protocol, "TDM File
-    on the Origin Server"). What is no such file, or above ``MAX_TDMREP_BYTES``, reserves nothing.
-    A page's own header or metadata may still reserve: of several declarations any one is enough.
+    The file is a list of rules with ``location``, a pattern as in robots.txt, and
+    ``tdm-reservation``; the first rule that matches the path applies (TDM Reservation Protocol,
+    "TDM File on the Origin Server"). An invalid file, or one above ``MAX_TDMREP_BYTES``, reserves
+    nothing. A page's own header or metadata may still reserve: any one of several declarations is
+    enough.
     """
     parts = urlsplit(url)
     path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
@@ -201,7 +202,7 @@ def _plain(code: int) -> str | None:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether ``path`` begins like ``pattern``: ``*`` is anything, ``$`` its end."""
+    """Returns whether ``path`` begins like ``pattern``: ``*`` matches anything, ``$`` the end."""
     is_whole = pattern.endswith("$")
     first, *parts = pattern.removesuffix("$").split("*")
     if not path.startswith(first):

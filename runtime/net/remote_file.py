@@ -38,14 +38,14 @@ _clients: dict[tuple[int, int], "Client"] = {}
 
 
 class Unreachable(Exception):
-    """A file on the web cannot be read: the message says which, why and what to do.
+    """A file on the web cannot be read: the message states which, why and what to do.
 
-    No OSError: who reads archives takes that for damage in their bytes.
+    It is not an OSError, because readers of archives treat those as damaged bytes.
     """
 
 
 class _TryAgain(Exception):
-    """What may be over in a moment; ``wait_s`` is what the server asks for."""
+    """A failure that may be transient; ``wait_s`` is the server's requested pause."""
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
         super().__init__(why)
@@ -54,7 +54,7 @@ class _TryAgain(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Bytes of a file, and what the server says of the whole: its size and its version."""
+    """Bytes of a file, and the file's size and version according to the server."""
 
     content: bytes
     total: int
@@ -62,9 +62,9 @@ class Part:
 
 
 def web_url(path: str) -> str:
-    """The URL of a path; that of ``s3://`` is of a bucket that anybody may read.
+    """Returns the URL of a path; for ``s3://`` that of a public bucket.
 
-    ``AWS_ENDPOINT_URL`` names another server than Amazon's. Raises InputError for no URL.
+    ``AWS_ENDPOINT_URL`` selects another server than Amazon's. Raises InputError for other paths.
     """
     parts = urlsplit(path)
     if not parts.hostname or (parts.scheme == "s3" and not parts.path.strip("/")):
@@ -77,34 +77,54 @@ def web_url(path: str) -> str:
 
 
 def s3_endpoint() -> str:
-    """The server of ``s3://`` that the environment names, or ""."""
+    """Returns the server of ``s3://`` that the environment names, or ""."""
     return next((os.environ[n].rstrip("/") for n in _ENDPOINTS if os.environ.get(n)), "")
 
 
 def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
-    """The networks that a path may lead to beside public ones.
+    """Returns the networks that a path may lead to in addition to public ones.
 
-    A server that the user's own environment names may stand anywhere.
+    A server that the user's own environment names may be in any network.
     """
     networks = parse_networks("--allow-address", allowed)
-    endpoint = urlsplit(s3_endpoint())
-    if not path.startswith("s3://") or not endpoint.hostname:
+    if not path.startswith("s3://") or not s3_endpoint():
         return networks
-    answers = socket.getaddrinfo(endpoint.hostname, None, type=socket.SOCK_STREAM)
-    hosts = {str(where[0]) for *_, where in answers}
-    return networks + parse_networks("AWS_ENDPOINT_URL", sorted(hosts))
+    return networks + endpoint_networks(s3_endpoint(), "AWS_ENDPOINT_URL")
+
+
+def endpoint_networks(url: str, variable: str) -> tuple[Network, ...]:
+    """Returns the addresses of a server that the user's environment names, by ``variable``.
+
+    Raises OSError where its name cannot be looked up.
+    """
+    host = urlsplit(url).hostname
+    answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    return parse_networks(variable, sorted({str(where[0]) for *_, where in answers}))
 
 
 def fetch_part(
-    url: str, start: int, stop: int, *, allowed: Sequence[Network], tries: int = TRIES
+    url: str,
+    start: int,
+    stop: int,
+    *,
+    allowed: Sequence[Network],
+    tries: int = TRIES,
+    authorization: str | None = None,
+    whole: bool = False,
 ) -> Part:
-    """Reads the bytes from ``start`` to before ``stop``, fewer where the file ends.
+    """Reads the bytes from ``start`` to before ``stop``, fewer at the end of the file.
 
-    Raises Unreachable after some tries, or at once where another try would end as this one.
+    ``authorization`` is that header's value, which only the server of ``url`` gets. ``whole``
+    accepts a small file from a server that gives no ranges, if ``start`` is 0.
+
+    Raises Unreachable after several tries, or immediately if a retry cannot help.
     """
     for number in range(tries):
         try:
-            return _fetch_once(url, start, stop, allowed)
+            answer = _fetch_once(url, start, stop, allowed, authorization)
+            if whole and answer.status == 200 and not (start or answer.failure):
+                return Part(content=answer.content, total=len(answer.content), version=None)
+            return _parse_part(url, answer, start, stop)
         except _TryAgain as why:
             if number == tries - 1:
                 raise Unreachable(
@@ -114,32 +134,39 @@ def fetch_part(
     raise AssertionError("the last try has returned or raised")
 
 
-def _fetch_once(url: str, start: int, stop: int, allowed: Sequence[Network]) -> Part:
+def _fetch_once(
+    url: str, start: int, stop: int, allowed: Sequence[Network], authorization: str | None
+) -> Answer:
     target = url
     for _ in range(REDIRECTS + 1):
-        answer = _answer(target, start, stop, tuple(allowed))
+        told = authorization if urlsplit(target)[:2] == urlsplit(url)[:2] else None
+        answer = _answer(target, start, stop, tuple(allowed), told)
         if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
             raise Unreachable(f"{url}: {answer.detail}; give a public address")
         if answer.failure not in (None, Reason.TOO_LARGE):
             raise _TryAgain(answer.detail or answer.failure)
         if answer.status not in (301, 302, 303, 307, 308):
-            return _parse_part(url, answer, start, stop)
+            return answer
         target = answer.location or answer.headers.get("location", "nowhere")
         if answer.location is None:
             break
     raise Unreachable(f"{url}: it leads on to {target}, and so on; give the address of the file")
 
 
-def _answer(url: str, start: int, stop: int, allowed: tuple[Network, ...]) -> Answer:
-    # The limit is of bytes as sent: chunks take room, and pages of errors.
+def _answer(
+    url: str, start: int, stop: int, allowed: tuple[Network, ...], authorization: str | None
+) -> Answer:
+    # The limit is for bytes as received, including chunk headers and error pages.
     limit = 2 * (stop - start) + FIRST_BYTES
-    request = Request(url=url, byte_range=(start, stop), max_bytes=limit)
+    request = Request(
+        url=url, byte_range=(start, stop), max_bytes=limit, authorization=authorization
+    )
     try:
         client = _client(allowed)
         client.start(request)
         while True:
             for answer in client.wait(PART_S):
-                if answer.request is request:  # none that an interrupt has left behind
+                if answer.request is request:  # discards answers that an interrupt left
                     return answer
     except OSError as error:
         raise _TryAgain(str(error)) from None
@@ -248,8 +275,8 @@ class RangedFile(PositionedFile):
 def open_web(path: str, allowed: Sequence[str] = ()) -> RangedFile:
     """Opens a file on the web: ``https://``, ``http://``, or ``s3://`` without a signature.
 
-    ``allowed`` are networks such as 127.0.0.0/8 that are no public addresses. Raises Unreachable,
-    and InputError for a path that is no address.
+    ``allowed`` are private networks such as 127.0.0.0/8. Raises Unreachable, and InputError for a
+    path that is not a URL.
     """
     url = web_url(path)
     try:

@@ -17,15 +17,14 @@ MAX_ENCODINGS, MAX_CHUNKS = 5, 200_000
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)? +(\d{3})")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]{0,100}\r?\n")
-# Values of these add up where a header comes again; of others the last one counts.
+# The values of these are joined if the header is repeated; for others the last one counts.
 _LISTS = ("x-robots-tag", "content-encoding", "transfer-encoding")
 
 
 def split_http(block: bytes) -> tuple[int, dict[str, str], bytes]:
     """Returns status, headers (names in lower case) and body of an HTTP response.
 
-    Status 0 if the block does not start like HTTP. Of headers above ``MAX_HEAD`` bytes the rest is
-    left out.
+    Status 0 if the block does not start like HTTP. Headers beyond ``MAX_HEAD`` bytes are dropped.
     """
     status = _STATUS.match(block)
     if status is None:
@@ -65,9 +64,9 @@ def decode_body(body: bytes, headers: dict[str, str], max_bytes: int) -> bytes |
 
 
 def unchunk(body: bytes) -> bytes | None:
-    """Joins the chunks of a chunked body; a body that does not look chunked stays as it is.
+    """Joins the chunks of a chunked body; a body that does not look chunked is returned unchanged.
 
-    None if there are more than ``MAX_CHUNKS``: each costs time, whatever its size.
+    None if there are more than ``MAX_CHUNKS``, because each costs time.
     """
     chunks: list[bytes] = []
     position = 0
@@ -100,13 +99,13 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes | None:
         return _read(ZstdReader(io.BytesIO(body), fsspec_args=False), max_bytes)[0]
     if encoding == "br":
         decoded, is_whole = _read(BrotliReader(io.BytesIO(body), fsspec_args=False), max_bytes)
-        # Brotli has no magic bytes: what breaks and gives less than it takes was none.
+        # Brotli has no magic bytes: failing with less output than input means no Brotli.
         return decoded if is_whole or len(decoded or b"") > len(body) else None
     return None
 
 
 def _inflate(body: bytes, window: int, max_bytes: int) -> bytes | None:
-    """Joins the members of a zlib or gzip stream; None where the first bytes are none."""
+    """Joins the members of a zlib or gzip stream; None if the first bytes are neither."""
     parts: list[bytes] = []
     left = max_bytes + 1
     while body and left > 0:

@@ -1,7 +1,7 @@
-"""robots.txt by RFC 9309: what a site lets us fetch, and how fast.
+"""Reads robots.txt by RFC 9309: which URLs a site lets us request, and how fast.
 
-The rules are read by Protego. Before that, groups of other robots become one: each group costs as
-much as its lines times its robots, which half a megabyte of names and rules can make gigabytes.
+Protego reads the rules. Before that, groups of other robots are merged: each group costs its lines
+times its robots, which half a megabyte of names and rules can turn into gigabytes.
 """
 
 import re
@@ -23,7 +23,7 @@ _OTHER = "another-robot"
 
 @dataclass(frozen=True, kw_only=True)
 class Robots:
-    """What a site's robots.txt says to us."""
+    """The rules of a site's robots.txt for this client."""
 
     crawl_delay: float | None = None  # seconds between two requests; any number from 0 on
     is_closed: bool = False  # nothing may be fetched: the file could not be had
@@ -49,11 +49,10 @@ def robots_url(url: str) -> str:
 
 
 def read_robots(status: int, content: bytes, agent: str = AGENT) -> Robots:
-    """Returns what an answer to a request for robots.txt means (RFC 9309, 2.3.1).
+    """Returns the meaning of an answer to a request for robots.txt (RFC 9309, 2.3.1).
 
-    ``status`` 0 stands for no answer at all. 2xx: the rules of ``content``, of which the first
-    ``MAX_BYTES`` count. 3xx (left over after five redirects) and 4xx: everything is allowed. 429,
-    5xx and no answer: nothing is.
+    ``status`` 0 means no answer. 2xx: the rules of ``content``, up to ``MAX_BYTES``. 3xx (after
+    five redirects) and 4xx: everything is allowed. 429, 5xx and no answer: nothing is.
     """
     if status < 200 or status == 429 or status >= 500:
         return Robots(is_closed=True, agent=agent)
@@ -66,7 +65,7 @@ def read_robots(status: int, content: bytes, agent: str = AGENT) -> Robots:
 
 
 def _delay(rules: Protego, agent: str) -> float | None:
-    """The seconds between requests of ``Crawl-delay`` or ``Request-rate``, the longer of both."""
+    """Returns the pause in seconds of ``Crawl-delay`` or ``Request-rate``, the longer of both."""
     rate = rules.request_rate(agent)
     delays = [rules.crawl_delay(agent), rate and rate.seconds / rate.requests]
     return max((delay for delay in delays if delay is not None), default=None)

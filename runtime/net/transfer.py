@@ -1,7 +1,7 @@
-"""One exchange of the client: what libcurl is told, what it calls back, and the answer made of it.
+"""Runs one exchange of the client: libcurl's options, its callbacks, and the answer.
 
-Every address is checked when its socket is opened: whatever a name, a spelling or a second answer
-of DNS leads to, libcurl connects to nothing else than the address that was checked.
+Every address is checked when its socket is opened, so libcurl connects only to checked addresses,
+for any name, spelling or later DNS result.
 """
 
 import errno
@@ -47,7 +47,7 @@ _FAILURES: dict[int, Reason] = {
     pycurl.E_SEND_ERROR: Reason.CUT_OFF,
     pycurl.E_FILESIZE_EXCEEDED: Reason.TOO_LARGE,
     **dict.fromkeys(_TLS, Reason.TLS_ERROR),
-    # HTTP/0.9, which says nothing of itself, is refused as a protocol.
+    # HTTP/0.9, which has no status line, is refused as a protocol.
     pycurl.E_UNSUPPORTED_PROTOCOL: Reason.BAD_RESPONSE,
     pycurl.E_FTP_WEIRD_SERVER_REPLY: Reason.BAD_RESPONSE,
     pycurl.E_BAD_CONTENT_ENCODING: Reason.BAD_RESPONSE,
@@ -81,7 +81,7 @@ def host_to_look_up(url: str) -> str | None:
 
 
 class Transfer:
-    """A handle of libcurl with room for one exchange at a time; it is used again and again."""
+    """A libcurl handle for one exchange at a time; it is reused."""
 
     def __init__(self, settings: ClientSettings, user_agent: str, ca_file: str) -> None:
         self.settings = settings
@@ -115,9 +115,9 @@ class Transfer:
         self.started = time.time()
 
     def end(self, code: int, message: str) -> Answer:
-        """Makes the answer of an exchange that libcurl ended with ``code`` (0: whole).
+        """Returns the answer of an exchange that libcurl ended with ``code`` (0: complete).
 
-        Raises OSError and RuntimeError for what is this machine's fault.
+        Raises OSError and RuntimeError for failures of this machine.
         """
         if self.error is not None:
             raise self.error
@@ -148,7 +148,7 @@ class Transfer:
 
     def _content(self, body: bytes, headers: dict[str, str]) -> bytes | None:
         if self.request.byte_range:
-            # Of a stored .gz some servers say that gzip is its encoding.
+            # Some servers declare gzip as the encoding of a stored .gz.
             headers = {name: value for name, value in headers.items() if name != "content-encoding"}
         return decode_body(body, headers, self.limit)
 
@@ -183,6 +183,7 @@ class Transfer:
             for name, value in (
                 ("If-None-Match", request.etag),
                 ("If-Modified-Since", request.last_modified),
+                ("Authorization", request.authorization),
             )
             if value is not None and _VALIDATOR.fullmatch(value)
         ]
@@ -197,7 +198,7 @@ class Transfer:
         self._is_plain = not headers
 
     def _pin(self, url: str, addresses: Sequence[str]) -> None:
-        """Tells libcurl the addresses of a host, in place of those that it may remember."""
+        """Sets the addresses of a host, replacing those that libcurl may have cached."""
         if addresses:
             parts = urlsplit(url)
             host_port = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
@@ -248,7 +249,7 @@ class Transfer:
 
 
 def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[int, Any]:
-    """What is the same for every exchange."""
+    """Sets the options that are the same for every exchange."""
     return {
         pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
@@ -262,7 +263,7 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.HTTP_CONTENT_DECODING: 0,
         pycurl.HTTP09_ALLOWED: 0,
         pycurl.BUFFERSIZE: 128 << 10,
-        pycurl.DNS_CACHE_TIMEOUT: 60,  # entries are given anew with each request
+        pycurl.DNS_CACHE_TIMEOUT: 60,  # entries are set again for each request
         pycurl.CONNECTTIMEOUT_MS: round(settings.connect_seconds * 1_000),
         pycurl.TIMEOUT_MS: round(settings.seconds * 1_000),
         pycurl.LOW_SPEED_LIMIT: settings.slow_bytes_per_second,

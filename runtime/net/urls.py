@@ -1,4 +1,4 @@
-"""URLs of pages and images: resolving what a page says, and one spelling to join on."""
+"""Resolves the URLs of pages and images, and normalises them for joins."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ ESCAPED = re.compile(r"%[0-9a-fA-F]{2}")
 
 # Browsers drop these anywhere in a URL (WHATWG URL, "basic URL parser").
 _DROPPED = re.compile(r"[\t\n\r]")
-_SURROGATES = re.compile("[\ud800-\udfff]")  # no characters; a "?" in their place would be a query
+_SURROGATES = re.compile("[\ud800-\udfff]")  # not characters; a "?" instead would start a query
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
@@ -19,7 +19,7 @@ _SEGMENT = r"(?!\.)[A-Za-z0-9_.~-]+"
 _HOST = r"https?://[a-z0-9]+(?:[.-][a-z0-9]+)*(?=/|$)"
 _PLAIN = re.compile(rf"({_HOST})?(/?(?:{_SEGMENT}(?:/{_SEGMENT})*/?)?)")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-# What may stand unescaped; "%" too, because what is escaped stays so.
+# Characters that need no escape; "%" too, because escapes are kept.
 _SAFE = "%/:=&?~+!$,;'@()*[]-._|"
 
 
@@ -46,7 +46,7 @@ def resolve(base: str, reference: str) -> str | None:
 
 @lru_cache(maxsize=1_024)
 def _start(base: str, *, rooted: bool) -> str | None:
-    """What a plain path is put behind: the base's host, or its folder; None if it has none."""
+    """Returns the prefix of a plain path: the base's host, or its folder; None if it has none."""
     plain = _PLAIN.fullmatch(base)
     if plain is not None and plain[1]:
         return plain[1] if rooted else plain[1] + (plain[2].rpartition("/")[0] + "/")
@@ -55,7 +55,7 @@ def _start(base: str, *, rooted: bool) -> str | None:
 
 
 def resolve_any(base: str, reference: str) -> str | None:
-    """The rule of :func:`resolve` for every reference; that one is ten times as fast on most."""
+    """Resolves any reference by the rule of :func:`resolve`, which is ten times as fast on most."""
     reference = _DROPPED.sub("", reference).strip("\0\x0c ")
     if not reference or len(reference) > MAX_URL_CHARS:
         return None
@@ -80,10 +80,10 @@ def resolve_any(base: str, reference: str) -> str | None:
 
 
 def _ascii(host: str) -> str:
-    """Returns the ``xn--`` form of an international name, as browsers ask DNS for it.
+    """Returns the ``xn--`` form of an international name, as browsers send it to DNS.
 
-    By IDNA 2008 (``straße`` is no ``strasse``); what that leaves out, as emoji, by IDNA 2003.
-    Raises UnicodeError for what is no name.
+    By IDNA 2008 (``straße`` is not ``strasse``); for characters that it excludes, such as emoji, by
+    IDNA 2003. Raises UnicodeError for an invalid name.
     """
     import idna  # 80 ms, for the few hosts that need it
 
@@ -115,9 +115,9 @@ def _escape(part: str) -> str:
 
 
 def join_key(url: str) -> str:
-    """Returns the key that joins images with their places: 32 hexadecimal digits.
+    """Returns the key that joins images with their references: 32 hexadecimal digits.
 
-    The scheme does not count: archives and pages mix http and https for one and the same file.
+    The scheme is ignored: archives and pages mix http and https for the same file.
     """
     schemeless_url = url.split("://", 1)[-1]
     return hashlib.blake2b(schemeless_url.encode("utf-8", "replace"), digest_size=16).hexdigest()

@@ -1,5 +1,5 @@
-"""Lists of the names of a detector's classes or attributes, in the order of numbers: a text of one
-name a line, or the JSON list that is written beside a table of boxes.
+"""Reads the names of a detector's classes or attributes, in the order of their numbers: a text with
+one name per line, or the JSON list next to a table of boxes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ def stored_names(producer: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def read_names(path: str | Path, flag: str) -> list[list[str]]:
-    """Reads the names of each class: synonyms are separated by commas, the usual one first.
+    """Reads the names of each class: synonyms separated by commas, the most common first.
 
-    Blank lines at the end do not count. Raises InputError for a file that cannot be read.
+    Empty lines at the end are ignored. Raises InputError for a file that cannot be read.
     """
     return [[name.strip() for name in line.split(",")] for line in read_lines(path, flag)]
 

@@ -18,16 +18,16 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES
 
 OPEN_FOOTERS = 64
-CACHED_GROUPS = 1024  # of which it is known where their images lie: 12 bytes a row each
+CACHED_GROUPS = 1024  # shards with known positions of their images: 12 bytes per row each
 
 
 class ImageReader:
     """Reads the encoded bytes of images, by image_id or by row number in the order of the shards.
 
-    ``argument`` is a folder, a file or a glob. The index takes some 100 bytes an image. Files are
-    mapped: an image of a shard that knows their places costs one copy of its bytes, of another the
-    decoding of its row group, of which the last one stays. Sent to another process the reader
-    leaves the ids behind.
+    ``argument`` is a folder, a file or a glob. The index uses about 100 bytes per image. Files are
+    memory-mapped. If a shard records the positions of its images, reading one costs a copy of its
+    bytes; otherwise its row group is decoded, and the last one is kept. A pickled reader does not
+    include the ids.
     """
 
     def __init__(self, argument: str | Path, *, flag: str = "--images") -> None:
@@ -97,15 +97,19 @@ class ImageReader:
         return self._ids
 
     def group_starts(self) -> Numbers:
-        """The first row of each row group: rows of one group lie together in the file."""
+        """Returns the first row of each row group: rows of a group are together in the file."""
         return self._starts[:-1]
 
     def __getitem__(self, image_id: str) -> bytes | None:
-        """An image's bytes, None where the table has none. KeyError if the id is absent."""
+        """Returns an image's bytes, None if the table has none. Raises KeyError for an
+        unknown id.
+        """
         return self.read_bytes(self._ids.number(image_id))
 
     def read_bytes(self, number: int) -> bytes | None:
-        """The bytes of row ``number``, None where the table has none. InputError if damaged."""
+        """Returns the bytes of row ``number``, None if the table has none. Raises InputError for
+        damage.
+        """
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         group_index = int(np.searchsorted(self._starts, number, side="right")) - 1

@@ -1,4 +1,4 @@
-"""Two tables of regions are read as one: what a detector found, and what people have annotated."""
+"""Reads two tables of regions as one: detected regions and annotated ones."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ ANNOTATED = "--annotated-regions"
 
 
 class JoinedRegions(RegionReader):
-    """Reads the table of detected regions, and beside each image its annotated ones.
+    """Reads the table of detected regions, and the annotated ones of each image.
 
-    Rows and their numbers are those of the detected table; the shards of the other one are counted
-    on behind its own. Raises InputError for tables whose features differ in width, type or
-    detector: they would mean different things to a model.
+    Rows and their numbers are those of the detected table; the shards of the other table are
+    numbered after its own. Raises InputError for tables whose features differ in width, type or
+    detector, because a model would interpret them differently.
     """
 
     def __init__(self, detected: str | Path, annotated: str | Path) -> None:
@@ -55,7 +55,7 @@ class JoinedRegions(RegionReader):
         return self.annotated.locate_row(number)
 
     def is_finite(self, number: int) -> bool:
-        """Says whether all numbers of an image's rows in both tables are finite."""
+        """Returns whether all numbers of an image's rows in both tables are finite."""
         annotated = self._annotated_number(self.index.get_id(number))
         return super().is_finite(number) and (
             annotated == ABSENT or self.annotated.is_finite(annotated)
@@ -67,14 +67,14 @@ class JoinedRegions(RegionReader):
         return int(self._join.find([image_id])[0])
 
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Returns the mapped bytes of a place in either table."""
+        """Returns the mapped bytes of a position in either table."""
         beyond = shard - len(self.paths)
         if beyond >= 0:
             return self.annotated.bytes_at(beyond, offset, size)
         return super().bytes_at(shard, offset, size)
 
     def read_ahead(self, shard: int, offset: int, size: int) -> None:
-        """Has the system read the bytes of a place in either table."""
+        """Asks the system to read the bytes of a position in either table ahead."""
         beyond = shard - len(self.paths)
         if beyond >= 0:
             self.annotated.read_ahead(beyond, offset, size)

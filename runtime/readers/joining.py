@@ -1,4 +1,6 @@
-"""Ids of one table meet those of another: equal ones, else those that name the same image."""
+"""Matches ids of one table with those of another: equal ones, else those that name the
+same image.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

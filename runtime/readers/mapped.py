@@ -22,7 +22,7 @@ class Footer(NamedTuple):
 
 
 def read_footer(path: Path) -> Footer:
-    """Opens a shard. Raises InputError where its places cannot be read."""
+    """Opens a shard. Raises InputError if its positions cannot be read."""
     file = pq.ParquetFile(path, memory_map=True)
     return Footer(file, ShardByteRanges(path, file.metadata))
 
@@ -45,12 +45,12 @@ class MappedShard:
         return self._bytes
 
     def holds(self, offset: int, size: int) -> bool:
-        """Says whether the length in front of ``offset`` is that of a value of ``size`` bytes."""
+        """Returns whether the length before ``offset`` is that of a value of ``size`` bytes."""
         if not size:
             return True
         assert self.bytes is not None and self._map is not None
         if self._map.size() < len(self._map):
-            # Zeros up to the end of the last page, and SIGBUS behind it (runtime/bus_errors.py).
+            # Zeros up to the end of the last page, and SIGBUS after it (runtime/bus_errors.py).
             raise InputError(
                 f"{self.path} has shrunk from {len(self._map)} to {self._map.size()} bytes while "
                 "it was read; put the whole file back and run the command again"
@@ -59,7 +59,7 @@ class MappedShard:
         return offset + size <= len(self._map) and before == length_prefix(size)
 
     def misplaced_error(self, what: str) -> InputError:
-        """The error for a value that is not where it should be."""
+        """Returns the error for a value that is not at its recorded position."""
         return InputError(
             f"{self.path} is damaged: {what} is not where its metadata says; write the shard again"
         )

@@ -1,4 +1,4 @@
-"""One row group of a regions shard: small columns as arrays, large ones by their place."""
+"""Reads one row group of a regions shard: small columns as arrays, large ones by their position."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -103,9 +103,9 @@ class RegionGroup:
         self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
     def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
-        """Returns row ``number`` of the group: its boxes, and those of the columns asked for.
+        """Returns row ``number`` of the group: its boxes and the requested columns.
 
-        Arrays are read-only views where the file allows it.
+        Arrays are read-only views if the file allows it.
         """
         boxes = self.boxes(number)
         width, height = self.size(number)
@@ -114,7 +114,7 @@ class RegionGroup:
             if name in self._lists:
                 arrays[name] = self._lists[name][number]
             elif name == "global_feature":
-                # Another width than the regions' where networks of their own give it.
+                # Wider or narrower than the regions' if other networks computed it.
                 like = name if name in self._arrays else "features"
                 stored_rows = self._values(name, like, number, 1)
                 arrays[name] = None if stored_rows is None else stored_rows[0]
@@ -125,8 +125,8 @@ class RegionGroup:
         )
 
     def is_finite(self, number: int) -> bool:
-        """Says whether all numbers of a row are finite and none overflows: boxes, also as shares of
-        the image's size, scores and arrays. Reads it.
+        """Returns whether all numbers of a row are finite and none overflows: boxes (also relative
+        to the image's size), scores and arrays. Reads the row.
         """
         row = self.row(number, SCORES)
         if min(row.width, row.height) < 1:
@@ -164,10 +164,10 @@ class RegionGroup:
         return boxes
 
     def locate_value(self, name: str, number: int) -> tuple[int, int] | None:
-        """Where in the file the bytes of a binary column lie: offset and size.
+        """Returns the position of a binary column's bytes in the file: offset and size.
 
-        None where they have to be copied out (compressed), or are missing. InputError where the
-        file has no value of that size there.
+        None if they must be copied (compressed), or are missing. Raises InputError if the file has
+        no value of that size there.
         """
         if name not in self._places:
             return None
@@ -179,7 +179,7 @@ class RegionGroup:
         return offset, size
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
-        """The bytes of a binary column as they are stored; None where they are missing."""
+        """Returns the stored bytes of a binary column; None if they are missing."""
         if name in self._copied:
             value = self._copied[name][number]
             return np.frombuffer(value.as_buffer(), np.uint8) if value.is_valid else None
@@ -187,7 +187,9 @@ class RegionGroup:
         return None if location is None else self._shard.bytes[location[0] : sum(location)]
 
     def _values(self, name: str, like: str, number: int, count: int) -> Array | None:
-        """A binary column as [count, width] in the type that the metadata gives for ``like``."""
+        """Returns a binary column as [count, width] in the type that the metadata states for
+        ``like``.
+        """
         data = self.stored_bytes(name, number)
         if data is None:
             return None
@@ -198,7 +200,9 @@ class RegionGroup:
         return from_stored(values, self._arrays[like]["dtype"])
 
     def locate_features(self, number: int) -> tuple[int, int] | None:
-        """Returns :meth:`place` of features. Raises InputError if not as many as boxes."""
+        """Returns :meth:`locate_value` of the features. Raises InputError if there are not as many
+        as boxes.
+        """
         location = self.locate_value("features", number)
         if location is not None:
             count = self._sizes["num_boxes"][number]

@@ -44,11 +44,11 @@ class RegionRow:
 
     ``boxes`` float32 [R, 4] in pixels of the original image; ``features`` [R, D] in the stored
     dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
-    [R], and -1 where a region's likeliest class is the background; ``class_probs`` [R, K] in the
-    stored dtype with background where the producer has it;
-    ``class_prob_ids`` uint16 [R, K] where only the K highest are kept, falling: the columns of the
-    whole distribution that they come from; ``global_feature`` [D]. What the producer lacks is None.
-    Read back, bfloat16 is float32.
+    [R], and -1 if a region's most likely class is the background; ``class_probs`` [R, K] in the
+    stored dtype, with background if the producer has it; ``class_prob_ids`` uint16 [R, K] if only
+    the K highest are stored, in falling order: their columns in the full distribution;
+    ``global_feature`` [D]. Values that the producer lacks are None. bfloat16 is read back as
+    float32.
     """
 
     image_id: str
@@ -118,7 +118,7 @@ def describe_overflow(dtype: str) -> str:
 
 
 def _round(values: Array, dtype: str) -> Array:
-    """Returns the array whose bytes are stored, whatever the values are."""
+    """Returns the array whose bytes are stored, for any values."""
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):  # an overflow becomes inf
             return np.ascontiguousarray(values, dtype=FEATURE_DTYPES[dtype])
@@ -167,12 +167,13 @@ def from_stored(array: Array, dtype: str) -> Array:
 
 
 def encode_regions(rows: Sequence[RegionRow], *, dtype: str, checked: bool = False) -> pa.Table:
-    """Encodes rows as a table of the regions contract; ``dtype``: of features and class_probs.
+    """Encodes rows as a table of the regions contract; ``dtype`` is that of features and
+    class_probs.
 
     Raises ValueError for arrays of different lengths in a row, boxes not [R, 4], or values that are
-    not finite (after conversion: 70,000 overflows float16) or above :data:`LARGEST`. The table says
-    that they are. With ``checked`` the caller vouches for features, probabilities and global
-    features, and they are not looked at again.
+    not finite (after conversion: 70,000 overflows float16) or above :data:`LARGEST`. The table is
+    marked as checked. With ``checked`` the caller guarantees features, probabilities and global
+    features, and they are not checked again.
     """
     encoded = [_encode(row, dtype, checked) for row in rows]
     columns = [
@@ -184,7 +185,7 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str, checked: bool = Fal
 
 
 def _encode(row: RegionRow, dtype: str, checked: bool) -> dict[str, Any]:
-    """Returns a row's values by column: arrays as they are stored, None where there is none."""
+    """Returns a row's values by column: arrays as they are stored, None for missing ones."""
     count = len(row.boxes)
     if row.boxes.shape != (count, 4):
         raise ValueError(f"{row.image_id}: boxes are {row.boxes.shape}, must be ({count}, 4)")
@@ -239,8 +240,9 @@ def _encode_array(row: RegionRow, name: str, dtype: str, checked: bool) -> Array
 
 
 def _encode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Returns a column of the rows' values, of which arrays are copied in one piece: lists of
-    Python's numbers hold the interpreter ten times as long.
+    """Returns a column of the rows' values, with arrays copied in one piece.
+
+    Lists of Python numbers would hold the interpreter ten times as long.
     """
     if pa.types.is_large_binary(kind):
         return _encode_bytes(values)

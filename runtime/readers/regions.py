@@ -40,12 +40,12 @@ UNKNOWN = -1  # of a row: whether it is finite
 class RegionReader:
     """Reads any row of a regions table, by image_id or by row number in the order of the shards.
 
-    ``argument`` is a folder, a file or a glob. Files are mapped into memory: of shards that know
-    the places of their values features and probabilities are read-only views, without a copy. The
-    index takes about 100 bytes an image; of the other columns, the ``cached_rows`` last used stay
-    in memory (3 kB for 100 boxes). Raises InputError if nothing is found, an id appears twice, or
-    the shards disagree on dtype, width or detector. Sent to another process it leaves the ids
-    behind and finds them again where they are asked for.
+    ``argument`` is a folder, a file or a glob. Files are memory-mapped: in shards that record the
+    positions of their values, features and probabilities are read-only views without a copy. The
+    index uses about 100 bytes per image. The other columns of the ``cached_rows`` last used rows
+    stay in memory (3 kB for 100 boxes). Raises InputError if nothing is found, an id appears twice,
+    or the shards disagree on dtype, width or detector. A pickled reader does not include the ids
+    and reads them again on demand.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RegionReader:
         return self._ids.ids()
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers of images, :data:`ABSENT` for those that have none."""
+        """Returns the row numbers of images, :data:`ABSENT` for those without a row."""
         return self._ids.find(image_ids)
 
     @property
@@ -163,10 +163,10 @@ class RegionReader:
         return group.row(within)
 
     def locate_value(self, name: str, number: int) -> tuple[int, int, int] | None:
-        """Where a row's bytes of ``features`` or ``class_probs`` lie: shard, offset and size.
+        """Returns the position of a row's bytes of ``features`` or ``class_probs``: shard, offset,
+        size.
 
-        None where they have to be copied out (compressed shards, or those that do not know), or are
-        missing.
+        None if they must be copied (compressed shards, or those without positions), or are missing.
         """
         group, within = self.locate_row(number)
         location = group.locate_value(name, within)
@@ -175,22 +175,22 @@ class RegionReader:
         return group.shard_number, *location
 
     def stored_bytes(self, name: str, number: int) -> npt.NDArray[np.uint8] | None:
-        """A row's bytes of a binary column as they are stored; None where they are missing."""
+        """Returns a row's stored bytes of a binary column; None if they are missing."""
         group, within = self.locate_row(number)
         return group.stored_bytes(name, within)
 
     def bytes_at(self, shard: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """Returns the mapped bytes of a :meth:`place`."""
+        """Returns the mapped bytes of a :meth:`locate_value`."""
         return self._shards[shard].bytes[offset : offset + size]
 
     def read_ahead(self, shard: int, offset: int, size: int) -> None:
-        """Has the system read the bytes of a :meth:`place` in the background."""
+        """Asks the system to read the bytes of a :meth:`locate_value` in the background."""
         self._shards[shard].read_ahead(offset, size)
 
     def is_finite(self, number: int) -> bool:
-        """Says whether all numbers of a row are finite.
+        """Returns whether all numbers of a row are finite.
 
-        What the shard's writer does not vouch for is read here, each row once.
+        If the shard's writer did not check them, they are read here, each row once.
         """
         group = self._find_group(number)
         if self._marked[self._groups[group][0]]:
@@ -203,7 +203,7 @@ class RegionReader:
         return bool(self._looked_at[number])
 
     def group_starts(self) -> Numbers:
-        """Returns the first row of each row group: rows of one group lie together in the file."""
+        """Returns the first row of each row group: rows of a group are together in the file."""
         return np.array(self._starts[:-1], dtype=np.int64)
 
     def _find_group(self, number: int) -> int:

@@ -44,7 +44,7 @@ class _Keys:
 class IdIndex:
     """Finds the rows of ids: of equal ones, and of those that may name the same image.
 
-    Takes some 16 bytes a row beside the ids, and 32 more once an id has been looked for by name.
+    Uses about 16 bytes per row in addition to the ids, and 32 more once an id was searched by name.
     """
 
     def __init__(self, ids: pa.LargeStringArray) -> None:
@@ -83,7 +83,7 @@ class IdIndex:
         return number
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers, :data:`ABSENT` where there is none."""
+        """Returns row numbers, :data:`ABSENT` for unknown ids."""
         keys = np.fromiter((key64(i) for i in image_ids), dtype=np.uint64, count=len(image_ids))
         numbers = np.full(len(image_ids), ABSENT, dtype=np.int64)
         known, order = self._exact.keys, self._exact.order
@@ -104,10 +104,10 @@ class IdIndex:
         return _Keys(map(extract_core, self._texts()), len(self))
 
     def alike(self, image_id: str) -> dict[str, Difference]:
-        """Returns the ids that may name an id's image, and what only one of the two has.
+        """Returns the ids that may name an id's image, and the parts that only one of the two has.
 
         Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
-        if so many ids end alike that the last part identifies nothing.
+        if so many ids have the same last part that it identifies nothing.
         """
         rows = list(self._bare.find_rows(without_ending(composed(image_id))))
         return self._nearest(image_id, rows) or self._nearest(

@@ -1,4 +1,6 @@
-"""What a checkpoint's weights were trained on: two files of sorted 64-bit hashes of ids."""
+"""Stores the training data of a checkpoint's weights as two files of sorted 64-bit hashes
+of ids.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +26,7 @@ def mapped_keys(path: Path) -> Keys:
 
 
 def known_keys(queries: Keys, keys: Keys) -> npt.NDArray[np.bool_]:
-    """Which of the hashes ``queries`` are among the sorted ``keys``."""
+    """Returns which of the hashes ``queries`` are in the sorted ``keys``."""
     if not len(keys):
         return np.zeros(len(queries), dtype=np.bool_)
     positions = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)

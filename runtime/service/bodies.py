@@ -21,13 +21,13 @@ FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octe
 MOST_FIELDS = 1_000  # besides images
 LONGEST_NAME, LONGEST_TEXT = 200, 20_000
 HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
-# What JSON may have besides what stands in its strings: brackets, commas, quotes, white space.
+# Limit of JSON outside of its strings: brackets, commas, quotes, white space.
 # Unbounded, 31 MiB of empty lists became 900 MiB, and of empty objects 1.9 GiB.
 MOST_BESIDE_STRINGS = 65_536
 # Of all strings of JSON except images in base64. One character outside of Unicode's basic plane
 # makes every character of its text take four bytes, in the whole text and again in the string.
 MOST_TEXT_BYTES = 8 * 2**20
-# A string, or what begins as one: it goes on from where it ended, whatever stands there, so that a
+# A string, or the beginning of one: it continues from its end with any content, so that a
 # body is read once.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{1024,}={0,2}"')
@@ -43,7 +43,7 @@ class RequestImage:
 
 @dataclass(kw_only=True)
 class Form:
-    """What a request has said: its images in order, and the words by field."""
+    """The content of a request: its images in order, and the texts by field."""
 
     images: list[RequestImage] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class Form:
 def read_form(
     content_type: str, body: bytes, *, words: Collection[str] = (), most_images: int
 ) -> Form:
-    """Reads a body by its type; ``words`` are the fields that there are beside images.
+    """Parses a body by its type; ``words`` are the known fields besides images.
 
-    A part of a form is an image where it has a file's name, whatever its field's; in JSON they are
-    ``pictures``, in base64. Raises Refused for everything else.
+    A part of a form is an image if it has a file name, regardless of its field's name. In JSON
+    images are ``pictures``, in base64. Raises RequestRefused for everything else.
     """
     kind, options = parse_options_header(content_type)
     form = Form()
@@ -179,7 +179,7 @@ class Parts:
 
 
 def require_image_type(content_type: str) -> None:
-    """Raises Refused for a part that says it is no image."""
+    """Raises RequestRefused for a part whose type is not an image."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind and not kind.startswith("image/") and kind != BYTES:
         raise RequestRefused(
@@ -264,8 +264,8 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     """Replaces images in base64 in a JSON text by short names.
 
     Returns the remaining JSON, and the images by these names, as views of the body. Raises
-    RequestRefused for more values or more text than a request needs, before they take memory: a
-    value takes dozens of bytes for two or three bytes of JSON.
+    RequestRefused for more values or more text than a request needs, before they use memory: two or
+    three bytes of JSON become dozens of bytes.
     """
     if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
         raise bad_request("the body is not JSON", "bad_json")

@@ -1,10 +1,10 @@
-"""A small client for the services, of the standard library and pyarrow::
+"""Provides a small client for the services, with the standard library and pyarrow only::
 
     client = ServiceClient("http://127.0.0.1:8080")
     table = client.regions(["a.jpg", "b.jpg"])
 
-Images are paths or bytes. A service that is busy (429), or lost a worker (503), is asked again
-when it says; what it refuses raises :class:`ServiceError`.
+Images are paths or bytes. If a service is busy (429) or lost a worker (503), the client retries
+after the requested time. A refused request raises :class:`ServiceError`.
 """
 
 import os
@@ -30,7 +30,7 @@ AGAIN = (429, 503)
 
 
 class ServiceError(Exception):
-    """Tells that a service has refused a request: its status, its reason and its line."""
+    """A service has refused a request: its status, its reason and its message."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -39,7 +39,7 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What a service has answered."""
+    """The response of a service."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -47,7 +47,7 @@ class Response:
 
 @dataclass(frozen=True)
 class ServiceClient:
-    """Asks the service at ``url``; ``token`` is what it wants to be borne."""
+    """Sends requests to the service at ``url``; ``token`` is its token."""
 
     url: str
     token: str | None = None
@@ -110,7 +110,9 @@ class ServiceClient:
         words: Mapping[str, Sequence[str]] | None = None,
         accept: str = JSON,
     ) -> Response:
-        """Sends a form, again where the service says when. Raises ServiceError and OSError."""
+        """Sends a form, and retries when the service asks for it. Raises ServiceError and
+        OSError.
+        """
         body, content_type = encode_form(images, words or {})
         headers = {"content-type": content_type, "accept": accept}
         if self.token is not None:
@@ -129,7 +131,7 @@ class ServiceClient:
 
 
 def refusal(error: urllib.error.HTTPError) -> ServiceError:
-    """Makes the error of an answer that is none."""
+    """Returns the error for a response without a result."""
     try:
         content = parse_json(error.read())
         return ServiceError(error.code, content["reason"], content["error"])

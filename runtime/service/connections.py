@@ -15,7 +15,7 @@ CONNECTION = "vlmill.connection"  # the key of the connection in the state of a 
 SPARE = 32  # connections above the limit, for health checks
 ACCEPTS = 16  # connections accepted in one iteration of the event loop
 # File descriptors that ordinary connections may not use: they are for the spare connections, for
-# pipes to workers and for files, and for connections accepted before those that they replace have
+# pipes to workers, files, and connections accepted before older ones have been closed
 # been closed.
 RESERVED = 2 * SPARE + 2 * ACCEPTS
 REPORT_SECONDS = 60.0
@@ -26,11 +26,13 @@ class ClientConnection(Protocol):
 
     @property
     def is_spare(self) -> bool:
-        """Whether the connection exceeds the limit."""
+        """Returns whether the connection exceeds the limit."""
 
     @property
     def is_malformed(self) -> bool:
-        """Whether the client sent invalid HTTP: the connection got 400 and is being closed."""
+        """Returns whether the client sent invalid HTTP: the connection got 400 and is
+        being closed.
+        """
 
     def begin_request(self) -> None:
         """Called when the headers of a request have arrived."""
@@ -68,12 +70,12 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """Whether the number of connections has reached the limit."""
+        """Returns whether the number of connections has reached the limit."""
         return len(self._open) >= self.limit
 
     @property
     def is_over(self) -> bool:
-        """Whether the number of connections exceeds the limit."""
+        """Returns whether the number of connections exceeds the limit."""
         return len(self._open) > self.limit
 
     def open(self, connection: ClientConnection) -> None:
@@ -133,8 +135,8 @@ class Report:
 def raise_descriptor_limit(max_connections: int, reserved: int = RESERVED) -> int:
     """Raises the number of files that this process may open, as far as needed and allowed.
 
-    Returns for how many connections it is enough, at most ``max_connections``, if ``reserved`` are
-    left for other uses. Raises InputError where that is none.
+    Returns the number of connections that it allows, at most ``max_connections``, with ``reserved``
+    files for other uses. Raises InputError if it allows none.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 64

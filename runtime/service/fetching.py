@@ -15,7 +15,7 @@ SECONDS = 20.0
 
 
 def client_settings(settings: ServiceSettings) -> ClientSettings:
-    """Says how the client behaves for a service."""
+    """Returns the HTTP client's settings for a service."""
     return ClientSettings(
         contact=settings.contact,
         connections=settings.max_images,
@@ -27,16 +27,16 @@ def client_settings(settings: ServiceSettings) -> ClientSettings:
 
 
 def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[RequestImage]:
-    """Fetches the images, at once; redirects are followed by the same client.
+    """Downloads the images simultaneously; redirects are followed by the same client.
 
-    Raises Refused for one that cannot be had; what it says names no address inside.
+    Raises RequestRefused for an image that is not available; its message names no private address.
     """
     contents: dict[int, bytes] = {}
     with Client(client_settings(settings)) as client:
         indices: dict[str, list[int]] = {}
         for index, url in enumerate(urls):
             indices.setdefault(url, []).append(index)
-        # What is asked, for which of them, after how many redirects.
+        # The open requests, the image of each, and its number of redirects.
         pending = {url: [(url, 0)] for url in indices}
         for url in indices:
             client.start(Request(url=url))

@@ -1,7 +1,7 @@
-"""What every request passes: its number, its token, its limits, its line in the log.
+"""Applies to every request: its number, its token, its limits, its line in the log.
 
-A layer of plain ASGI around the application, so that it holds for every route. A body is counted as
-it comes, whatever its headers say; reading, computing and sending end at the request's deadline.
+It is a layer of plain ASGI around the application, so it covers every route. A body is counted as
+it arrives, regardless of its headers. Reading, computing and sending end at the request's deadline.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ SAFE_HEADERS = (
 
 
 class Guard:
-    """Wraps an application; ``paths`` are those that metrics name."""
+    """Wraps an application; ``paths`` are the names of paths in the metrics."""
 
     def __init__(
         self, app: App, settings: ServiceSettings, metrics: Metrics, paths: frozenset[str]
@@ -97,7 +97,7 @@ class Exchange:
         self.reading: asyncio.Timeout | None = None  # while a part of the body is awaited
         self.is_stopped = False
         self.trace: str | None = None
-        self.account: dict[str, Any] = {}  # what the endpoint says for the log
+        self.account: dict[str, Any] = {}  # the endpoint's entry for the log
         scope[DEADLINE], scope[ACCOUNT] = self.deadline, self.account
         scope[HOLD], scope["vlmill.id"] = self.hold, self.id
         self.connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
@@ -120,7 +120,7 @@ class Exchange:
             )
 
     def check(self) -> None:
-        """Refuses what the headers alone show to be wrong."""
+        """Refuses requests that are invalid by their headers alone."""
         settings = self.settings
         if self.is_spare() and self.scope["path"] not in HEALTH:
             raise RequestRefused(
@@ -272,13 +272,15 @@ class Exchange:
         return self.connection is not None and self.connection.is_spare
 
     def is_body_read(self) -> bool:
-        """Says whether nothing of the body is left to come."""
+        """Returns whether the body has been read to its end."""
         length = self.headers.get(b"content-length", b"0")
         none = length == b"0" and b"transfer-encoding" not in self.headers
         return self.has_body or none
 
     async def linger(self) -> None:
-        """Reads on for a little: closing at once would take the answer from who still sends."""
+        """Reads on for a moment: closing immediately could drop the response to a client that still
+        sends.
+        """
         self.release()
         end = time.monotonic() + LINGER_SECONDS
         while (left := end - time.monotonic()) > 0:
@@ -336,8 +338,10 @@ class ClientGone(Exception):
 
 
 def names_no_site(host: bytes) -> bool:
-    """Says whether a Host header has an address or localhost: a name may be a site's of the web,
-    whose pages may then read the answers, once its owner lets it lead to this machine.
+    """Returns whether a Host header is an IP address or localhost.
+
+    A domain name may belong to a web site whose owner lets it resolve to this machine, so that its
+    pages could read the responses.
     """
     try:
         name = urlsplit(f"//{host.decode('latin-1')}").hostname or "localhost"
@@ -362,8 +366,8 @@ def is_cross_site(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def has_token(header: bytes, token: str) -> bool:
-    """Says whether an Authorization header bears the token, in a time that does not tell how much
-    of it was right.
+    """Returns whether an Authorization header has the token, in a time that does not depend on how
+    much of it is correct.
     """
     scheme, _, credentials = header.partition(b" ")
     expected, received = (

@@ -180,5 +180,5 @@ def log_libraries() -> None:
     """Lets warnings and errors of the libraries that serve become such lines."""
     root = logging.getLogger()
     root.handlers = [JsonLines(logging.WARNING)]
-    # It would repeat of every wrong form what the answer says.
+    # It would repeat the response's message for every invalid form.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)

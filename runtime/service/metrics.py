@@ -1,7 +1,7 @@
-"""What a service counts, as Prometheus reads it.
+"""Counts requests, images and workers for Prometheus.
 
-All counters stand in the front process: workers tell it with each batch what they did, so that the
-sums are those of all processes, and a worker that dies takes none along.
+All counters are in the front process: workers report with each batch, so the sums include all
+processes, and a worker that dies loses none.
 """
 
 import os

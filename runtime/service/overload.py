@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BATCHES = 16  # the pace of a worker is its mean over so many
+BATCHES = 16  # number of batches in the mean of a worker's pace
 # A request is refused if the expected time, multiplied by this, exceeds the time to its deadline.
 # Images differ, and a client that waits for nothing loses more than one that is refused.
 CAUTION = 1.25
@@ -43,7 +43,7 @@ class WorkerLoad:
 
     @property
     def pace(self) -> float:
-        """Seconds for a unit of weight; at least what the running batch has taken so far."""
+        """Returns the seconds per unit of weight, at least those of the running batch so far."""
         running = self.elapsed / self.weights[0] if self.weights else 0.0
         return max(self.seconds_per_weight, running)
 

@@ -64,7 +64,7 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self._is_closed:  # to make room, before it had a transport
+        if self._is_closed:  # to free a slot, before it had a transport
             transport.abort()
         else:
             self._wait_for_headers()
@@ -103,12 +103,14 @@ class HttpConnection(H11Protocol):
 
     @property
     def is_spare(self) -> bool:
-        """Whether the connection exceeds the limit."""
+        """Returns whether the connection exceeds the limit."""
         return self._is_spare and self._all.is_over
 
     @property
     def is_malformed(self) -> bool:
-        """Whether the client sent invalid HTTP: the connection got 400 and is being closed."""
+        """Returns whether the client sent invalid HTTP: the connection got 400 and is
+        being closed.
+        """
         return self._is_malformed
 
     def begin_request(self) -> None:
@@ -206,7 +208,7 @@ def is_reset(connection: socket.socket) -> bool:
 
 
 class ProbeTransport(asyncio.Transport):
-    """Records what is written, for :func:`probe_uvicorn`."""
+    """Records the written bytes, for :func:`probe_uvicorn`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class BatchQueue:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._items: deque[Item] = deque()
-        self._idle: set[object] = set()  # of those that wait: who computes nothing
+        self._idle: set[object] = set()  # waiting takers that compute nothing
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -40,11 +40,11 @@ class BatchQueue:
 
     @property
     def weight(self) -> int:
-        """What all that wait weigh."""
+        """Returns the total weight of the waiting items."""
         return sum(item.weight for item in list(self._items) if not item.future.cancelled())
 
     def put(self, items: Sequence[Item]) -> bool:
-        """Adds all of the items; none, and False, where there is no room for all."""
+        """Adds all items, or none and returns False if there is no space for all."""
         with self._changed:
             if len(self._items) + len(items) > self._limit:
                 self._drop_cancelled()
@@ -58,11 +58,11 @@ class BatchQueue:
         self, max_weight: int, wait: float, *, ahead: Callable[[], bool], ended: Callable[[], bool]
     ) -> list[Item]:
         """Waits for an item, then up to ``wait`` seconds for a weight of ``max_weight``, and takes
-        them.
+        the items.
 
-        One that weighs more is a batch by itself. Who computes already, which ``ahead()`` says,
-        gets only a batch of ``max_weight``, and only what those that do not compute leave. Returns
-        nothing once ``ended()``. Both are asked again whenever :meth:`wake` is called.
+        A heavier item is a batch of its own. A taker that already computes, as ``ahead()`` reports,
+        gets only a full batch of ``max_weight``, and only items that idle takers leave. Returns
+        nothing once ``ended()``. :meth:`wake` makes both be evaluated again.
         """
         waiting = object()
 

@@ -1,13 +1,13 @@
-"""A request that is not answered with a result, and what its sender is told."""
+"""Defines the refusal of a request and its message to the sender."""
 
 from collections.abc import Mapping
 
 
 class RequestRefused(Exception):
-    """Raised for a request that gets a status of 4xx or 503 in place of a result.
+    """Raised for a request that gets a status of 4xx or 503 instead of a result.
 
-    ``message`` is one line for its sender: what is wrong and what would not be. Nothing of the
-    server's files and settings but its limits stands in it. ``reason`` is for programs.
+    ``message`` is one line for its sender: the problem and the remedy. It contains nothing about
+    the server's files and settings except its limits. ``reason`` is for programs.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Accepts the connections of a listener, and closes idle connections to make room for them.
+    """Accepts the connections of a listener, and closes idle connections to free a slot for them.
 
     ``make_protocol`` receives the accepted socket, and whether the connection exceeds the limit.
     """
@@ -138,7 +138,7 @@ HEADER_BYTES = 32_768
 
 
 class Server(uvicorn.Server):
-    """Says once where it listens, and tells the shell when it is asked to stop."""
+    """Prints the address once it listens, and notifies the shell when it should stop."""
 
     def __init__(
         self, config: uvicorn.Config, shell: Shell, listener: socket.socket, name: str
@@ -189,7 +189,7 @@ class Server(uvicorn.Server):
 
 
 def open_listener(settings: ServiceSettings) -> socket.socket:
-    """Opens the socket. Raises InputError for an address that cannot be had."""
+    """Opens the socket. Raises InputError for an address that is not available."""
     where = f"--host {settings.host} --port {settings.port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -212,7 +212,7 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
 
 @contextlib.contextmanager
 def quiet_signals() -> Iterator[None]:
-    """Lets the signals that have stopped the server be forgotten when they are raised again."""
+    """Ignores the signals that have stopped the server when they are raised again."""
     before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
     try:
         yield
@@ -229,10 +229,11 @@ def run_service(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Starts the workers, serves until a stop is asked for, and answers what was accepted.
+    """Starts the workers, serves until a signal, and responds to all accepted requests.
 
-    ``check`` is called when the workers are there. Returns the exit status. Raises InputError for
-    an address that cannot be had, and what ``check`` raises and workers that cannot start.
+    ``check`` is called when the workers are ready. Returns the exit status. Raises InputError for
+    an address that is not available, the errors of ``check``, and those of workers that cannot
+    start.
     """
     listener = open_listener(shell.settings)
     host = listener.getsockname()[0]
@@ -271,7 +272,7 @@ def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) 
     )
     log_libraries()
     return_large_blocks()
-    # What is loaded stays: collections then look only at connections and requests.
+    # Loaded objects stay, so garbage collections only visit connections and requests.
     gc.collect()
     gc.freeze()
     with quiet_signals(), log_standard_error():

@@ -9,22 +9,22 @@ from pathlib import Path
 from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
-TOKEN = re.compile(r"[!-~]{8,512}")  # what a header holds without quoting
+TOKEN = re.compile(r"[!-~]{8,512}")  # characters that a header needs no quotes for
 NAME_FLAGS = ("classes", "attributes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Says where a service listens, and what it takes on at most."""
+    """The address and the limits of a service."""
 
     host: str = "127.0.0.1"
     port: int = 8080
-    token: str | None = None  # what a request has to bear
+    token: str | None = None  # the token that a request must send
     max_bytes: int = 32 * MEBIBYTE  # of a request's body
     max_images: int = 32  # of a request
     max_connections: int = 512
     queue: int = 256  # images, or questions, that wait for a worker
-    batch: int = 1  # of these that a worker is given at once, or what such a batch weighs
+    batch: int = 1  # items in a batch for a worker, or its weight
     batch_seconds: float | None = None  # that a batch may take, as far as is known; None: any
     batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
     seconds: float = 60.0  # from the end of a request's headers to the end of its answer
@@ -59,9 +59,9 @@ class ServiceSettings:
 
     @property
     def bytes_in_flight(self) -> int:
-        """How many bytes of bodies, or of their images, all requests hold together.
+        """Returns how many bytes of bodies, or of their images, all requests hold together.
 
-        Parsers hold up to twice ``max_bytes`` more, and what they make of texts.
+        Parsers hold up to twice ``max_bytes`` more, and the parsed texts.
         """
         return 14 * self.max_bytes
 

@@ -1,10 +1,8 @@
-"""The application that every service is: its endpoints come on top of these.
+"""Defines the application that all services share; their endpoints are added to it.
 
-``/`` is the page, ``/healthz`` says that the front process responds and feeds its workers,
-``/readyz`` that a worker can compute and that no stop was asked for, ``/metrics`` what was counted,
-``/v1/about`` what is served.
-
-Request bodies are read and parsed with bounded memory.
+``/`` is the page; ``/healthz`` reports that the front process responds and feeds its workers,
+``/readyz`` that a worker is ready and no stop was requested, ``/metrics`` the counters,
+``/v1/about`` the served model. Request bodies are read and parsed with bounded memory.
 """
 
 import asyncio
@@ -113,17 +111,17 @@ class Shell:
 
     @property
     def num_ready(self) -> int:
-        """How many workers can compute."""
+        """Returns the number of ready workers."""
         return sum(worker.is_ready for worker in self.workers)
 
     @property
     def max_fetches(self) -> int:
-        """The largest number of connections to other servers."""
+        """Returns the largest number of connections to other servers."""
         return FETCHERS * self.settings.max_images if self.settings.allow_urls else 0
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the first worker said of itself."""
+        """Returns the first worker's description of itself."""
         return self.workers[0].about
 
     def start(self, plans: Sequence[Plan]) -> None:
@@ -203,7 +201,7 @@ class Shell:
         require_few(urls, settings.max_images)
         hold: Callable[[int], None] = request.scope[HOLD]
         hold(settings.max_bytes)
-        # Threads of their own: slow servers elsewhere must not take those that read and encode.
+        # Separate threads: slow remote servers must not block those that read and encode.
         loop = asyncio.get_running_loop()
         images = await loop.run_in_executor(self._fetchers, fetch_images, urls, settings)
         contents = {id(image.content): len(image.content) for image in images}
@@ -273,7 +271,7 @@ async def hung_up(request: Request) -> None:
 
 
 def account(request: Request) -> dict[str, Any]:
-    """What the log will say of a request, besides what it says of all."""
+    """Records further fields of a request for the log."""
     noted: dict[str, Any] = request.scope[ACCOUNT]
     return noted
 
@@ -297,7 +295,7 @@ def new_application(
         version=__version__,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
-        redirect_slashes=False,  # it would lead to whatever host the request names
+        redirect_slashes=False,  # it would redirect to any host that the request names
     )
 
     @application.exception_handler(RequestRefused)

@@ -33,7 +33,7 @@ START_SECONDS = 900.0
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """What a worker computes with, and what it says of itself; ``about`` is plain JSON values."""
+    """The work function of a worker and its description; ``about`` is plain JSON values."""
 
     compute: Callable[[Sequence[Any]], Sequence[Any]]
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class WorkerContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A result that is none: an error of ours, with its traceback for the log."""
+    """Replaces a result after an internal error, with its traceback for the log."""
 
     trace: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Says what a worker process is: ``open`` is called there, and has to be picklable.
+    """Describes a worker process: ``open`` is called there, and must be picklable.
 
     ``module`` is imported before processes are forked.
     """
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Watcher:
-    """Is told what happens to workers, from their threads."""
+    """Receives events of workers, from their threads."""
 
     batch_computed: Callable[[int, float], None]  # items, seconds in the worker
     event: Callable[[str, Mapping[str, Any]], None]
@@ -127,12 +127,12 @@ class Worker:
 
     @property
     def is_fed(self) -> bool:
-        """Whether the thread that sends batches to the process is alive."""
+        """Returns whether the thread that sends batches to the process is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def load(self) -> WorkerLoad:
-        """The work that the process has."""
+        """Returns the weight of the process's work."""
         weights = [sum(item.weight for item in batch) for batch in list(self._sent)]
         elapsed = time.monotonic() - self._computing_since if weights else 0.0
         return WorkerLoad(
@@ -141,7 +141,7 @@ class Worker:
 
     @property
     def max_weight(self) -> int:
-        """What a batch may weigh now: what takes no longer than it may, as far as is known."""
+        """Returns the largest weight of the next batch that is expected to keep its time limit."""
         settings = self._settings
         if settings.batch_seconds is None:
             return settings.batch
@@ -149,7 +149,7 @@ class Worker:
         return max(1, min(settings.batch, int(settings.batch_seconds / each))) if each else 1
 
     def stop(self) -> None:
-        """Ends the process, and what it was computing."""
+        """Ends the process and its computation."""
         self._stopped.set()
         self._queue.wake()
         self._end()
@@ -196,7 +196,7 @@ class Worker:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _serve(self, connection: Connection) -> None:
-        """Sends batches until the process ends; what it had then is refused."""
+        """Sends batches until the process ends; its last batch is then refused."""
         self._sent.clear()
         free_slots = threading.Semaphore(AHEAD)
         ended = threading.Event()
@@ -320,7 +320,9 @@ def compute_batches(connection: Connection, open_: Callable[[], WorkerContext]) 
             begin = time.perf_counter()
             try:
                 results = compute_batch(context.compute, payloads)
-            except OSError as error:  # the device is gone, say: another process may have it again
+            except (
+                OSError
+            ) as error:  # for example, the device is gone: another process may get it again
                 log("worker_failed", error=str(error))
                 return
             connection.send((results, time.perf_counter() - begin))
@@ -329,9 +331,9 @@ def compute_batches(connection: Connection, open_: Callable[[], WorkerContext]) 
 def compute_batch(
     compute: Callable[[Sequence[Any]], Sequence[Any]], payloads: Sequence[Any]
 ) -> list[Any]:
-    """Computes a batch; if that fails, each by itself, so that one costs only itself.
+    """Computes a batch; if that fails, computes each item alone, so that only the bad one fails.
 
-    Raises OSError where nothing can be computed any more.
+    Raises OSError if the process cannot compute any more.
     """
     try:
         return list(compute(payloads))

@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.runtime.console.command import int_at_least
-from vlmill.runtime.processes import all_cores
+from vlmill.runtime.cores import all_cores
 from vlmill.runtime.units.launch.loading import require_flags
+from vlmill.runtime.units.share import parse_share
 from vlmill.schemas.errors import InputError
 
 
@@ -18,6 +19,36 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="number of processes on this machine, without --runner; the bytes stay the "
         "same (default: one per core)",
     )
+
+
+def add_part(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--part``, for jobs whose units several machines do without a runner."""
+    parser.add_argument(
+        "--part",
+        type=parse_share,
+        metavar="i/n",
+        help="do only every n-th unit of each step, from the i-th on; start all n parts at the "
+        "same time with the same flags, on machines that see one --output: they wait for each "
+        "other, and part 1 writes the manifest",
+    )
+
+
+def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> None:
+    """Raises InputError for ``--part`` with flags that do not go with it."""
+    if args.part is None:
+        return
+    if beam_flags:
+        raise InputError(f"--part is for a job without Beam, and {beam_flags[0]} goes to Beam")
+    if args.fresh:
+        raise InputError(
+            "--fresh would delete what the other parts make; remove it, and delete "
+            f"{args.output} before all parts"
+        )
+
+
+def part_name(args: argparse.Namespace) -> str | None:
+    """Returns the name by which an output is locked for ``--part``; None for the whole of it."""
+    return None if args.part is None or getattr(args, "dry_run", False) else args.part.name
 
 
 def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int:

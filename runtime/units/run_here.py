@@ -1,13 +1,23 @@
 """Steps on this machine: a process that is free takes the next unit."""
 
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.lock import parts_at_work
 from vlmill.runtime.files.remote_lock import require_held
 from vlmill.runtime.units.numbers import Numbers, UnitProgress
-from vlmill.runtime.units.pool import open_workers
+from vlmill.runtime.units.share import POLL_S, Share
 from vlmill.runtime.units.step import Step
-from vlmill.runtime.units.unit import AnyJob, Unit
+from vlmill.runtime.units.unit import AnyJob, Unit, is_finished, record_path
+
+if TYPE_CHECKING:
+    from vlmill.runtime.units.pool import Workers
+
+START_S = 30.0  # in which the other parts of a job may begin
 
 Shared = tuple[AnyJob, Sequence[Step[AnyJob]]]
 
@@ -18,24 +28,41 @@ def run_here(
     *,
     workers: int,
     module: str,
+    share: Share | None = None,
 ) -> None:
-    """Does steps one after the other in ``workers`` processes, each with the job.
+    """Runs steps one after another in ``workers`` processes, each with the job.
 
-    ``module`` is imported before processes start: it imports what the steps need. Raises
-    StoreFailed where another run has taken over an output in a store.
+    ``module`` is imported before processes start: it imports the modules of the steps. With a
+    ``share`` only its units are done; those of the others are awaited, in the last step only by the
+    first share. Raises StoreFailed if another run has taken over an output in a store.
     """
-    with open_workers(workers, (job, steps), module) as pool:
+    with ExitStack() as stack:
+        shared, pool = (job, steps), None
+        if workers > 1:
+            pool = stack.enter_context(_open_pool(workers, shared, module))
         for number, step in enumerate(steps):
-            units = step.units(job)
+            all_units = units = step.units(job)
+            if share is not None:
+                units = [all_units[index] for index in share.select_shards(len(all_units))]
             with UnitProgress(total=len(units), label=step.name) as progress:
                 numbered = [(number, unit) for unit in units]
                 done: Iterable[Numbers | None]
-                if step.threads:
-                    done = map(partial(_do, (job, steps)), numbered)
+                if pool is None or step.threads:
+                    done = map(partial(_do, shared), numbered)
                 else:
                     done = pool.map_units(_do, numbered, partial(_wait, job, progress))
                 for numbers in done:
                     progress.add(numbers)
+            if share is not None and (share.number == 1 or step is not steps[-1]):
+                wait_for_others(job, step, all_units, share)
+
+
+def _open_pool(
+    workers: int, shared: Shared[AnyJob], module: str
+) -> "AbstractContextManager[Workers[Any]]":
+    from vlmill.runtime.units.pool import open_workers  # multiprocessing takes its time
+
+    return open_workers(workers, shared, module)
 
 
 def _wait(job: AnyJob, progress: UnitProgress) -> None:
@@ -48,3 +75,43 @@ def _do(shared: Shared[AnyJob], numbered: tuple[int, Unit]) -> Numbers | None:
     job, steps = shared
     number, unit = numbered
     return steps[number].run(job, unit)
+
+
+def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], share: Share) -> None:
+    """Waits until the other parts have finished their units of a step.
+
+    Raises OSError for units of parts that are not at work, and for a damaged file of another part.
+    """
+    waiting = [
+        (other, units[number])
+        for other in share.select_others()
+        for number in other.select_shards(len(units))
+    ]
+    begin, told = time.monotonic(), False
+    while True:
+        # In this order: a part may end its last unit, and itself, between the two.
+        working = parts_at_work(job.output, {other.name for other, _ in waiting})
+        waiting = [(other, unit) for other, unit in waiting if not _is_done(job, step, unit)]
+        if not waiting:
+            return
+        if not told:
+            parts = ", ".join(sorted({str(other.number) for other, _ in waiting}))
+            print_status(f"{step.name}: waiting for {len(waiting)} units of --part {parts}")
+            told = True
+        if not working and time.monotonic() - begin >= START_S:
+            parts = sorted({other.number for other, _ in waiting})
+            names = ", ".join(f"{number}/{share.count}" for number in parts)
+            raise OSError(
+                f"step {step.name} lacks {len(waiting)} of {len(units)} units, of --part {names}, "
+                "which are not at work; run these parts, and this command again"
+            )
+        time.sleep(POLL_S)
+
+
+def _is_done(job: AnyJob, step: Step[AnyJob], unit: Unit) -> bool:
+    folder = step.folder(job)
+    if not record_path(folder, unit).exists():
+        return False
+    if not is_finished(job, folder, unit):
+        raise OSError(f"{unit.name} of another --part is damaged; run that part again")
+    return True

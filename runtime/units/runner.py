@@ -6,6 +6,7 @@ from typing import Protocol
 
 from vlmill.runtime.units.launch.loading import quiet_beam_import
 from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.share import Share
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import AnyJob
 
@@ -18,16 +19,21 @@ class RunSteps(Protocol):
 
 
 def select_runner(
-    beam_flags: Sequence[str], *, workers: int, module: str, paths: Mapping[str, str | None]
+    beam_flags: Sequence[str],
+    *,
+    workers: int,
+    module: str,
+    paths: Mapping[str, str | None],
+    share: Share | None = None,
 ) -> RunSteps:
-    """Returns what does steps: ``workers`` processes, or the Beam runner that flags name.
+    """Returns the runner of steps: ``workers`` processes, or the Beam runner of the flags.
 
-    ``module`` is the job's, whose imports its steps need; ``paths`` are the flags that name files,
-    with what they name. Raises InputError for flags that no runner takes, and for paths that the
-    workers of a cluster would not find.
+    ``share``: the processes do only its units. ``module`` is the job's, which imports the modules
+    of its steps; ``paths`` are the flags that name files, with their paths. Raises InputError for
+    unknown flags, and for paths that the workers of a cluster would not find.
     """
     if not beam_flags:
-        return partial(run_here, workers=workers, module=module)
+        return partial(run_here, workers=workers, module=module, share=share)
     with quiet_beam_import():  # it takes seconds to load
         from vlmill.runtime.units.launch.clusters import require_for_cluster
         from vlmill.runtime.units.launch.options import beam_options

@@ -1,6 +1,6 @@
-"""Weights by name: what ``hf://...`` and ``https://...`` mean, and where their files are kept.
+"""Weights by name: files of ``hf://...`` and ``https://...``, and the cache that keeps them.
 
-Reading order: ``names`` (what a name says), ``download`` (one file of the web), ``hub`` (files of a
-repository of the Hugging Face hub), ``published`` (the table of what was published, of
-``published.json``), ``listing`` (that table as text and as a page).
+Reading order: ``published`` (the table of published weights, ``published.toml``), ``listing`` (that
+table as text and as a page), ``names`` (the parts of a name), ``download`` (files of the web),
+``hub`` (files of a repository of the Hugging Face hub).
 """

@@ -1,15 +1,16 @@
 """Downloads one file of the web: by parts, continued after a kill, compared with its SHA-256.
 
 A file is kept in ``weights/`` of the cache (``VLMILL_CACHE``, ~/.cache/vlmill), in a folder that is
-named after its address. Until it is complete it is ``NAME.part``, alongside what the server said of
-it, so that the rest of another version is never appended.
+named after its address. Until it is complete it is ``NAME.part``, alongside the size and version
+that the server stated, so that the rest of another version is never appended.
 """
 
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +28,7 @@ from vlmill.schemas.plain_json import read_json
 
 MB = 10**6
 MAX_BYTES = 50_000 * MB
+SHOWN_BYTES = 10 * MB  # the progress of smaller files is not shown
 FIRST_TRIES = 2  # until a server has given something: without a network nobody waits for long
 PAGES = (b"<!doctype html", b"<html")
 
@@ -36,9 +38,9 @@ def download_file(
 ) -> Path:
     """Downloads a file, unless it is complete in the cache; returns its path.
 
-    ``folder`` takes the place of the address's own. ``allowed`` are private networks that may be
-    connected to. Memory: one part of 8 MiB. Raises InputError for an address without a file, a
-    file that has another SHA-256 than the location says, and where the server cannot be reached;
+    ``folder`` takes the place of the folder of the address. ``allowed`` are private networks that
+    may be connected to. Memory: one part of 8 MiB. Raises InputError for an address without a file,
+    a file that has another SHA-256 than the location says, and where the server cannot be reached;
     OSError for a full disk.
     """
     folder = folder or cached_folder(location.url)
@@ -47,7 +49,7 @@ def download_file(
         folder.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(folder / ".lock"):
             if not path.is_file():
-                _download(location, path, allowed)
+                download_to(location, path, allowed)
             elif location.sha256 is not None:
                 require_digest(location, path, location.sha256)
     except OSError as error:
@@ -58,8 +60,8 @@ def download_file(
 def download_recorded(
     location: WebLocation, record: str, known: Container[str], *, allowed: Sequence[Network] = ()
 ) -> Path:
-    """Downloads a folder that a file named ``record`` in it describes: that file, and those that it
-    lists with their SHA-256; returns the local folder.
+    """Downloads a file named ``record`` and the files of its folder that it lists with their
+    SHA-256; returns the local folder.
 
     The location is the folder's address, which ends in a slash, or the file's. Listed files whose
     names are not ``known`` are not fetched. Raises what :func:`download_file` does, and InputError
@@ -80,8 +82,8 @@ def download_recorded(
         raise InputError(f"{about} lists no files with their SHA-256 ({error!r})") from None
     for file in files:
         if file.name in known:
-            one = WebLocation(url=f"{base}{file.name}", sha256=file.sha256)
-            download_file(one, allowed=allowed, folder=folder)
+            listed = WebLocation(url=f"{base}{file.name}", sha256=file.sha256)
+            download_file(listed, allowed=allowed, folder=folder)
     return folder
 
 
@@ -109,21 +111,31 @@ def require_digest(location: object, path: Path, sha256: str) -> None:
     )
 
 
-def _download(location: WebLocation, path: Path, allowed: Sequence[Network]) -> None:
+def download_to(
+    location: WebLocation,
+    path: Path,
+    allowed: Sequence[Network],
+    authorization: str | None = None,
+) -> None:
+    """Downloads a file to a path, continuing what an earlier call has left alongside it.
+
+    One process at a time. Raises what :func:`download_file` does.
+    """
     part, about = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.json")
     url = location.url
+    fetch = partial(fetch_part, url, allowed=allowed, authorization=authorization, whole=True)
     try:
         start, expected = _read_state(about, part)
-        first = fetch_part(url, start, start + MOST_BYTES, allowed=allowed, tries=FIRST_TRIES)
+        first = fetch(start, start + MOST_BYTES, tries=FIRST_TRIES)
         if start and (first.total, first.version) != expected:
             print_status(f"{url} has changed since its download was interrupted; starting over")
-            start, first = 0, fetch_part(url, 0, MOST_BYTES, allowed=allowed)
+            start, first = 0, fetch(0, MOST_BYTES)
         if not start:
             _require_file(url, first)
             part.write_bytes(b"")
             write_json(about, {"url": url, "total": first.total, "version": first.version})
-        _require_room(url, first.total - start, path.parent)
-        _append(url, part, start, first, allowed)
+        _require_space(url, first.total - start, path.parent)
+        _append(url, part, start, first, fetch)
     except Unreachable as error:
         raise InputError(f"{error} (downloads are kept in {path.parent})") from None
     if location.sha256 is not None:
@@ -133,13 +145,19 @@ def _download(location: WebLocation, path: Path, allowed: Sequence[Network]) -> 
     sync(path.parent)
 
 
-def _append(url: str, part: Path, start: int, first: Part, allowed: Sequence[Network]) -> None:
+def _append(url: str, part: Path, start: int, first: Part, fetch: Callable[..., Part]) -> None:
     """Writes the bytes of ``first``, which begin at ``start``, and all that follow."""
     total, position, chunk = first.total, start, first
     label = f"{part.stem} of {size_words(total)}"
     with (
         part.open("r+b") as file,
-        Progress(total=total // MB, unit="MB", label=label, done=start // MB) as progress,
+        Progress(
+            total=total // MB,
+            unit="megabyte",
+            label=label,
+            done=start // MB,
+            visible=total > SHOWN_BYTES,
+        ) as progress,
     ):
         file.seek(start)
         file.truncate()
@@ -152,14 +170,14 @@ def _append(url: str, part: Path, start: int, first: Part, allowed: Sequence[Net
             position = end
             if position >= total:
                 return
-            chunk = fetch_part(url, position, position + MOST_BYTES, allowed=allowed)
+            chunk = fetch(position, position + MOST_BYTES)
             if not chunk.content or (chunk.total, chunk.version) != (total, first.version):
                 raise InputError(f"{url} has changed while it was read; run the command again")
 
 
 def _read_state(about: Path, part: Path) -> tuple[int, tuple[int, str | None]]:
-    """Returns how many bytes an interrupted download has left, and of which file they are: its
-    size and version.
+    """Returns the number of bytes of an interrupted download, and the size and version of its
+    file.
     """
     none = 0, (0, None)
     try:
@@ -169,15 +187,15 @@ def _read_state(about: Path, part: Path) -> tuple[int, tuple[int, str | None]]:
         return none
     if not isinstance(total, int) or not 0 < size <= total:
         return none
-    # The last byte is asked for again: a server says what a file is only with some of it.
+    # The last byte is requested again: a server states size and version only with some bytes.
     return min(size, total - 1), (total, version)
 
 
 def _require_file(url: str, first: Part) -> None:
-    """Raises InputError for what is a page of the web, or too large to be weights."""
+    """Raises InputError for a web page, and for a file that is too large for weights."""
     if first.content[:200].lstrip().lower().startswith(PAGES):
         raise InputError(
-            f"{url} is a page of the web; give the address of the file itself (of Dropbox it ends "
+            f"{url} is a web page; give the address of the file itself (of Dropbox it ends "
             "in ?dl=1), or download it in a browser and give the file"
         )
     if not 0 < first.total <= MAX_BYTES:
@@ -186,11 +204,11 @@ def _require_file(url: str, first: Part) -> None:
         )
 
 
-def _require_room(url: str, size: int, folder: Path) -> None:
-    """Raises InputError where a disk has less room than a download needs."""
+def _require_space(url: str, size: int, folder: Path) -> None:
+    """Raises InputError where a disk has less free space than a download needs."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise InputError(
-            f"{url} needs {size_words(size)} more, and {folder} has {size_words(free)} free; make "
-            f"room, or let {FOLDER} be a folder of another disk"
+            f"{url} needs {size_words(size)} more, and {folder} has {size_words(free)} free; "
+            f"delete files there, or set {FOLDER} to a folder of another disk"
         )

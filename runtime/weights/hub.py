@@ -1,46 +1,58 @@
 """Files of a repository of the Hugging Face hub: ``hf://OWNER/NAME`` becomes a folder here.
 
-What is there is listed before anything is fetched, and the caller chooses by names and sizes. The
-hub's own library fetches, continues after a kill and keeps the files in its cache; what arrives is
-compared with the size, and where the hub states it with the SHA-256, of the list.
+The files are listed first, and the caller chooses by names and sizes. The downloads continue after
+a kill, are compared with the SHA-256 that the hub states of large files, and are kept where the
+hub's library looks for them.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from glob import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.files.copies import FULL
-from vlmill.runtime.weights.download import require_digest
-from vlmill.runtime.weights.names import HubLocation
+from vlmill.runtime.files.atomic import write_text
+from vlmill.runtime.files.copies import FULL, one_at_a_time
+from vlmill.runtime.net.addresses import parse_networks
+from vlmill.runtime.net.remote_file import endpoint_networks
+from vlmill.runtime.weights.download import download_to, require_digest
+from vlmill.runtime.weights.names import HubLocation, WebLocation
 from vlmill.schemas.errors import InputError
 
 # Chooses what to fetch from the sizes of all files by name; raises InputError where nothing fits.
 Choose = Callable[[Mapping[str, int | None]], Sequence[str]]
-# Says that files are taken from the cache, as the hub cannot be reached.
+# Prints that files come from the cache because the hub cannot be reached.
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """Holds what the hub says of a file; the SHA-256 of large ones alone."""
+    """Holds the size that the hub states of a file and, of a large file, its SHA-256."""
 
     size: int | None
     sha256: str | None = None
 
 
-def fetch_files(location: HubLocation, choose: Choose, *, warn: Warn = print_status) -> Path:
+def fetch_files(
+    location: HubLocation,
+    choose: Choose,
+    *,
+    allow_addresses: Sequence[str] = (),
+    warn: Warn = print_status,
+) -> Path:
     """Fetches the chosen files of a repository into the hub's cache on this machine, and returns
     the folder that holds them under their names.
 
-    Without a network they are those of an earlier call. Raises InputError for a repository that
-    does not exist, for files that change while they are fetched or have another SHA-256, and
-    without a network and an earlier call; OSError for a full disk.
+    ``allow_addresses`` are private networks that may be connected to; the server that HF_ENDPOINT
+    names may have any address. Without a network the files are those of an earlier call. Raises
+    InputError for a repository that does not exist, for files that change while they are fetched
+    or have another SHA-256, and without a network and an earlier call; OSError for a full disk.
     """
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
     cache = hub_cache()
@@ -53,43 +65,82 @@ def fetch_files(location: HubLocation, choose: Choose, *, warn: Warn = print_sta
     except Exception as error:  # what its HTTP library raises, which has changed by version
         return _find_cached(location, choose, cache, error, warn)
     names = list(choose({name: file.size for name, file in files.items()}))
-    known = [
-        n
-        for n in names
-        if isinstance(
-            try_to_load_from_cache(location.repo, n, cache_dir=cache, revision=commit), str
+    base = cache / f"models--{location.repo.replace('/', '--')}"
+    folder = base / "snapshots" / commit
+    missing = {
+        name: files[name]
+        for name in names
+        if not isinstance(
+            try_to_load_from_cache(location.repo, name, cache_dir=cache, revision=commit), str
         )
-    ]
+    }
     try:
-        folder = Path(
-            snapshot_download(
-                location.repo,
-                revision=location.revision,
-                allow_patterns=[escape(name) for name in names],
-                cache_dir=cache,
-                endpoint=endpoint(),
-            )
-        )
+        _fetch_missing(location, commit, missing, base, allow_addresses)
+        if location.revision != commit:  # for a later call without a network
+            write_text(base / "refs" / location.revision, commit)
     except OSError as error:
-        if error.errno in FULL:
-            raise OSError(
-                error.errno,
-                f"{error.strerror}; make room, or let HF_HUB_CACHE be a folder of another disk",
-                str(cache),
-            ) from None
-        raise _not_fetched(location, error) from None
-    except Exception as error:
-        raise _not_fetched(location, error) from None
-    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
-    if folder.name != commit or sizes != {name: files[name].size for name in names}:
-        raise InputError(f"{location} has changed while it was fetched; try again")
+        if error.errno not in FULL:
+            raise
+        message = (
+            f"{error.strerror}; delete files there, or set HF_HUB_CACHE to a folder of another disk"
+        )
+        raise OSError(error.errno, message, str(cache)) from None
     for name in names:
-        expected = files[name].sha256
-        if expected is not None and name not in known:
-            require_digest(f"{location}: {name}", (folder / name).resolve(), expected)
+        if (size := (folder / name).stat().st_size) != files[name].size:
+            raise InputError(
+                f"{location}: {folder / name} has {size} bytes, the hub states {files[name].size}; "
+                "delete it, and try again"
+            )
     if location.sha256 is not None:
         require_digest(location, (folder / location.path).resolve(), location.sha256)
     return folder
+
+
+def _fetch_missing(
+    location: HubLocation,
+    commit: str,
+    files: Mapping[str, HubFile],
+    base: Path,
+    allow_addresses: Sequence[str],
+) -> None:
+    """Downloads files of a commit to its folder in the cache. Raises InputError and OSError."""
+    if not files:
+        return
+    if find_spec("pycurl") is None:  # without the extras, by the hub's own library
+        from huggingface_hub import hf_hub_download
+
+        for name in files:
+            hf_hub_download(
+                location.repo, name, revision=commit, cache_dir=base.parent, endpoint=endpoint()
+            )
+        return
+    from huggingface_hub import constants, get_token
+
+    server = (endpoint() or constants.ENDPOINT).rstrip("/")
+    allowed = parse_networks("--allow-address", allow_addresses)
+    if endpoint():
+        allowed += endpoint_networks(server, "HF_ENDPOINT")
+    token = get_token()
+    parts = base / ".partial" / commit
+    parts.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(parts / ".lock"):
+        for name, file in files.items():
+            target = base / "snapshots" / commit / name
+            if target.exists():  # another process was first
+                continue
+            url = f"{server}/{location.repo}/resolve/{commit}/{quote(name)}"
+            path = parts / hashlib.sha256(name.encode()).hexdigest()[:16]
+            try:
+                download_to(
+                    WebLocation(url=url, sha256=file.sha256),
+                    path,
+                    allowed,
+                    None if token is None else f"Bearer {token}",
+                )
+            except InputError as error:
+                raise InputError(f"{location}: {error}") from None
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
 
 
 class Below(dict[str, int | None]):
@@ -132,7 +183,7 @@ def endpoint() -> str | None:
 
 
 def hub_cache() -> Path:
-    """Returns where the hub's library keeps what it has fetched: ``HF_HUB_CACHE``, or its own."""
+    """Returns the cache folder of the hub's library: ``HF_HUB_CACHE``, or its default."""
     from huggingface_hub import constants
 
     return Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
@@ -141,12 +192,6 @@ def hub_cache() -> Path:
 def shorten(error: Exception) -> str:
     """Returns an error of the hub's library in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def _not_fetched(location: HubLocation, error: Exception) -> InputError:
-    return InputError(
-        f"{location} could not be fetched ({shorten(error)}); the same command continues"
-    )
 
 
 def _list_files(location: HubLocation) -> tuple[str, dict[str, HubFile]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmill.runtime.console.command import path_or_url
+from vlmill.runtime.weights.published import known_digest
 from vlmill.schemas.errors import InputError
 
 HUB, WEB = "hf://", ("https://", "http://")
@@ -92,8 +93,9 @@ def parse_repository(text: str) -> HubLocation:
 def parse_web_location(text: str) -> WebLocation:
     """Parses the address of a file.
 
-    Raises InputError for an address without a host and a path, and for ``http://`` without a
-    SHA-256: anybody on the way could put another file in its place.
+    Its SHA-256 is stated by the text, else by the table of published weights. Raises InputError
+    for an address without a host and a path, and for ``http://`` without a
+    SHA-256: a network in between could replace the file.
     """
     url, sha256 = _split_digest(text)
     host, _, path = url.partition("://")[2].partition("/")
@@ -101,10 +103,10 @@ def parse_web_location(text: str) -> WebLocation:
         raise InputError(f"{text}: expected https://HOST/PATH, the address of a file")
     if url.startswith("http://") and sha256 is None:
         raise InputError(
-            f"{text}: http:// does not protect a file on its way; give https://, or add "
+            f"{text}: http:// does not protect a download; give https://, or add "
             "#sha256= and the 64 digits that it must have"
         )
-    return WebLocation(url=url, sha256=sha256)
+    return WebLocation(url=url, sha256=sha256 or known_digest(url))
 
 
 def _split_digest(text: str) -> tuple[str, str | None]:

@@ -1,7 +1,6 @@
-"""Images become upright pixels here, by one rule for every stage.
+"""Decodes images to upright pixels by one rule for every stage.
 
-Reading order: ``formats`` (what a file is by its first bytes), ``structure`` (counts the parts of a
-file, which decide what decoding costs), ``orientation`` (how an image is stored in its file, and
-turning it and its boxes), ``decode`` (bytes to upright pixels, within bounds) and ``hashes`` (which
-images look similar).
+Reading order: ``formats`` (recognises a file by its first bytes), ``structure`` (counts the parts
+of a file, which determine the cost of decoding), ``orientation`` (rotates images, sizes and boxes),
+``decode`` (bytes to upright pixels, within limits) and ``hashes`` (finds images that look similar).
 """

@@ -21,7 +21,7 @@ from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_
 from vlmill.schemas.images.structure import canvas_pixels, check_structure, without_texts
 from vlmill.schemas.rejects import Reason, Rejected
 
-# Formats that pillow decodes by itself; others (EPS, for one) would start foreign programs. HEIF
+# Formats that pillow decodes itself; others (EPS, for one) would start external programs. HEIF
 # needs the extra `heif`, AVIF a pillow that was built with it.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF", "HEIF")
 _HEIF = ("HEIC", "HEIF")
@@ -30,9 +30,9 @@ _NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What an image may cost; all of it is looked at before anything is decoded.
+    """Limits of an image, checked before anything is decoded.
 
-    ``max_bytes`` null: whoever read the bytes has bounded them.
+    ``max_bytes`` None: the caller has already limited the bytes.
     """
 
     max_pixels: int
@@ -41,7 +41,7 @@ class Bounds:
 
 
 class UprightImage(NamedTuple):
-    """A decoded image, RGB and upright, and the ``orientation`` in which it was stored."""
+    """A decoded image, RGB and upright, and the ``orientation`` that it was stored in."""
 
     image: Image.Image
     orientation: int
@@ -152,17 +152,16 @@ def check_size(image: Image.Image, bounds: Bounds) -> None:
 
 
 def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
-    """Decodes an opened image; gives the orientation that it is stored in and what is left of it.
+    """Decodes an opened image; returns its stored orientation and the part that remains to apply.
 
-    They differ where pillow has turned the image itself: of a TIFF nothing is left. Raises
-    Rejected.
+    They differ if pillow has rotated the image itself: for a TIFF nothing remains. Raises Rejected.
     """
     check_size(image, bounds)
     before = read_orientation(image)
     image.load()
     if image.format == "TIFF":
         return before, read_orientation(image)
-    stored = read_orientation(image)  # a PNG may say it behind the pixels
+    stored = read_orientation(image)  # a PNG may store it after the pixels
     return stored, stored
 
 
@@ -199,10 +198,10 @@ def upper_bits(grey: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 class Quiet:
-    """Pillow's warnings about oddities of files are silent while any thread is inside.
+    """Silences pillow's warnings about unusual files while any thread is inside.
 
-    Among threads ``warnings.catch_warnings`` alone would leave its filters behind: the first that
-    enters has to be the last that leaves.
+    With several threads ``warnings.catch_warnings`` would leave its filters active: the first
+    thread to enter must be the last to leave.
     """
 
     def __init__(self) -> None:

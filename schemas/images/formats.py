@@ -1,4 +1,4 @@
-"""Recognises the format of a file by its first bytes; what the file is called plays no part."""
+"""Recognises the format of a file by its first bytes, regardless of its name."""
 
 import re
 
@@ -95,7 +95,9 @@ def format_name(head: bytes) -> str | None:
 
 
 def other_name(head: bytes) -> str | None:
-    """Returns what a file is that is not an image: an archive, a table, an HTML page; or None."""
+    """Returns the type of a file that is not an image (an archive, a table, an HTML page),
+    or None.
+    """
     head = head[:HEAD_BYTES]
     is_page = _first_element(head).startswith(_PAGE)
     return _by_magic(head, _OTHERS) or ("HTML page" if is_page else None)

@@ -1,8 +1,8 @@
-"""Perceptual hashes tell which images look alike: 64 bits, of which such images share most.
+"""Computes perceptual hashes of 64 bits; similar images share most of the bits.
 
-The bits are the 8 x 8 lowest frequencies of a discrete cosine transform of the image's 32 x 32
-grey pixels, each compared with their median. Scaling, recompression and small changes of brightness
-turn a few of them.
+The bits are the 8 x 8 lowest frequencies of a discrete cosine transform of the image's 32 x 32 grey
+pixels, each compared with their median. Scaling, recompression and small changes of brightness flip
+a few of them.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def bands(distance: int) -> list[tuple[int, int]]:
     return [(low, (1 << (high - low)) - 1) for low, high in pairwise(edges)]
 
 
-_BLOCK = 1 << 20  # comparisons at once
+_BLOCK = 1 << 20  # comparisons per block
 
 
 def _pairs_within(
@@ -117,7 +117,7 @@ class Neighbours:
         self._bands = [_Band.from_hashes(hashes, shift, mask) for shift, mask in bands(distance)]
 
     def near(self, phash: int) -> bool:
-        """Whether one of the hashes lies within the distance of this one."""
+        """Returns whether one of the hashes is within the distance of this one."""
         return any(band.near(np.uint64(phash), self._distance) for band in self._bands)
 
 

@@ -1,6 +1,6 @@
-"""EXIF says how a stored image is to be turned; images, sizes and boxes are turned here.
+"""Reads the EXIF orientation of stored images and rotates images, sizes and boxes.
 
-An orientation is a number of 1 to 8; 1 is upright. "Stored" is as the file has it.
+An orientation is a number from 1 to 8; 1 is upright. "Stored" means as in the file.
 """
 
 import struct
@@ -22,7 +22,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-LYING = (5, 6, 7, 8)  # width and height change places; only then are boxes mirrored
+LYING = (5, 6, 7, 8)  # width and height are swapped first; then boxes are mirrored
 MIRRORED_X = (2, 3, 6, 7)
 MIRRORED_Y = (3, 4, 7, 8)
 PREFIX = b"Exif\0\0"
@@ -31,21 +31,21 @@ SHORT, LONG = 3, 4  # the types of numbers that an orientation is written in
 
 
 def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
-    """A stored image upright: itself if it lies so."""
+    """Returns a stored image upright; the same object if it already is."""
     turn = TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
 def turn_size(width: int, height: int, orientation: int) -> tuple[int, int]:
-    """Turns width and height of the stored image into those of the upright one (and back)."""
+    """Converts width and height of the stored image to those of the upright one (and back)."""
     return (height, width) if orientation in LYING else (width, height)
 
 
 def turn_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes:
-    """Boxes [N, 4] (x1, y1, x2, y2) of a stored image in the upright one.
+    """Converts boxes [N, 4] (x1, y1, x2, y2) of a stored image to those of the upright one.
 
-    ``width`` and ``height`` are the upright image's. Corners lie between pixels: the full
-    image is (0, 0, width, height), however it is turned.
+    ``width`` and ``height`` are the upright image's. Corners are between pixels: the full image is
+    (0, 0, width, height) in any orientation.
     """
     if orientation == UPRIGHT:
         return boxes
@@ -60,10 +60,10 @@ def turn_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes
 
 
 def read_orientation(image: Image.Image) -> int:
-    """The orientation of an opened image, 1 where it has none that can be read.
+    """Returns the orientation of an opened image, 1 if it has none that can be read.
 
-    Of a PNG only what stands before the pixels is known before they are decoded. A TIFF forgets its
-    orientation when it is decoded: pillow turns it then.
+    A PNG may store it after the pixels, where it is known only after decoding. A TIFF loses its
+    orientation when it is decoded, because pillow rotates it then.
     """
     if isinstance(image, TiffImageFile):
         return valid(image.tag_v2.get(ExifTags.Base.Orientation))
@@ -74,18 +74,20 @@ def read_orientation(image: Image.Image) -> int:
 
 
 def profile_block(text: object) -> bytes:
-    """The block that ImageMagick writes to PNGs as text: three lines about it, then hexadecimal."""
+    """Parses the block that ImageMagick writes to PNGs as text: three header lines, then
+    hexadecimal.
+    """
     try:
         return bytes.fromhex("".join(str(text).split("\n")[3:]))
     except ValueError:
-        return b""  # a broken block says nothing about the pixels, which are fine
+        return b""  # a broken block does not affect the pixels, which are fine
 
 
 def orientation_in(block: bytes) -> int:
-    """The orientation in an EXIF block, 1 where there is none or the block is broken.
+    """Returns the orientation in an EXIF block, 1 if there is none or the block is broken.
 
-    Only the first directory's numbers are looked at. Pillow's own reader copies whatever each entry
-    points to: a PNG of 1 MB can make it take 65,535 times as much.
+    Only the numbers of the first directory are read. Pillow's own reader copies the target of each
+    entry: a PNG of 1 MB can make it copy 65,535 times as much.
     """
     start = 0
     while block.startswith(PREFIX, start):  # some writers have it twice
@@ -102,10 +104,10 @@ def orientation_in(block: bytes) -> int:
                 number = order + ("H" if kind == SHORT else "L")
                 return valid(struct.unpack_from(number, block, entry + 8)[0])
     except struct.error:
-        return UPRIGHT  # a broken block says nothing about the pixels, which are fine
+        return UPRIGHT  # a broken block does not affect the pixels, which are fine
     return UPRIGHT
 
 
 def valid(value: object) -> int:
-    """The value if it is an orientation, else 1."""
+    """Returns the value if it is an orientation, else 1."""
     return value if isinstance(value, int) and value in TURNS else UPRIGHT

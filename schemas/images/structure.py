@@ -1,9 +1,9 @@
-"""Counts the parts of an image file before a decoder sees it: what each costs a decoder is known.
+"""Counts the parts of an image file before decoding, because each part has a known cost.
 
-A file of some 100 KB can ask a decoder for minutes or gigabytes: by thousands of scans that each
-touch every pixel, by tags that share their bytes, by millions of empty markers. No photograph has a
-hundredth of these. The parsers here read what the decoders read, stop where a count exceeds its
-limit, and leave damage to the decoder.
+A file of some 100 KB can make a decoder use minutes or gigabytes: with thousands of scans that each
+touch every pixel, with tags that share their bytes, with millions of empty markers. No photograph
+has a hundredth of these. The parsers here read the same parts as the decoders, stop when a count
+exceeds its limit, and leave damage to the decoder.
 """
 
 import re
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from vlmill.schemas.rejects import Reason, Rejected
 
-Parts = Iterator[tuple[str, int]]  # what was found, and how many of it
+Parts = Iterator[tuple[str, int]]  # part and count
 
 # Measured on a core of a Xeon (2.1 GHz), with Pillow 12.3; benchmarks/RESULTS.md has the table.
 LIMITS: Mapping[str, int] = {
@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "times the file's bytes in tags": 2,  # tags of a file do not overlap
     "times the file's bytes in strips": 2,
     "strips": 250_000,  # or tiles of a TIFF
-    "pixels of a tile": 1 << 25,  # of a TIFF: 8 bytes each at most, whatever the image's size
+    "pixels of a tile": 1 << 25,  # of a TIFF: at most 8 bytes each, for images of any size
     "chunks": 50_000,  # of a PNG or WebP: 5 us each; of a PNG of 64 MB in 8 KB each 8,000
     "blocks": 100_000,  # of a GIF, up to its second image: 1 us each
     "comment bytes": 1 << 20,  # of a GIF: n blocks of a comment copy n * n / 2
@@ -77,7 +77,7 @@ def count_parts(data: bytes, name: str | None) -> Counter[str]:
 SOI, EOI, SOS, COM = 0xD8, 0xD9, 0xDA, 0xFE
 EXIF, MPF = b"Exif\0\0", b"MPF\0"
 BARE = {0x01, *range(0xD0, 0xDA)}  # markers without a length
-# Between the bytes of a scan 0xFF stands before 0, as itself, and in restart markers.
+# Inside a scan 0xFF is followed by 0 if it is data, and by another byte in restart markers.
 _PADDING = re.compile(rb"\xff+")
 _NEXT_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
@@ -94,7 +94,7 @@ def jpeg_parts(data: bytes) -> Parts:
         marker = start + 1 if padding is None else padding.end()
         yield "padding bytes", marker - 1 - offset
         code, offset = data[marker], marker + 1
-        if code == 0:  # Pillow goes on to the next byte
+        if code == 0:  # Pillow continues with the next byte
             yield "padding bytes", 2
             continue
         yield "markers", 1
@@ -140,7 +140,7 @@ COMPRESSION, JPEG_COMPRESSIONS = 259, (6, 7)
 DIRECTORIES = (34665, 34853, 40965)  # tags that lead to further directories, which Pillow reads
 NUMBERS = {3: "u2", 4: "u4", 13: "u4", 16: "u8"}  # types of unsigned numbers
 SIZES = np.array([0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8], dtype=np.float64)
-"""Bytes of a value by its type; those that Pillow does not read have none."""
+"""Bytes of a value by its type; types that Pillow does not read are missing."""
 TEXTS = (1, 2, 7)  # types whose values stay one string of bytes
 
 
@@ -156,7 +156,7 @@ class Directory:
 
     @classmethod
     def read(cls, data: bytes, offset: int, order: Order, *, is_big: bool) -> "Directory":
-        """Reads tags up to one whose bytes lie outside: there Pillow ends, too."""
+        """Reads tags up to one whose bytes are outside the file, where Pillow stops too."""
         count_type, number = ("Q", "u8") if is_big else ("H", "u4")
         (count,) = struct.unpack_from(order + count_type, data, offset)
         entry = np.dtype(
@@ -209,7 +209,9 @@ def num_bytes(tags: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
 
 
 def tiff_parts(data: bytes) -> Parts:
-    """Yields the parts of a TIFF: the tags of all its pages, and what the first one consists of."""
+    """Yields the parts of a TIFF: the tags of all its pages, and the strips or tiles of the first
+    one.
+    """
     yield from directory_parts(data, pages=True)
 
 
@@ -299,7 +301,7 @@ def without_texts(data: bytes) -> bytes:
 
 
 def webp_parts(data: bytes) -> Parts:
-    """Yields the chunks of a WebP, of which an animation has one a frame."""
+    """Yields the chunks of a WebP; an animation has one per frame."""
     offset = 12
     while offset < len(data):
         (size,) = struct.unpack_from("<L", data, offset + 4)
@@ -308,8 +310,9 @@ def webp_parts(data: bytes) -> Parts:
 
 
 def canvas_pixels(data: bytes, name: str | None) -> int:
-    """Returns the pixels of a WebP's canvas, of which Pillow's decoder takes two when it opens the
-    file; 0 of a file of another format, and without a canvas.
+    """Returns the pixels of a WebP's canvas, or 0 for other formats and without a canvas.
+
+    Pillow's decoder allocates two canvases when it opens the file.
     """
     if name != "WEBP" or data[12:16] != b"VP8X" or len(data) < 30:
         return 0
@@ -318,7 +321,7 @@ def canvas_pixels(data: bytes, name: str | None) -> int:
 
 
 def gif_parts(data: bytes) -> Parts:
-    """Yields the blocks of a GIF up to its second image, which says that it is an animation."""
+    """Yields the blocks of a GIF up to its second image, which shows that it is an animation."""
     offset, images = 13 + color_table_bytes(data[10]), 0
     while data[offset] != ord(";"):
         code, offset = data[offset], offset + 1

@@ -26,9 +26,10 @@ def load(
 ) -> "Pretrained":
     """Loads a checkpoint for raw images (paths, bytes, PIL images, arrays) and strings.
 
-    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote, or
-    ``hf://owner/name``, with ``@revision`` for one commit, of what `push` has sent. ``detector`` is
-    the weights' file of the detector whose regions it was trained on; random ones are drawn again.
+    ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote: a folder,
+    ``hf://OWNER/NAME[@REVISION]`` or ``https://HOST/FOLDER/``. ``detector`` is the file of the
+    detector whose regions it was trained on, or a name of one as `extract-rois run --weights` takes
+    it; random weights are drawn again from their seed.
     ``labels`` are the answers of a converted model of VQA, a line each. The files are compared with
     the SHA-256 that the checkpoint records, about a second a GB; ``trust`` skips that.
 

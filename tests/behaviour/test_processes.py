@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.factories import Tables
 
-    from vlmill.train.recipes.spec import RunSettings
+    from vlmill.train.settings.spec import RunSettings
 
 TRAIN = """
 import sys
@@ -48,7 +48,7 @@ FINETUNE = """
 import sys
 from pathlib import Path
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
 config, examples, regions, images, output = sys.argv[1:]

@@ -32,7 +32,7 @@ from vlmill.train.loading.images.crop import evaluation_image, training_images
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import SampledRegions
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 HEIGHT, WIDTH = 64, 96
 BLOCK = 16  # flat blocks of the size of JPEG's

@@ -45,6 +45,7 @@ SMALLEST = {
         *["--requests", "4", "--concurrency", "2", "--long", "40"],
         *["--overload", "0", "--idle", "50", "--kills", "1"],
     ],
+    "tokenizer": ["--images", "20", "--tokenizer-steps", "2", "--steps", "2", "--output", "out"],
     "train_detector": [
         *["--narrow", "--images", "1", "--height", "64", "--width", "80"],
         *["--regions", "8", "--rounds", "1"],

@@ -19,7 +19,7 @@ from proof.task_runs import Line, finished, results
 from proof.task_summary import lines_of
 from shell import KEYS
 
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 pytestmark = pytest.mark.nightly
 

@@ -17,7 +17,7 @@ from published.row import AblationTable, Figure, Row, Subject
 from shell import KEYS
 
 from vlmill.train.recipes import change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 pytestmark = pytest.mark.nightly
 
@@ -90,7 +90,7 @@ def test_the_page_names_what_moved_otherwise_and_what_cannot_run() -> None:
     assert "| Title | 0 | 0 | 1 | 0 |" in text
     assert "| **base** | 70.0 (70) |  | 1 |" in text
     assert "| other | 60.0 (80) | no | 1 |" in text
-    assert "Otherwise than there: other, VQA: -10.0 points here" in text and "+10.0 there." in text
+    assert "Unlike the paper: other, VQA: -10.0 points here" in text and "+10.0 there." in text
     assert "Cannot run: deaf, as it has no ears." in text
     assert "**Why.** Too few steps." in text
     assert ONE_SEED in text

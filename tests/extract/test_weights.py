@@ -9,34 +9,27 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from tests.extract.detect.test_containers import STATE
-from tests.hub_server import Hub, hub_server
+from tests.extract.detect.test_containers import SMALL, STATE
+from tests.hub_server import Hub
+from tests.models.detector.test_configurations import HUGGING_FACE
 from tests.web import LOCAL, FileServer, file_server
 
 from vlmill.extract.cli import command
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
 from vlmill.extract.detect.trained_folder import save_detector
+from vlmill.extract.show import Vocabulary
 from vlmill.models.detector.config import detectron2, hf_frcnn
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published_names import published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.listed import hash_file
+from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.plain_json import read_json
 
 SIDES = ("--short-side", "64", "--long-side", "100", "--max-boxes", "8")
-# As Hugging Face's port writes it, of a small network.
-CONFIG = {
-    "input": {"format": "BGR", "min_size_test": 64, "max_size_test": 100},
-    "resnets": {
-        "depth": 50,
-        "stem_out_channels": 4,
-        "res2_out_channels": 8,
-        "width_per_group": 2,
-    },
-}
 
 
 @pytest.fixture
@@ -45,15 +38,6 @@ def photos(jpeg: Callable[[int], bytes], tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "a.jpg").write_bytes(jpeg(0))
     return folder
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with hub_server() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        yield hub
 
 
 @pytest.fixture
@@ -137,11 +121,16 @@ def test_a_file_that_is_not_as_the_hub_says_is_refused(
 
 
 def hf_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """A snapshot as the hub has it: config.yaml and the tensors that fit it."""
+    """A snapshot as the hub has it, of a narrow network: config.yaml, and the tensors that fit."""
+    sizes = {"depth": 50, "stem_out_channels": 4, "res2_out_channels": 8, "width_per_group": 2}
+    config = HUGGING_FACE | {
+        "resnets": HUGGING_FACE["resnets"] | sizes,
+        "proposal_generator": {"hidden_channels": 8, "min_size": 0},
+    }
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    config = read_config_file(folder / "config.yaml").configuration().config
-    model = FasterRCNN(config)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    network = read_config_file(folder / "config.yaml").configuration().config
+    model = FasterRCNN(network)
     randomise(model, 3)
     return {
         published_name(name, "hf-frcnn"): tensor.contiguous()
@@ -158,6 +147,10 @@ def test_a_folder_of_the_hub_is_taken_as_it_is(
     assert extract(photos, tmp_path / "one", folder) == 0
     metadata = RegionReader(tmp_path / "one").producer
     assert metadata["config"] == "config.yaml" and metadata["weights"] == "pytorch_model.bin"
+    names = stored_names(metadata)
+    assert names["classes"][:2] == ["yolk", "goal"] and len(names["classes"]) == 1600
+    assert names["attributes"][3] == "unmade" and len(names["attributes"]) == 400
+    assert "Visual Genome" in metadata["names"]["source"]
 
     (folder / "pytorch_model.bin").unlink()
     names = sorted(state)
@@ -246,3 +239,47 @@ def test_a_trained_detector_by_its_address(web: FileServer, photos: Path, tmp_pa
     assert extract(photos, tmp_path / "out", address, "--allow-address", LOCAL) == 0
     expected = open_detector(None, folder).fingerprint
     assert RegionReader(tmp_path / "out").detector_fingerprint == expected
+
+
+def test_tables_carry_the_names_of_their_detector(
+    photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes, attributes = tmp_path / "classes.txt", tmp_path / "attributes.json"
+    classes.write_text("cat,kitty\ndog\nhat\nbus\nsky\nred kite\n")
+    attributes.write_text(json.dumps(["wet", "red", "old", "big", "far"]))
+    assert extract(photos, tmp_path / "none", weights) == 0
+    assert "names" not in RegionReader(tmp_path / "none").producer
+    flags = ("--classes", str(classes), "--attributes", str(attributes))
+    assert extract(photos, tmp_path / "named", weights, *flags) == 0
+    assert stored_names(RegionReader(tmp_path / "named").producer) == {
+        "classes": ["cat", "dog", "hat", "bus", "sky", "red kite"],
+        "attributes": ["wet", "red", "old", "big", "far"],
+    }
+    np.testing.assert_array_equal(
+        read_features(tmp_path / "named"), read_features(tmp_path / "none")
+    )
+    page = tmp_path / "page.html"
+    words = ["show", str(tmp_path / "named"), "--images", str(photos), "--output", str(page)]
+    assert run_command(command, words) == 0
+    names = Vocabulary().or_stored(RegionReader(tmp_path / "named").producer)
+    (row,) = list(RegionReader(tmp_path / "named"))
+    assert row.class_ids is not None and row.attribute_ids is not None
+    assert names.label(row, 0).startswith(
+        f"{names.attributes[row.attribute_ids[0]]} {names.classes[row.class_ids[0]]} "
+    )
+    capsys.readouterr()
+    assert extract(photos, tmp_path / "no", weights, "--classes", str(attributes)) == 2
+    assert "--classes has 5 names, the detector 6 classes" in capsys.readouterr().err
+
+
+def test_a_trained_detectors_own_names_are_carried(photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    model = FasterRCNN(SMALL)
+    randomise(model, 6)
+    names = ("a", "b", "c", "d", "e", "f")
+    save_detector(folder, model, classes=names, attributes=(), training={"recipe": "small"})
+    assert extract(photos, tmp_path / "out", folder) == 0
+    producer = RegionReader(tmp_path / "out").producer
+    assert stored_names(producer) == {"classes": list(names), "attributes": []}
+    assert producer["names"]["source"] == "the detector's own file"

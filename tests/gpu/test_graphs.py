@@ -14,8 +14,9 @@ from torch import Tensor
 
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.loading.batch import Batch
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.run.graphs import StepGraph
+from vlmill.train.run.pretraining import PretrainingStep
 
 pytestmark = pytest.mark.gpu
 # Of the largest value: eager steps have other shapes, whose sums of bfloat16 round otherwise.

@@ -38,7 +38,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CLOCK = {
     "samples_per_second",
-    "pictures_per_second",
     "mfu",
     "data_wait",
     "process_memory_bytes",

@@ -11,7 +11,7 @@ from tests.parity.golden import NotComparable, expect
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.masking.words import MaskedTokens, Replacement
 from vlmill.train.loading.random import Numbers, Uniforms
-from vlmill.train.recipes.parts import Masking
+from vlmill.train.settings.parts import Masking
 
 
 class Recorded(Uniforms):

@@ -27,7 +27,7 @@ from vlmill.train.loading.images.boxed import (
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 from vlmill.train.tasks.vcr.batch_tensors import find_object_rows
 from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import Question, cut_pieces, named_texts

@@ -22,7 +22,7 @@ from vlmill.train.loading.masking.words import (
     replace_masked,
 )
 from vlmill.train.loading.pairing import choose_pairing
-from vlmill.train.recipes.parts import Masking
+from vlmill.train.settings.parts import Masking
 from vlmill.train.tasks.retrieval.metrics import KS, rank_summary, ranks_among
 from vlmill.train.tasks.vcr.texts import Piece, choice_texts, name_objects
 

@@ -11,9 +11,10 @@ from tests.parity.golden import GoldenSet, NotComparable, expect, naming
 from tests.parity.results import Results
 from torch import Tensor, nn
 
-from vlmill.models import Vlmo, preset
+from vlmill.models import preset
 from vlmill.models.published import FAMILIES
 from vlmill.models.vlmo.config import VlmoNlvr2Config, VlmoVqaConfig
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.optim.average import MovingAverage

@@ -7,7 +7,7 @@ import pytest
 from accelerate.state import AcceleratorState
 from tests.factories import Tables
 
-from vlmill.models import ImageBertConfig
+from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.train.recipes import Optimizer, Recipe, Stage
 
 

@@ -48,7 +48,7 @@ from vlmill.train.checkpoints.trained_on import (
     read_trained_on,
 )
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_contents
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 # What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
 PUBLISHED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)

@@ -17,8 +17,12 @@ TOKENIZER = "tokenizer_config.json"
 
 
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
-    """Finds the checkpoint folder meant by ``path``: itself, or the last one of a run's output."""
+    """Finds the checkpoint folder meant by ``path``: itself, that of one of its files, or the last
+    one of a run's output.
+    """
     path = to_path(path)
+    if path.name in (MODEL, SETTINGS) and path.is_file():
+        path = path.parent
     if (path / SETTINGS).is_file():
         return path
     steps = saved_steps(path)

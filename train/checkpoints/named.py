@@ -1,11 +1,12 @@
 """Checkpoints by name: ``hf://OWNER/NAME`` or ``https://HOST/FOLDER/`` becomes a folder here.
 
-What a stranger has put there is listed before anything is fetched: a folder with a pickle is
-refused as a whole, only files of known names are fetched, and none larger than it may be. Weights
+The files of an untrusted repository are listed first: a folder with a pickle is refused, and only
+files of known names and bounded sizes are fetched. Weights
 are safetensors, which hold numbers alone. Nothing here loads torch.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +21,7 @@ from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABUL
 
 CARD, RECIPE, DETECTOR = "README.md", "recipe.yaml", "detector.safetensors"
 MB = 1 << 20
-# What is fetched and sent, and how many bytes each may have.
+# The files that are fetched and sent, with the largest size of each.
 FILES: dict[str, int] = {
     MODEL: 20_000 * MB,
     DETECTOR: 4_000 * MB,
@@ -48,8 +49,8 @@ def resolve_checkpoint(
     """Returns the local folder of a checkpoint that is given by name, or the argument itself.
 
     Without a network the folder is that of an earlier call, and ``warn`` is called. Raises
-    InputError for a name that is not one, for what does not exist, is no checkpoint, holds a pickle
-    or a file too large, and without a network and an earlier call.
+    InputError for a malformed name, for a repository that does not exist, has no checkpoint, or
+    holds a pickle or a file that is too large, and without a network and an earlier call.
     """
     if not is_named(argument):
         return argument
@@ -59,11 +60,14 @@ def resolve_checkpoint(
         return download_recorded(location, SETTINGS, FILES, allowed=allowed)
 
     def choose(sizes: Mapping[str, int | None]) -> list[str]:
-        inside = select_below(location, sizes)
+        inside = select_below(folder, sizes)
         require_safe(location, inside)
         return [inside.full_names[name] for name in FILES if name in inside]
 
-    return fetch_files(location, choose, warn=warn) / location.path
+    path = PurePosixPath(location.path)  # of a file, its folder is the checkpoint
+    parent = path.parent.as_posix().strip(".") if path.name in FILES else location.path
+    folder = dataclasses.replace(location, path=parent)
+    return fetch_files(location, choose, allow_addresses=allow_addresses, warn=warn) / parent
 
 
 def resolve_arguments(args: argparse.Namespace) -> None:
@@ -89,7 +93,7 @@ def require_safe(location: HubLocation, sizes: Mapping[str, int | None]) -> None
         )
     if missing := [name for name in (SETTINGS, MODEL, VOCABULARY) if name not in sizes]:
         raise InputError(
-            f"{location} has no {missing[0]}: it is no checkpoint of vlmill; give one that "
+            f"{location} has no {missing[0]}: it is not a checkpoint of vlmill; give one that "
             "`train-vl push` has sent, or convert this one first: train-vl convert --family FAMILY "
             f"--checkpoint {location} --output DIR"
         )
@@ -103,5 +107,5 @@ def require_safe(location: HubLocation, sizes: Mapping[str, int | None]) -> None
 
 
 def find_pickles(names: Iterable[str]) -> list[str]:
-    """Returns those of the names that pickles have, sorted."""
+    """Returns the names that pickles have, sorted."""
     return sorted(name for name in names if PurePosixPath(name).suffix.lower() in PICKLES)

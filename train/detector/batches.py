@@ -258,7 +258,8 @@ def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings)
         for image in loaded_images
         if image.reject is not None
     )
-    batch = padded_batch(*zip(*usable, strict=True), settings.detector)
+    image_ids, tensors, truths, scales = zip(*usable, strict=True)
+    batch = padded_batch(image_ids, tensors, truths, scales, settings.detector)
     return dataclasses.replace(batch, undecodable=undecodable)
 
 

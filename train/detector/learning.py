@@ -1,4 +1,4 @@
-"""Detector training as what a run learns: annotated images, the detector's losses, its scores."""
+"""`Learning` of detectors: annotated images, the losses of regions, the scores of detections."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,12 +38,12 @@ NAMED = 16  # images that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorStage:
-    """The only stage of a detector's training; a `LoopStage`."""
+    """The only stage of a detector's training, for `StageRun`."""
 
     batch_size: int
     accumulation: int
     name: str = "detector"
-    trained: tuple[str, ...] = ()  # what is frozen, the network itself says
+    trained: tuple[str, ...] = ()  # all; the configuration freezes stages
 
 
 def stage_run(settings: TrainingSettings) -> StageRun:
@@ -71,20 +71,20 @@ class DetectorLearning:
 
     @property
     def criterion(self) -> Criterion:
-        """Visual Genome's mean average precision."""
+        """Returns Visual Genome's mean average precision."""
         return CRITERION
 
     @property
     def tolerance(self) -> Tolerance:
-        """Any number: a step does without the images that cannot be used."""
+        """Returns no limit: a step continues without the images that cannot be used."""
         return Tolerance(images=len(self.examples.examples), share=1.0)
 
     def reads_images(self, run: StageRun) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
     def training_parts(self, run: StageRun, done: int) -> Iterator[Batch]:
-        """This process's parts of the steps after ``done``, without an end."""
+        """Yields this process's parts of the steps after ``done``, without an end."""
         settings = self.job.settings
         return step_parts(
             Images(self.examples.examples, self.images, settings),
@@ -97,16 +97,16 @@ class DetectorLearning:
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> DetectorStep | None:
-        """The losses; None without values, as the examples of a step depend on them."""
+        """Returns the losses; None for a blank model, whose proposals choose no examples."""
         assert isinstance(model, FasterRCNN)
         return None if blank else DetectorStep(model, self.job.settings)
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """One for each part, so that all parts count alike."""
+        """Returns 1 for each part, so that all parts have the same share."""
         return lambda part: {"part": 1}
 
     def update(self, model: nn.Module, run: StageRun) -> Update:
-        """The recipe's solver."""
+        """Returns the recipe's solver."""
         solver = self.job.settings.solver
         trained = [p for p in model.parameters() if p.requires_grad]
         return Update(
@@ -124,7 +124,7 @@ class DetectorLearning:
         module: nn.Module,
         accelerator: Accelerator,
     ) -> str:
-        """Says where a run has diverged, and what to look at."""
+        """Returns the message of a step that is not finite, with its images and remedies."""
         losses_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         images = [image_id for part in parts for image_id in part.image_ids]
         return (
@@ -134,7 +134,7 @@ class DetectorLearning:
         )
 
     def validates_every(self, run: StageRun) -> int:
-        """The recipe's number, or all steps; 0 without held-out images."""
+        """Returns the recipe's number, or all steps; 0 without held-out images."""
         if not self.validation.examples:
             return 0
         return self.job.settings.validate_every or run.steps
@@ -161,7 +161,7 @@ def clip_by_solver(
     optimizer: Optimizer, accelerator: Accelerator, *, parameters: Sequence[Tensor], solver: Solver
 ) -> Float[Tensor, " 1"]:
     """Clips as the solver says; returns the whole gradient's norm from before it is clipped."""
-    moved = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in moved if p.grad is not None])
-    clip_gradients(moved, solver)
+    updated = [p for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in updated if p.grad is not None])
+    clip_gradients(updated, solver)
     return whole_norm(norm).reshape(1)

@@ -45,7 +45,7 @@ DetectorRunner = Runner[DetectorLearning, DetectorSaving]
 
 
 def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
-    """Trains, or goes on; returns what to say at the end.
+    """Trains a detector, or continues; returns a line that describes the result.
 
     Raises InputError, for a disk that is too small unless ``force`` is set, and ArithmeticError.
     """
@@ -156,7 +156,7 @@ def estimate_min_bytes(runner: DetectorRunner) -> int:
     """
     settings, trained = runner.learning.job.settings, runner.model.parameters()
     copies = 2 if settings.average else 1
-    state_bytes = sum(tensor.nbytes for tensor in runner.model.state_dict().values())
+    state_bytes: int = sum(tensor.nbytes for tensor in runner.model.state_dict().values())
     state_bytes += copies * sum(p.nbytes for p in trained if p.requires_grad)
     saves = max(1, -(-settings.steps // settings.save_every))
     there = len(saved_steps(runner.output))
@@ -215,7 +215,7 @@ def make_rejects(runner: DetectorRunner) -> list[dict[str, object]]:
 
 
 def format_summary(runner: DetectorRunner) -> str:
-    """Returns what was used and left out, in a line."""
+    """Returns a line with the numbers of images and rejects, and the first metrics."""
     count = len(runner.learning.examples.examples)
     rejects = rejects_said(Counter(str(row["reason"]) for row in make_rejects(runner)))
     metrics = runner.learning.metrics

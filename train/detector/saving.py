@@ -38,7 +38,7 @@ class DetectorSaving:
         self.job, self.accelerator = job, accelerator
         name = f"validation/{CRITERION.name}"
         log = read_log(job.output / LOG)
-        self.measured = {line["step"]: line[name] for line in log if name in line}
+        self.measured: dict[int, float] = {line["step"]: line[name] for line in log if name in line}
 
     def last(self) -> Resumed | None:
         """Reads the last checkpoint; None for a new run. Raises InputError for one that is
@@ -59,7 +59,7 @@ class DetectorSaving:
             raise
         except (OSError, SafetensorError, ValueError) as error:
             raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
-        # A checkpoint of vlmill 0.1 has momenta alone, by the names of their parameters.
+        # An earlier version's checkpoint has momenta alone, by the names of their parameters.
         prefixes = ("optimizer.", "rng.", RAW)
         state = {
             name if name.startswith(prefixes) else f"optimizer.momentum_buffer.{name}": value
@@ -89,8 +89,8 @@ class DetectorSaving:
                 training={"recipe": job.settings.name, "step": step},
                 also=(STATE,),
             )
-        kept = job.settings.keep_checkpoints
-        keep_last(saved_steps(job.output), kept, also=self.chosen(step))
+        count = job.settings.keep_checkpoints
+        keep_last(saved_steps(job.output), count, also=self.chosen(step))
         push(job.output)
 
     def chosen(self, last: int) -> int:

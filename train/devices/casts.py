@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from vlmill.models.layers.operators import LayerNorm
+from vlmill.train.devices.foreach import copy_
 
 NAMES = ("weight", "bias")
 
@@ -73,5 +74,5 @@ class _Cast(torch.autograd.Function):
 def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
     if copies:
-        torch._foreach_copy_(copies, list(tensors))
+        copy_(copies, tensors)
     return copies

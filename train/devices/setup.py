@@ -1,7 +1,7 @@
 """How a model is computed: on which devices, by how many processes, and what is kept of it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.fx.experimental import _config as fx_config
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -24,7 +23,7 @@ from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.operators import LayerNorm
 from vlmill.runtime.console.process_group import open_accelerator
 from vlmill.schemas.errors import InputError
-from vlmill.train.recipes import RunSettings
+from vlmill.train.settings.spec import RunSettings
 
 BLOCKS = (
     *(PostNormBlock, CoAttentionBlock, PreNormBlock),
@@ -134,12 +133,23 @@ def unwrapped(module: nn.Module) -> Any:
     return inside.module if isinstance(inside, DistributedDataParallel) else inside
 
 
+def _keep_equal_sizes_apart() -> None:
+    """Has the compiler take sizes for different ones that are equal by chance in the first batch.
+
+    The setting is in a private module: without it a batch where they differ costs another graph.
+    """
+    with suppress(ImportError, AttributeError):
+        from torch.fx.experimental import _config
+
+        _config.use_duck_shape = False
+
+
 def compiled(module: nn.Module) -> nn.Module:
     """Returns a step that torch.compile translates, once for batches of all sizes.
 
     Sizes that are equal by chance in the first batch (as many tokens as regions) stay two sizes.
     """
-    fx_config.use_duck_shape = False
+    _keep_equal_sizes_apart()
     translated: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
     return translated
 
@@ -151,7 +161,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     minutes. They share code with those of other sizes and, in VLMo, of other routes, for which the
     compiler's limit of graphs is raised. ``options`` are torch.compile's.
     """
-    fx_config.use_duck_shape = False
+    _keep_equal_sizes_apart()
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, GRAPHS_OF_BLOCKS)
     for part in model.modules():
         if isinstance(part, BLOCKS):

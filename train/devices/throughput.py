@@ -27,7 +27,9 @@ def operations_counter() -> FlopCounterMode:
     """Counts the products of everything inside it, those of `vlmill.models.layers.cpu.linear`
     too.
     """
-    known = {torch.ops.mkldnn._linear_pointwise: _linear_operations}
+    known = {}
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        known[torch.ops.mkldnn._linear_pointwise] = _linear_operations
     return FlopCounterMode(display=False, custom_mapping=known)
 
 

@@ -22,7 +22,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.boxes import padded_locations
 from vlmill.train.loading.images.boxed import padded_images
 from vlmill.train.loading.sample import IGNORED, Sample, SampledRegions, get_global_feature
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 NO_BOXES = np.empty((0, 4), dtype=np.float32)
 

@@ -31,7 +31,7 @@ from vlmill.train.loading.sample import (
     surest_first,
     take_regions,
 )
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use
 LARGER = 1.5  # times as large as needed: a block may be

@@ -16,7 +16,7 @@ from vlmill.train.loading.arrays import Array, Ids
 from vlmill.train.loading.feature_store import StoredFeatures, stored_features, unread_features
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import SampledRegions, placed_boxes
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 
 def count_shown(

@@ -15,7 +15,7 @@ from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.loading.arrays import Flags, Ids, Keys
 from vlmill.train.loading.random import ALL_BITS, FACTOR, KEYS_AT_ONCE, scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes.parts import MixedSource
+from vlmill.train.settings.parts import MixedSource
 
 MIXTURE_STAGE = 1 << 20  # apart from the stages whose pairs draw orders, masks and negatives
 ROUND_EPOCH = 1 << 32  # apart from the epochs of other rounds

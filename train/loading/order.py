@@ -14,7 +14,7 @@ import numpy as np
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.mixture import Counts, Mixture
 from vlmill.train.loading.random import permutation, stream_starts
-from vlmill.train.recipes.parts import Loading
+from vlmill.train.settings.parts import Loading
 
 ORDER_STAGE = 1 << 18  # apart from the stages whose pairs draw masks and negatives
 WINDOW_KEY = 1 << 32  # apart from the keys of an epoch's order

@@ -25,7 +25,7 @@ from vlmill.train.loading.sample import (
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.visited_pairs import text_rows
-from vlmill.train.recipes.spec import Stage
+from vlmill.train.settings.spec import Stage
 
 TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
 PAIRED = ("regions", "pixels", "picture-regions")  # kinds whose texts and images may not match

@@ -20,7 +20,7 @@ from vlmill.train.loading.feature_store import StoredFeatures, stored_features, 
 from vlmill.train.loading.masking.regions import MaskedRegions, mask_groups, masked_by
 from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.recipes.parts import Feeding, Masking
+from vlmill.train.settings.parts import Feeding, Masking
 
 LONGEST = 64  # text and regions together
 

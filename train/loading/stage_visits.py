@@ -14,7 +14,7 @@ from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.visited_pairs import StagePairs, stage_rows
-from vlmill.train.recipes.spec import TrainingStage
+from vlmill.train.settings.spec import TrainingStage
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ class StageVisits:
 
     @cached_property
     def order(self) -> PairOrder | AlternatingOrder:
-        """Says in which order the stage visits its pairs."""
+        """Returns the order in which the stage visits its pairs."""
         rows = stage_rows(self.table, self.stage, self.splits)
         turns = [group for group in self.in_turns(rows) if len(group)]
         if len(turns) < 2:

@@ -9,7 +9,7 @@ from vlmill.train.loading.arrays import Flags, Ids, Keys
 from vlmill.train.loading.pairing import draw_row
 from vlmill.train.loading.random import Draws, scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.recipes.spec import TrainingStage
+from vlmill.train.settings.spec import TrainingStage
 
 SHARE_STAGE = 1 << 19  # apart from the stages whose pairs draw orders, masks and negatives
 ALL = 1 << 64  # hashes that there are

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from vlmill.train.devices.foreach import add_, compute_norms, scale_
 from vlmill.train.devices.gather import gather_tensor, laid_out_like
 
 # As a count of steps: the powers of both betas are 0 there, so that nothing is corrected.
@@ -30,7 +31,7 @@ def gradient_norms(gradients: Sequence[Tensor], joins: Sequence[int]) -> Float[T
     """
     pairs = list(zip(gradients, joins, strict=True))
     local = [part for g, count in pairs if not isinstance(g, DTensor) for part in _parts(g, count)]
-    norms = iter(torch._foreach_norm(local, dtype=torch.float32) if local else ())
+    norms = iter(compute_norms(local) if local else ())
     every: list[Tensor] = []
     for gradient, count in pairs:
         if isinstance(gradient, DTensor):
@@ -80,7 +81,7 @@ def clip_each_(
                 scaled.append(part)
                 numbers.append(factor)
     if scaled:
-        torch._foreach_mul_(scaled, numbers)
+        scale_(scaled, numbers)
 
 
 class _Adam(Optimizer):
@@ -133,7 +134,7 @@ class _Adam(Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         counts = [self.state[parameter]["step"] for parameter in parameters]
-        torch._foreach_add_(counts, 1)
+        add_(counts, 1)
         return counts
 
     def _move(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from vlmill.train.devices.foreach import lerp_
 from vlmill.train.devices.gather import laid_out_like
 
 
@@ -36,7 +37,7 @@ class MovingAverage:
     def update(self, model: nn.Module) -> None:
         """Takes in the weights after an optimiser's step."""
         weights = [p.detach() for _, p in self._followed(model)]
-        torch._foreach_lerp_(list(self.shadow.values()), weights, 1 - self.rate)
+        lerp_(list(self.shadow.values()), weights, 1 - self.rate)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW
 from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.schemas.errors import InputError
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
-from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.settings.parts import Optimizer
 
 BERT_BODY = ("bert.embeddings.", "bert.encoder.layer.")
 # Query, key and value are one tensor here and three in the codes of BERT and what comes of it.

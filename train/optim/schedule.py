@@ -8,7 +8,7 @@ has rate 0.
 import math
 from collections.abc import Sequence
 
-from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.settings.parts import Optimizer
 
 
 def constant(position: float, *, warmup: float) -> float:

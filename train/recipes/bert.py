@@ -4,13 +4,25 @@ What the models on regions start from. Every row of ``--pairs`` is a text, with 
 without. The second task, next sentences, needs documents and is left out.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from vlmill.models.bert.config import bert_base, bert_large, bert_small
-from vlmill.train.recipes.feeding import bert_feeding
-from vlmill.train.recipes.parts import Objectives, Optimizer
+from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Feeding, Objectives, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
+
+if TYPE_CHECKING:
+    from vlmill.train.recipes.training import VariantTraining
 
 MASKED_WORDS = Objectives(mlm=0.0, text_mlm=1.0, moc=0.0, mrfr=0.0, itm=0.0)
+
+
+def bert_feeding() -> Feeding:
+    """Texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
+    return Feeding(kind="text")
 
 
 def bert_recipe(name: str, model: object, about: str) -> Recipe:
@@ -63,3 +75,23 @@ def bert_small_recipe() -> Recipe:
         feeding=bert_feeding(),
         objectives=MASKED_WORDS,
     )
+
+
+def trainings() -> dict[str, VariantTraining]:
+    """Imports torch: how the variants are trained."""
+    from vlmill.train.objectives.pretraining import text_losses
+    from vlmill.train.recipes.training import VariantTraining, copy_weights
+
+    return {
+        "bert": VariantTraining(losses=text_losses, feeding=bert_feeding, start=copy_weights),
+    }
+
+
+ROW = PaperTraining(
+    trainings=trainings,
+    recipes={
+        "bert-small": bert_small_recipe,
+        "bert-base": bert_base_recipe,
+        "bert-large": bert_large_recipe,
+    },
+)

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmill.train.recipes.parts import MixedSource
-from vlmill.train.recipes.size import measure_network
-from vlmill.train.recipes.spec import RunSettings, Stage, TrainingStage, contrasts
-from vlmill.train.recipes.trunk_size import COLOURS, Network
+from vlmill.train.recipes.sizes import ModelSize, find_size
+from vlmill.train.settings.parts import MixedSource
+from vlmill.train.settings.spec import RunSettings, Stage, TrainingStage, contrasts
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
 # Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
@@ -21,6 +20,7 @@ PUBLISHED_PAIRS: Mapping[str, int] = {
 }
 TRAINING_BYTES = 16  # of a parameter: float32 weight, gradient and AdamW's two moments
 PATCH_SIZE = 16
+COLOURS = 3
 # What a contrast keeps of a whole step, in numbers of float32: of each pair of vectors the scores,
 # both directions' log-shares and their gradients; of each vector itself, all processes' and its
 # gradient.
@@ -50,13 +50,13 @@ class Cost:
 
 
 def compute_cost(recipe: RunSettings) -> Cost:
-    """What a recipe costs, by formulas on its configurations."""
-    network = measure_network(recipe.model)
+    """What a recipe costs, from the size of its model."""
+    size = find_size(recipe)
     number = 4 if recipe.precision == "no" else 2
-    pair = max(activations(network, stage, recipe.max_text_tokens) for stage in recipe.stages)
+    pair = max(activations(size, stage, recipe.max_text_tokens) for stage in recipe.stages)
     return Cost(
-        parameters=network.parameters,
-        fixed_bytes=TRAINING_BYTES * network.parameters,
+        parameters=size.parameters,
+        fixed_bytes=TRAINING_BYTES * size.parameters,
         pair_bytes=number * pair * recipe.samples_of_pair,
     )
 
@@ -84,7 +84,7 @@ def contrast_bytes(recipe: RunSettings, stage: TrainingStage) -> int:
     return int(FLOAT32_BYTES * config.num_contrast_pairs * numbers + images)
 
 
-def activations(network: Network, stage: TrainingStage, max_text_tokens: int) -> int:
+def activations(size: ModelSize, stage: TrainingStage, max_text_tokens: int) -> int:
     """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or max_text_tokens
@@ -99,12 +99,9 @@ def activations(network: Network, stage: TrainingStage, max_text_tokens: int) ->
     extra_text_tokens = (
         feeding.text_rows * feeding.text_row_tokens // stage.batch_size
     )  # texts alone
-    rows = {"texts": text, "pictures": image, "both": text + image + extra_text_tokens}
     passes = JOINT_PASSES + 1 if isinstance(stage, Stage) and stage.objectives.itc else 1
-    values = sum(
-        rows[stack.rows] * stack.num_layers * stack.layer.activations for stack in network.stacks
-    )
-    return passes * values
+    rows = text + image + extra_text_tokens
+    return passes * (text * size.texts + image * size.images + rows * size.both)
 
 
 def describe_length(stage: TrainingStage) -> str:

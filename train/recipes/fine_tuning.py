@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vlmill.models.vilbert.config import single_stream_base
 from vlmill.models.vlbert.config import RegionCnnConfig, VlBertEndToEndConfig
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.parts import Feeding, Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
 
 # How often published runs say, save and load what.
 PUBLISHED_RUN: dict[str, Any] = {"save_every": 2000, "log_every": 100, "workers": 4}
@@ -22,7 +23,65 @@ TRIAL_RUN: dict[str, Any] = {
 FAMILY = re.compile("vl-bert(-paper)?")  # in the names of VL-BERT's recipes
 # Decay of the moving average of the weights in InterBERT's fine-tuning (arXiv:2003.13198; code).
 INTERBERT_AVERAGE = 0.9999
+R = TypeVar("R", bound=TaskRecipe)
 BERT = "--init: BERT (train-vl convert --family bert --as bert-base)"
+
+
+def task_recipe(
+    kind: type[R],
+    name: str,
+    variant: str,
+    model: Any,
+    starts_from: tuple[str, ...],
+    stage: TrainingStage,
+    about: str,
+    needs: str,
+    **changes: Any,
+) -> R:
+    """Returns a published run of a task, with ``changes`` to what its published runs share."""
+    return kind(
+        name=name,
+        variant=variant,
+        model=model,
+        starts_from=starts_from,
+        stages=(stage,),
+        about=about,
+        needs=needs,
+        **(PUBLISHED_RUN | kind.published | changes),
+    )
+
+
+def for_trials(
+    like: R,
+    name: str,
+    model: Any,
+    about: str,
+    *,
+    lr: float,
+    batch_size: int,
+    feeding: Feeding | None = None,
+    **changes: Any,
+) -> R:
+    """Returns ``like`` in minutes on a CPU, for some thousand examples."""
+    (stage,) = like.stages
+    stage = replace(
+        stage,
+        steps=600,
+        epochs=None,
+        batch_size=batch_size,
+        accumulation=1,
+        feeding=feeding or stage.feeding,
+        optimizer=Optimizer(lr=lr),
+    )
+    fields: dict[str, Any] = TRIAL_RUN | {"average": 0.0} | changes
+    return replace(
+        like,
+        name=name,
+        model=model,
+        stages=(stage,),
+        about=f"{about} for trials on a CPU",
+        **fields,
+    )
 
 
 def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:

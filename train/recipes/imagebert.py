@@ -1,16 +1,27 @@
 """ImageBERT (Qi et al., arXiv:2001.07966). The paper has no released code; what it leaves open is
 marked [choice]."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vlmill.models.imagebert.config import imagebert_base, imagebert_small
-from vlmill.train.recipes.feeding import imagebert_feeding
-from vlmill.train.recipes.parts import Optimizer
+from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Feeding, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
+
+if TYPE_CHECKING:
+    from vlmill.train.recipes.training import VariantTraining
 
 LAIT_PAIRS = 2_000_000  # of its 10 million (sec. 5.2)
 GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of needs
+
+
+def imagebert_feeding() -> Feeding:
+    """144 positions in all less 100 regions (arXiv:2001.07966, sec. 5.2)."""
+    return Feeding(max_tokens=44, max_regions=100)
 
 
 def imagebert_stage(name: str, *sources: str) -> Stage:
@@ -127,3 +138,27 @@ def imagebert_small_recipe() -> Recipe:
 def imagebert_hour_recipe() -> Recipe:
     """Some 20 minutes of one core: R@1 of 0.93 among 500 generated images, by 24,000 pairs."""
     return hour_recipe(imagebert_small_recipe(), steps=4_500)
+
+
+def trainings() -> dict[str, VariantTraining]:
+    """Imports torch: how the variants are trained."""
+    from vlmill.train.recipes.training import VariantTraining
+
+    return dict.fromkeys(
+        ("imagebert", "imagebert-retrieval"), VariantTraining(feeding=imagebert_feeding)
+    )
+
+
+ROW = PaperTraining(
+    trainings=trainings,
+    recipes={
+        "imagebert-small": imagebert_small_recipe,
+        "imagebert-hour": imagebert_hour_recipe,
+        "imagebert": imagebert,
+        "imagebert-lait": imagebert_lait,
+        "imagebert-cc": imagebert_cc,
+        "imagebert-cc-sbu": imagebert_cc_sbu,
+        "imagebert-cc-sbu-global": imagebert_cc_sbu_global,
+        "imagebert-mixed": imagebert_mixed,
+    },
+)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
 
 VOCABULARY = 4000
 

@@ -1,6 +1,10 @@
 """ViLBERT (Lu et al., arXiv:1908.02265) on Conceptual Captions, and its single-stream baseline."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from vlmill.models.vilbert.config import (
     single_stream_base,
@@ -8,12 +12,33 @@ from vlmill.models.vilbert.config import (
     vilbert_large,
     vilbert_small,
 )
-from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking
-from vlmill.train.recipes.parts import Masking, Objectives, Optimizer
+from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
+
+if TYPE_CHECKING:
+    from vlmill.train.recipes.training import VariantTraining
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
+
+
+def vilbert_feeding() -> Feeding:
+    """Captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec. 3.2) and the image.
+
+    The distribution over the detector's classes is the target (sec. 3.1).
+    """
+    return Feeding(max_tokens=36, max_regions=36, whole_image="mean", region_targets="distribution")
+
+
+def vilbert_retrieval_feeding() -> Feeding:
+    """Fine-tuned on texts of 30 tokens, 99 regions and the image [code]."""
+    return replace(vilbert_feeding(), max_tokens=30, max_regions=99)
+
+
+def vilbert_masking() -> Masking:
+    """Sec. 3.1. The code masks and asks in mismatched pairs too; the paper is silent."""
+    return Masking(mismatched_words=True, mismatched_regions=True)
 
 
 def vilbert_objectives() -> Objectives:
@@ -135,3 +160,42 @@ def vilbert_small_recipe() -> Recipe:
 def vilbert_hour_recipe() -> Recipe:
     """Some 60 minutes of one core: R@1 of 0.95 among 500 generated images, by 24,000 pairs."""
     return hour_recipe(vilbert_small_recipe(), steps=9_000)
+
+
+def trainings() -> dict[str, VariantTraining]:
+    """Imports torch: how the variants are trained."""
+    from vlmill.train.recipes.training import (
+        VariantTraining,
+        continue_pretrained,
+        copy_weights,
+    )
+
+    return {
+        "vilbert": VariantTraining(feeding=vilbert_feeding, start_task=continue_pretrained),
+        "vilbert-single-stream": VariantTraining(feeding=vilbert_feeding),
+        # A model of several tasks continues with all of its heads.
+        "vilbert-12in1-tasks": VariantTraining(
+            start_task=lambda fresh, init, labels: copy_weights(fresh, init)
+        ),
+        "vilbert-tasks": VariantTraining(feeding=vilbert_retrieval_feeding),
+    }
+
+
+ROW = PaperTraining(
+    trainings=trainings,
+    recipes={
+        "vilbert-small": vilbert_small_recipe,
+        "vilbert-hour": vilbert_hour_recipe,
+        "vilbert": vilbert,
+        "vilbert-paper": vilbert_paper,
+        "vilbert-single-stream": vilbert_single_stream,
+        "vilbert-2-layers": partial(vilbert_layers, 2),
+        "vilbert-4-layers": partial(vilbert_layers, 4),
+        "vilbert-8-layers": partial(vilbert_layers, 8),
+        "vilbert-large": partial(vilbert_large_layers, 6),
+        "vilbert-large-2-layers": partial(vilbert_large_layers, 2),
+        "vilbert-large-4-layers": partial(vilbert_large_layers, 4),
+        "vilbert-25-percent": partial(vilbert_share, 25),
+        "vilbert-50-percent": partial(vilbert_share, 50),
+    },
+)

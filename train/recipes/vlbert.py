@@ -4,7 +4,10 @@
 the first. The code's rates are for a row: 1e-7 times the rows of a step, texts alone counted.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from vlmill.models.vlbert.config import (
     vlbert_base,
@@ -15,16 +18,51 @@ from vlmill.models.vlbert.config import (
     vlbert_paper_end_to_end,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking, vlbert_paper_masks
-from vlmill.train.recipes.parts import Masking, Objectives, Optimizer
+from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
+
+if TYPE_CHECKING:
+    from vlmill.train.checkpoints.files import LoadedCheckpoint
+    from vlmill.train.recipes.training import Labels, VariantTraining
 
 DISTRIBUTIONS = "regions with distributions of classes"
 TEXTS = "texts of source books and wikipedia (pairs without image_id)"
 BERT = "--init from BERT: train-vl convert --family bert --as"
 BACKBONE = "--backbone FILE, a ResNet or a detector"
 CAPTIONS = 128  # of a step, in all released settings with texts alone
+
+
+def vlbert_feeding(*, text_rows: int = 0) -> Feeding:
+    """Up to 100 regions (arXiv:1908.08530, sec. 4.1), the surest first, of which 64 elements with
+    the text [code].
+
+    The code flips boxes, not features, and learns from as many rows of text alone as of captions.
+    """
+    return Feeding(
+        max_tokens=63,
+        max_regions=100,
+        region_order="confidence",
+        whole_image="rest",
+        max_elements=64,
+        region_targets="distribution",
+        flip=0.5,
+        text_rows=text_rows,
+        text_row_tokens=64,
+    )
+
+
+def vlbert_masking() -> Masking:
+    """Whole words, with BERT's shares [code]; the paper always writes [MASK]."""
+    return Masking(word_rule="words", mismatched_words=True, mismatched_regions=True)
+
+
+def vlbert_paper_masks(masking: Masking) -> Masking:
+    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen are masked,
+    where the code keeps or replaces some.
+    """
+    return replace(masking, word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0)
 
 
 def vlbert_objectives(*, texts: bool) -> Objectives:
@@ -206,3 +244,56 @@ def vl_bert_small_recipe() -> Recipe:
 def vl_bert_hour_recipe() -> Recipe:
     """Some 25 minutes of one core: R@1 of 0.93 among 500 generated images, by 24,000 pairs."""
     return hour_recipe(vl_bert_small_recipe(), steps=9_000)
+
+
+def start_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
+    """Copies transforms of pretraining's heads, and the words' rows for answers."""
+    if init.variant != "vl-bert":
+        fresh.body.load_state_dict(init.model.body.state_dict())
+        say_what_is_new(sorted(n for n, _ in fresh.named_parameters() if not n.startswith("body.")))
+    elif labels:
+        fresh.start_from(init.model, labels)
+    else:
+        fresh.start_from(init.model)
+
+
+def start_task_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
+    """Copies the network of regions, and above it as from stored regions."""
+    fresh.cnn.load_state_dict(init.model.cnn.state_dict())
+    if init.variant == "vl-bert-end-to-end":
+        fresh.model.start_from(init.model.model)
+        return
+    fresh.model.body.load_state_dict(init.model.model.body.state_dict())
+    names = sorted(n for n, _ in fresh.model.named_parameters() if not n.startswith("body."))
+    say_what_is_new([f"model.{name}" for name in names])
+
+
+def trainings() -> dict[str, VariantTraining]:
+    """Imports torch: how the variants are trained."""
+    from vlmill.train.objectives.pretraining import end_to_end_losses
+    from vlmill.train.recipes.training import VariantTraining
+
+    stored = VariantTraining(start_task=start_task)
+    pixels = VariantTraining(start_task=start_task_end_to_end)
+    return {
+        "vl-bert": VariantTraining(feeding=vlbert_feeding),
+        "vl-bert-end-to-end": VariantTraining(losses=end_to_end_losses),
+        **dict.fromkeys(("vl-bert-refcoco", "vl-bert-vcr", "vl-bert-vqa"), stored),
+        **dict.fromkeys(("vl-bert-refcoco-end-to-end", "vl-bert-vcr-end-to-end"), pixels),
+    }
+
+
+ROW = PaperTraining(
+    trainings=trainings,
+    recipes={
+        "vl-bert-small": vl_bert_small_recipe,
+        "vl-bert-hour": vl_bert_hour_recipe,
+        "vl-bert": vl_bert,
+        "vl-bert-captions": vl_bert_captions,
+        "vl-bert-large": vl_bert_large,
+        "vl-bert-end-to-end": vl_bert_end_to_end,
+        "vl-bert-end-to-end-large": vl_bert_end_to_end_large,
+        "vl-bert-paper": vl_bert_paper,
+        "vl-bert-paper-end-to-end": vl_bert_paper_end_to_end,
+    },
+)

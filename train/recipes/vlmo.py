@@ -4,9 +4,12 @@ The first is BEiT (arXiv:2106.08254, sec. 3.1), and the others start from the ru
 of its output. Numbers stand in VLMo's section 4.1 where no other source is named.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmill.models.beit.config import (
     beit_base,
@@ -15,6 +18,7 @@ from vlmill.models.beit.config import (
     beit_large,
     beit_large_paper,
 )
+from vlmill.models.registry import find_variant, get_variant
 from vlmill.models.vlmo.config import (
     retrieval,
     text_stage,
@@ -25,15 +29,42 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import (
-    vlmo_feeding,
-    vlmo_images_feeding,
-    vlmo_masking,
-    vlmo_text_feeding,
-)
-from vlmill.train.recipes.parts import Loading, Objectives, Optimizer
+from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.recipes.spec import Recipe, Stage
+from vlmill.train.settings.parts import Feeding, Loading, Masking, Objectives, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage
+
+if TYPE_CHECKING:
+    from vlmill.train.checkpoints.files import LoadedCheckpoint
+    from vlmill.train.recipes.training import Labels, VariantTraining
+
+
+def vlmo_feeding(*, image_size: int = 224) -> Feeding:
+    """Stage 3: 40 tokens and RandAugment (arXiv:2111.02358, sec. 4.1); the crop is the code's."""
+    return Feeding(kind="pixels", max_tokens=40, image_size=image_size, flip=0.5)
+
+
+def vlmo_text_feeding() -> Feeding:
+    """Stage 2: text of 196 tokens (sec. 4.1)."""
+    return Feeding(kind="text", max_tokens=196)
+
+
+def vlmo_images_feeding(*, image_size: int = 224, token_size: int = 112) -> Feeding:
+    """Stage 1 is BEiT's: one crop for the model and, at half the size, for the tokenizer [code]."""
+    return Feeding(
+        kind="pictures",
+        image_size=image_size,
+        token_size=token_size,
+        crop=(0.08, 1.0),
+        augment=False,
+        jitter=0.4,
+        flip=0.5,
+    )
+
+
+def vlmo_masking() -> Masking:
+    """Whole words, 15 % of the 40 tokens that a text may have [code]."""
+    return Masking(word_rule="budget", mismatched_words=True)
 
 
 class Chain(NamedTuple):
@@ -232,3 +263,149 @@ def vlmo_hour_recipe() -> Recipe:
         model=retrieval(vlmo_small(patch_size=8)),
         stages=(replace(stage, batch_size=128, objectives=alone),),
     )
+
+
+# Ablations (tables 3 and 4): stages, objectives and experts. Without the second stage all experts
+# start from BEiT, and the layouts of experts were compared from a ViT; so are the objectives here,
+# and all else is the third stage's [choice].
+
+EVERY_LAYER = vlmo_base_paper().num_layers  # the first with a vision-language expert: none
+
+
+def vlmo_base_without_texts() -> Recipe:
+    """Without texts alone: every expert starts from BEiT, and pairs follow."""
+    return replace(
+        vlmo_pairs("base"),
+        name="vlmo-base-without-texts",
+        about="VLMo base without stage 2 (ablation of stages)",
+        needs="--images; --init: train-vl convert --family beit --as vlmo-base experts=all",
+    )
+
+
+def from_vit(
+    name: str,
+    about: str,
+    *,
+    mlm: bool = True,
+    itm: bool = True,
+    model: dict[str, Any] | None = None,
+) -> Recipe:
+    """A run that starts from a ViT: objectives beside contrast, and the ``model``'s fields."""
+    recipe = vlmo_pairs("base-paper")
+    stage, fields = recipe.stages[0], model or {}
+    objectives = replace(stage.objectives, mlm=float(mlm), itm=float(itm))
+    assignments = "".join(f" {field}={value}".lower() for field, value in fields.items())
+    start = f"train-vl convert --family vit --as vlmo-base-paper experts=all{assignments}"
+    return replace(
+        recipe,
+        name=name,
+        model=vlmo_base_paper(mlm=mlm, match=itm, **fields),
+        stages=(replace(stage, objectives=objectives),),
+        about=f"VLMo base from a ViT, {about} (ablation)",
+        needs=f"--images; --init: {start}",
+    )
+
+
+def vlmo_vit() -> Recipe:
+    """All of it, what the others are compared with."""
+    return from_vit("vlmo-vit", "all objectives and experts")
+
+
+def vlmo_vit_itc() -> Recipe:
+    """Contrast alone."""
+    return from_vit("vlmo-vit-itc", "contrast alone", mlm=False, itm=False)
+
+
+def vlmo_vit_itc_mlm() -> Recipe:
+    """Without matching."""
+    return from_vit("vlmo-vit-itc-mlm", "contrast and masked words", itm=False)
+
+
+def vlmo_vit_itc_itm() -> Recipe:
+    """Without masked words."""
+    return from_vit("vlmo-vit-itc-itm", "contrast and matching", mlm=False)
+
+
+def vlmo_vit_standard() -> Recipe:
+    """The standard Transformer: one feed-forward part for all."""
+    fields = {"modality_experts": False, "first_vl_layer": EVERY_LAYER}
+    return from_vit("vlmo-vit-standard", "one feed-forward part for all", model=fields)
+
+
+def vlmo_vit_without_vl_experts() -> Recipe:
+    """A language and a vision expert in every layer, none for both."""
+    return from_vit(
+        "vlmo-vit-without-vl-experts",
+        "without vision-language experts",
+        model={"first_vl_layer": EVERY_LAYER},
+    )
+
+
+def start_stage(fresh: Any, init: LoadedCheckpoint) -> None:
+    """Starts VLMo's next stage from a stage before, or from BEiT."""
+    from vlmill.models.from_beit import initialise_from_beit
+    from vlmill.models.published import export_reference
+    from vlmill.models.vlmo.stages import start_from
+
+    if init.variant == "beit":
+        origins = initialise_from_beit(fresh, export_reference("beit", init.model))
+        say_what_is_new(sorted(name for name, origin in origins.items() if not origin.names))
+    else:
+        say_what_is_new(sorted(start_from(fresh, init.model.state_dict(), fresh.config)))
+
+
+def start_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
+    """Copies the encoder, its positions resized; the classifier is always new (the code). A dual
+    encoder has the first contrastive pair.
+    """
+    from vlmill.models.vlmo.stages import start_from
+
+    encoder = get_variant(find_variant(fresh)).get_body(fresh.config)
+    say_what_is_new(sorted(start_from(fresh, init.model.state_dict(), encoder)))
+
+
+def trainings() -> dict[str, VariantTraining]:
+    """Imports torch: how the variants are trained."""
+    from vlmill.train.objectives.pretraining import image_losses, vlmo_losses
+    from vlmill.train.recipes.training import VariantTraining, copy_weights
+
+    return {
+        "beit": VariantTraining(losses=image_losses, start=copy_weights),
+        "vlmo": VariantTraining(
+            losses=vlmo_losses, feeding=vlmo_feeding, start=start_stage, start_task=start_task
+        ),
+        **dict.fromkeys(
+            ("vlmo-nlvr2", "vlmo-text", "vlmo-vqa"), VariantTraining(start_task=start_task)
+        ),
+    }
+
+
+ROW = PaperTraining(
+    trainings=trainings,
+    recipes={
+        "vlmo-small": vlmo_small_recipe,
+        "vlmo-hour": vlmo_hour_recipe,
+        "vlmo-images-base": partial(vlmo_images, "base"),
+        "vlmo-images-base-plus": partial(vlmo_images, "base-plus"),
+        "vlmo-images-large": partial(vlmo_images, "large"),
+        "vlmo-images-base-paper": partial(vlmo_images, "base-paper"),
+        "vlmo-images-large-paper": partial(vlmo_images, "large-paper"),
+        "vlmo-texts-base": partial(vlmo_texts, "base"),
+        "vlmo-texts-base-plus": partial(vlmo_texts, "base-plus"),
+        "vlmo-texts-large": partial(vlmo_texts, "large"),
+        "vlmo-texts-base-paper": partial(vlmo_texts, "base-paper"),
+        "vlmo-texts-large-paper": partial(vlmo_texts, "large-paper"),
+        "vlmo-base": partial(vlmo_pairs, "base"),
+        "vlmo-base-plus": partial(vlmo_pairs, "base-plus"),
+        "vlmo-large": partial(vlmo_pairs, "large"),
+        "vlmo-base-paper": partial(vlmo_pairs, "base-paper"),
+        "vlmo-large-paper": partial(vlmo_pairs, "large-paper"),
+        "vlmo-base-without-texts": vlmo_base_without_texts,
+        "vlmo-vit": vlmo_vit,
+        "vlmo-vit-itc": vlmo_vit_itc,
+        "vlmo-vit-itc-mlm": vlmo_vit_itc_mlm,
+        "vlmo-vit-itc-itm": vlmo_vit_itc_itm,
+        "vlmo-vit-standard": vlmo_vit_standard,
+        "vlmo-vit-without-vl-experts": vlmo_vit_without_vl_experts,
+    },
+)

@@ -6,8 +6,8 @@ A run whose user has set something that is not read would be another one than it
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vlmill.train.recipes.spec import RunSettings
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.spec import RunSettings
+from vlmill.train.settings.tasks import TaskRecipe
 
 PIXEL_KINDS = ("pixels", "pictures")
 

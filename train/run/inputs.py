@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.joined_regions import ANNOTATED, JoinedRegions
@@ -23,7 +24,6 @@ from vlmill.train.loading.store.pairs import (
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
 from vlmill.train.recipes import Recipe, RunSettings, require_sources
-from vlmill.train.recipes.variants import get_training
 
 NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_images=0)
 
@@ -157,8 +157,8 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
         first = inputs.annotated_regions if regions.flag == ANNOTATED else inputs.regions
         assert first is not None
         facts = region_facts(first)
-        checked_init = init if init is not None and init.variant != "bert" else None
-        check_detector(regions.detector_fingerprint, checked_init)
+        starts_anew = init is not None and init.variant in get_variant(recipe.variant).starts_from
+        check_detector(regions.detector_fingerprint, None if starts_anew else init)
     pairs = pairs_facts(inputs.visited)
     return Sources(
         inputs=inputs,
@@ -184,7 +184,7 @@ def _open_tokenizer(recipe: Recipe) -> ImageTokenizer | None:
 
 def same_words(init: LoadedCheckpoint, recipe: RunSettings) -> bool:
     """Whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
-    return get_training(init.variant).reads_text or init.variant == recipe.variant
+    return get_variant(init.variant).reads_text or init.variant == recipe.variant
 
 
 def open_images(

@@ -1,4 +1,4 @@
-"""What a run's model learns: the part of a run in which pretraining, tasks and detectors differ."""
+"""The part of a run in which pretraining, tasks and detectors differ: batches, losses, scores."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from vlmill.train.run.updates import Update
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """The number of the held-out examples by which a run's best checkpoint is chosen: the lowest
-    of a loss, the ``highest`` of a score.
+    """Names the validation metric that chooses a run's best checkpoint: the lowest loss, or with
+    ``highest`` the highest score.
     """
 
     name: str = "loss"
     highest: bool = False
 
     def get_value(self, measured: Mapping[str, float]) -> float:
-        """The number among those that a validation gives."""
+        """Returns the metric among all metrics of a validation."""
         return measured[f"validation/{self.name}"]
 
     def rank(self, value: float) -> float:
@@ -31,11 +31,11 @@ class Criterion:
 
 
 class Learning(Protocol):
-    """What is learnt of which batches, by which updates, and how it is measured."""
+    """Gives the runner batches, losses, updates and validations."""
 
     @property
     def criterion(self) -> Criterion:
-        """What the best checkpoint is best at."""
+        """Returns the metric that chooses the best checkpoint."""
         ...
 
     @property
@@ -45,39 +45,39 @@ class Learning(Protocol):
 
     @property
     def tolerance(self) -> Tolerance:
-        """How many of the images that are trained on may be undecodable."""
+        """Returns how many training images may be undecodable."""
         ...
 
     def reads_images(self, run: StageRun) -> bool:
-        """Whether images of the stage's steps may be undecodable."""
+        """Returns whether the stage's steps decode images."""
         ...
 
     def training_parts(self, run: StageRun, done: int) -> Iterator[StepPart]:
-        """This process's parts of the stage's steps after ``done``, in order."""
+        """Yields this process's parts of the stage's steps after ``done``, in order."""
         ...
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> nn.Module | None:
-        """The module that computes a part's losses; a ``blank`` one computes nothing but shapes,
-        for :class:`vlmill.train.devices.throughput.Throughput`: None where that is impossible.
+        """Returns the module that computes a part's losses; a ``blank`` one computes shapes, for
+        :class:`vlmill.train.devices.throughput.Throughput`: None where that is impossible.
         """
         ...
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """How many labels a part has of each of the stage's losses."""
+        """Returns the function that counts a part's labels for each of the stage's losses."""
         ...
 
     def update(self, model: nn.Module, run: StageRun) -> Update:
-        """The stage's optimiser of the wrapped model, its rates and its clip."""
+        """Returns the stage's optimiser of the wrapped model, with its rates and its clip."""
         ...
 
     def validates_every(self, run: StageRun) -> int:
-        """The steps between validations of a stage; 0 where nothing is measured."""
+        """Returns the steps between validations of a stage; 0 if nothing is measured."""
         ...
 
     def measure(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
-        """``validation/...`` of the held-out examples after a step: losses, metrics.
+        """Returns the losses and metrics of held-out examples after a step (``validation/...``).
 
         All processes call it and get the same. ``module`` is the wrapped step; it is left in
         evaluation mode.

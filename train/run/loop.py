@@ -58,30 +58,6 @@ class StepPart(Protocol):
         ...
 
 
-class LoopStage(Protocol):
-    """The fields of a stage that every run has."""
-
-    @property
-    def name(self) -> str:
-        """Returns its name in the log."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Returns the rows of a step, over all processes."""
-        ...
-
-    @property
-    def accumulation(self) -> int:
-        """Returns the parts that each process computes a step in."""
-        ...
-
-    @property
-    def trained(self) -> tuple[str, ...]:
-        """Returns parts of the names of the trained parameters; nothing: all are."""
-        ...
-
-
 class NonFiniteLoss(ArithmeticError):
     """A loss or gradient is NaN or infinite; the message names the step, and the images, weights
     or losses that are not finite.
@@ -96,12 +72,14 @@ class Stopped(Exception):
 class StageRun:
     """A stage with its place in the run: its step 1 is the run's step ``offset + 1``.
 
+    Every ``stage`` has a ``name``, a ``batch_size`` (rows of a step), ``accumulation`` (parts of a
+    step in each process) and ``trained`` (as `TrainingStage`'s); the rest depends on the command.
     ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: theirs,
     and those of the texts that come beside pairs. ``share``: of a stage that visits a part of its
     pairs (`TrainingStage.share`, `TrainingStage.max_pairs`), how many that are, and of how many.
     """
 
-    stage: Any  # a `LoopStage`: the run's kind knows more of it
+    stage: Any
     number: int
     offset: int
     steps: int
@@ -213,7 +191,7 @@ def run_stage(
         step = run.offset + within
         rate = training.update.set_rate(within)
         wait_start = time.perf_counter()
-        parts, undecodable = next_parts(step, batches, stage, events)
+        parts, undecodable = next_parts(step, batches, stage.accumulation, events)
         waited += time.perf_counter() - wait_start
         events.throughput.count(parts)
         numbers = train_step(step, parts, training)
@@ -246,14 +224,14 @@ def run_stage(
 
 
 def next_parts(
-    step: int, batches: Iterator[StepPart], stage: LoopStage, events: Events
+    step: int, batches: Iterator[StepPart], count: int, events: Events
 ) -> tuple[list[StepPart], int]:
-    """The parts of a step, and how many undecodable images the run has met up to it.
+    """The ``count`` parts of a step, and how many undecodable images the run has met up to it.
 
     What one process finds wrong with its images is raised in all, so that none waits for it.
     """
     try:
-        parts = [next(batches) for _ in range(stage.accumulation)]
+        parts = [next(batches) for _ in range(count)]
     except InputError as error:
         events.reject(step, error)
         raise

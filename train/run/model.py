@@ -1,6 +1,6 @@
 """A run begins with this model: its sizes, its weights and its tokenizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,12 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.models import VARIANTS, Vlmo
-from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.from_bert import initialise_from_bert
-from vlmill.models.published import export_reference
-from vlmill.models.vlbert.config import VlBertEndToEndConfig
-from vlmill.models.vlmo.stages import start_from
+from vlmill.models import VARIANTS
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.readers.regions import RegionReader
@@ -25,8 +21,7 @@ from vlmill.train.loading.features import load_features
 from vlmill.train.loading.store.pairs import ImagesAlone, pair_rows
 from vlmill.train.loading.store.splits import FOR_TRAINING, Rows
 from vlmill.train.loading.vocabulary import read_vocabulary, train_vocabulary
-from vlmill.train.recipes import RECIPES, Recipe, RunSettings
-from vlmill.train.recipes.variants import get_training, import_object
+from vlmill.train.recipes import RECIPES, Recipe, RunSettings, get_training
 from vlmill.train.run.inputs import Sources, same_words
 
 IMAGES_MEASURED, MAX_REGIONS = 1000, 100
@@ -38,7 +33,6 @@ OF_DATA = ("vocab_size", "region_width", "num_region_classes", "num_visual_token
 WITHOUT_WEIGHTS = ("dropout", "drop_path", "frozen", "init_std")
 # Of a model that starts from BERT: what BERT's weights mean depends on these.
 OF_BERT = ("width", "num_heads", "intermediate_width", "act")
-NAMED = 6  # new parameters that a message names
 
 
 def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, Any]:
@@ -50,18 +44,18 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
     """
     if init is None:
         return {}
-    training, init_fields = get_training(recipe.variant), flatten(to_plain(init.config))
-    if init.variant not in (recipe.variant, *training.starts_from):
+    variant, init_fields = get_variant(recipe.variant), flatten(to_plain(init.config))
+    if init.variant not in (recipe.variant, *variant.starts_from):
         raise InputError(
             f"--init is {with_article(init.variant)}, the recipe's is {recipe.variant}"
         )
-    if init.variant in training.starts_from and not training.shared_sizes:
-        body = flatten(to_plain(training.get_body(recipe.model)))
+    if init.variant in variant.starts_from and not variant.shared_sizes:
+        body = flatten(to_plain(variant.get_body(recipe.model)))
         _refuse_differences(
             {name: body[name] for name in OF_BERT if name in body}, init_fields, init
         )
         return {}  # the configuration is the recipe's
-    if shared := training.shared_sizes:
+    if shared := variant.shared_sizes:
         names = {name for name in shared if name in init_fields}
         if init.variant != recipe.variant:
             names -= {"relative_positions", "absolute_positions"}
@@ -118,7 +112,7 @@ def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Mod
     if init is None:
         return fresh
     try:
-        import_object(get_training(recipe.variant).start)(fresh, init)
+        get_training(recipe.variant).start(fresh, init)
         renumber_classes(fresh, recipe, init)
     except InputError:
         raise
@@ -138,8 +132,7 @@ def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -
     init_target = _class_targets(init)
     if not recipe_targets or init_target is None or recipe_targets == {init_target}:
         return
-    training = get_training(recipe.variant)
-    decoder: nn.Linear | None = training.get_body(fresh).class_decoder
+    decoder: nn.Linear | None = get_variant(recipe.variant).get_body(fresh).class_decoder
     if decoder is None:
         return
     with torch.no_grad():
@@ -154,7 +147,7 @@ def _class_targets(init: LoadedCheckpoint) -> str | None:
     """What the checkpoint's head has learned to guess; None for one whose head is new."""
     feeding = init.feeding
     if feeding is None and not init.training.stage:  # published: `convert` names a preset's stage
-        feeding = import_object(get_training(init.variant).feeding)()
+        feeding = get_training(init.variant).feeding()
     if feeding is None or not feeding.reads_regions:
         return None
     return str(feeding.region_targets)
@@ -162,9 +155,9 @@ def _class_targets(init: LoadedCheckpoint) -> str | None:
 
 def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) -> None:
     """Raises InputError where stages of a region network would keep their random weights."""
-    if not isinstance(recipe.model, VlBertEndToEndConfig):
+    if not get_variant(recipe.variant).makes_features:
         return
-    if init is not None and get_training(init.variant).makes_features:
+    if init is not None and get_variant(init.variant).makes_features:
         return
     if stages := recipe.model.cnn.frozen_stages:
         raise InputError(
@@ -172,38 +165,6 @@ def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) 
             "--init that has them; give --init from train-vl convert --as vl-bert-*-end-to-end "
             "--backbone FILE, or set model.cnn.frozen_stages=0"
         )
-
-
-def copy_weights(fresh: nn.Module, init: LoadedCheckpoint) -> None:
-    """The same model again: all weights, by their names."""
-    fresh.load_state_dict(init.model.state_dict())
-
-
-def start_region_model(fresh: nn.Module, init: LoadedCheckpoint) -> None:
-    """The same model again, or a new one from BERT."""
-    if init.variant != "bert":
-        copy_weights(fresh, init)
-        return
-    origins = initialise_from_bert(fresh, export_reference("bert", init.model))
-    new = sorted(name for name, origin in origins.items() if not origin.names)
-    print_status(f"{len(origins) - len(new)} of {len(origins)} parameters are BERT's ({init.path})")
-    say_what_is_new(new)
-
-
-def say_what_is_new(names: Sequence[str]) -> None:
-    """Tells which parameters keep their random start beside a checkpoint."""
-    if names:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        print_status(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")
-
-
-def start_vlmo(fresh: Vlmo, init: LoadedCheckpoint) -> None:
-    """VLMo's next stage, from a stage before or from BEiT."""
-    if init.variant == "beit":
-        origins = initialise_from_beit(fresh, export_reference("beit", init.model))
-        say_what_is_new(sorted(name for name, origin in origins.items() if not origin.names))
-    else:
-        say_what_is_new(sorted(start_from(fresh, init.model.state_dict(), fresh.config)))
 
 
 def make_tokenizer(recipe: RunSettings, sources: Sources, chosen: Rows = FOR_TRAINING) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Pretraining and tasks as what a run learns: batches of pairs or examples, and their objective."""
+"""`Learning` of pretraining and tasks: batches of pairs or examples, and their objective."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from tokenizers import Tokenizer
 from torch import nn
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.train.checkpoints.files import TaskRecord
@@ -30,7 +31,6 @@ from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.optim.groups import make_optimizer, names_from_bert, settings_of_start
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import RunSettings
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Criterion
@@ -42,16 +42,16 @@ from vlmill.train.run.validation import as_measured
 
 
 class Objective(Protocol):
-    """What is learnt of pairs or of a task's examples."""
+    """Gives `PairLearning` the batches, losses and scores of pretraining or of a task."""
 
     @property
     def criterion(self) -> Criterion:
-        """What the best checkpoint is best at."""
+        """Returns the metric that chooses the best checkpoint."""
         ...
 
     def batches(self, run: StageRun, *, training: bool, **common: Any) -> StageBatches:
-        """The batches of a stage, or the held-out ones as it reads them; ``common`` are the fields
-        of `StageBatches`.
+        """Returns the batches of a stage, or the held-out ones as it reads them; ``common`` are the
+        fields of `StageBatches`.
         """
         ...
 
@@ -68,7 +68,7 @@ class Objective(Protocol):
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """`Learning.measure` of the first ``examples`` of held-out batches."""
+        """See `Learning.measure`; of the first ``examples`` of held-out batches."""
         ...
 
 
@@ -85,25 +85,25 @@ class PairLearning:
 
     @property
     def criterion(self) -> Criterion:
-        """The objective's."""
+        """Returns the objective's."""
         return self.objective.criterion
 
     def reads_images(self, run: StageRun) -> bool:
-        """Whether the stage is fed images."""
+        """Returns whether the stage is fed images."""
         return bool(run.stage.feeding.reads_images)
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> nn.Module:
-        """The objective's."""
+        """Returns the objective's."""
         return self.objective.step(model, run, device, blank=blank)
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """The objective's."""
+        """Returns the objective's."""
         return self.objective.count_labels(run)
 
     def update(self, model: nn.Module, run: StageRun) -> Update:
-        """The recipe's optimiser, schedule and clip."""
+        """Returns the recipe's optimiser, schedule and clip."""
         settings = settings_of_start(
             run.stage.optimizer, from_checkpoint=self.sources.init is not None
         )
@@ -120,7 +120,7 @@ class PairLearning:
         )
 
     def training_parts(self, run: StageRun, done: int) -> Iterator[HostBatch]:
-        """This process's parts of the stage's steps after ``done``, in order."""
+        """Yields this process's parts of the stage's steps after ``done``, in order."""
         parts = run.stage.accumulation * self.accelerator.num_processes
         return iter(
             batch_loader(
@@ -134,7 +134,7 @@ class PairLearning:
         )
 
     def validates_every(self, run: StageRun) -> int:
-        """The recipe's number, 0 with a warning where the stage has no pair to validate on."""
+        """Returns the recipe's number; 0 with a warning if the stage has no pair to validate on."""
         every = self.recipe.validate_every
         if every and not self._num_held_out(run):
             if self.accelerator.is_main_process:
@@ -143,8 +143,8 @@ class PairLearning:
         return every
 
     def measure(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
-        """The objective's numbers of the held-out pairs as the stage reads them, but for random
-        changes to images.
+        """Returns the objective's numbers of the held-out pairs as the stage reads them, without
+        random changes to images.
         """
         plain = dataclasses.replace(run, stage=as_measured(run.stage))
         splits = self.sources.splits.validation
@@ -157,8 +157,8 @@ class PairLearning:
         return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
 
     def collect_keys(self, run: StageRun) -> tuple[Keys, Keys]:
-        """The hashes of the pairs and of the images that the stage is trained on, all that its
-        epochs visit; of a stage of images alone no pairs.
+        """Returns the hashes of the pairs and of the images that the stage is trained on, all that
+        its epochs visit; of a stage of images alone no pairs.
         """
         stage, table = run.stage, SampleTable(self.output / PREPARED)
         splits = self.sources.splits.training[run.number]
@@ -172,7 +172,7 @@ class PairLearning:
 
     @cached_property
     def tolerance(self) -> Tolerance:
-        """How many of the images that are trained on may be undecodable."""
+        """Returns how many training images may be undecodable."""
         rows = SampleTable(self.output / PREPARED).image_rows
         count = len(np.unique(rows[rows != ABSENT])) if self.sources.images is not None else 0
         return Tolerance(images=count, share=self.recipe.max_bad)
@@ -180,7 +180,7 @@ class PairLearning:
     def _make_batches(
         self, run: StageRun, folder: str, splits: Sequence[Splits], *, training: bool
     ) -> StageBatches:
-        body = get_training(self.recipe.variant).get_body(self.recipe.model)
+        body = get_variant(self.recipe.variant).get_body(self.recipe.model)
         return self.objective.batches(
             run,
             training=training,
@@ -209,8 +209,8 @@ def make_pair_runner(
     first_model: Callable[[], nn.Module],
     task: TaskRecord | None = None,
 ) -> PairRunner:
-    """Returns the run of an objective on prepared samples; ``task`` is what its checkpoints say of
-    the task that they are of.
+    """Returns the run of an objective on prepared samples; ``task`` is recorded in its
+    checkpoints.
     """
     learning = PairLearning(
         recipe=setup.recipe,

@@ -36,12 +36,12 @@ from vlmill.train.loading.store.splits import Rows, describe_plan, drawn_below
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import PairSelection, require_images, sample_ids, unit_keys
 from vlmill.train.recipes import Recipe, RunSettings
-from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.rejecting import UNDECODABLE
 from vlmill.train.run.runner import LOG
 from vlmill.train.run.saving import HELD_OUT, PREPARED
+from vlmill.train.settings.tasks import TaskRecipe
 
 RECIPE = "recipe.yaml"
 

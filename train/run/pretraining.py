@@ -3,22 +3,91 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.train.loading.images.tokenizer import ImageTokenizer, blank_tokens
+from vlmill.models.registry import find_variant, get_variant
+from vlmill.models.vlmo.model import Vlmo
+from vlmill.train.loading.batch import Batch
+from vlmill.train.loading.images.tokenizer import ImageTokenizer, ImageTokens, blank_tokens
 from vlmill.train.loading.masking.words import Lexicon
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.loading.stage_batches import StageBatches
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
-from vlmill.train.recipes import Stage
+from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
+from vlmill.train.objectives.contrast import contrast_vectors
+from vlmill.train.objectives.negatives import draw_negatives, make_draw
+from vlmill.train.objectives.pretraining import NamedLosses, Options, label_counts, weighted
+from vlmill.train.recipes import get_training
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
 from vlmill.train.run.validation import held_out_losses
+from vlmill.train.settings.parts import Objectives
+from vlmill.train.settings.spec import Stage
+
+
+class PretrainingStep(nn.Module):
+    """A model with its objectives: what is wrapped for several devices, and compiled.
+
+    ``names`` are the objectives with a weight, in the order in which their shares come.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Objectives,
+        image_tokens: ImageTokens | None = None,
+        *,
+        same_picture_negatives: bool = False,
+        pack: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model, self.weights, self.pack = model, weights, pack
+        self.image_tokens = image_tokens
+        self.same_picture_negatives = same_picture_negatives
+        variant = find_variant(model)
+        self.names, self.losses = weighted(weights), get_training(variant).losses
+        self.contrast: StepContrast | None = None
+        if get_variant(variant).contrasts and (weights.itc or weights.itm):
+            match = bool(weights.itm)
+            self.contrast = StepContrast(same_picture_negatives=same_picture_negatives, match=match)
+
+    def forward(
+        self,
+        batch: Batch,
+        shares: Float[Tensor, " J"] | None = None,
+        numbers: Float[Tensor, "2 B"] | None = None,
+        cached: CachedContrast | None = None,
+    ) -> tuple[Tensor, NamedLosses]:
+        """Returns the weighted sum, and each loss unweighted.
+
+        ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
+        step would be compiled again for every new number. Without them, the vectors of a batch's
+        pairs [B, P, 2, H] and no loss: the first pass of a step in parts, whose second one has what
+        is ``cached``. ``numbers`` draw VLMo's negatives; without, PyTorch's generator does.
+        """
+        if shares is None:
+            inputs, masked = batch.pixel_inputs(masked=False), batch.inputs.tokens
+            masked_tokens = masked if self.weights.mlm else None
+            vlmo = cast(Vlmo, self.model)
+            return contrast_vectors(vlmo, inputs, masked_tokens, pack=self.pack), {}
+        draw = draw_negatives if numbers is None else make_draw(numbers)
+        options = Options(
+            image_tokens=self.image_tokens,
+            draw=draw,
+            same_picture_negatives=self.same_picture_negatives,
+            pack=self.pack,
+            cached=cached,
+        )
+        unshared = self.losses(self.model, batch, self.weights, options)
+        shares_by_name = dict(zip(self.names, shares.unbind(), strict=True))
+        losses = {name: loss * shares_by_name[name] for name, loss in unshared.items()}
+        terms = [loss * getattr(self.weights, name) for name, loss in losses.items()]
+        return torch.stack(terms).sum(), losses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

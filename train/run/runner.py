@@ -44,9 +44,9 @@ L = TypeVar("L", bound=Learning)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """The fields of a recipe that every run has; a detector's has none of those with defaults.
+    """Holds the fields of a recipe that the runner follows; a detector's lacks those with defaults.
 
-    `vlmill.train.recipes.spec.RunSettings` says what they mean.
+    `RunSettings` documents them.
     """
 
     command: str
@@ -66,7 +66,7 @@ class LoopOptions:
     cuda_graph: bool = False
 
     @classmethod
-    def of_recipe(cls, recipe: Any) -> "LoopOptions":
+    def from_recipe(cls, recipe: Any) -> "LoopOptions":
         """Takes them from a recipe."""
         names = [f.name for f in dataclasses.fields(cls) if hasattr(recipe, f.name)]
         return cls(**{name: getattr(recipe, name) for name in names})
@@ -74,7 +74,7 @@ class LoopOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """A run as it is asked for: a recipe with the fields of `LoopOptions`, and where it goes."""
+    """Holds a run's recipe, with the fields of `LoopOptions`, its output, stages and devices."""
 
     recipe: Any
     output: Path
@@ -93,7 +93,7 @@ class Runner(Generic[L, C]):
     ) -> None:
         """``first_model`` makes the model that a new run begins with."""
         self.recipe, self.output = setup.recipe, setup.output
-        self.options = options = LoopOptions.of_recipe(setup.recipe)
+        self.options = options = LoopOptions.from_recipe(setup.recipe)
         self.stages, self.accelerator = setup.stages, setup.accelerator
         self.learning, self.saving = learning, saving
         self.resumed = last = saving.last()
@@ -213,7 +213,7 @@ class Runner(Generic[L, C]):
         run_stage(run, self.learning.training_parts(run, done), training, events, done=done)
 
     def noting(self, run: StageRun) -> Callable[[int, Any], int]:
-        """Returns what notes the undecodable images of the stage's steps."""
+        """Returns the function that records the undecodable images of the stage's steps."""
         return self.rejecting.note if self.learning.reads_images(run) else lambda step, parts: 0
 
     def build_training(self, run: StageRun) -> Training:

@@ -41,10 +41,10 @@ PREPARED, HELD_OUT = "prepared", "held-out"  # folders; made anew by each start,
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """What the checkpoints of a run of pretraining or of a task have in common.
+    """Holds what all checkpoints of a run of pretraining or of a task record.
 
-    ``collect_keys`` gives the hashes of the pairs and images of a stage; ``task`` is what
-    checkpoints say of the task that they are of.
+    ``collect_keys`` returns the hashes of the pairs and images of a stage. ``task`` is None in
+    pretraining.
     """
 
     output: Path
@@ -61,20 +61,20 @@ class SavedRun:
 class Saving:
     """Writes a run's checkpoints, reads the last one back, and knows what each was measured at."""
 
-    def __init__(self, of: SavedRun) -> None:
-        self.of = of
+    def __init__(self, run: SavedRun) -> None:
+        self.run = run
         self.inputs: list[Input] = []
         self.detector: dict[str, Any] | None = None
         self.trained_on = TrainedOn()
-        if of.sources.init is not None:
-            self.trained_on = of.sources.init.trained_on or TrainedOn(complete=False)
-        if of.accelerator.is_main_process:
-            remove_partial(of.output)
-            self.inputs = run_inputs(of.recipe, of.sources)
-            regions = of.sources.regions
+        if run.sources.init is not None:
+            self.trained_on = run.sources.init.trained_on or TrainedOn(complete=False)
+        if run.accelerator.is_main_process:
+            remove_partial(run.output)
+            self.inputs = run_inputs(run.recipe, run.sources)
+            regions = run.sources.regions
             self.detector = None if regions is None else detector_record(regions)
-        of.accelerator.wait_for_everyone()
-        self.saved = saved_steps(of.output)
+        run.accelerator.wait_for_everyone()
+        self.saved = saved_steps(run.output)
         records = {step: read_record(folder) for step, folder in self.saved.items()}
         values = {step: record.validation for step, record in records.items()}
         self.measured = {step: value for step, value in values.items() if value is not None}
@@ -90,52 +90,52 @@ class Saving:
 
     def begin(self, run: StageRun) -> None:
         """Adds the pairs and images of a stage to what the weights are trained on."""
-        if self.of.accelerator.is_main_process:
-            self.trained_on = self.trained_on.and_also(*self.of.collect_keys(run))
+        if self.run.accelerator.is_main_process:
+            self.trained_on = self.trained_on.and_also(*self.run.collect_keys(run))
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes the checkpoint of all stages that have begun; all processes take part, the first
         one writes.
         """
-        of, step, run, measured = self.of, snapshot.step, snapshot.run, snapshot.measured
-        weights, state = snapshot.gather(of.accelerator)
+        run, step, measured = self.run, snapshot.step, snapshot.measured
+        weights, state = snapshot.gather(run.accelerator)
         if measured is not None:
             self.measured[step] = measured
-        if not of.accelerator.is_main_process:
+        if not run.accelerator.is_main_process:
             return
-        highest = of.criterion.highest
+        highest = run.criterion.highest
         save_checkpoint(
-            step_folder(of.output, step),
+            step_folder(run.output, step),
             snapshot.model,
             CheckpointRecord(
-                variant=of.recipe.variant,
-                tokenizer=of.tokenizer,
-                detector_fingerprint=of.sources.fingerprint,
-                feeding=run.stage.feeding,
+                variant=run.recipe.variant,
+                tokenizer=run.tokenizer,
+                detector_fingerprint=run.sources.fingerprint,
+                feeding=snapshot.run.stage.feeding,
                 trained_on=self.trained_on,
                 detector=self.detector,
                 training=TrainingRecord(
-                    recipe=of.recipe.name,
-                    stage=run.stage.name,
+                    recipe=run.recipe.name,
+                    stage=snapshot.run.stage.name,
                     step=step,
-                    num_pairs=of.sources.pairs.count,
-                    pairs_digest=of.sources.pairs.digest,
+                    num_pairs=run.sources.pairs.count,
+                    pairs_digest=run.sources.pairs.digest,
                     validation_loss=None if highest else measured,
                     validation_score=measured if highest else None,
                 ),
-                task=of.task,
+                task=run.task,
             ),
             weights=weights,
             inputs=self.inputs,
             state=state,
         )
-        keep_last(saved_steps(of.output), of.recipe.keep_checkpoints, also=self.best(step))
-        push(of.output)
+        keep_last(saved_steps(run.output), run.recipe.keep_checkpoints, also=self.best(step))
+        push(run.output)
 
     def best(self, done: int) -> int | None:
         """The step that was measured best in the stage that step ``done`` is in."""
-        offset = max(run.offset for run in self.of.stages if run.offset <= done)
-        ranks = {s: self.of.criterion.rank(v) for s, v in self.measured.items() if s > offset}
+        offset = max(run.offset for run in self.run.stages if run.offset <= done)
+        ranks = {s: self.run.criterion.rank(v) for s, v in self.measured.items() if s > offset}
         return min(ranks, key=lambda step: (ranks[step], step)) if ranks else None
 
     def finish(
@@ -149,7 +149,7 @@ class Saving:
         """Leaves the best checkpoint at the top, and the manifest, which says that all is done
         after step ``last``. Returns a sentence on the run; ``pairs`` is how many were trained on.
         """
-        best, output, recipe = self.best(last), self.of.output, self.of.recipe
+        best, output, recipe = self.best(last), self.run.output, self.run.recipe
         chosen = step_folder(output, last if best is None else best)
         publish(output, chosen)
         for name in (PREPARED, HELD_OUT):

@@ -1,4 +1,4 @@
-"""What a run's checkpoint is made of, and who writes it."""
+"""The content of a run's checkpoint, and the protocol of its writers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ RAW = "weight."  # before a parameter's name in a training state: its own value,
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run after ``step``, which is in the stage ``run``.
+    """Holds a run after ``step``, in the stage ``run``.
 
     ``measured`` is the criterion of the held-out examples, where this step has measured it.
     """
@@ -31,7 +31,7 @@ class Snapshot:
     measured: float | None = None
 
     def gather(self, accelerator: Accelerator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the weights, averaged where there is an average, and what continuing needs. All
+        """Returns the weights (averaged ones if there is an average) and the training state. All
         processes have to call it.
         """
         state = training_state(self.model, self.optimizer, accelerator)
@@ -45,7 +45,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The checkpoint that a run continues from, with its training state."""
+    """Holds the checkpoint that a run continues from, with its training state."""
 
     step: int
     model: nn.Module
@@ -64,7 +64,7 @@ class Checkpoints(Protocol):
         ...
 
     def begin(self, run: StageRun) -> None:
-        """Notes that the stage is trained, or was: what later checkpoints record of it."""
+        """Records a stage that is trained, or was, for later checkpoints."""
         ...
 
     def save(self, snapshot: Snapshot) -> None:

@@ -16,7 +16,7 @@ from vlmill.train.optim.adam import BertAdam
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """An optimiser with its rules.
+    """Holds an optimiser with its learning rates and its clip.
 
     ``rate`` gives the learning rate of the stage's step, from 1; a group's own is ``rate`` times
     it. ``clip_gradients`` clips in place, after float16's scale is taken away, and returns the
@@ -64,8 +64,8 @@ def clip_whole(
 
 def whole_norm(norm: Tensor) -> Tensor:
     """Returns a norm in float32, also of gradients that are divided among processes."""
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole.detach().float()
+    total = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return total.detach().float()
 
 
 def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:

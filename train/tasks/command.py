@@ -9,8 +9,7 @@ from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
-from vlmill.train.recipes.tasks import TASKS
-from vlmill.train.recipes.variants import import_object
+from vlmill.train.tasks.registry import TASKS
 
 EPILOG = """\
 examples:
@@ -131,17 +130,16 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 def run_evaluate(args: argparse.Namespace) -> int:
     """Run the subcommand that :func:`add_evaluate_arguments` declares; gives the exit status."""
     find_checkpoint(args.checkpoint)
-    home = TASKS[args.task]
-    if home.evaluation:
-        status: int = import_object(home.evaluation)(args)
-        return status
+    row = TASKS[args.task]
+    if row.evaluate is not None:
+        return row.evaluate(args)
     if args.examples is None:
-        raise InputError(f"--examples is missing: {args.task} reads {home.examples}")
+        raise InputError(f"--examples is missing: {args.task} reads {row.examples}")
     # pyarrow and torch take their time: not before the arguments are known to be good.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    find_shards(args.examples, TABLES[home.examples], "--examples")
+    find_shards(args.examples, TABLES[row.examples], "--examples")
     tables = ("regions", "annotated_regions", "images")
     require_tables({f"--{name.replace('_', '-')}": getattr(args, name) for name in tables})
     from vlmill.train.tasks.evaluating.inputs import EvaluationOptions

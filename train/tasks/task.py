@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.models.registry import MODELS, get_variant
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import TaskRecord
 from vlmill.train.loading.arrays import Array, Ids
@@ -27,9 +28,8 @@ from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.visited_pairs import StagePairs
 from vlmill.train.objectives.cached_contrast import StepContrast
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
 
@@ -120,16 +120,17 @@ def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
         )
 
 
-def require_variant(recipe: TaskRecipe, variants: Collection[str]) -> None:
+def require_variant(recipe: TaskRecipe) -> None:
     """Raises InputError for a custom recipe's model that has no head for the task, or that reads a
     token of its task, which only NLVR2 feeds.
     """
+    variants = [name for name, variant in MODELS.items() if recipe.task in variant.heads]
     if recipe.variant not in variants:
         raise InputError(
             f"variant={recipe.variant}: it has no head for {recipe.task}; expected one of "
             f"{', '.join(variants)}"
         )
-    num_tasks = getattr(get_training(recipe.variant).get_body(recipe.model), "num_tasks", 0)
+    num_tasks = getattr(get_variant(recipe.variant).get_body(recipe.model), "num_tasks", 0)
     if num_tasks and recipe.task != "nlvr2":
         raise InputError(
             f"model: num_tasks={num_tasks}, but {recipe.task} feeds no task token; use a model "

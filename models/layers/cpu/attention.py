@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlmill.models.layers.cpu.dropout import draw_factors
+from vlmill.models.probes import works
 
 CACHE = 2 << 20  # bytes that a core has to itself, about
 
@@ -81,6 +82,28 @@ def _heads(stretch: slice, heads: int) -> slice:
     return slice(first, first + stretch.stop - stretch.start)
 
 
+def _fused_score_gradients(grad_weights: Tensor, softmax: Tensor) -> Tensor:
+    return torch._softmax_backward_data(grad_weights, softmax, -1, softmax.dtype)
+
+
+def _plain_score_gradients(grad_weights: Tensor, softmax: Tensor) -> Tensor:
+    products = grad_weights * softmax
+    return products.sub_(softmax * products.sum(-1, keepdim=True))
+
+
+def _probe_score_gradients() -> bool:
+    rows = torch.linspace(0.0, 1.0, 6, dtype=torch.float32, device="cpu").view(2, 3)
+    fused = _fused_score_gradients(rows, rows.softmax(-1))
+    return torch.allclose(fused, _plain_score_gradients(rows, rows.softmax(-1)), atol=1e-6)
+
+
+# The gradient of scores from that of their softmax, in one pass where PyTorch's private function
+# has it.
+SCORE_GRADIENTS = (
+    _fused_score_gradients if works(_probe_score_gradients) else _plain_score_gradients
+)
+
+
 class _CpuAttention(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
@@ -122,8 +145,7 @@ class _CpuAttention(torch.autograd.Function):
             grad_weights = torch.bmm(grad[stretch], v[stretch].mT)
             if factors is not None:
                 grad_weights.mul_(factors[stretch])
-            softmax = weights[stretch]
-            grad_scores = torch._softmax_backward_data(grad_weights, softmax, -1, softmax.dtype)
+            grad_scores = SCORE_GRADIENTS(grad_weights, weights[stretch])
             if grad_bias is not None:
                 grad_bias[_heads(stretch, ctx.heads)] += grad_scores
             to_q, to_k, options = grad_q[stretch], grad_k[stretch], {"beta": 0, "alpha": ctx.scale}

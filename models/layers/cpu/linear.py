@@ -25,10 +25,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vlmill.models.probes import works
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED = "16"  # enough for a layer's products, which all layers share
-HAS_ONEDNN: bool = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 PROCESSORS = Path("/proc/cpuinfo")
 FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
 WORTH = 128  # sequences to be computed from which laying weights out pays
@@ -57,7 +59,7 @@ def _get_packed_weight(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
     cache = _KEPT.get()
     base = weight if weight._base is None else weight._base
     # Another tensor than a parameter may be gone when the next one lies in its place.
-    if cache is None or num_rows < 2 or not isinstance(base, nn.Parameter):
+    if cache is None or num_rows < 2 or not isinstance(base, nn.Parameter) or not packs_weights():
         return weight
     key = (weight.data_ptr(), weight.shape, weight.stride())
     if key not in cache:
@@ -96,6 +98,40 @@ def _product(
     return product
 
 
+def _probed() -> tuple[Tensor, Tensor]:
+    """Two rows and a weight, small, on the CPU whatever is set as default."""
+    numbers = torch.linspace(-1.0, 1.0, 20, dtype=torch.float32, device="cpu")
+    return numbers[:8].view(2, 4), numbers[8:].view(3, 4)
+
+
+@functools.cache
+def has_onednn_linear() -> bool:
+    """Says whether PyTorch's private linear layer of oneDNN does as it is called here."""
+    _bound_caches()
+
+    def matches() -> bool:
+        rows, weight = _probed()
+        bias = rows[0, :3]
+        expected = F.linear(rows, weight, bias)
+        return torch.allclose(_product(rows, weight, bias), expected, atol=1e-5) and torch.allclose(
+            _product(rows, weight, bias, "gelu"), F.gelu(expected), atol=1e-5
+        )
+
+    return torch.backends.mkldnn.is_available() and works(matches)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def packs_weights() -> bool:
+    """Says whether PyTorch's private function lays a weight out in oneDNN's blocks."""
+
+    def matches() -> bool:
+        rows, weight = _probed()
+        blocks = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return torch.allclose(_product(rows, blocks, None), F.linear(rows, weight), atol=1e-5)
+
+    return works(matches)
+
+
 class _OneDnnLinear(torch.autograd.Function):
     """Computes x W^T + b by oneDNN, the gradient of x by whichever is faster."""
 
@@ -130,7 +166,7 @@ def multiplies_faster(hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "N
         and hidden.numel() > 0
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
-        and HAS_ONEDNN
+        and has_onednn_linear()
         and not (hidden.numel() > FEW_ROWS * hidden.shape[-1] and mkl_is_fast())
     )
 

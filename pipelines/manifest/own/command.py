@@ -1,4 +1,4 @@
-"""The command of one's own captions: ``python -m vlmill.pipelines.manifest own --help``."""
+"""Defines the command for your own captions: ``python -m vlmill.pipelines.manifest own --help``."""
 
 import argparse
 from collections import Counter
@@ -8,13 +8,12 @@ from pathlib import Path
 from vlmill.pipelines.manifest.cost import estimate_cost, measure
 from vlmill.pipelines.manifest.flags import add_run_arguments
 from vlmill.pipelines.manifest.own.job import JOB, OwnJob, make_funnel, make_parts
-from vlmill.pipelines.manifest.own.on_runner import make_parts_on
+from vlmill.pipelines.manifest.own.on_runner import STEPS, collect_parts
 from vlmill.pipelines.manifest.reading.columns import split_column
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
     TableFile,
     column_names,
-    compute_sha256,
     count_rows,
     find_column_indices,
     read_rows,
@@ -28,11 +27,13 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.splits import find_use
@@ -136,23 +137,15 @@ def run_own(args: argparse.Namespace) -> int:
     job = own_job(args)
     if args.dry_run:
         return print_estimate(estimate_cost(job.rows, *measure(job)), job.output)
-    state = prepare_output(job.output, job=JOB, settings=job.settings(), fresh=args.fresh)
-    if state is not State.FINISHED:
-        inputs = inputs_of_job(job)
-        if args.beam_flags:
-            run_steps = select_runner(
-                args.beam_flags,
-                workers=1,
-                module=__name__,
-                paths={"--input": str(args.input), "--output": str(args.output)},
-            )
-            shards = make_parts_on(job, run_steps)
-        else:
-            shards = make_parts(job)
-        funnel = make_funnel(job)
-        write_json(job.output / "funnel.json", funnel)
-        write_report(job.output, funnel, job.settings())
-        write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
+    state = prepare_output(
+        job.output,
+        job=JOB,
+        settings=job.settings(),
+        fresh=args.fresh,
+        shared=args.part is not None,
+    )
+    if state is not State.FINISHED and not _write(job, args):
+        return 0
     remove_parts(job.output)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
@@ -163,6 +156,33 @@ def run_own(args: argparse.Namespace) -> int:
     rejects = rejects_said(reject_counts(job.output))
     print(f"{done}: {counts[PAIRS.name]} pairs{images}, {rejects}: {job.output}")
     return 0 if counts[PAIRS.name] or not job.rows else 1
+
+
+def _write(job: OwnJob, args: argparse.Namespace) -> bool:
+    """Writes the parts that are not there, then funnel, report and manifest.
+
+    Returns False where another ``--part`` writes these.
+    """
+    inputs, on_units = inputs_of_job(job), args.beam_flags or args.part is not None
+    if on_units:
+        run_steps = select_runner(
+            args.beam_flags,
+            workers=1,
+            module=__name__,
+            paths={"--input": str(args.input), "--output": str(args.output)},
+            share=args.part,
+        )
+        run_steps(job, STEPS)
+    with end_job(job.output, args.part) as is_last:
+        if not is_last:
+            return False
+        shards = collect_parts(job) if on_units else make_parts(job)
+        funnel = make_funnel(job)
+        write_json(job.output / "funnel.json", funnel)
+        write_report(job.output, funnel, job.settings())
+        write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
+        remove_parts(job.output)
+    return True
 
 
 USES = {
@@ -182,8 +202,8 @@ def count_splits(folder: Path) -> Counter[str | None]:
 
 
 def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
-    """Says what training makes of the splits, in a line. ``column`` is None for those that no
-    column gives.
+    """Returns a line about how training uses the splits. ``column`` is None if no column gives
+    them.
     """
     parts = []
     for use, phrase in USES.items():
@@ -227,7 +247,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
         columns=columns,
         column_indices=column_indices,
         rows=count_table_rows(table, column_indices),
-        digest=compute_sha256(table.path),
+        digest=hash_file(table.path),
         output=args.output,
         image_root=args.image_root,
         source=args.source,
@@ -239,8 +259,8 @@ def own_job(args: argparse.Namespace) -> OwnJob:
 
 
 def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
-    """The file's names for text, image, id and split, as far as flags name them; a column called
-    split is used without its flag, unless it is none.
+    """Returns the file's columns of text, image, id and split, as far as flags name them; a column
+    named split is used without its flag, unless it is excluded.
     """
     columns = {
         name: value

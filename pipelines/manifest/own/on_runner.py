@@ -1,4 +1,6 @@
-"""Parts of your own captions by the workers of a runner: one reads FILE once for all of them."""
+"""Writes parts of your own captions with the workers of a runner: one reads FILE once for all of
+them.
+"""
 
 from functools import partial
 from typing import Any
@@ -20,14 +22,13 @@ from vlmill.runtime.files.atomic import remove_leftovers
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.numbers import Numbers
-from vlmill.runtime.units.runner import RunSteps
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
 
 def judge_file(job: OwnJob, unit: Unit) -> Result:
-    """Leaves what the rows of each part are. Raises OSError if the file has changed."""
+    """Writes the results of the rows of each part. Raises OSError if the file has changed."""
     judged = judge_rows(job, read_rows(job.table, job.column_indices), Ledger())
     if write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
         raise changed(job)
@@ -74,8 +75,7 @@ STEPS = (
 )
 
 
-def make_parts_on(job: OwnJob, run_steps: RunSteps) -> list[Shard]:
-    """Has the parts made that are not there yet; returns all shards."""
-    run_steps(job, STEPS)
+def collect_parts(job: OwnJob) -> list[Shard]:
+    """Returns all shards, once the steps are done."""
     remove_leftovers(job.output)  # of workers that were killed while others went on
     return collect_shards(job)

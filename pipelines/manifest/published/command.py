@@ -22,7 +22,7 @@ from vlmill.pipelines.manifest.published.counts import (
     list_unread,
 )
 from vlmill.pipelines.manifest.published.fetch import add_fetch, format_fetch_counts
-from vlmill.pipelines.manifest.published.on_runner import PublishedRun, make_parts_on
+from vlmill.pipelines.manifest.published.on_runner import PublishedRun, collect_parts, list_steps
 from vlmill.pipelines.manifest.published.overlaps import overlap_rows
 from vlmill.pipelines.manifest.published.parts import Job, Tally, make_funnel, make_parts
 from vlmill.pipelines.manifest.published.placeholders import find_placeholders
@@ -36,10 +36,13 @@ from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.runtime.console.command import path_or_url, print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import rejects_said
@@ -65,7 +68,7 @@ docs/data-sets.md: sources of the files, how each row is made, licences.
 """
 
 
-# Flags that name files and folders and may come again.
+# Flags that name files and folders and are repeatable.
 PATH_FLAGS = (
     ("--images", "DIR", "folder, zip or tar of images, searched before --input"),
     (
@@ -136,7 +139,13 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
     job, settings = open_job(name, data_set, args)
     if args.dry_run:
         return print_estimate(published_estimate(job), job.output)
-    state = prepare_output(args.output, job=f"manifest {name}", settings=settings, fresh=args.fresh)
+    state = prepare_output(
+        args.output,
+        job=f"manifest {name}",
+        settings=settings,
+        fresh=args.fresh,
+        shared=args.part is not None,
+    )
     if state is State.FINISHED and args.retry_failed:
         (args.output / MANIFEST).unlink()
         state = State.PARTIAL
@@ -144,27 +153,48 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
         for line in job.reading.messages:
             print_status(line)
         with with_fetched(job, args) as job:
-            _write(job, settings, data_set, args)
+            if not _write(job, settings, data_set, args):
+                return 0
     remove_parts(args.output)
     return _say_done(data_set, args.output, state)
 
 
-def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> None:
-    """Writes the parts that are not there, then funnel, report and manifest."""
+def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> bool:
+    """Writes the parts that are not there, then funnel, report and manifest.
+
+    Returns False where another ``--part`` writes these.
+    """
     inputs = inputs_of_job(args)
     if job.reading.repeated_bytes and job.with_images:
         job = replace(job, placeholders=find_placeholders(job.folder, job.reading, job.fetched))
-    if args.beam_flags:
+    run = None
+    if args.beam_flags or args.part is not None:
         run_steps = select_runner(
             args.beam_flags,
             workers=1,
             module=__name__,
             paths={"--input": str(args.input), "--output": str(args.output)},
+            share=args.part,
         )
         run = PublishedRun(open_named_job, args, job.placeholders)
-        shards, tally = make_parts_on(run, job, run_steps)
-    else:
-        shards, tally = make_parts(job)
+        run_steps(run, list_steps(job))
+    with end_job(job.output, args.part) as is_last:
+        if is_last:
+            shards, tally = make_parts(job) if run is None else collect_parts(run, job)
+            _write_end(job, settings, data_set, args, inputs, shards, tally)
+        return is_last
+
+
+def _write_end(
+    job: Job,
+    settings: dict[str, Any],
+    data_set: DataSet,
+    args: argparse.Namespace,
+    inputs: Sequence[Input],
+    shards: Sequence[Shard],
+    tally: Tally,
+) -> None:
+    """Writes funnel, report and manifest, and removes the work."""
     counts = compare_counts(tally.groups, job.reading.expected)
     unread = list_unread(job.reading)
     if args.strict and (lines := [*map(format_unread, unread), *format_warnings(counts)]):
@@ -183,6 +213,7 @@ def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse
         inputs=inputs,
         about=about,
     )
+    remove_parts(args.output)
 
 
 def open_named_job(args: argparse.Namespace) -> Job:
@@ -197,7 +228,7 @@ def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
         yield job
         return
     from vlmill.pipelines.manifest.published.downloads import (
-        fetched_images,  # loads what a crawl needs
+        fetched_images,  # loads the modules of a crawl
     )
 
     manners, retry = build_policy(args), args.retry_failed
@@ -238,7 +269,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
 
 
 def summarize_run(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, Any]:
-    """What the manifest tells beside the shards: counts, what was mended, what is shared."""
+    """Returns the manifest's records: counts, repairs and overlaps."""
     return {
         "counts": [list(count) for count in counts],
         "notes": dict(sorted(tally.notes.items())),
@@ -248,7 +279,7 @@ def summarize_run(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, 
 
 
 def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
-    """The job that the flags describe, and the settings that a continued run must share.
+    """Returns the job of the flags, and the settings that a continued run must share.
 
     Raises InputError.
     """
@@ -287,7 +318,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
 
 
 def is_flat(folder: Folder, reading: Reading) -> bool:
-    """Whether images that the first entries name are in the folder itself."""
+    """Returns whether images of the first entries are in the folder itself."""
     if reading.own_images or folder.has_images(reading.image_folders):
         return False
     files = folder.files(*IMAGE_ENDINGS)

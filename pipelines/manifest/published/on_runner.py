@@ -34,7 +34,6 @@ from vlmill.runtime.files.atomic import remove_leftovers
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.numbers import Numbers
-from vlmill.runtime.units.runner import RunSteps
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit, read_result, work_folder
 from vlmill.schemas.rejects import Reason
@@ -185,9 +184,13 @@ JUDGE = Step(name="judge", units=partial(part_units, "judge"), work=judge_images
 MAKE = Step(name="make", units=partial(part_units, "part"), work=make_part)
 
 
-def make_parts_on(run: PublishedRun, job: Job, run_steps: RunSteps) -> tuple[list[Shard], Tally]:
-    """Has the parts made that are not there yet; returns all shards, and what was counted."""
-    run_steps(run, [READ, *([JUDGE] if job.judges_images else []), MAKE])
+def list_steps(job: Job) -> list[Step[PublishedRun]]:
+    """Returns the steps that make the parts of a job."""
+    return [READ, *([JUDGE] if job.judges_images else []), MAKE]
+
+
+def collect_parts(run: PublishedRun, job: Job) -> tuple[list[Shard], Tally]:
+    """Returns all shards, and what was counted, once the steps are done."""
     shards, tally, parts = list[Shard](), Tally(), 0
     for result in MAKE.results(run):
         shards += result.shards

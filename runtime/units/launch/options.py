@@ -1,16 +1,17 @@
 """What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
 
+import argparse
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
     PipelineOptions,
     TypeOptions,
-    _BeamArgumentParser,
 )
 
 from vlmill import __version__
@@ -26,10 +27,10 @@ ANSWERED = (OSError, InputError, StoreFailed)
 
 
 class WorkerOptions(PipelineOptions):
-    """What a worker is to have; no flags of a user's."""
+    """Requirements of a worker; these are not flags for users."""
 
     @classmethod
-    def _add_argparse_args(cls, parser: _BeamArgumentParser) -> None:
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--vlmill_version", help="version of vlmill in the process that starts the job"
         )
@@ -38,14 +39,34 @@ class WorkerOptions(PipelineOptions):
         )
 
 
-def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOptions:
-    """Beam's options from the flags that a job did not take itself.
+class _PlainParser(argparse.ArgumentParser):
+    """Takes the declarations of Beam's options where Beam's parser is not found."""
 
-    The runner is the local one unless ``--runner`` says otherwise. ``module`` is what the steps of
-    the job stand in, or import: a worker is asked for it before it works. Raises InputError for a
-    flag that Beam does not know either: Beam alone would go on without it.
+    def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
+        """Adds an argument whose value templates of pipelines learn later: here a plain one."""
+        self.add_argument(*args, **kwargs)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns an empty parser for the declarations of Beam's options: Beam's, a private class, or
+    a plain one.
     """
-    parser = _BeamArgumentParser(add_help=False, allow_abbrev=False)
+    try:
+        from apache_beam.options.pipeline_options import _BeamArgumentParser
+    except ImportError:
+        return _PlainParser(add_help=False, allow_abbrev=False)
+    parser: argparse.ArgumentParser = _BeamArgumentParser(add_help=False, allow_abbrev=False)
+    return parser
+
+
+def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOptions:
+    """Returns Beam's options from the flags that a job does not define.
+
+    The runner is the local one unless ``--runner`` is given. ``module`` contains or imports the
+    steps of the job: a worker must be able to import it. Raises InputError for a flag that Beam
+    does not define either; Beam alone would ignore it.
+    """
+    parser = make_parser()
     for group in PipelineOptions.__subclasses__():
         if group is not WorkerOptions:
             group._add_argparse_args(parser)
@@ -55,7 +76,7 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
     chosen = any(f == "--runner" or f.startswith("--runner=") for f in flags)
     options = PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
     if not chosen:
-        # Inferring the types of steps is a quarter of what a small job costs; mypy knows them. A
+        # Inferring the types of steps is a quarter of a small job's cost; mypy checks them. A
         # cluster's runner takes coders from them.
         options.view_as(TypeOptions).pipeline_type_check = False
     worker = options.view_as(WorkerOptions)
@@ -69,11 +90,11 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
 
 @contextmanager
 def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
-    """A pipeline that runs at the end of the block.
+    """Yields a pipeline that runs at the end of the block.
 
-    What the operating system or a user's input did to a step is raised as it was, and not as the
-    RuntimeError that Beam makes of it: a full disk is one line and not a hundred. The traceback
-    that Beam logs of it first is dropped. Of a worker elsewhere it is what the runner hands on.
+    Errors of the operating system or of a user's input in a step are raised unchanged, not as
+    Beam's RuntimeError: a full disk gives one line instead of a hundred. The traceback that Beam
+    logs first is dropped. For a remote worker the error is the runner's report.
     """
     log = logging.getLogger("apache_beam.runners.common")
     log.addFilter(_is_no_answered_error)

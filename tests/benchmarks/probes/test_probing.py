@@ -34,7 +34,8 @@ from tests.train.tasks.retrieval.test_matching import (
 from torch.nn.functional import one_hot
 from worlds import Detector, World, word_groups, write_noisy_pairs, write_world
 
-from vlmill.models import ImageBertConfig, VLInputs
+from vlmill.models import VLInputs
+from vlmill.models.imagebert.config import ImageBertConfig
 from vlmill.models.outputs import Encoded
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import RegionReader, RegionRow, encode_regions, region_arrays

@@ -12,9 +12,9 @@ import pytest
 from tests.factories import write_images
 
 from vlmill.extract.cli import command
-from vlmill.extract.run.share import Share, share
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
+from vlmill.runtime.units.share import Share, parse_share
 from vlmill.schemas.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -135,7 +135,7 @@ def test_mistakes(images: Path, tmp_path: Path, shared_images: Path) -> None:
     assert not (tmp_path / "out").exists()
     for text in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/9999999"):
         with pytest.raises(argparse.ArgumentTypeError, match="give i/n"):
-            share(text)
+            parse_share(text)
 
 
 def test_shares_are_every_shard_once() -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from tests.hub_server import Hub, hub_server
+from tests.hub_server import Hub
 from tests.object_stores import upload_folder
 from tests.train.tasks.retrieval.cases import RANKED, tiny_model
 from tests.train.tasks.retrieval.test_matching import TOKENIZER, VOCABULARY
@@ -35,17 +34,6 @@ from vlmill.train.cli import main
 
 PLACE = "hf://me/kites"
 TEXTS = ["a dog", "two cats on a beach"]
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub, with an empty cache on this machine."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", "token")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with hub_server() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        yield hub
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +148,7 @@ def test_without_a_network_the_cache_serves(
         np.testing.assert_array_equal(vlmill.load(PLACE).encode_texts(TEXTS), expected)
     with pytest.raises(InputError, match="cannot be reached") as said:
         vlmill.load("hf://me/others")
-    assert str(tmp_path / "cache") in str(said.value) and "HF_HUB_CACHE" in str(said.value)
+    assert str(tmp_path / "hub-cache") in str(said.value) and "HF_HUB_CACHE" in str(said.value)
 
 
 def test_a_push_without_a_network_fails(
@@ -295,6 +283,12 @@ def test_a_detector_goes_along(
         regions = open_recorded_detector(model.loaded, model.detector, "cpu")
     assert regions.detector.fingerprint == model.loaded.detector_fingerprint
     assert regions.detector.weights == "detector.safetensors"
+
+    # A detector that lies elsewhere is given by its name.
+    third = reads_regions(tmp_path / "third", "detector.pth", 3)
+    hub.commit("me/detector", {"detector.safetensors": files["detector.safetensors"]})
+    opened = vlmill.load(third, detector="hf://me/detector")
+    assert opened.detector is not None and hub.heads["me/detector"] in str(opened.detector)
 
     named = reads_regions(tmp_path / "named", "detector.pth", 4)
     (tmp_path / "other.safetensors").write_bytes(files["detector.safetensors"])

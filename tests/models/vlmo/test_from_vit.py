@@ -9,12 +9,13 @@ import torch
 from tests.models.bert_files import transformers
 from torch import Tensor
 
-from vlmill.models import Vlmo, preset
+from vlmill.models import preset
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_vit import canonical, initialise_from_vit, with_class_position
 from vlmill.models.layers.blocks import FeedForward
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.vlmo.encoder import VlmoEncoder
+from vlmill.models.vlmo.model import Vlmo
 
 SIZES = {
     "hidden_size": 24,

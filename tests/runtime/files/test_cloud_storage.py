@@ -10,6 +10,8 @@ from vlmill.pipelines.hard_negatives.command import main as hard_negatives
 from vlmill.runtime.files.atomic import write_text
 from vlmill.runtime.files.lock import LOCK, lock_output
 from vlmill.runtime.files.paths import matches, to_path
+from vlmill.runtime.files.remote_lock import _gs_location
+from vlmill.runtime.files.stores import filesystem
 from vlmill.schemas.errors import InputError
 
 
@@ -31,6 +33,10 @@ def test_files_come_and_go(gs_bucket: str) -> None:
         write_text(to_path("gs://vlmill-nowhere/x"), "x")
     with pytest.raises(InputError, match="there is no bucket vlmill-nowhere"):
         matches("gs://vlmill-nowhere/*.gz")
+
+
+def test_its_address_is_known_without_gcsfs_private_attribute(gs_bucket: str) -> None:
+    assert _gs_location(object()) == _gs_location(filesystem(gs_bucket))
 
 
 def test_one_run_at_a_time(gs_bucket: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_a_full_disk_is_named_with_the_remedy(
 def test_what_is_no_file_is_refused(web: FileServer) -> None:
     web.files["/page"] = b"\n<!DOCTYPE html><html>sign in</html>"
     for path, expected in (
-        ("/page", "is a page of the web"),
+        ("/page", "is a web page"),
         ("/gone", "it answers 404"),
     ):
         with pytest.raises(InputError, match=expected):
@@ -154,6 +154,13 @@ def test_what_is_no_file_is_refused(web: FileServer) -> None:
         download_file(location(web), allowed=ALLOWED)
     with pytest.raises(InputError, match="not an address of the web"):
         download_file(location(web))
+
+
+def test_a_small_file_needs_no_ranges(web: FileServer) -> None:
+    web.files["/small.json"] = b"{}"
+    web.troubles.append("whole")
+    path = download_file(WebLocation(url=f"{web.url}/small.json"), allowed=ALLOWED)
+    assert path.read_bytes() == b"{}"
 
 
 def test_a_folder_is_what_its_record_lists(web: FileServer) -> None:

@@ -9,7 +9,10 @@ import torch
 
 import vlmill
 from vlmill.extract.verify import verify
-from vlmill.models import ImageBert, ImageBertConfig, Vlmo, VlmoConfig
+from vlmill.models.imagebert.config import ImageBertConfig
+from vlmill.models.imagebert.model import ImageBert
+from vlmill.models.vlmo.config import VlmoConfig
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.runtime.files.checkpoints import CHECKPOINTS, keep_last, step_folder
 from vlmill.runtime.files.listed import CHECKS, own_checks
 from vlmill.schemas.errors import InputError

@@ -20,7 +20,7 @@ from tests.train.objectives.test_no_waits import prepared
 from benchmarks.gpu_check.training import CASES, recipe_of, table_sizes
 from vlmill.models import VARIANTS
 from vlmill.train.devices.setup import compile_blocks
-from vlmill.train.objectives.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import PretrainingStep
 from vlmill.train.recipes import change_recipe
 
 name, folder, batches = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])

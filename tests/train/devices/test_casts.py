@@ -15,7 +15,7 @@ from vlmill.models.layers.operators import LayerNorm
 from vlmill.models.layers.packing import make_layout
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import recompute_activations, use_half_norms
-from vlmill.train.objectives.pretraining import PretrainingStep
+from vlmill.train.run.pretraining import PretrainingStep
 
 WIDTH = 16
 

@@ -1,5 +1,6 @@
 """How a step is computed: gradients added over processes once, the prefetch on its own GPU."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,12 @@ def test_kernels_of_our_own_are_used_where_they_can_be_compiled(
     setup.use_residual_kernel(model, torch.device(device))
     blocks = [part for part in model.modules() if isinstance(part, PreNormBlock)]
     assert [part.residual_kernel for part in blocks] == [expected] * 2
+
+
+def test_a_compiler_without_the_private_setting_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental._config", None)
+    module = nn.Linear(2, 3)
+    rows = torch.ones(4, 2)
+    run = setup.compiled(module)
+    assert isinstance(run, torch._dynamo.OptimizedModule)
+    torch.testing.assert_close(run._orig_mod(rows), module(rows))

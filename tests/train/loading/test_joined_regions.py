@@ -15,7 +15,7 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.joined_regions import count_shown, joined_regions, whole_weights
 from vlmill.train.loading.sample import Sample
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 
 def tables(folder: Path, *, empty: tuple[str, ...] = ()) -> JoinedRegions:

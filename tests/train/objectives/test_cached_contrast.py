@@ -16,9 +16,10 @@ from vlmill.train.devices.setup import recompute_activations
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives import contrast
 from vlmill.train.objectives.cached_contrast import seeded, vectors_contrast
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Objectives
 from vlmill.train.run.loop import Training, train_step
+from vlmill.train.run.pretraining import PretrainingStep
 from vlmill.train.run.updates import Update, clip_whole
 from vlmill.train.tasks.finetuning.learning import TaskStep
 from vlmill.train.tasks.retrieval.dual import DualEncoder

@@ -24,8 +24,8 @@ from vlmill.train.objectives.negatives import (
     negative_weights,
     same_images,
 )
-from vlmill.train.objectives.pretraining import PretrainingStep
 from vlmill.train.recipes import Objectives
+from vlmill.train.run.pretraining import PretrainingStep
 
 
 def dealt(process: int, processes: int) -> Any:

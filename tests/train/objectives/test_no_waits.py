@@ -16,8 +16,9 @@ from torch import nn
 
 from vlmill.models import VARIANTS, preset
 from vlmill.models.vlmo.config import text_stage
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Recipe, change_recipe, recipe_named
+from vlmill.train.run.pretraining import PretrainingStep
 
 META = torch.device("meta")
 SIZES = table_sizes(CASES["imagebert"], tiny=True)

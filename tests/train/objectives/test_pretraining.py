@@ -3,10 +3,14 @@ import dataclasses
 import pytest
 import torch
 
-from vlmill.models import ImageBert, ImageBertConfig, VLInputs
+from vlmill.models import VLInputs
+from vlmill.models.imagebert.config import ImageBertConfig
+from vlmill.models.imagebert.model import ImageBert
+from vlmill.models.registry import find_variant
 from vlmill.train.loading.batch import Batch
-from vlmill.train.objectives.pretraining import DEFAULTS, PretrainingStep, find_losses
-from vlmill.train.recipes import Objectives
+from vlmill.train.objectives.pretraining import DEFAULTS
+from vlmill.train.recipes import Objectives, get_training
+from vlmill.train.run.pretraining import PretrainingStep
 
 CONFIG = ImageBertConfig(
     vocab_size=20,
@@ -52,7 +56,7 @@ def make_batch(matching: tuple[float, ...], tokens: list[int], regions: list[int
 
 def test_losses_by_hand(model: ImageBert) -> None:
     batch = make_batch((1, 0), [1], [2])
-    losses = find_losses(model)(model, batch, Objectives(), DEFAULTS)
+    losses = get_training(find_variant(model)).losses(model, batch, Objectives(), DEFAULTS)
     output = model(batch.inputs)
     words = model.mlm_logits(output.text[0, 1:2]).log_softmax(-1)
     classes = model.region_class_logits(output.regions[0, 2:3]).log_softmax(-1)
@@ -73,7 +77,7 @@ def test_losses_by_hand(model: ImageBert) -> None:
 
 def test_masked_losses_vanish_where_nothing_is_to_be_guessed(model: ImageBert) -> None:
     batch = make_batch((0, 0), [], [])
-    losses = find_losses(model)(model, batch, Objectives(), DEFAULTS)
+    losses = get_training(find_variant(model)).losses(model, batch, Objectives(), DEFAULTS)
     assert [losses[name].item() for name in ("mlm", "moc", "mrfr")] == [0, 0, 0]
     sum(losses.values()).backward()  # type: ignore[union-attr]
     for name, parameter in model.named_parameters():
@@ -94,7 +98,7 @@ def test_region_losses_reach_only_masked_regions(model: ImageBert, name: str) ->
         kept.append(output)
 
     model.layers[-1].register_forward_hook(keep)
-    find_losses(model)(model, batch, Objectives(), DEFAULTS)[name].backward()  # type: ignore[no-untyped-call]
+    get_training(find_variant(model)).losses(model, batch, Objectives(), DEFAULTS)[name].backward()  # type: ignore[no-untyped-call]
     gradient = kept[0].grad
     assert gradient is not None
     reached = gradient.abs().sum(-1).nonzero().tolist()
@@ -106,7 +110,10 @@ def test_region_losses_reach_only_masked_regions(model: ImageBert, name: str) ->
 def test_an_objective_of_weight_0_is_not_computed(model: ImageBert) -> None:
     batch = make_batch((1, 0), [1], [2])
     weights = Objectives(mlm=0.0, moc=0.0)
-    assert set(find_losses(model)(model, batch, weights, DEFAULTS)) == {"mrfr", "itm"}
+    assert set(get_training(find_variant(model)).losses(model, batch, weights, DEFAULTS)) == {
+        "mrfr",
+        "itm",
+    }
 
 
 def test_some_objective_must_have_a_weight() -> None:

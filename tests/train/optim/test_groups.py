@@ -4,10 +4,12 @@ from accelerate import Accelerator
 from tests.models.vlmo.test_model import tiny_config
 from torch import Tensor, nn
 
-from vlmill.models import VARIANTS, Beit, Vlmo, preset
+from vlmill.models import VARIANTS, preset
+from vlmill.models.beit.model import Beit
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.published import FAMILIES
 from vlmill.models.vlmo.config import text_stage
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.optim.groups import is_decayed, is_trained, make_optimizer, names_from_bert

@@ -26,9 +26,9 @@ from vlmill.train.recipes.describe import (
     describe_sources,
     step_bytes,
 )
-from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
+from vlmill.train.tasks.registry import task_recipe_named
 
 if TYPE_CHECKING:
     from tests.factories import Tables

@@ -16,7 +16,7 @@ from vlmill.runtime.settings.plain_fields import (
 )
 from vlmill.schemas.errors import InputError
 from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
+from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 
 
 @pytest.mark.parametrize("name", RECIPES)

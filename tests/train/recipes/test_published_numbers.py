@@ -16,8 +16,8 @@ from torch import nn
 
 from vlmill.train.optim.average import MovingAverage
 from vlmill.train.recipes import RECIPES, Stage
-from vlmill.train.recipes.spec import RunSettings
-from vlmill.train.recipes.tasks import task_recipes
+from vlmill.train.settings.spec import RunSettings
+from vlmill.train.tasks.registry import task_recipes
 
 TRIALS = ("-small", "-hour")
 EVERY = {name: make for name, make in {**RECIPES, **task_recipes()}.items()}

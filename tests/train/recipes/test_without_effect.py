@@ -3,8 +3,8 @@
 import pytest
 
 from vlmill.train.recipes import change_recipe, recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.recipes.without_effect import without_effect
+from vlmill.train.tasks.registry import task_recipe_named
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from vlmill.models import VARIANTS
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.budgets import find_budget, pad_small
-from vlmill.train.objectives.pretraining import PretrainingStep, label_counts
+from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.run.graphs import StepGraph
+from vlmill.train.run.pretraining import PretrainingStep
 
 OF_REGIONS = ("vilbert", "imagebert", "interbert", "vl-bert-with-texts-alone")
 CPU = torch.device("cpu")

@@ -9,13 +9,14 @@ from typing import Any
 from tests.factories import Tables, caption, write_images
 from tests.train.tasks.finetuning.starts import save_random
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
-from vlmill.train.recipes.variants import get_training
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
+from vlmill.train.tasks.registry import task_recipe_named
 
 IMAGES = 12  # two of them for validation
 TINY = {
@@ -76,7 +77,7 @@ def retrieval_start(folder: Path, name: str, variant: str | None = None) -> str:
     """A checkpoint of what a recipe starts from, with random weights; images are smaller."""
     recipe = tiny(name)
     variant = variant or recipe.starts_from[0]
-    config = get_training(recipe.variant).get_body(recipe.model)
+    config = get_variant(recipe.variant).get_body(recipe.model)
     words = train_vocabulary([caption(n) for n in range(80)], 200)
     sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
     if variant == "vlmo":

@@ -18,8 +18,9 @@ from tests.train.tasks.expressions import (
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
+from vlmill.train.tasks.registry import task_recipe_named
 
 ANSWERS = ("it barks .", "it purrs .", "it floats .", "it sings .")
 REASONS = ("it is a dog .", "it is a cat .", "it is a boat .", "[0] is a bird .")

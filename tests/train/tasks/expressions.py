@@ -11,8 +11,9 @@ from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import EXPRESSIONS, REGIONS
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
+from vlmill.train.tasks.registry import task_recipe_named
 
 WIDTH, HEIGHT, DIM = 200, 100, 16
 PLACES = np.array([[0, 10, 40, 60], [60, 20, 100, 80], [120, 0, 190, 99]], dtype=np.float32)

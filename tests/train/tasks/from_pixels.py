@@ -30,8 +30,9 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.tables import IMAGES, REGIONS
 from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
+from vlmill.train.tasks.registry import task_recipe_named
 
 COLOURS = ((200, 20, 20), (20, 200, 20), (20, 20, 200))
 TINY = (

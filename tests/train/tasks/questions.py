@@ -10,8 +10,9 @@ from tests.factories import Tables, write_images
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs
+from vlmill.train.tasks.registry import task_recipe_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

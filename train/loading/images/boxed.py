@@ -17,7 +17,7 @@ from vlmill.models.vlbert.config import MEAN_BGR
 from vlmill.train.loading.boxes import Size, resized_boxes
 from vlmill.train.loading.images.crop import planes
 from vlmill.train.loading.sample import SampledRegions
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 MASKS = "instance_masks"  # of a sample's regions, where its task has outlines
 

@@ -50,8 +50,7 @@ def read_image_tokenizer(path: str | Path) -> ImageTokenizer:
     except (ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"{FIELD}={path}: {reason}; give the weights of DALL-E's encoder (a state dict, not "
-            "the published pickle) or of BEiT's tokenizer"
+            f"{FIELD}={path}: {reason}; give the weights of DALL-E's encoder or of BEiT's tokenizer"
         ) from None
     assert isinstance(model, DalleTokenizer | Dvae)
     config = model.config

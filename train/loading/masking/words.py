@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.random import Draws, Uniforms
 from vlmill.train.loading.vocabulary import CLS, MASK, PAD, SEP, UNK
-from vlmill.train.recipes.parts import Masking
+from vlmill.train.settings.parts import Masking
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.splits import check_splits, find_use, split_name
 from vlmill.train.loading.arrays import Keys
-from vlmill.train.recipes.spec import RunSettings, TrainingStage
+from vlmill.train.settings.spec import RunSettings, TrainingStage
 
 Splits = frozenset[str | None]  # as the table writes them
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError, with_article
@@ -19,12 +19,12 @@ from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.devices.setup import device_named
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.loading.store.pairs import Examples
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TASKS, TaskRecipe, make_recipes
-from vlmill.train.recipes.variants import get_training, import_object
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.validation import as_measured
+from vlmill.train.settings.parts import Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.registry import TASKS
 from vlmill.train.tasks.task import Task
 
 
@@ -76,7 +76,7 @@ class EvaluationSetup:
     def global_features(self) -> bool:
         """Whether the model takes features of full images."""
         return bool(
-            get_global_widths(get_training(self.loaded.variant).get_body(self.loaded.config))
+            get_global_widths(get_variant(self.loaded.variant).get_body(self.loaded.config))
         )
 
 
@@ -92,8 +92,10 @@ def open_evaluation(
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
     loaded = load_checkpoint(options.checkpoint) if loaded is None else loaded
     recipe = apply_options(find_recipe(loaded, options.task), options)
-    make: Callable[..., Task] = import_object(TASKS[options.task].task)
-    task = make(recipe, options.examples, options.labels, loaded).with_vocabulary(loaded.tokenizer)
+    make = TASKS[options.task].make
+    task: Task = make(recipe, options.examples, options.labels, loaded).with_vocabulary(
+        loaded.tokenizer
+    )
     require_head(loaded, task, options)
     examples = task.examples(options.examples)
     if options.split is not None:
@@ -128,7 +130,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
             f"one of {task}"
         )
     recipe = next(
-        (candidate for candidate in make_recipes(task) if candidate.variant == loaded.variant), None
+        (one for one in TASKS[task].make_recipes() if one.variant == loaded.variant), None
     )
     if recipe is None and loaded.task is not None:
         recipe = own_recipe(loaded, task)
@@ -140,7 +142,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
     if feeding.kind == "pixels":  # the weights' own: a converted checkpoint's may be another
-        side = get_training(loaded.variant).get_body(loaded.config).image_size
+        side = get_variant(loaded.variant).get_body(loaded.config).image_size
         feeding = dataclasses.replace(feeding, image_size=side)
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
     settings = recipe.settings
@@ -156,13 +158,11 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     stage = TrainingStage(
         name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0)
     )
-    return TaskRecipe(
+    return TASKS[task].recipe(
         name=loaded.training.recipe,
-        task=task,
         variant=loaded.variant,
         model=loaded.config,
         stages=(stage,),
-        settings=import_object(TASKS[task].settings)(),
         starts_from=(),
     )
 

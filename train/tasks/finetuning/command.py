@@ -10,13 +10,14 @@ from vlmill.runtime.console.command import add_lock_seconds, path_or_url, print_
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.runtime.net.flags import add_allow_address
-from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
+from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 from vlmill.train.recipes import change_recipe
-from vlmill.train.recipes.tasks import TASKS, TaskRecipe, task_recipe_named
 from vlmill.train.recipes.without_effect import without_effect
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.registry import TASKS, read_task_recipe, task_recipe_named
 
 HELP = """\
 Fine-tune a pretrained model on a task's examples.
@@ -107,12 +108,12 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
-    home = TASKS[recipe.task]
-    find_shards(args.examples, TABLES[home.examples], "--examples")
+    row = TASKS[recipe.task]
+    find_shards(args.examples, TABLES[row.examples], "--examples")
     if args.negatives is not None:
-        if not home.negatives:
+        if not row.negatives:
             raise InputError(f"--negatives {args.negatives}: {recipe.task} reads none")
-        find_shards(args.negatives, TABLES[home.negatives], "--negatives")
+        find_shards(args.negatives, TABLES[row.negatives], "--negatives")
     require_tables(
         {
             "--regions": args.regions,
@@ -164,9 +165,5 @@ def build_recipe(config: str | None, words: Sequence[str], init: str | None) -> 
             "field=value"
         )
     variant = None if init is None else saved_variant(find_checkpoint(init, "--init"))
-    recipe = (
-        from_plain(TaskRecipe, read_yaml(config))
-        if config
-        else task_recipe_named(names[0], variant)
-    )
+    recipe = read_task_recipe(read_yaml(config)) if config else task_recipe_named(names[0], variant)
     return change_recipe(recipe, [word for word in words if "=" in word])

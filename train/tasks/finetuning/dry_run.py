@@ -7,9 +7,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from vlmill.runtime.console.cost import Estimate
-from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.dry_run import estimate_cost, only_process
 from vlmill.train.run.planning import say_what_never_peaks
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import (
     TaskInputs,
     open_task,

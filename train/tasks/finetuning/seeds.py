@@ -10,7 +10,7 @@ from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.mirror import as_given, push
 from vlmill.train.checkpoints.files import publish, read_record
 from vlmill.train.checkpoints.folders import find_checkpoint
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 
 SEEDS = "seeds.json"

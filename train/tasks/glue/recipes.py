@@ -5,7 +5,7 @@ and decay are BERT's [choice]. Which of the eight it is says ``settings.task``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -26,11 +26,11 @@ from vlmill.models.vlmo.config import (
     vlmo_large,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import bert_feeding
-from vlmill.train.recipes.fine_tuning import BERT, PUBLISHED_RUN, TRIAL_RUN, from_bert
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.bert import bert_feeding
+from vlmill.train.recipes.fine_tuning import BERT, for_trials, from_bert, task_recipe
+from vlmill.train.settings.parts import Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
 
 TEXTS = "texts of GLUE"
 HALVES = ("mnli-m", "mnli-mm")  # of MNLI's development and test sets
@@ -48,6 +48,14 @@ class GlueSettings:
     scores: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GlueRecipe(TaskRecipe):
+    """A run of one of GLUE's tasks."""
+
+    task: str = "glue"
+    settings: GlueSettings = field(default_factory=GlueSettings)
+
+
 def glue_stage(**changes: Any) -> TrainingStage:
     """The paper's run (sec. 4.3)."""
     fields: dict[str, Any] = {
@@ -59,36 +67,15 @@ def glue_stage(**changes: Any) -> TrainingStage:
     return TrainingStage(name="glue", **(fields | changes))
 
 
-def glue_recipe(
-    name: str,
-    variant: str,
-    model: Any,
-    starts_from: tuple[str, ...],
-    about: str,
-    needs: str,
-) -> TaskRecipe:
-    """What the models share."""
-    return TaskRecipe(
-        name=name,
-        task="glue",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(glue_stage(),),
-        settings=GlueSettings(),
-        about=about,
-        needs=needs,
-        **PUBLISHED_RUN,
-    )
-
-
 def glue_bert() -> TaskRecipe:
     """BERT itself, the first row."""
-    return glue_recipe(
+    return task_recipe(
+        GlueRecipe,
         "glue-bert",
         "bert-text",
         BertTextConfig(trunk=bert_base(), num_labels=LABELS),
         ("bert", "bert-text"),
+        glue_stage(),
         "GLUE with BERT",
         f"{TEXTS}; {BERT}",
     )
@@ -96,11 +83,13 @@ def glue_bert() -> TaskRecipe:
 
 def make_interbert_recipe(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
     """InterBERT's text alone: interaction over words, then the text's module [choice]."""
-    return glue_recipe(
+    return task_recipe(
+        GlueRecipe,
         name,
         "interbert-text",
         InterBertTextConfig(trunk=trunk, num_labels=LABELS),
         ("interbert", "interbert-tasks", "interbert-text"),
+        glue_stage(),
         about,
         f"{TEXTS}; --init: {init}",
     )
@@ -170,39 +159,25 @@ def glue_vlmo(size: str) -> TaskRecipe:
     short (40 tokens), so that it starts from the second.
     """
     make, rate = VLMO_SIZES[size]
-    recipe = glue_recipe(
+    return task_recipe(
+        GlueRecipe,
         f"glue-vlmo-{size}",
         "vlmo-text",
         VlmoTextConfig(encoder=for_texts(make(), LENGTH), num_labels=LABELS),
         ("vlmo", "vlmo-text"),
+        glue_stage(optimizer=Optimizer(lr=rate)),
         f"GLUE with the text experts of VLMo {size}",
         f"{TEXTS}; --init: VLMo after its second stage, on texts",
     )
-    return replace(recipe, stages=(glue_stage(optimizer=Optimizer(lr=rate)),))
 
 
 # For trials on a CPU.
 
 
-def small(name: str, like: TaskRecipe, model: Any, **changes: Any) -> TaskRecipe:
-    """``like`` in minutes on a CPU, for some thousand texts."""
-    optimizer = Optimizer(lr=changes.pop("lr", 3e-4))
-    stage = replace(
-        like.stages[0],
-        steps=600,
-        epochs=None,
-        batch_size=32,
-        feeding=bert_feeding(),
-        optimizer=optimizer,
-    )
-    return replace(
-        like,
-        name=name,
-        model=model,
-        stages=(stage,),
-        about=f"{like.about} for trials on a CPU",
-        **(TRIAL_RUN | changes),
-    )
+def small(name: str, like: TaskRecipe, model: Any, lr: float = 3e-4) -> TaskRecipe:
+    """Returns the recipe for trials like a published one."""
+    feeding = bert_feeding()
+    return for_trials(like, name, model, like.about, lr=lr, batch_size=32, feeding=feeding)
 
 
 def glue_bert_small() -> TaskRecipe:

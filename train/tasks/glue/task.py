@@ -22,11 +22,13 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
@@ -36,15 +38,14 @@ from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.loading.vocabulary import CLS, SEP
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.glue.evaluation import decode_logits, evaluate_predictions
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import BEST_SCORE
-from vlmill.train.tasks.glue.texts import encode_text, join_texts
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,
@@ -53,9 +54,33 @@ from vlmill.train.tasks.task import (
     Task,
     require_variant,
 )
+from vlmill.train.tasks.vcr.texts import cut_pair
+
+
+def encode_text(text: str, words: Tokenizer) -> list[int]:
+    """Returns a text's word pieces, without [CLS] and [SEP]."""
+    ids: list[int] = words.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def join_texts(
+    first: Sequence[int], second: Sequence[int] | None, words: Tokenizer, longest: int
+) -> tuple[Ids, int]:
+    """Returns at most ``longest`` tokens int64 [T], and how many of them are of segment 0.
+
+    Of two texts the longer one is cut at its end, token by token; its [SEP] stays, as all of them
+    do (arXiv:1810.04805, released code). ``longest`` is 4 at least.
+    """
+    cls, sep = words.token_to_id(CLS), words.token_to_id(SEP)
+    if second is None:
+        ids = list(first[: longest - 2])
+        return np.array([cls, *ids, sep], dtype=np.int64), len(ids) + 2
+    num_first, num_second = cut_pair(first, second, longest - 3)
+    tokens = [cls, *first[:num_first], sep, *second[:num_second], sep]
+    return np.array(tokens, dtype=np.int64), num_first + 2
+
 
 LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "label_id", "score")])
-VARIANTS = ("bert-text", "interbert-text", "vlmo-text")
 
 
 @dataclass(kw_only=True)
@@ -254,7 +279,7 @@ def glue(
         raise InputError(f"--labels {labels}: glue's classes are known; drop it")
     if recipe.blind:
         raise InputError("blind=true: glue shows no image; drop it")
-    require_variant(recipe, VARIANTS)
+    require_variant(recipe)
     task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
     there = list_sources(examples)
     if task.source not in there:
@@ -269,9 +294,9 @@ def glue(
 
 def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     """How many tokens are read: what the recipe feeds, as far as the model has positions."""
-    configs = [get_training(recipe.variant).get_body(recipe.model)]
+    configs = [get_variant(recipe.variant).get_body(recipe.model)]
     if init is not None:
-        configs.append(get_training(init.variant).get_body(init.config))
+        configs.append(get_variant(init.variant).get_body(init.config))
     # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]

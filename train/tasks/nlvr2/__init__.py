@@ -1,4 +1,4 @@
 """NLVR2 tells whether a statement is true of two images.
 
-Reading order: ``recipes``, ``task``, ``evaluation``.
+Reading order: ``row``, ``recipes``, ``task``, ``evaluation``.
 """

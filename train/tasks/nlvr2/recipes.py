@@ -5,7 +5,7 @@ counts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,17 +31,19 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import interbert_feeding, vilbert_feeding, vlmo_feeding
 from vlmill.train.recipes.fine_tuning import (
-    PUBLISHED_RUN,
-    TRIAL_RUN,
+    for_trials,
     from_bert,
+    task_recipe,
     vilbert_task_optimizer,
     vlmo_task_optimizer,
 )
-from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.interbert import interbert_feeding
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlmo import vlmo_feeding
+from vlmill.train.settings.parts import Feeding
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
 
 NUM_IMAGES = 2  # of a statement
 REGIONS, IMAGES_FLAG = "regions of the images", "--images: the images"
@@ -59,29 +61,12 @@ class Nlvr2Settings:
         return NUM_IMAGES
 
 
-def nlvr2_recipe(
-    name: str,
-    variant: str,
-    model: Any,
-    starts_from: tuple[str, ...],
-    stage: TrainingStage,
-    about: str,
-    needs: str,
-    **changes: Any,
-) -> TaskRecipe:
-    """What the runs share."""
-    return TaskRecipe(
-        name=name,
-        task="nlvr2",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(stage,),
-        settings=Nlvr2Settings(),
-        about=about,
-        needs=needs,
-        **(PUBLISHED_RUN | changes),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Nlvr2Recipe(TaskRecipe):
+    """A run of NLVR2."""
+
+    task: str = "nlvr2"
+    settings: Nlvr2Settings = field(default_factory=Nlvr2Settings)
 
 
 # VLMo (arXiv:2111.02358, sec. 4.2): (statement, left) and (statement, right) through the fusion
@@ -112,7 +97,8 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
     )
     encoder = make(image_size=image_size, drop_path=drop_path, **WITHOUT_HEADS)
     pixels = "" if image_size == 384 else f"-{image_size}"
-    return nlvr2_recipe(
+    return task_recipe(
+        Nlvr2Recipe,
         f"nlvr2-vlmo-{size}{pixels}",
         "vlmo-nlvr2",
         VlmoNlvr2Config(encoder=encoder, two_layers=not paper),
@@ -144,7 +130,8 @@ def make_region_stage(feeding: Feeding) -> TrainingStage:
 
 def nlvr2_vilbert() -> TaskRecipe:
     """The classifier of mmf's checkpoints."""
-    return nlvr2_recipe(
+    return task_recipe(
+        Nlvr2Recipe,
         "nlvr2-vilbert",
         "vilbert-classifier",
         VilbertClassifierConfig(trunk=vilbert_base(), num_labels=2, num_pictures=NUM_IMAGES),
@@ -157,7 +144,8 @@ def nlvr2_vilbert() -> TaskRecipe:
 
 def nlvr2_vilbert_12in1() -> TaskRecipe:
     """12-in-1's own checkpoint, all of its heads kept."""
-    return nlvr2_recipe(
+    return task_recipe(
+        Nlvr2Recipe,
         "nlvr2-vilbert-12in1",
         "vilbert-12in1-tasks",
         Vilbert12in1Config(trunk=vilbert_12in1()),
@@ -170,7 +158,8 @@ def nlvr2_vilbert_12in1() -> TaskRecipe:
 
 def nlvr2_interbert() -> TaskRecipe:
     """InterBERT with the same head."""
-    return nlvr2_recipe(
+    return task_recipe(
+        Nlvr2Recipe,
         "nlvr2-interbert",
         "interbert-pictures",
         InterBertImagesConfig(trunk=interbert_paper()),
@@ -184,21 +173,18 @@ def nlvr2_interbert() -> TaskRecipe:
 # For trials on a CPU.
 
 
-def small(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskRecipe:
-    """``like`` in minutes on a CPU, for some thousand statements."""
-    defaults: dict[str, Any] = {
-        "steps": 600,
-        "epochs": None,
-        "batch_size": 32,
-        "optimizer": Optimizer(lr=2e-4),
-    }
-    return replace(
+def small(
+    name: str, like: TaskRecipe, model: Any, lr: float = 2e-4, feeding: Feeding | None = None
+) -> TaskRecipe:
+    """Returns the recipe for trials like a published one."""
+    return for_trials(
         like,
-        name=name,
-        model=model,
-        stages=(replace(like.stages[0], **(defaults | stage)),),
-        about=f"{like.about.partition(',')[0]} for trials on a CPU",
-        **TRIAL_RUN,
+        name,
+        model,
+        like.about.partition(",")[0],
+        lr=lr,
+        batch_size=32,
+        feeding=feeding,
         standardise_features=like.stages[0].feeding.reads_regions,
     )
 
@@ -224,7 +210,7 @@ def nlvr2_vlmo_small() -> TaskRecipe:
     feeding = replace(feeding, flip=0.0, crop=(1.0, 1.0))
     encoder = vlmo_small(image_size=80, **WITHOUT_HEADS)
     model = VlmoNlvr2Config(encoder=encoder)
-    return small("nlvr2-vlmo-small", like, model, feeding=feeding, optimizer=Optimizer(lr=3e-4))
+    return small("nlvr2-vlmo-small", like, model, 3e-4, feeding)
 
 
 RECIPES: dict[str, Callable[[], TaskRecipe]] = {

@@ -1,4 +1,5 @@
 """RefCOCO, RefCOCO+ and RefCOCOg find the box that an expression names.
 
-Reading order: ``task`` (what is read and learnt), ``recipes``, ``evaluation`` and ``metrics``.
+Reading order: ``row``, ``task`` (what is read and learnt), ``recipes``, ``evaluation``,
+``metrics``.
 """

@@ -5,8 +5,8 @@ regions' features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 from vlmill.models.vilbert.config import (
     VilbertTasksConfig,
@@ -22,20 +22,21 @@ from vlmill.models.vlbert.config import (
     vlbert_paper,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
 from vlmill.train.recipes.fine_tuning import (
-    PUBLISHED_RUN,
-    TRIAL_RUN,
+    for_trials,
     from_bert,
     from_pixels,
     on_single_stream,
     small_region_cnn,
+    task_recipe,
     vilbert_paper,
     vilbert_task_optimizer,
 )
-from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlbert import vlbert_feeding
+from vlmill.train.settings.parts import Feeding
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.vqa.recipes import vlbert_vqa_optimizer
 
 SMALL_PX = 128  # a side of the images of trials
@@ -61,31 +62,18 @@ class RefcocoSettings:
     choose_whole: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefcocoRecipe(TaskRecipe):
+    """A run of referring expressions."""
+
+    published: ClassVar[dict[str, Any]] = {
+        "validation_pairs": 10_834
+    }  # the largest validation split, RefCOCO's
+    task: str = "refcoco"
+    settings: RefcocoSettings = field(default_factory=RefcocoSettings)
+
+
 NEEDS = "regions of COCO's train2014 at detected and at annotated boxes"
-
-
-def refcoco_recipe(
-    name: str,
-    variant: str,
-    model: Any,
-    starts_from: tuple[str, ...],
-    stage: TrainingStage,
-    **changes: Any,
-) -> TaskRecipe:
-    """What the published runs share."""
-    fields: dict[str, Any] = PUBLISHED_RUN | {
-        "settings": RefcocoSettings(),
-        "validation_pairs": 10_834,  # the largest validation split, RefCOCO's
-    }
-    return TaskRecipe(
-        name=name,
-        task="refcoco",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(stage,),
-        **(fields | changes),
-    )
 
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on each region's vector, binary
@@ -115,7 +103,8 @@ def refcoco_vilbert() -> TaskRecipe:
         feeding=vilbert_refcoco_feeding(),
         optimizer=vilbert_task_optimizer(4e-5),
     )
-    return refcoco_recipe(
+    return task_recipe(
+        RefcocoRecipe,
         "refcoco-vilbert",
         "vilbert-tasks",
         VilbertTasksConfig(trunk=vilbert_base(), num_answers=1),
@@ -156,7 +145,8 @@ def refcoco_vl_bert() -> TaskRecipe:
         feeding=vlbert_refcoco_feeding(),
         optimizer=vlbert_vqa_optimizer(2.56e-5, 3750),
     )
-    return refcoco_recipe(
+    return task_recipe(
+        RefcocoRecipe,
         "refcoco-vl-bert",
         "vl-bert-refcoco",
         VlBertRefcocoConfig(body=vlbert_for_task(vlbert_base())),
@@ -212,18 +202,9 @@ def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> Task
 
 
 def small_refcoco(name: str, like: TaskRecipe, model: Any) -> TaskRecipe:
-    """``like`` in minutes on a CPU, for some thousand expressions."""
-    (stage,) = like.stages
-    fast = {"steps": 600, "epochs": None, "batch_size": 64, "optimizer": Optimizer(lr=3e-4)}
-    return replace(
-        like,
-        name=name,
-        model=model,
-        stages=(replace(stage, accumulation=1, **fast),),  # type: ignore[arg-type]
-        about=f"RefCOCO+ with {name.removeprefix('refcoco-').removesuffix('-small')} for trials on "
-        "a CPU",
-        **TRIAL_RUN,
-    )
+    """Returns the recipe for trials like a published one."""
+    about = f"RefCOCO+ with {name.removeprefix('refcoco-').removesuffix('-small')}"
+    return for_trials(like, name, model, about, lr=3e-4, batch_size=64)
 
 
 def refcoco_vilbert_small() -> TaskRecipe:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.models.vlbert.config import VlBertEndToEndConfig
+from vlmill.models.registry import MODELS
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import EXPRESSIONS
@@ -38,9 +38,9 @@ from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.tasks import TaskRecipe
 from vlmill.train.run.learning import Criterion
+from vlmill.train.settings.parts import Feeding
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.evaluation import evaluate_predictions
 from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
@@ -57,9 +57,6 @@ from vlmill.train.tasks.task import (
 )
 
 LABELS = pa.schema([("box", pa.list_(pa.float32()))])
-# The variants that are this head.
-OWN_HEADS = ("vl-bert-refcoco", "vl-bert-refcoco-end-to-end")
-VARIANTS = ("vilbert-tasks", "interbert-tasks", "vilbert-12in1-tasks", *OWN_HEADS)
 SAME_PX = 1.0  # corners of an annotated box as far from the named one's: the same box
 OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image's
 
@@ -189,7 +186,7 @@ class Refcoco(Task):
         if (images := batch.image_regions) is not None:
             pixel_scores: Tensor = model(images, inputs, real=inputs.real_regions)
             return pixel_scores
-        if self.variant in OWN_HEADS:
+        if MODELS[self.variant].heads[self.name] == "whole model":
             logits: Tensor = model(inputs)
             return logits
         encoded = model(inputs)
@@ -294,6 +291,6 @@ def refcoco(
     if labels is not None:
         raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
     settings: Any = recipe.settings
-    require_variant(recipe, VARIANTS)
-    require_kind(recipe, from_pixels=isinstance(recipe.model, VlBertEndToEndConfig))
+    require_variant(recipe)
+    require_kind(recipe, from_pixels=MODELS[recipe.variant].makes_features)
     return Refcoco(settings=settings, variant=recipe.variant, feeding=recipe.stages[0].feeding)

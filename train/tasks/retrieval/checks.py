@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vlmill.models import VARIANTS
+from vlmill.models.registry import get_variant
+from vlmill.models.rows import get_part
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint, require_detector
 from vlmill.train.checkpoints.trained_on import TrainedOn, count_known
 from vlmill.train.loading.features import are_ranked, check_global_features
-from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.variants import get_part, get_training, import_object
+from vlmill.train.recipes import get_training
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.base import NAME
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS
@@ -43,8 +45,9 @@ def select_ranking(
             f"{who} that was trained without images (blind=true): it ranks all of them alike; "
             "its recalls are those by chance"
         )
-    contrast = loaded.variant == "vlmo" and config.contrast
-    if loaded.variant == "vl-bert-end-to-end":
+    variant = get_variant(loaded.variant)
+    contrast = variant.contrasts and config.contrast
+    if variant.makes_features:
         raise InputError(f"{who}, which reads pixels and boxes; retrieval feeds regions' features")
     if not contrast and not _has_matching_head(loaded):
         raise InputError(
@@ -69,14 +72,14 @@ def select_ranking(
 
 
 def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
-    training = get_training(loaded.variant)
+    training = get_variant(loaded.variant)
     paths = (training.match_head, training.match_logit)
     return all(get_part(loaded.model, path) is not None for path in paths)
 
 
 def body_config(loaded: LoadedCheckpoint) -> Any:
     """The configuration of the part that reads texts and images, below a task's heads."""
-    return get_training(loaded.variant).get_body(loaded.config)
+    return get_variant(loaded.variant).get_body(loaded.config)
 
 
 def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
@@ -87,7 +90,7 @@ def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Fe
     """
     feeding = loaded.feeding
     if feeding is None:
-        feeding = import_object(get_training(loaded.variant).feeding)()
+        feeding = get_training(loaded.variant).feeding()
         if not getattr(body_config(loaded), "global_region", True):
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vlmill.models import Vlmo
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.gather import gather_first
 from vlmill.train.loading.batch import Batch, HostBatch
@@ -25,7 +25,7 @@ from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.objectives.cached_contrast import StepContrast, vectors_contrast
 from vlmill.train.objectives.negatives import same_images
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import RetrievalTask
 from vlmill.train.tasks.retrieval.held_out import measure_recalls, scores_of_vectors
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings

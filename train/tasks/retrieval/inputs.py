@@ -27,7 +27,7 @@ from vlmill.train.loading.collate import collate
 from vlmill.train.loading.features import read_features, region_batch
 from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
 from vlmill.train.loading.sample import Sample, chosen_regions, get_global_feature
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 
 
 @dataclass(frozen=True, kw_only=True)

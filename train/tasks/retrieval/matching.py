@@ -16,15 +16,15 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlmill.models import Vilbert, Vlmo
 from vlmill.models.layers.operators import unchanging_weights
 from vlmill.models.positions import Cells, first_cells
-from vlmill.models.registry import find_variant
-from vlmill.models.vilbert.model import Stream
+from vlmill.models.registry import find_variant, get_variant
+from vlmill.models.rows import get_part
+from vlmill.models.vilbert.model import Stream, Vilbert
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import Batch
 from vlmill.train.loading.sample import kept_lengths
-from vlmill.train.recipes.variants import get_part, get_training
 from vlmill.train.tasks.retrieval.inputs import Images, TextBatch, text_batches
 from vlmill.train.tasks.retrieval.score_store import ScoreCache
 
@@ -196,19 +196,20 @@ class PixelScorer:
 
 
 # Whose texts and images have more in common for all pairs than embedded regions.
-SCORERS: dict[str | None, Callable[..., PairScorer]] = {
-    "vilbert": StreamScorer,
-    "vlmo": PixelScorer,
+SCORERS: dict[str, Callable[..., PairScorer]] = {
+    "encoded": EncodeScorer,
+    "streams": StreamScorer,
+    "pixels": PixelScorer,
 }
 
 
 def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
     """Returns the scorer of a model with a head that ranks, or with such a model inside."""
-    training = get_training(find_variant(model))
-    body, logit = training.get_body(model), get_part(model, training.match_logit)
+    variant = get_variant(find_variant(model))
+    body, logit = variant.get_body(model), get_part(model, variant.match_logit)
     if max_elements is not None:  # how long a text is depends on the image: none is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
-    return SCORERS.get(find_variant(body), EncodeScorer)(model=body, logit=logit)
+    return SCORERS[get_variant(find_variant(body)).scores_pairs](model=body, logit=logit)
 
 
 @torch.inference_mode()

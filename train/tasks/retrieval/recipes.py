@@ -22,24 +22,23 @@ from vlmill.models.interbert.config import (
     interbert_small,
 )
 from vlmill.models.vilbert.config import VilbertTasksConfig, vilbert_base, vilbert_small
-from vlmill.train.recipes.feeding import (
-    imagebert_feeding,
-    interbert_retrieval_feeding,
-    vilbert_retrieval_feeding,
-)
 from vlmill.train.recipes.fine_tuning import (
     INTERBERT_AVERAGE,
-    TRIAL_RUN,
+    for_trials,
     from_bert,
     interbert_paper_optimizer,
     interbert_task_optimizer,
+    task_recipe,
     vilbert_paper,
     vilbert_task_optimizer,
 )
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.tasks.retrieval.settings import Loss, RetrievalSettings, retrieval_recipe
+from vlmill.train.recipes.imagebert import imagebert_feeding
+from vlmill.train.recipes.interbert import interbert_retrieval_feeding
+from vlmill.train.recipes.vilbert import vilbert_retrieval_feeding
+from vlmill.train.settings.parts import Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.retrieval.settings import Loss, RetrievalRecipe, RetrievalSettings
 from vlmill.train.tasks.retrieval.vlmo_recipes import VLMO_RECIPES, retrieval_vlmo_small
 
 REGIONS = "regions of the images"
@@ -63,15 +62,16 @@ def vilbert_retrieval_stage() -> TrainingStage:
 
 def retrieval_vilbert() -> TaskRecipe:
     """As released: a new head scores the four, which stands for VCR's choices, too."""
-    return retrieval_recipe(
+    return task_recipe(
+        RetrievalRecipe,
         "retrieval-vilbert",
         "vilbert-tasks",
         VilbertTasksConfig(trunk=vilbert_base()),
         ("vilbert", "vilbert-tasks"),
         vilbert_retrieval_stage(),
-        RetrievalSettings(),
         "Retrieval with ViLBERT, as released",
         f"{NEAR}; --init: a pretrained ViLBERT",
+        settings=RetrievalSettings(),
     )
 
 
@@ -101,15 +101,16 @@ def make_interbert_recipe(
     name: str, trunk: InterBertConfig, loss: Loss, stage: TrainingStage, by: str
 ) -> TaskRecipe:
     """Retrieval with a depth of InterBERT."""
-    return retrieval_recipe(
+    return task_recipe(
+        RetrievalRecipe,
         name,
         "interbert-tasks",
         InterBertTasksConfig(trunk=trunk),
         ("interbert", "interbert-tasks"),
         stage,
-        RetrievalSettings(losses=(loss,)),
         f"Retrieval with InterBERT, {by}",
         f"{NEAR}; --init: a pretrained InterBERT",
+        settings=RetrievalSettings(losses=(loss,)),
         average=INTERBERT_AVERAGE,
     )
 
@@ -181,17 +182,18 @@ def retrieval_imagebert(
         feeding=replace(imagebert_feeding(), max_regions=num_regions),
         optimizer=Optimizer(lr=5e-5),
     )
-    return retrieval_recipe(
+    return task_recipe(
+        RetrievalRecipe,
         name,
         "imagebert-retrieval",
         ImageBertRetrievalConfig(trunk=imagebert_base(), rank_by="match" if by_itself else "score"),
         ("imagebert", "imagebert-retrieval"),
         stage,
-        RetrievalSettings(
-            negatives="both", num_candidates=2 if losses == BEST else 4, losses=losses
-        ),
         f"Retrieval with ImageBERT, {about}",
         f"{REGIONS}; --init: a pretrained ImageBERT",
+        settings=RetrievalSettings(
+            negatives="both", num_candidates=2 if losses == BEST else 4, losses=losses
+        ),
     )
 
 
@@ -217,20 +219,10 @@ def _bind_recipe(name: str, fields: dict[str, Any]) -> Callable[[], TaskRecipe]:
 
 
 def small(name: str, like: TaskRecipe, model: Any, lr: float) -> TaskRecipe:
-    """``like`` in minutes on a CPU, for some thousand captions."""
-    stage = replace(
-        like.stages[0], steps=600, epochs=None, batch_size=16, optimizer=Optimizer(lr=lr)
-    )
-    return replace(
-        like,
-        name=name,
-        model=model,
-        stages=(stage,),
-        about=f"{like.about.partition(',')[0]} for trials on a CPU",
-        average=0.0,
-        standardise_features=True,  # without --init matching stays at chance otherwise
-        **TRIAL_RUN,
-    )
+    """Returns the recipe for trials like a published one."""
+    about = like.about.partition(",")[0]
+    # Without --init matching stays at chance where features are not standardised.
+    return for_trials(like, name, model, about, lr=lr, batch_size=16, standardise_features=True)
 
 
 def retrieval_vilbert_small() -> TaskRecipe:

@@ -1,11 +1,9 @@
-"""What retrieval's recipes say beside any recipe, and what they share."""
+"""The fields of retrieval's recipes."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from vlmill.train.recipes.fine_tuning import PUBLISHED_RUN
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.tasks import TaskRecipe
 
 MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
 Loss = Literal["binary", "softmax", "triplet"]
@@ -51,29 +49,12 @@ class RetrievalSettings:
             raise ValueError(f"settings.margin={self.margin}: want a difference from 0 to 1")
 
 
-def retrieval_recipe(
-    name: str,
-    variant: str,
-    model: Any,
-    starts_from: tuple[str, ...],
-    stage: TrainingStage,
-    settings: RetrievalSettings,
-    about: str,
-    needs: str,
-    **changes: Any,
-) -> TaskRecipe:
-    """What the published runs share."""
-    # 100 images, each with all of the captions.
-    fields: dict[str, Any] = PUBLISHED_RUN | {"validation_pairs": 500}
-    return TaskRecipe(
-        name=name,
-        task="retrieval",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(stage,),
-        settings=settings,
-        about=about,
-        needs=needs,
-        **(fields | changes),
-    )
+@dataclass(frozen=True, kw_only=True)
+class RetrievalRecipe(TaskRecipe):
+    """A run of retrieval."""
+
+    published: ClassVar[dict[str, Any]] = {
+        "validation_pairs": 500
+    }  # 100 images, each with all of the captions
+    task: str = "retrieval"
+    settings: RetrievalSettings = field(default_factory=RetrievalSettings)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmill.models import Bert, Vlmo
+from vlmill.models.bert.model import Bert
 from vlmill.models.layers.operators import unchanging_weights
-from vlmill.runtime.processes import all_cores
+from vlmill.models.vlmo.model import Vlmo
+from vlmill.runtime.cores import all_cores
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches

@@ -20,13 +20,11 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import vlmo_feeding
-from vlmill.train.recipes.fine_tuning import TRIAL_RUN, vlmo_task_optimizer
-from vlmill.train.recipes.parts import Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.vlmo import EVERYWHERE
-from vlmill.train.tasks.retrieval.settings import RetrievalSettings, retrieval_recipe
+from vlmill.train.recipes.fine_tuning import for_trials, task_recipe, vlmo_task_optimizer
+from vlmill.train.recipes.vlmo import EVERYWHERE, vlmo_feeding
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings
 
 COCO, FLICKR = "coco", "flickr30k"
 SIZE = 384  # pixels
@@ -100,15 +98,18 @@ def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
         loading=EVERYWHERE,
         optimizer=vlmo_task_optimizer(run.rate),
     )
-    return retrieval_recipe(
+    return task_recipe(
+        RetrievalRecipe,
         name,
         "vlmo",
         retrieval(run.make(image_size=run.image_size, drop_path=run.drop_path)),
         ("vlmo",),
         stage,
-        RetrievalSettings(negatives="batch", same_picture_negatives=run.same_picture_negatives),
         about,
         f"the images; --init: {start}",
+        settings=RetrievalSettings(
+            negatives="batch", same_picture_negatives=run.same_picture_negatives
+        ),
         validation_pairs=5000,
         seed=1,
         precision="fp16",
@@ -146,18 +147,16 @@ def retrieval_vlmo_small() -> TaskRecipe:
         augment=False,
         flip=0.0,
     )
-    stage = replace(
-        like.stages[0], steps=600, batch_size=64, feeding=feeding, optimizer=Optimizer(lr=3e-4)
-    )
-    return replace(
+    return for_trials(
         like,
-        name="retrieval-vlmo-small",
-        model=model,
-        stages=(stage,),
+        "retrieval-vlmo-small",
+        model,
+        "Retrieval with VLMo",
+        lr=3e-4,
+        batch_size=64,
+        feeding=feeding,
         settings=RetrievalSettings(negatives="batch"),
-        about="Retrieval with VLMo for trials on a CPU",
         needs="the images; --init: a pretrained VLMo",
-        **TRIAL_RUN,
     )
 
 

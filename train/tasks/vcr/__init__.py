@@ -1,7 +1,7 @@
 """Visual commonsense reasoning: four answers to a question about an image, four rationales.
 
-Reading order: ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of a row),
-``categories``, ``outlines`` and ``named_objects`` (of its objects), ``batch_tensors`` (a batch of
-them), ``heads``, ``settings``, ``recipes`` and ``interbert_recipes``, ``evaluation``
+Reading order: ``row``, ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of
+a row), ``categories``, ``outlines`` and ``named_objects`` (of its objects), ``batch_tensors`` (a
+batch of them), ``heads``, ``settings``, ``recipes``, ``evaluation``
 and ``submission``.
 """

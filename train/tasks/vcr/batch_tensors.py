@@ -13,7 +13,7 @@ from torch import Tensor
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.sample import SampledRegions
 from vlmill.train.objectives.losses import IGNORED
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import ChoiceSample
 from vlmill.train.tasks.vcr.settings import VcrSettings

@@ -1,12 +1,10 @@
-"""The fields of VCR's recipes, and what its published runs share."""
+"""The fields of VCR's recipes."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from vlmill.train.recipes.fine_tuning import PUBLISHED_RUN
-from vlmill.train.recipes.parts import Masking
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.settings.parts import Masking
+from vlmill.train.settings.tasks import TaskRecipe
 
 SUBTASKS = ("q2a", "qa2r")
 
@@ -57,24 +55,10 @@ NEEDS = "regions of VCR's images at detected and at annotated boxes"
 LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are that are read
 
 
-def vcr_recipe(
-    name: str,
-    variant: str,
-    model: Any,
-    starts_from: tuple[str, ...],
-    stage: TrainingStage,
-    **changes: Any,
-) -> TaskRecipe:
-    """What the published runs share."""
-    fields: dict[str, Any] = PUBLISHED_RUN | {
-        "validation_pairs": 10_000,
-    }
-    return TaskRecipe(
-        name=name,
-        task="vcr",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(stage,),
-        **(fields | changes),
-    )
+@dataclass(frozen=True, kw_only=True)
+class VcrRecipe(TaskRecipe):
+    """A run of VCR."""
+
+    published: ClassVar[dict[str, Any]] = {"validation_pairs": 10_000}
+    task: str = "vcr"
+    settings: VcrSettings = field(default_factory=VcrSettings)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from vlmill.models.vlbert.config import VlBertEndToEndConfig
+from vlmill.models.registry import MODELS, get_variant
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import CHOICES
@@ -38,10 +38,9 @@ from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
-from vlmill.train.recipes.parts import Feeding
-from vlmill.train.recipes.tasks import TaskRecipe
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.run.learning import Criterion
+from vlmill.train.settings.parts import Feeding
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,
@@ -74,9 +73,7 @@ from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, questio
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings
 
-# The variants whose model has heads for categories and words.
-OWN_HEADS = ("vl-bert-vcr", "vl-bert-vcr-end-to-end")
-VARIANTS = ("vilbert-tasks", "interbert-tasks", "vilbert-12in1-tasks", *OWN_HEADS)
+WHOLE = "whole model"  # one that has heads for categories and words, too
 OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their order
 
 
@@ -251,9 +248,10 @@ class Vcr(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
         """The logits of the variant's heads."""
-        if self.variant in OWN_HEADS:
+        variant = MODELS[self.variant]
+        if variant.heads[self.name] == WHOLE:
             return own_outputs(model, batch, self.settings)
-        return ChoiceOutputs(choices=pooled_scores(model, batch))
+        return ChoiceOutputs(choices=pooled_scores(model, batch, variant.choice_options))
 
     def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
         """The loss of the choices, and those of regions and words where they are learnt."""
@@ -314,9 +312,10 @@ def vcr(
     """The task of a recipe. Raises InputError for settings that the model cannot learn."""
     if labels is not None:
         raise InputError(f"--labels {labels}: vcr has no list of labels; drop it")
-    require_variant(recipe, VARIANTS)
+    require_variant(recipe)
     settings: VcrSettings = recipe.settings
-    has_heads = recipe.variant in OWN_HEADS
+    variant = MODELS[recipe.variant]
+    has_heads = variant.heads[recipe.task] == WHOLE
     if not has_heads and (settings.regions != "none" or settings.words):
         raise InputError(
             f"settings.regions={settings.regions}, words={settings.words}: "
@@ -325,10 +324,10 @@ def vcr(
         )
     feeding = recipe.stages[0].feeding
     heads, num_cells = recipe.model, 0
-    from_pixels = isinstance(recipe.model, VlBertEndToEndConfig)
+    from_pixels = variant.makes_features
     require_kind(recipe, from_pixels=from_pixels)
     if from_pixels:
-        has_network = init is not None and get_training(init.variant).makes_features
+        has_network = init is not None and get_variant(init.variant).makes_features
         network = init.config.cnn if init is not None and has_network else recipe.model.cnn
         heads, num_cells = recipe.model.model, network.num_cells
     if settings.objects == "named" and feeding.boxes == "detected":

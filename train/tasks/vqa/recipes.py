@@ -5,9 +5,9 @@ questions that they validate on: name splits with ``train_splits`` and ``validat
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from vlmill.models.vilbert.config import (
     VilbertTasksConfig,
@@ -33,19 +33,21 @@ from vlmill.models.vlmo.config import (
     vlmo_small,
 )
 from vlmill.schemas.answers import MIN_QUESTIONS
-from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlmo_feeding
 from vlmill.train.recipes.fine_tuning import (
-    PUBLISHED_RUN,
-    TRIAL_RUN,
+    for_trials,
     from_bert,
     on_single_stream,
+    task_recipe,
     vilbert_paper,
     vilbert_task_optimizer,
     vlmo_task_optimizer,
 )
-from vlmill.train.recipes.parts import Feeding, Optimizer
-from vlmill.train.recipes.spec import TrainingStage
-from vlmill.train.recipes.tasks import TaskRecipe
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlbert import vlbert_feeding
+from vlmill.train.recipes.vlmo import vlmo_feeding
+from vlmill.train.settings.parts import Feeding, Optimizer
+from vlmill.train.settings.spec import TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,37 +70,18 @@ class VqaSettings:
             raise ValueError(f"settings.min_questions={self.min_questions}: want at least 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class VqaRecipe(TaskRecipe):
+    """A run of VQA."""
+
+    published: ClassVar[dict[str, Any]] = {"validation_pairs": 10_000}
+    task: str = "vqa"
+    settings: VqaSettings = field(default_factory=VqaSettings)
+
+
 REGIONS = "regions of COCO's images, 10 to 100 each"
 IMAGES = "COCO's images"
 ANSWER_HEAD = "answer_head."  # ViLBERT's
-
-
-def vqa_recipe(
-    name: str,
-    variant: str,
-    model: Any,
-    starts_from: tuple[str, ...],
-    stage: TrainingStage,
-    about: str,
-    needs: str,
-    **changes: Any,
-) -> TaskRecipe:
-    """What the published runs share."""
-    fields: dict[str, Any] = PUBLISHED_RUN | {
-        "settings": VqaSettings(),
-        "validation_pairs": 10_000,
-    }
-    return TaskRecipe(
-        name=name,
-        task="vqa",
-        variant=variant,
-        model=model,
-        starts_from=starts_from,
-        stages=(stage,),
-        about=about,
-        needs=needs,
-        **(fields | changes),
-    )
 
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): two layers on what is pooled of both streams; the summed
@@ -125,7 +108,8 @@ def vilbert_vqa_stage() -> TrainingStage:
 
 def vqa_vilbert() -> TaskRecipe:
     """As released: the last epoch counts, nothing is chosen by validation."""
-    return vqa_recipe(
+    return task_recipe(
+        VqaRecipe,
         "vqa-vilbert",
         "vilbert-tasks",
         VilbertTasksConfig(trunk=vilbert_base()),
@@ -169,7 +153,8 @@ def vqa_vl_bert() -> TaskRecipe:
         feeding=vlbert_vqa_feeding(),
         optimizer=vlbert_vqa_optimizer(1.6e-4, 500),
     )
-    return vqa_recipe(
+    return task_recipe(
+        VqaRecipe,
         "vqa-vl-bert",
         "vl-bert-vqa",
         VlBertVqaConfig(body=vlbert_for_task(vlbert_base())),
@@ -246,7 +231,8 @@ def vqa_vlmo(size: str) -> TaskRecipe:
         optimizer=vlmo_task_optimizer(rate, **head),
     )
     encoder = make(image_size=480, drop_path=0.15, **WITHOUT_HEADS)
-    return vqa_recipe(
+    return task_recipe(
+        VqaRecipe,
         f"vqa-vlmo-{size}",
         "vlmo-vqa",
         VlmoVqaConfig(encoder=encoder, two_layers=not paper),
@@ -264,22 +250,18 @@ def vqa_vlmo(size: str) -> TaskRecipe:
 # For trials on a CPU.
 
 
-def small_vqa(name: str, like: TaskRecipe, model: Any, **stage: Any) -> TaskRecipe:
-    """``like`` in minutes on a CPU, for some thousand questions."""
-    defaults: dict[str, Any] = {
-        "steps": 600,
-        "epochs": None,
-        "batch_size": 64,
-        "optimizer": Optimizer(lr=3e-4),
-    }
-    return replace(
+def small_vqa(like: TaskRecipe, model: Any, feeding: Feeding | None = None) -> TaskRecipe:
+    """Returns the recipe for trials like a published one."""
+    start = "-".join(like.name.split("-")[1:]).removesuffix("-base")
+    return for_trials(
         like,
-        name=name,
-        model=model,
-        stages=(replace(like.stages[0], **(defaults | stage)),),
+        f"vqa-{start}-small",
+        model,
+        f"VQA with {start}",
+        lr=3e-4,
+        batch_size=64,
+        feeding=feeding,
         settings=replace(like.settings, min_questions=1),
-        about=f"VQA with {name.removeprefix('vqa-').removesuffix('-small')} for trials on a CPU",
-        **TRIAL_RUN,
         standardise_features=like.stages[0].feeding.reads_regions,
     )
 
@@ -288,13 +270,13 @@ def vqa_vilbert_small() -> TaskRecipe:
     """With a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, classifier_dropout=0.1, dropout=0.0)
-    return small_vqa("vqa-vilbert-small", vqa_vilbert(), model)
+    return small_vqa(vqa_vilbert(), model)
 
 
 def vqa_vl_bert_small() -> TaskRecipe:
     """With a small VL-BERT."""
     model = VlBertVqaConfig(body=vlbert_for_task(vlbert_small(dropout=0.0)), dropout=0.0)
-    return small_vqa("vqa-vl-bert-small", vqa_vl_bert(), model)
+    return small_vqa(vqa_vl_bert(), model)
 
 
 def vqa_vlmo_small() -> TaskRecipe:
@@ -305,7 +287,7 @@ def vqa_vlmo_small() -> TaskRecipe:
     like = vqa_vlmo("base")
     encoder = vlmo_small(image_size=80, **WITHOUT_HEADS)
     feeding = replace(like.stages[0].feeding, image_size=80, max_tokens=None, augment=False)
-    return small_vqa("vqa-vlmo-small", like, VlmoVqaConfig(encoder=encoder), feeding=feeding)
+    return small_vqa(like, VlmoVqaConfig(encoder=encoder), feeding)
 
 
 RECIPES: dict[str, Callable[[], TaskRecipe]] = {

@@ -14,7 +14,8 @@ from vlmill.models.layers.cpu import linear as linear_module
 from vlmill.models.layers.operators import Linear, gelu_linear, linear, unchanging_weights
 
 needs_onednn = pytest.mark.skipif(
-    not linear_module.HAS_ONEDNN, reason="this PyTorch has no oneDNN, or no linear layer of it"
+    not linear_module.has_onednn_linear(),
+    reason="this PyTorch has no oneDNN, or no linear layer of it",
 )
 
 
@@ -24,7 +25,7 @@ needs_onednn = pytest.mark.skipif(
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which library multiplies: whatever would be faster on this processor, both must be right."""
     name: str = request.param
-    monkeypatch.setattr(linear_module, "HAS_ONEDNN", name != "PyTorch")
+    monkeypatch.setattr(linear_module, "has_onednn_linear", lambda: name != "PyTorch")
     monkeypatch.setattr(linear_module, "mkl_is_fast", lambda: name == "oneDNN forward")
     return name
 
@@ -112,6 +113,7 @@ def test_weights_that_stay_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) ->
         laid_out.append(weight.is_mkldnn)
         return plain(rows, weight, *others)
 
+    assert linear_module.packs_weights()  # its probe is a product, too
     plain = linear_module._product
     monkeypatch.setattr(linear_module, "_product", product)
     with torch.no_grad():

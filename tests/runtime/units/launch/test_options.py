@@ -2,12 +2,16 @@
 
 import errno
 import logging
+import sys
+from functools import partial
+from types import ModuleType
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from vlmill.runtime.console.command import Parser
+from vlmill.runtime.units.launch import options
 from vlmill.runtime.units.launch.loading import flags_of_beam, parsed
 from vlmill.runtime.units.launch.options import WorkerOptions, beam_options, run_pipeline
 from vlmill.schemas.errors import InputError
@@ -69,3 +73,22 @@ def test_every_flag_that_beam_takes_is_known_without_it() -> None:
         group._add_argparse_args(parser)
     taken = {flag for flag in parser._option_string_actions if flag.startswith("--")}
     assert len(taken) > 100 and taken <= flags_of_beam()
+
+
+def test_beams_flags_are_known_without_its_own_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a private class of Beam's."""
+    make = partial(options._PlainParser, add_help=False, allow_abbrev=False)
+    monkeypatch.setattr(options, "make_parser", make)
+    given = beam_options(["--runner=FlinkRunner", "--flink_master=a:1"]).get_all_options()
+    assert (given["runner"], given["flink_master"]) == ("FlinkRunner", "a:1")
+    with pytest.raises(InputError, match="--nonsense"):
+        beam_options(["--nonsense"])
+
+
+def test_a_plain_parser_takes_the_place_of_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not isinstance(options.make_parser(), options._PlainParser)
+    name = "apache_beam.options.pipeline_options"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert isinstance(options.make_parser(), options._PlainParser)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from tests.factories import write_dvae, write_images
 
-from vlmill.models import Vlmo
 from vlmill.models.beit.dvae import DalleConfig, DalleTokenizer
 from vlmill.models.published import export_reference
+from vlmill.models.vlmo.model import Vlmo
 from vlmill.runtime.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint

@@ -10,6 +10,7 @@ from tests.train.tasks.questions import ANSWERS, question, tiny
 
 from vlmill.models import MODELS
 from vlmill.models.bert.config import bert_small
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.log import read_log
 from vlmill.train.checkpoints.files import (
     CheckpointRecord,
@@ -17,7 +18,6 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes.variants import get_training
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def vqa_start(folder: Path, name: str, *, pixels: int = 64) -> Path:
     variant = recipe.starts_from[0]
     words = train_vocabulary([question(n)["question"] for n in range(3)] + list(ANSWERS), 60)
     sizes: dict[str, Any] = {"vocab_size": words.get_vocab_size()}
-    body = get_training(recipe.variant).get_body(recipe.model)
+    body = get_variant(recipe.variant).get_body(recipe.model)
     if variant == "bert":
         same = ("width", "num_layers", "num_heads", "intermediate_width", "num_positions")
         config: Any = bert_small(**sizes, **{name: getattr(body, name) for name in same})

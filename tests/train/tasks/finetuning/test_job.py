@@ -15,10 +15,11 @@ from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_qu
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
-from vlmill.train.recipes.tasks import TaskRecipe, task_recipe_named, task_recipes
 from vlmill.train.run import loop
+from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
+from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 
 
 def test_a_run_that_is_killed_goes_on_bit_for_bit(

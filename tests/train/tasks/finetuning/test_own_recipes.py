@@ -15,7 +15,7 @@ from vlmill.models.vilbert.config import Vilbert12in1Config, vilbert_small
 from vlmill.runtime.console.log import read_log
 from vlmill.runtime.settings.plain_fields import to_yaml
 from vlmill.train.cli import main
-from vlmill.train.recipes.tasks import make_recipes
+from vlmill.train.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def finetune_own(folder: Path, task: str, variant: str, model: Any) -> tuple[int
 def test_a_model_of_ones_own_recipe_is_evaluated(
     tmp_path: Path, task: str, variant: str, model: Any, figure: str
 ) -> None:
-    assert variant not in {recipe.variant for recipe in make_recipes(task)}
+    assert variant not in {recipe.variant for recipe in TASKS[task].make_recipes()}
     status, tables = finetune_own(tmp_path, task, variant, model)
     assert status == 0
     checkpoint = ["--checkpoint", str(tmp_path / "run"), "--split", "val"]

@@ -13,14 +13,14 @@ from tests.train.tasks.finetuning.starts import logged, vqa_start
 from tests.train.tasks.questions import tiny, world
 
 from vlmill.models import MODELS
+from vlmill.models.registry import get_variant
 from vlmill.models.vlmo.stages import resize_table
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import recipe_named
-from vlmill.train.recipes.tasks import task_recipe_named, task_recipes
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +108,7 @@ def test_vlmo_reads_images_of_480_pixels_with_its_positions_resized(tmp_path: Pa
 @pytest.mark.parametrize("name", [n for n in task_recipes() if n.endswith("vlmo-small")])
 def test_a_small_vlmo_starts_from_its_small_pretraining(name: str) -> None:
     before, recipe = recipe_named("vlmo-small").model, task_recipe_named(name)
-    encoder = get_training(recipe.variant).get_body(recipe.model)
+    encoder = get_variant(recipe.variant).get_body(recipe.model)
     encoder = getattr(encoder, "encoder", encoder)
     table = MODELS["vlmo"].model(before).state_dict()["encoder.relative.table"]
     rows = (2 * encoder.side - 1) ** 2 - (2 * before.side - 1) ** 2

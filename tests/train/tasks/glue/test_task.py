@@ -13,6 +13,7 @@ import torch
 from tests.train.tasks.statements import sentences, texts, tiny, write_statements
 
 from vlmill.models import MODELS
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.outputs import RESULTS
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import (
@@ -23,16 +24,15 @@ from vlmill.train.checkpoints.files import (
 )
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes.tasks import make_recipes, task_recipe_named
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
 from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.glue.evaluation import compute_averages, evaluate_predictions, parse_split
-from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS
+from vlmill.train.tasks.glue.metrics import INTERBERT
+from vlmill.train.tasks.glue.metrics import TASKS as GLUE_TASKS
 from vlmill.train.tasks.glue.recipes import GlueSettings
-from vlmill.train.tasks.glue.task import Glue, second_segments
-from vlmill.train.tasks.glue.texts import join_texts
+from vlmill.train.tasks.glue.task import Glue, join_texts, second_segments
+from vlmill.train.tasks.registry import TASKS, task_recipe_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +100,7 @@ def test_figures_and_files_of_each_split(tmp_path: Path) -> None:
     worst = min(told.cases, key=lambda case: case.score)
     assert worst.example_id == "glue/mnli/dev_mismatched/0"
     assert (worst.prediction, worst.right) == ("contradiction", "entailment")
-    assert {f"{rules.file}.tsv" for rules in TASKS.values()} <= set(RESULTS)
+    assert {f"{rules.file}.tsv" for rules in GLUE_TASKS.values()} <= set(RESULTS)
 
 
 def test_figures_that_cannot_be_told_say_why(
@@ -185,7 +185,7 @@ def test_texts_are_learnt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
     recipe = tiny(name, "settings.task=rte", "steps=0")
-    training = get_training(recipe.variant)
+    training = get_variant(recipe.variant)
     words = train_vocabulary(["what is left of number that 0 1 2"], 60)
     body = dataclasses.replace(training.get_body(recipe.model), vocab_size=words.get_vocab_size())
     torch.manual_seed(3)
@@ -208,7 +208,7 @@ def test_the_text_of_a_pretrained_model_is_taken_over(tmp_path: Path, name: str)
 
 
 def test_interbert_and_its_single_stream_start_from_bert_alone() -> None:
-    recipes = {recipe.name: recipe for recipe in make_recipes("glue")}
+    recipes = {recipe.name: recipe for recipe in TASKS["glue"].make_recipes()}
     assert recipes["glue-interbert-from-bert"].starts_from == ("bert",)
     assert recipes["glue-single-stream"].model.trunk.num_text_layers == 0
     assert recipes["glue-bert"].starts_from[0] == "bert"

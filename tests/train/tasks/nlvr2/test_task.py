@@ -12,6 +12,7 @@ import torch
 from tests.train.tasks.statements import statement, tiny, two_images, write_statements
 
 from vlmill.models import MODELS
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REJECTS, STATEMENTS
@@ -22,13 +23,12 @@ from vlmill.train.checkpoints.files import (
     save_checkpoint,
 )
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes.tasks import task_recipe_named
-from vlmill.train.recipes.variants import get_training
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions, open_evaluation
 from vlmill.train.tasks.evaluating.job import evaluate_task, predict_all, prepare_batches
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
 from vlmill.train.tasks.nlvr2.task import as_pairs
+from vlmill.train.tasks.registry import task_recipe_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,7 +158,7 @@ def test_the_pretrained_model_is_taken_over(tmp_path: Path, name: str) -> None:
         trunk = dataclasses.replace(trunk, **sizes)
         recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, trunk=trunk))
     variant = recipe.starts_from[0]
-    training = get_training(recipe.variant)
+    training = get_variant(recipe.variant)
     words = train_vocabulary(["one has number 0 1 2"], 60)
     sizes = {"vocab_size": words.get_vocab_size()}
     sizes |= {"image_size": 64, "num_images": 1} if "vlmo" in name else {"region_width": 16}

@@ -13,7 +13,7 @@ from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.nearest_images.command import main as nearest_images
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, is_cased, read_vocabulary
-from vlmill.train.recipes.tasks import task_recipe_named
+from vlmill.train.tasks.registry import task_recipe_named
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,9 @@ from vlmill.runtime.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
-from vlmill.train.recipes.tasks import task_recipe_named
 from vlmill.train.run import loop
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.registry import task_recipe_named
 
 CLOCK = ("samples_per_second", "mfu", "data_wait", "process_memory_bytes")
 

@@ -12,7 +12,7 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.schemas.tables import IMAGES
 from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
-from vlmill.train.recipes.parts import Feeding
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval import inputs
 from vlmill.train.tasks.retrieval.inputs import PixelImages
 

@@ -28,8 +28,8 @@ from vlmill.train.loading.features import read_features
 from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.sample import Sample, take_regions
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
-from vlmill.train.recipes.parts import Feeding
 from vlmill.train.run.saving import PREPARED
+from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.batches import TaskBatches
 from vlmill.train.tasks.finetuning.job import (
     TaskInputs,
@@ -386,7 +386,9 @@ def test_interberts_segments_are_those_of_the_texts_parts() -> None:
     )
     with torch.no_grad():
         expected = model.scores(model(inputs).pooled).view(2, 4)
-        torch.testing.assert_close(pooled_scores(model, batch), expected)
+        torch.testing.assert_close(
+            pooled_scores(model, batch, MODELS["interbert-tasks"].choice_options), expected
+        )
 
 
 def test_vilbert_learns_what_an_object_is(tmp_path: Path) -> None:

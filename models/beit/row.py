@@ -1,0 +1,33 @@
+"""BEiT's row in the registry."""
+
+from vlmill.models.beit.config import PRESETS, BeitConfig
+from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.vlmo.row import SHARED_SIZES
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.beit.model import Beit
+    from vlmill.models.beit.published import BEIT
+    from vlmill.models.beit.published_dvae import DVAE
+
+    return Networks({"beit": Beit}, families={"beit": BEIT, "dvae": DVAE})
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(
+            name="beit",
+            config=BeitConfig,
+            kind="pictures",
+            objectives=("mim",),
+            reads_text=False,
+            reads_pixels=True,
+            starts_from=(),
+            shared_sizes=SHARED_SIZES,
+        ),
+    ),
+    presets=PRESETS,
+    families=("beit", "dvae"),
+)

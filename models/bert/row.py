@@ -1,0 +1,41 @@
+"""BERT's row in the registry."""
+
+from vlmill.models.bert.config import PRESETS, BertConfig, BertTextConfig
+from vlmill.models.rows import Networks, Paper, Variant
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.bert.model import Bert
+    from vlmill.models.bert.published import BERT, links
+    from vlmill.models.bert.tasks import BertText
+
+    return Networks(
+        {"bert": Bert, "bert-text": BertText},
+        families={"bert": BERT},
+        from_bert={Bert: lambda model, state: links(model)},
+    )
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(
+            name="bert",
+            config=BertConfig,
+            kind="text",
+            objectives=("text_mlm",),
+            starts_from=(),
+        ),
+        Variant(
+            name="bert-text",
+            config=BertTextConfig,
+            pretrains=False,
+            body="trunk",
+            heads={"glue": "pooled"},
+            starts_from=(),
+        ),
+    ),
+    presets=PRESETS,
+    families=("bert",),
+)

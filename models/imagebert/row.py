@@ -1,0 +1,36 @@
+"""ImageBERT's row in the registry."""
+
+from vlmill.models.imagebert.config import PRESETS, ImageBertConfig, ImageBertRetrievalConfig
+from vlmill.models.rows import Networks, Paper, Variant
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.imagebert.from_bert import links
+    from vlmill.models.imagebert.model import ImageBert
+    from vlmill.models.imagebert.tasks import ImageBertRetrieval
+
+    return Networks(
+        {"imagebert": ImageBert, "imagebert-retrieval": ImageBertRetrieval},
+        from_bert={ImageBert: links},
+    )
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(name="imagebert", config=ImageBertConfig),
+        # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2), unless
+        # another loss alone was trained.
+        Variant(
+            name="imagebert-retrieval",
+            config=ImageBertRetrievalConfig,
+            pretrains=False,
+            body="trunk",
+            match_head="trunk.match_head",
+            match_logit="rank_logit",
+            heads={"retrieval": "match and score"},
+        ),
+    ),
+    presets=PRESETS,
+)

@@ -1,0 +1,65 @@
+"""InterBERT's row in the registry."""
+
+from vlmill.models.interbert.config import (
+    PRESETS,
+    InterBertConfig,
+    InterBertImagesConfig,
+    InterBertTasksConfig,
+    InterBertTextConfig,
+)
+from vlmill.models.rows import Networks, Paper, Variant
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.interbert.from_bert import links
+    from vlmill.models.interbert.model import InterBert
+    from vlmill.models.interbert.published import INTERBERT
+    from vlmill.models.interbert.tasks import InterBertImages, InterBertTasks, InterBertText
+
+    return Networks(
+        {
+            "interbert": InterBert,
+            "interbert-pictures": InterBertImages,
+            "interbert-tasks": InterBertTasks,
+            "interbert-text": InterBertText,
+        },
+        families={"interbert": INTERBERT},
+        from_bert={InterBert: links},
+    )
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(name="interbert", config=InterBertConfig),
+        Variant(
+            name="interbert-pictures",
+            config=InterBertImagesConfig,
+            pretrains=False,
+            body="trunk",
+            heads={"nlvr2": "pooled"},
+        ),
+        # Fine-tuned with pretraining's head, too (arXiv:2003.13198, sec. 4; code).
+        Variant(
+            name="interbert-tasks",
+            config=InterBertTasksConfig,
+            pretrains=False,
+            body="trunk",
+            match_head="trunk.match_head",
+            match_logit="trunk.match_logit",
+            heads={"refcoco": "regions", "vcr": "pooled"},
+            # Segments of modalities are for captions; those of a choice are the text's parts.
+            choice_options={"for_captions": False},
+        ),
+        Variant(
+            name="interbert-text",
+            config=InterBertTextConfig,
+            pretrains=False,
+            body="trunk",
+            heads={"glue": "pooled"},
+        ),
+    ),
+    presets=PRESETS,
+    families=("interbert",),
+)

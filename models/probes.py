@@ -1,0 +1,18 @@
+"""Says whether a private function of a library works here, by one call.
+
+Such functions are faster than the public ones, and the next version of their library may lack them
+or change them. Callers take their plain path where the probe fails.
+"""
+
+from collections.abc import Callable
+
+# What a function that is missing, or takes other arguments, raises.
+REFUSALS = (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def works(call: Callable[[], object]) -> bool:
+    """Returns whether ``call`` returns something true, and does not raise one of ``REFUSALS``."""
+    try:
+        return bool(call())
+    except REFUSALS:
+        return False

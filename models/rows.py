@@ -1,0 +1,125 @@
+"""The row of a model: what other folders must know of it, without importing torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+
+class Networks(NamedTuple):
+    """The parts of a paper's folder that need torch.
+
+    models: the model classes by variant. families: how published checkpoints are read, by name.
+    from_bert: for each class that starts from BERT, the function that links its tensors to BERT's.
+    derive: makes further tensors of BERT's, which links name. new_weights: how a class draws new
+    weights, as pairs of a pattern of names and a rule, where it is not BERT's normal distribution.
+    """
+
+    models: Mapping[str, type[Any]]
+    families: Mapping[str, Any] = {}
+    from_bert: Mapping[type[Any], Callable[..., list[Any]]] = {}
+    derive: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda state: {}
+    new_weights: Mapping[type[Any], Sequence[tuple[str, str]]] = {}
+
+
+def _no_networks() -> Networks:
+    return Networks({})
+
+
+def _keep_body(init_body: Any, recipe_body: Any) -> Any:
+    return init_body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A model class with its configuration: ``variant.build(variant.config())``.
+
+    The defaults are those of a plain model on regions.
+    """
+
+    name: str
+    config: type[Any]
+    networks: Callable[[], Networks] = _no_networks  # of its paper
+    pretrains: bool = True  # False: the model of a task, a trunk with other heads
+    # Reading. The kind of feeding that it takes, and the objectives that it learns; empty: any that
+    # its heads fit.
+    kind: str = ""
+    objectives: tuple[str, ...] = ()
+    reads_text: bool = True
+    reads_pixels: bool = False  # of full images; regions' features otherwise
+    # The model inside it, and the field of its configuration, that has words and regions: where a
+    # network of its own makes the regions' features, or a task's heads are on it, or both, from
+    # the outermost in. Empty: itself.
+    body: str = ""
+    makes_features: bool = False  # whether that network makes them
+    # Scoring. The head that says how well a text and an image fit, and the method that asks it, of
+    # what the body has pooled.
+    match_head: str = "match_head"
+    match_logit: str = "match_logit"
+    contrasts: bool = False  # whether it may have a contrastive head
+    # How retrieval computes its pairs: together, from streams that are computed once, or from
+    # pixels.
+    scores_pairs: Literal["encoded", "streams", "pixels"] = "encoded"
+    # The tasks that it has heads for, and how a task asks them.
+    heads: Mapping[str, str] = field(default_factory=dict)
+    # Options of the body's ``embed_regions`` for texts that are no captions (VCR's choices).
+    choice_options: Mapping[str, Any] = field(default_factory=dict)
+    # Starting. The other variants whose weights ``--init`` may bring: sizes are the recipe's then.
+    starts_from: tuple[str, ...] = ("bert",)
+    # Its stages differ in sizes, which come from the recipe; ``--init`` has to agree in these
+    # alone. Empty: the configuration is that of ``--init``.
+    shared_sizes: tuple[str, ...] = ()
+    # The fields of the body that a task's recipe sets, whatever ``--init`` has, and how a task
+    # changes the body of ``--init`` to fit its own.
+    task_sizes: tuple[str, ...] = ()
+    fit_body: Callable[[Any, Any], Any] = _keep_body
+
+    @property
+    def model(self) -> type[Any]:
+        """The model's class; its module is imported on first use."""
+        return self.networks().models[self.name]
+
+    def build(self, config: Any) -> Any:
+        """Returns a new model of a configuration."""
+        return self.model(config)
+
+    def get_body(self, model_or_config: Any) -> Any:
+        """Returns the part of a model, or of its configuration, that has words and regions."""
+        return attrgetter(self.body)(model_or_config) if self.body else model_or_config
+
+    def with_body(self, config: Any, body: Any) -> Any:
+        """Returns ``config`` with another configuration of its words and regions."""
+        return _with_part(config, self.body, body) if self.body else body
+
+    def with_sizes(self, config: Any, **sizes: int) -> Any:
+        """Returns ``config`` with other sizes of words and regions."""
+        return self.with_body(config, replace(self.get_body(config), **sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """The row of a paper's folder. families: the names that `Networks.families` has."""
+
+    networks: Callable[[], Networks]
+    variants: tuple[Variant, ...]
+    presets: Mapping[str, Callable[..., Any]]
+    families: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """The package that holds the paper's modules."""
+        return self.networks.__module__.rpartition(".")[0]
+
+
+def _with_part(config: Any, path: str, part: Any) -> Any:
+    """Returns a configuration with ``part`` at the end of a dotted path of fields."""
+    name, _, inner = path.partition(".")
+    return replace(
+        config, **{name: _with_part(getattr(config, name), inner, part) if inner else part}
+    )
+
+
+def get_part(model: Any, path: str) -> Any:
+    """Returns the attribute at the end of a dotted path; None where one of its names is missing."""
+    return reduce(lambda part, name: getattr(part, name, None), path.split("."), model)

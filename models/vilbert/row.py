@@ -1,0 +1,69 @@
+"""ViLBERT's row in the registry."""
+
+from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.vilbert.config import (
+    PRESETS,
+    SingleStreamConfig,
+    Vilbert12in1Config,
+    VilbertClassifierConfig,
+    VilbertConfig,
+    VilbertTasksConfig,
+)
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.vilbert.from_bert import NEW_WEIGHTS, single_stream_links, vilbert_links
+    from vlmill.models.vilbert.model import Vilbert
+    from vlmill.models.vilbert.published import VILBERT
+    from vlmill.models.vilbert.single_stream import SingleStream
+    from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
+
+    return Networks(
+        {
+            "vilbert": Vilbert,
+            "vilbert-single-stream": SingleStream,
+            "vilbert-12in1-tasks": Vilbert12in1,
+            "vilbert-classifier": VilbertClassifier,
+            "vilbert-tasks": VilbertTasks,
+        },
+        families={"vilbert": VILBERT},
+        from_bert={SingleStream: single_stream_links, Vilbert: vilbert_links},
+        new_weights=NEW_WEIGHTS,
+    )
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(name="vilbert", config=VilbertConfig, scores_pairs="streams"),
+        Variant(name="vilbert-single-stream", config=SingleStreamConfig),
+        Variant(
+            name="vilbert-12in1-tasks",
+            config=Vilbert12in1Config,
+            pretrains=False,
+            body="trunk",
+            heads={"nlvr2": "task token", "refcoco": "regions", "vcr": "pooled"},
+        ),
+        Variant(
+            name="vilbert-classifier",
+            config=VilbertClassifierConfig,
+            pretrains=False,
+            body="trunk",
+            heads={"nlvr2": "pooled"},
+        ),
+        # The code trains a new head for retrieval, which is VCR's too, and not the one of
+        # pretraining.
+        Variant(
+            name="vilbert-tasks",
+            config=VilbertTasksConfig,
+            pretrains=False,
+            body="trunk",
+            match_head="score_head",
+            match_logit="scores",
+            heads={"refcoco": "regions", "vcr": "pooled", "vqa": "pooled"},
+        ),
+    ),
+    presets=PRESETS,
+    families=("vilbert",),
+)

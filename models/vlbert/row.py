@@ -1,0 +1,114 @@
+"""VL-BERT's row in the registry."""
+
+from typing import Any
+
+from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.vlbert.config import (
+    PRESETS,
+    VlBertConfig,
+    VlBertEndToEndConfig,
+    VlBertRefcocoConfig,
+    VlBertVcrConfig,
+    VlBertVqaConfig,
+    vlbert_for_task,
+)
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.vlbert.encoder import VlBertBody
+    from vlmill.models.vlbert.end_to_end import (
+        VlBertEndToEnd,
+        VlBertRefcocoEndToEnd,
+        VlBertVcrEndToEnd,
+    )
+    from vlmill.models.vlbert.from_bert import (
+        NEW_WEIGHTS,
+        body_links,
+        derive_tensors,
+        vlbert_links,
+    )
+    from vlmill.models.vlbert.model import VlBert
+    from vlmill.models.vlbert.published import VLBERT
+    from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
+
+    return Networks(
+        {
+            "vl-bert": VlBert,
+            "vl-bert-end-to-end": VlBertEndToEnd,
+            "vl-bert-refcoco": VlBertRefcoco,
+            "vl-bert-refcoco-end-to-end": VlBertRefcocoEndToEnd,
+            "vl-bert-vcr": VlBertVcr,
+            "vl-bert-vcr-end-to-end": VlBertVcrEndToEnd,
+            "vl-bert-vqa": VlBertVqa,
+        },
+        families={"vl-bert": VLBERT},
+        from_bert={VlBertBody: body_links, VlBert: vlbert_links},
+        derive=derive_tensors,
+        new_weights=NEW_WEIGHTS,
+    )
+
+
+def fit_body(init_body: Any, recipe_body: Any) -> VlBertConfig:
+    """Returns the body of ``--init`` without pretraining's heads, as the task's recipe masks it."""
+    return vlbert_for_task(
+        init_body, pooler=recipe_body.pooler, masked_region=recipe_body.masked_region
+    )
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(name="vl-bert", config=VlBertConfig),
+        Variant(
+            name="vl-bert-end-to-end",
+            config=VlBertEndToEndConfig,
+            body="model",
+            makes_features=True,
+        ),
+        Variant(
+            name="vl-bert-refcoco",
+            config=VlBertRefcocoConfig,
+            pretrains=False,
+            body="body",
+            heads={"refcoco": "whole model"},
+            fit_body=fit_body,
+        ),
+        Variant(
+            name="vl-bert-refcoco-end-to-end",
+            config=VlBertEndToEndConfig,
+            pretrains=False,
+            body="model.body",
+            makes_features=True,
+            heads={"refcoco": "whole model"},
+            fit_body=fit_body,
+        ),
+        Variant(
+            name="vl-bert-vcr",
+            config=VlBertVcrConfig,
+            pretrains=False,
+            body="body",
+            heads={"vcr": "whole model"},
+            fit_body=fit_body,
+        ),
+        Variant(
+            name="vl-bert-vcr-end-to-end",
+            config=VlBertEndToEndConfig,
+            pretrains=False,
+            body="model.body",
+            makes_features=True,
+            heads={"vcr": "whole model"},
+            fit_body=fit_body,
+        ),
+        Variant(
+            name="vl-bert-vqa",
+            config=VlBertVqaConfig,
+            pretrains=False,
+            body="body",
+            heads={"vqa": "mask"},
+            fit_body=fit_body,
+        ),
+    ),
+    presets=PRESETS,
+    families=("vl-bert",),
+)

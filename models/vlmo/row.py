@@ -1,0 +1,84 @@
+"""VLMo's row in the registry."""
+
+from vlmill.models.rows import Networks, Paper, Variant
+from vlmill.models.vlmo.config import (
+    PRESETS,
+    VlmoConfig,
+    VlmoNlvr2Config,
+    VlmoTextConfig,
+    VlmoVqaConfig,
+)
+
+# What the stages and their BEiT have in common; lengths, resolutions, heads, experts may differ.
+SHARED_SIZES = (
+    *("width", "num_layers", "num_heads", "intermediate_width", "patch_size"),
+    *("relative_text_span", "relative_positions", "absolute_positions", "modality_experts"),
+)
+# Of the encoder: what a task may have otherwise than its pretraining.
+TASK_SIZES = (
+    *("image_size", "max_text_tokens", "num_images", "pooler"),
+    *("contrast", "match", "mlm", "num_contrast_pairs"),
+)
+
+
+def networks() -> Networks:
+    """Imports the networks: a list of sizes does not wait for torch."""
+    from vlmill.models.convert.names import PYTORCH
+    from vlmill.models.vlmo.encoder import VlmoEncoder
+    from vlmill.models.vlmo.model import Vlmo
+    from vlmill.models.vlmo.published import VLMO
+    from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForText, VlmoForVqa
+
+    return Networks(
+        {
+            "vlmo": Vlmo,
+            "vlmo-nlvr2": VlmoForNlvr2,
+            "vlmo-text": VlmoForText,
+            "vlmo-vqa": VlmoForVqa,
+        },
+        families={"vlmo": VLMO},
+        new_weights={VlmoEncoder: [("patch_embedding.projection.*", PYTORCH)]},
+    )
+
+
+ROW = Paper(
+    networks=networks,
+    variants=(
+        Variant(
+            name="vlmo",
+            config=VlmoConfig,
+            reads_pixels=True,
+            contrasts=True,
+            scores_pairs="pixels",
+            starts_from=("beit",),
+            shared_sizes=SHARED_SIZES,
+            task_sizes=TASK_SIZES,
+        ),
+        Variant(
+            name="vlmo-nlvr2",
+            config=VlmoNlvr2Config,
+            pretrains=False,
+            body="encoder",
+            heads={"nlvr2": "pixels"},
+            task_sizes=TASK_SIZES,
+        ),
+        Variant(
+            name="vlmo-text",
+            config=VlmoTextConfig,
+            pretrains=False,
+            body="encoder",
+            heads={"glue": "pooled"},
+            task_sizes=(*TASK_SIZES, "first_vl_layer"),  # texts alone meet no image
+        ),
+        Variant(
+            name="vlmo-vqa",
+            config=VlmoVqaConfig,
+            pretrains=False,
+            body="encoder",
+            heads={"vqa": "pixels"},
+            task_sizes=TASK_SIZES,
+        ),
+    ),
+    presets=PRESETS,
+    families=("vlmo",),
+)

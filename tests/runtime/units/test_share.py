@@ -1,0 +1,158 @@
+"""Parts of a job: processes that share its units, and wait for each other."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.factories import NO_MODELS, Tables
+from tests.pipelines.conftest import make_image, write_archive
+from tests.runtime.units.jobs import STEPS, Sums, log
+from tests.runtime.units.test_run import files
+
+from vlmill.pipelines.tables.command import main as tables
+from vlmill.pipelines.web_pairs.command import main as web_pairs
+from vlmill.runtime.files.lock import lock_output
+from vlmill.runtime.files.manifest import verify_folder
+from vlmill.runtime.units import run_here as run_here_module
+from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.share import Share, end_job
+
+ROOT = Path(__file__).parents[3]
+MODULE = "tests.runtime.units.jobs"
+
+
+def run_part(output: str, number: int, count: int) -> None:
+    """Does a part of the sums; the first one says that it ends the job."""
+    share = Share(number=number, count=count)
+    with lock_output(output, part=share.name):
+        run_here(Sums(output=output), STEPS, workers=1, module=MODULE, share=share)
+        with end_job(output, share) as is_last:
+            if is_last:
+                Path(output, "ended.txt").write_text(str(number))
+
+
+def test_parts_at_the_same_time_do_each_unit_once(tmp_path: Path) -> None:
+    whole = Sums(output=str(tmp_path / "whole"))
+    (tmp_path / "whole").mkdir()
+    run_here(whole, STEPS, workers=1, module=MODULE)
+    output = tmp_path / "parts"
+    output.mkdir()
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=run_part, args=(str(output), n, 3)) for n in (1, 2, 3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (output / "ended.txt").read_text() == "1"
+    (output / "ended.txt").unlink()
+    assert files(output) == files(tmp_path / "whole")  # no lock is left, either
+    assert sorted(log(Sums(output=str(output)))) == sorted(log(whole))
+
+
+def test_missing_parts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run of a part goes as far as the others allow; nothing is done twice."""
+    monkeypatch.setattr(run_here_module, "START_S", 0.0)
+    output = str(tmp_path)
+    with pytest.raises(OSError, match=r"squares lacks 3 of 5 units, of --part 2/3, 3/3"):
+        run_part(output, 1, 3)
+    with pytest.raises(OSError, match=r"squares lacks 1 of 5 units, of --part 3/3"):
+        run_part(output, 2, 3)
+    with pytest.raises(OSError, match=r"halves lacks 4 of 5 units, of --part 1/3, 2/3"):
+        run_part(output, 3, 3)
+    run_here(Sums(output=output), STEPS, workers=1, module=MODULE)  # the whole goes on from there
+    assert len(log(Sums(output=output))) == 5
+
+
+def test_a_damaged_unit_of_another_part_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_here_module, "START_S", 0.0)
+    for number in (2, 1):
+        with pytest.raises(OSError, match="lacks"):
+            run_part(str(tmp_path), number, 2)
+    (tmp_path / "work" / "square-1.txt").write_text("5")
+    with pytest.raises(OSError, match="square-1 of another --part is damaged"):
+        run_part(str(tmp_path), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--part", "1/2", "--fresh"], "--fresh would delete"),
+        (["--part", "1/2", "--runner=FlinkRunner"], "--part is for a job without Beam"),
+        (["--part", "3/2"], "i from 1 to n"),
+    ],
+)
+def test_what_does_not_go_with_parts(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = Tables(tmp_path)
+    inputs.write(4)
+    try:
+        status = tables(["concat", inputs.pairs, "--output", str(tmp_path / "out"), *flags])
+    except SystemExit as stopped:  # argparse's own
+        status = int(stopped.code or 0)
+    assert status == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["web_pairs", "hard_negatives", "nearest_images", "manifest", "tables"]
+)
+def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path) -> None:
+    inputs = Tables(tmp_path)
+    inputs.write(24)
+    pairs = ["--pairs", inputs.pairs]
+    for number in range(4):
+        page = (
+            "<html lang=en><title>A page</title><p>Some words of it stand before the picture."
+            f"<img src='/{number}.jpg' width=400 height=320 alt='A boat on the lake {number}'>"
+        )
+        site = f"http://site-{number}.example"
+        responses = [
+            (f"{site}/page.html", page.encode(), "text/html"),
+            (f"{site}/{number}.jpg", make_image(400, 320, seed=number), "image/jpeg"),
+        ]
+        write_archive(tmp_path / f"{number}.warc.gz", responses)
+    (tmp_path / "own.csv").write_text("text\n" + "".join(f"boat {n}\n" for n in range(9)))
+    command = {
+        "web_pairs": ["--warc", str(tmp_path / "*.warc.gz"), *NO_MODELS, "--shards", "2"],
+        "hard_negatives": [*pairs, "--pairs-per-shard", "5", "--workers", "1"],
+        "nearest_images": ["--regions", inputs.regions, *pairs, "--images-per-shard", "5"],
+        "manifest": [
+            *["own", "--input", str(tmp_path / "own.csv"), "--text-column", "text"],
+            *["--rows-per-shard", "2"],
+        ],
+        "tables": ["concat", inputs.pairs, inputs.pairs],
+    }[name]
+
+    def start(output: str, *flags: str) -> "subprocess.Popen[str]":
+        flags = (*flags, "--output", str(tmp_path / output))
+        return subprocess.Popen(
+            [sys.executable, "-m", f"vlmill.pipelines.{name}", *command, *flags],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    processes = [start("whole"), start("parts", "--part", "2/2"), start("parts", "--part", "1/2")]
+    said = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    whole, parts = (
+        {p.name: p.read_bytes() for p in (tmp_path / out).iterdir() if p.is_file()}
+        for out in ("whole", "parts")
+    )
+    assert parts.keys() == whole.keys()
+    assert [file for file, content in whole.items() if parts[file] != content] == []
+    assert verify_folder(tmp_path / "parts") == []
+
+
+def test_parts_need_a_folder_that_all_see(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--warc", "s3://bucket/a.warc.gz", "--output", "s3://bucket/out", "--part", "1/2"]
+    assert web_pairs([*flags, *NO_MODELS]) == 2
+    assert "parts need a folder that all of them see" in capsys.readouterr().err

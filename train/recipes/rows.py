@@ -1,0 +1,33 @@
+"""The training row of a paper, and the message of a start; a list of recipes needs no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlmill.runtime.console.command import print_status
+from vlmill.train.settings.spec import Recipe
+
+NAMED = 6  # new parameters that a message names
+
+
+def _as_plain_models() -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperTraining:
+    """How the models of a paper's folder are trained.
+
+    recipes: its pretraining runs by name. trainings: imports torch and returns the rows
+    (`VariantTraining`) of the variants that are no plain models on regions.
+    """
+
+    recipes: Mapping[str, Callable[[], Recipe]]
+    trainings: Callable[[], dict[str, Any]] = _as_plain_models
+
+
+def say_what_is_new(names: Sequence[str]) -> None:
+    """Prints which parameters keep their random start beside a checkpoint."""
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        print_status(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")

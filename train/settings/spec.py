@@ -1,0 +1,349 @@
+"""What a recipe is made of; what a paper fixes is stated in the recipe that uses it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_type_hints
+
+from vlmill.models import VARIANTS
+from vlmill.models.registry import get_variant
+from vlmill.schemas.errors import with_article
+from vlmill.schemas.splits import split_name
+from vlmill.train.settings.parts import (
+    FEWEST_TOKENS,
+    Feeding,
+    Loading,
+    Masking,
+    MixedSource,
+    Objectives,
+    Optimizer,
+    require_share,
+)
+
+LEAST_DECAY = 0.5  # of an average of weights
+MAX_STEPS = 10**12  # a thousand years of a thousand steps a minute
+MAX_BATCH = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStage:
+    """A pass over one kind of examples, with a fresh optimiser and schedule: what pretraining and
+    fine-tuning say of it alike.
+    """
+
+    name: str
+    optimizer: Optimizer
+    batch_size: int  # pairs of one optimiser step
+    # The parameters that are trained: their names hold one of these. All if empty.
+    trained: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
+    # Sources that are visited more or less often, or with fewer captions of an image.
+    mixture: tuple[MixedSource, ...] = ()
+    # The splits that it trains on and validates on, whatever their case; pairs without a split
+    # count as train. If empty: by the table of names (`vlmill.schemas.splits`).
+    train_splits: tuple[str, ...] = ()
+    validation_splits: tuple[str, ...] = ()
+    # The share of its pairs that it visits, chosen by a hash of their ids: the same ones for every
+    # seed, and a smaller share is a part of a larger one. ``max_pairs`` is the most of these.
+    share: float = 1.0
+    max_pairs: int | None = None
+    # Its length: one of the two; 0 writes the untrained checkpoint.
+    steps: int | None = None
+    epochs: float | None = None
+    # An epoch's steps: as many as its pairs fill, the last one with the next epoch's (exact), those
+    # that they fill alone (floor, the scripts of ViLBERT and InterBERT), or one more for the rest
+    # (ceil, VL-BERT's). Pairs come in one endless list either way.
+    epoch_steps: Literal["exact", "floor", "ceil"] = "exact"
+    accumulation: int = 1  # parts that a step is computed in
+    feeding: Feeding = Feeding()
+    loading: Loading = Loading()
+
+    def steps_of_epoch(self, pairs: int) -> float:
+        """The steps of an epoch of so many pairs, one at least of any."""
+        if self.epoch_steps == "floor":
+            return max(pairs // self.batch_size, bool(pairs))
+        if self.epoch_steps == "ceil":
+            return -(-pairs // self.batch_size)
+        return pairs / self.batch_size
+
+    def length(self, pairs: int) -> int:
+        """Its steps with so many pairs: ``steps``, or those of its epochs, one at least of any."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return math.ceil(self.epochs * self.steps_of_epoch(pairs))
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None:
+            raise ValueError(f"stage {self.name}: give steps or epochs")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"stage {self.name} has steps={self.steps} and epochs={self.epochs:g}; give one of "
+                "them"
+            )
+        if not 0 <= (self.steps or 0) <= MAX_STEPS or not 0 <= (self.epochs or 0) <= MAX_STEPS:
+            given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs:g}"
+            raise ValueError(f"stage {self.name}: {given}: want a number from 0 to {MAX_STEPS}")
+        for name in ("batch_size", "accumulation"):
+            if not 1 <= getattr(self, name) <= MAX_BATCH:
+                raise ValueError(f"{name}={getattr(self, name)}: want 1 to {MAX_BATCH}")
+        require_share("share", self.share)
+        if self.share == 0 or (self.max_pairs is not None and self.max_pairs < 1):
+            raise ValueError(f"share={self.share} max_pairs={self.max_pairs}: want more than 0")
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"batch_size={self.batch_size} is no multiple of accumulation={self.accumulation}"
+            )
+        if self.feeding.text_rows % self.accumulation:
+            raise ValueError(
+                f"feeding.text_rows={self.feeding.text_rows} is no multiple of accumulation="
+                f"{self.accumulation}"
+            )
+        self._check_mixture()
+
+    def _check_mixture(self) -> None:
+        names = [mixed.source for mixed in self.mixture]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"mixture names {', '.join(sorted(twice))} twice; say it once")
+        if self.sources and (other := [name for name in names if name not in self.sources]):
+            raise ValueError(
+                f"mixture names {', '.join(other)}, sources are {', '.join(self.sources)}; name "
+                "what the stage reads"
+            )
+        if self.feeding.kind == "text" and any(m.captions_per_picture for m in self.mixture):
+            raise ValueError("mixture: texts alone have no captions_per_picture; leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(TrainingStage):
+    """A stage of pretraining."""
+
+    negative_share: float = 0.5  # pairs whose caption or image is replaced
+    negative_text_share: float = 0.5  # of those, the caption (ViLBERT, VL-BERT, InterBERT: all)
+    hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
+    # Whether another caption of a pair's image is a negative of it, in contrast and among the
+    # hard negatives that are drawn by it (VLMo's code).
+    same_picture_negatives: bool = False
+    objectives: Objectives = Objectives()
+    masking: Masking = Masking()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_share("negative_share", self.negative_share)
+        require_share("negative_text_share", self.negative_text_share)
+        require_share("hard_negative_share", self.hard_negative_share)
+        if self.objectives.itc and self.batch_size < 2:
+            raise ValueError(
+                f"batch_size={self.batch_size}: objectives.itc tells a pair from others of its "
+                "step; set batch_size to at least 2"
+            )
+
+
+def contrasts(model: Any, stage: TrainingStage) -> bool:
+    """Returns whether a stage contrasts the pairs of a step (VLMo: pretraining and retrieval)."""
+    if not getattr(model, "contrast", False):
+        return False
+    return not isinstance(stage, Stage) or bool(stage.objectives.itc or stage.objectives.itm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What any run says, pretraining and fine-tuning alike. ``model``'s vocabulary and feature
+    width give way to those of the data, its number of classes to a larger one.
+    """
+
+    command: ClassVar[str]  # of train-vl, that runs it
+
+    name: str
+    variant: str  # a name of `vlmill.models.MODELS`
+    model: Any  # a configuration of its class
+    stages: tuple[TrainingStage, ...]
+    about: str = ""  # what the run is and on what data, in a line
+    needs: str = ""  # what has to be given for it beyond pairs and their images
+    vocabulary_size: int = 30_522  # of the vocabulary that is trained where no --vocab is given
+    # Starts new weights as if the regions' features had mean 0 and variance 1
+    # (`ImageBert.standardise_regions`).
+    standardise_features: bool = False
+    seed: int = 0
+    save_every: int = 1000  # steps between checkpoints; each stage ends with one
+    keep_checkpoints: int = 2  # the last ones, and the best
+    log_every: int = 10
+    # Where its curves are shown; the log has all of them.
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    workers: int = 0  # processes that load batches; any number gives the same batches
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    # Steps after which pairs of the validation splits are measured, 0: never; of a table without
+    # such a split, some that are held out by a hash. The checkpoint that is best at these is the
+    # run's.
+    validate_every: int = 0
+    validation_pairs: int = 1000  # the most that are measured
+    # Validations in turn that may be no better than the best before them: then the run ends. 0: it
+    # never ends early.
+    patience: int = 0
+    # Share of the images that may be undecodable: others take their pairs' places. More of them
+    # end the run.
+    max_bad: float = 0.01
+    # Decay of a moving average of the weights, for evaluation: the share of its value that it keeps
+    # at a step. 0: none.
+    average: float = 0.0
+    # torch.compile translates the step: whole (true), or each block separately (blocks).
+    compile: Literal[False, True, "blocks"] = False
+    # Steps are replayed as CUDA graphs, for batches that are padded to a few shapes: one process
+    # with one GPU, regions, no accumulation.
+    cuda_graph: bool = False
+    # On a GPU with Triton: attention with relative positions (VLMo, BEiT) reads their bias once for
+    # all pairs.
+    attention_kernel: bool = False
+    # On a GPU with Triton, where blocks are not compiled: gradients of residual sums with layer
+    # scale (VLMo, BEiT) in one pass.
+    residual_kernel: bool = False
+    # Layer norms give half precision (with precision=bf16 or fp16), and so does the residual stream
+    # of BERT's layers: a quarter less of element-wise work, and numbers that are rounded once more.
+    half_norms: bool = False
+    # Each layer is computed again in the backward pass instead of keeping what it needs.
+    checkpoint_activations: bool = False
+    # Weights, gradients and moments are divided among the processes (FSDP).
+    shard: bool = False
+
+    @property
+    def samples_of_pair(self) -> int:
+        """How many texts with an image a pair, or an example, becomes in a step."""
+        return 1
+
+    @property
+    def job(self) -> str:
+        """What made a run's output, as its manifest says."""
+        return f"train-vl {self.command}"
+
+    @property
+    def max_text_tokens(self) -> int:
+        """Tokens that the model takes; a model of images alone takes no text, however short."""
+        variant = get_variant(self.variant)
+        if not variant.reads_text:
+            return FEWEST_TOKENS
+        return int(variant.get_body(self.model).max_text_tokens)
+
+    def __post_init__(self) -> None:
+        self._check_average()
+        require_share("max_bad", self.max_bad)
+        if self.validate_every < 0 or self.validation_pairs < 1:
+            raise ValueError("want validate_every from 0 up and validation_pairs above 0")
+        if not self.stages:
+            raise ValueError(f"recipe {self.name} has no stage")
+        self._check_splits()
+        self._check_compiled()
+        self._check_graph()
+        if len({stage.name for stage in self.stages}) < len(self.stages):
+            raise ValueError(f"recipe {self.name}: two stages have the same name")
+        for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
+        if min(self.workers, self.seed, self.patience) < 0:
+            raise ValueError("workers, seed and patience cannot be negative")
+        if self.patience and not self.validate_every:
+            raise ValueError(f"patience={self.patience}: validate_every=0 measures nothing; set it")
+
+    def _check_average(self) -> None:
+        """An average that forgets most of itself at a step is the weights, one that forgets
+        nothing never moves.
+        """
+        if self.average != 0 and not LEAST_DECAY <= self.average < 1:
+            raise ValueError(
+                f"average={self.average:g}: expected the decay of the moving average, from "
+                f"{LEAST_DECAY} to below 1 (InterBERT: 0.9999), or 0 for none"
+            )
+
+    def _check_compiled(self) -> None:
+        """A contrast in parts computes each part twice; translated steps repeat no dropout."""
+        for number, stage in enumerate(self.stages):
+            in_parts = stage.accumulation > 1 and contrasts(self.model, stage)
+            if self.compile and in_parts and self.model.drop_path:
+                raise ValueError(
+                    f"compile={str(self.compile).lower()}: "
+                    f"stages.{number}.accumulation={stage.accumulation} computes the "
+                    f"contrast twice with the same model.drop_path={self.model.drop_path:g}, which "
+                    "a compiled step does not repeat; set one of compile=false, accumulation=1, "
+                    "model.drop_path=0"
+                )
+
+    def _check_graph(self) -> None:
+        """A graph has fixed shapes: what would change from step to step is refused."""
+        if not self.cuda_graph:
+            return
+        if self.command != "pretrain" or self.compile is True or self.precision == "fp16":
+            raise ValueError(
+                "cuda_graph=true is for pretraining with compile=false or compile=blocks, and "
+                "precision=no or bf16; change these, or set cuda_graph=false"
+            )
+        for number, stage in enumerate(self.stages):
+            if stage.accumulation > 1 or stage.feeding.kind != "regions":
+                raise ValueError(
+                    f"cuda_graph=true: stages.{number} has accumulation={stage.accumulation} and "
+                    f"feeding.kind={stage.feeding.kind}; it needs accumulation=1 and regions"
+                )
+
+    def _check_splits(self) -> None:
+        """No pair is both trained on and validated on, be it in another stage."""
+        learnt = {split_name(name) for stage in self.stages for name in stage.train_splits}
+        measured = {split_name(name) for stage in self.stages for name in stage.validation_splits}
+        if both := sorted(learnt & measured):
+            raise ValueError(
+                f"train_splits and validation_splits both name {', '.join(both)}: a split is "
+                "trained on or validated on; take it out of one of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(RunSettings):
+    """A pretraining run of a variant (`vlmill.models.VARIANTS`)."""
+
+    command = "pretrain"
+
+    stages: tuple[Stage, ...]
+    # The file of the network whose tokens masked image modelling guesses.
+    picture_tokenizer: str | None = None
+
+    @classmethod
+    def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
+        """The types of the fields, given the others' values: the variant decides the model's."""
+        hints = get_type_hints(cls)
+        variant = values.get("variant")
+        if variant not in VARIANTS:
+            raise ValueError(f"variant: {variant!r} is none of {', '.join(VARIANTS)}")
+        return hints | {"model": VARIANTS[variant].config}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_variant()
+        self._check_classes()
+
+    def _check_variant(self) -> None:
+        """Every stage feeds and asks what the variant reads and has heads for."""
+        variant = get_variant(self.variant)
+        for number, stage in enumerate(self.stages):
+            if variant.kind and stage.feeding.kind != variant.kind:
+                raise ValueError(
+                    f"stages.{number}.feeding.kind={stage.feeding.kind}: "
+                    f"{with_article(self.variant)} reads {variant.kind} alone; "
+                    f"set it to {variant.kind}"
+                )
+            for name, weight in vars(stage.objectives).items():
+                if weight and variant.objectives and name not in variant.objectives:
+                    known = ", ".join(variant.objectives)
+                    raise ValueError(
+                        f"stages.{number}.objectives.{name}={weight:g}: "
+                        f"{with_article(self.variant)} learns {known} alone; set it to 0"
+                    )
+
+    def _check_classes(self) -> None:
+        """A head's classes have one number in all stages: with distributions 0 is background."""
+        kinds = {s.feeding.region_targets: s.name for s in self.stages if s.feeding.reads_regions}
+        if len(kinds) > 1:
+            kinds_text = " and ".join(
+                f"{kind} in stage {name}" for kind, name in sorted(kinds.items())
+            )
+            raise ValueError(
+                f"feeding.region_targets is {kinds_text}: one head cannot number classes both "
+                "with and "
+                "without background; set the same in all stages"
+            )

@@ -1,0 +1,47 @@
+"""The recipe of a task: a checkpoint to start from, the task's own settings, and one stage."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_type_hints
+
+from vlmill.models.registry import MODELS
+from vlmill.train.settings.spec import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRecipe(RunSettings):
+    """A run of fine-tuning, of one stage. Each task has its subclass, with its settings."""
+
+    command = "finetune"
+    published: ClassVar[Mapping[str, Any]] = {}  # the fields that the task's published runs share
+
+    task: str = ""  # a name of `vlmill.train.tasks.registry.TASKS`
+    settings: Any  # the task's own fields
+    starts_from: tuple[str, ...]  # the variants that ``--init`` may be
+    # One run for each of them, in a folder of its own, and the spread of their results; if empty,
+    # one run with ``seed``.
+    seeds: tuple[int, ...] = ()
+    blind: bool = False  # no image is shown: what the texts alone tell
+
+    @classmethod
+    def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
+        """The types of the fields: the variant decides the model's."""
+        variant, task = values.get("variant"), values.get("task", cls.task)
+        if variant not in MODELS:
+            raise ValueError(f"variant: {variant!r} is none of {', '.join(MODELS)}")
+        if task != cls.task:
+            raise ValueError(f"task: {task!r} has other settings than {cls.task}; leave task out")
+        return get_type_hints(cls) | {"model": MODELS[variant].config}
+
+    @property
+    def samples_of_pair(self) -> int:
+        """What the task's settings say, if they do."""
+        samples: int = getattr(self.settings, "samples_of_pair", 1)
+        return samples
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.stages) != 1:
+            raise ValueError(f"recipe {self.name} has {len(self.stages)} stages; a task has one")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise ValueError(f"seeds={list(self.seeds)}: want different numbers from 0 up")

@@ -1,0 +1,22 @@
+"""GLUE's row in the registry."""
+
+from typing import Any
+
+from vlmill.train.tasks.glue.recipes import RECIPES, GlueRecipe
+from vlmill.train.tasks.rows import TaskRow
+
+
+def make(*run: Any) -> Any:
+    """Returns the task of a recipe; imports torch."""
+    from vlmill.train.tasks.glue.task import glue
+
+    return glue(*run)
+
+
+ROW = TaskRow(
+    name="glue",
+    examples="statements",
+    recipe=GlueRecipe,
+    recipes=RECIPES,
+    make=make,
+)

@@ -1,0 +1,22 @@
+"""NLVR2's row in the registry."""
+
+from typing import Any
+
+from vlmill.train.tasks.nlvr2.recipes import RECIPES, Nlvr2Recipe
+from vlmill.train.tasks.rows import TaskRow
+
+
+def make(*run: Any) -> Any:
+    """Returns the task of a recipe; imports torch."""
+    from vlmill.train.tasks.nlvr2.task import nlvr2
+
+    return nlvr2(*run)
+
+
+ROW = TaskRow(
+    name="nlvr2",
+    examples="statements",
+    recipe=Nlvr2Recipe,
+    recipes=RECIPES,
+    make=make,
+)

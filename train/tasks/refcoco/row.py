@@ -1,0 +1,22 @@
+"""Referring expressions's row in the registry."""
+
+from typing import Any
+
+from vlmill.train.tasks.refcoco.recipes import RECIPES, RefcocoRecipe
+from vlmill.train.tasks.rows import TaskRow
+
+
+def make(*run: Any) -> Any:
+    """Returns the task of a recipe; imports torch."""
+    from vlmill.train.tasks.refcoco.task import refcoco
+
+    return refcoco(*run)
+
+
+ROW = TaskRow(
+    name="refcoco",
+    examples="expressions",
+    recipe=RefcocoRecipe,
+    recipes=RECIPES,
+    make=make,
+)

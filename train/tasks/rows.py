@@ -1,0 +1,34 @@
+"""The row of a task: what it reads, its recipes, and what makes it; listing them needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlmill.train.settings.tasks import TaskRecipe
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from vlmill.train.tasks.task import LearntTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow:
+    """A task. make: imports torch and returns the task of a recipe, given the path of its examples,
+    the file of its labels and the starting checkpoint.
+    """
+
+    name: str
+    examples: str  # the name of the table that ``--examples`` holds
+    recipe: type[TaskRecipe]  # with the class of the fields that only this task has
+    recipes: Mapping[str, Callable[[], TaskRecipe]]
+    make: Callable[..., LearntTask]
+    negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
+    # Evaluates it given the command's arguments; None: its examples are predicted one by one.
+    evaluate: Callable[[Namespace], int] | None = None
+
+    def make_recipes(self) -> list[Any]:
+        """Returns the task's recipes, in their order."""
+        return [make() for make in self.recipes.values()]

@@ -1,0 +1,23 @@
+"""VCR's row in the registry."""
+
+from typing import Any
+
+from vlmill.train.tasks.rows import TaskRow
+from vlmill.train.tasks.vcr.recipes import RECIPES
+from vlmill.train.tasks.vcr.settings import VcrRecipe
+
+
+def make(*run: Any) -> Any:
+    """Returns the task of a recipe; imports torch."""
+    from vlmill.train.tasks.vcr.task import vcr
+
+    return vcr(*run)
+
+
+ROW = TaskRow(
+    name="vcr",
+    examples="choices",
+    recipe=VcrRecipe,
+    recipes=RECIPES,
+    make=make,
+)

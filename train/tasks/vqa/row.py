@@ -1,0 +1,22 @@
+"""VQA's row in the registry."""
+
+from typing import Any
+
+from vlmill.train.tasks.rows import TaskRow
+from vlmill.train.tasks.vqa.recipes import RECIPES, VqaRecipe
+
+
+def make(*run: Any) -> Any:
+    """Returns the task of a recipe; imports torch."""
+    from vlmill.train.tasks.vqa.task import vqa
+
+    return vqa(*run)
+
+
+ROW = TaskRow(
+    name="vqa",
+    examples="questions",
+    recipe=VqaRecipe,
+    recipes=RECIPES,
+    make=make,
+)
