@@ -105,7 +105,7 @@ def copy(files: Sequence[Path], target: Path) -> None:
 
 
 def code_base64(images: int, *, decode: bool) -> None:
-    """Decodes or encodes the payload of one image so many times."""
+    """Decodes or encodes the payload of one image, once for each of ``images``."""
     payload = np.random.default_rng(0).standard_normal((BOXES, WIDTH), np.float32)
     data = base64.b64encode(payload) if decode else payload
     for _ in range(images):
@@ -116,7 +116,7 @@ def code_base64(images: int, *, decode: bool) -> None:
 
 
 def measure(name: str, source: Path, folder: Path, images: int, rounds: int) -> list[Any]:
-    """Returns the lines of one format: export, then import of what was exported."""
+    """Returns the result lines of one format: its export, then the import of that export."""
     gigabytes = images * BOXES * WIDTH * 4 / 1e9
     output = folder / f"{name}-out" / "features"
     names = {}

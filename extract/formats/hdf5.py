@@ -161,7 +161,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
     data = file[name]
     linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
     if linked or not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
-        raise InputError(f"FILE {path}: {name} lies in another file; give a file that holds it")
+        raise InputError(f"FILE {path}: {name} is in another file; give a file that contains it")
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
     if data.ndim > 3 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
@@ -187,15 +187,15 @@ def list_images(layout: Layout) -> list[tuple[int, str]]:
 
 def find_index(path: Path) -> Path:
     """Returns the pickle of ids that belongs to a file. Raises InputError without one."""
-    own = path.with_name(f"{path.stem}{INDEX}")
-    others = sorted(path.parent.glob(f"*{INDEX}"))
-    if own.is_file():
-        return own
-    if len(others) == 1 and len(list(path.parent.glob(f"*{path.suffix}"))) == 1:
-        return others[0]
+    index = path.with_name(f"{path.stem}{INDEX}")
+    if index.is_file():
+        return index
+    indices = list(path.parent.glob(f"*{INDEX}"))
+    if len(indices) == 1 and len(list(path.parent.glob(f"*{path.suffix}"))) == 1:
+        return indices[0]
     raise InputError(
-        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {own.name}: put it "
-        "into the same folder"
+        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {index.name}: put "
+        "it into the same folder"
     )
 
 

@@ -41,7 +41,7 @@ from vlmill.schemas.rejects import Reason
 
 Row = TypeVar("Row")
 KEYS = b"keys"
-MAP_BYTES = 2**40  # room in the address space; the file takes what it holds
+MAP_BYTES = 2**40  # of address space; the file is as large as its content
 MAX_KEY_BYTES = 511
 ROWS_PER_COMMIT = 500
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
@@ -240,9 +240,11 @@ def make_multitask(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
 
 def make_volta(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
     """Returns VOLTA's entries (``features_extraction/h5_to_lmdb.py``)."""
-    own = {"objects_id": "obj_id", "objects_conf": "obj_conf"}
-    own |= {"attrs_id": "attr_id", "attrs_conf": "attr_conf"}
-    arrays = {own.get(n, n): widen_payload(n, row) for n in ("features", "boxes", *names)}
+    names_of_volta = {"objects_id": "obj_id", "objects_conf": "obj_conf"}
+    names_of_volta |= {"attrs_id": "attr_id", "attrs_conf": "attr_conf"}
+    arrays = {
+        names_of_volta.get(n, n): widen_payload(n, row) for n in ("features", "boxes", *names)
+    }
     return {**arrays, "img_w": row.width, "img_h": row.height, "img_id": row.image_id}
 
 

@@ -249,7 +249,7 @@ def count_arrays(fields: dict[str, Any]) -> None:
 
 
 def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a record of our own exports states about classes; of others nothing."""
+    """Returns how classes are counted, which records of our own exports state."""
     known = {"background": ("first", "none"), "classes_from": (0, 1)}
     return {
         name: next((value for value in values if str(fields.get(name)) == str(value)), None)
@@ -264,7 +264,7 @@ def shaped(name: str, value: Any, count: int) -> Array:
     OpenVQA's and MCAN's files have features [D, n]; where both sides are n it is [n, D].
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
-        raise BadRecord(f"{name} is no array of numbers")
+        raise BadRecord(f"{name} is not an array of numbers")
     flat = row_major(name, value, count).reshape(-1)
     if name in LISTS or name == "boxes":
         expected = count * (4 if name == "boxes" else 1)

@@ -49,7 +49,7 @@ FIELDS = {
         "features",
     ),
 }
-# What these layouts state about classes.
+# How these layouts count classes.
 STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"background": "first"}}
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
 HEADERS = (b"img_id", b"image_id")
@@ -128,10 +128,10 @@ def lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, bytes]:
-    """Returns a line with those that continue its last field, and the line after them.
+    """Returns a line joined with the lines that continue its last field, and the next line.
 
     A line does not continue a quoted field if it has a tab before its first quote: then a quote is
-    missing, as in a file that was cut, and each line stands for itself.
+    missing, as in a file that was cut, and the lines are separate records.
     """
     parts, is_open = [line], True
     size = len(line)
