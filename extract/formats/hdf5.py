@@ -165,8 +165,8 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
     if data.ndim > 3 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
-    if data.ndim == 1 and len(data) > path.stat().st_size:
-        raise InputError(f"FILE {path}: {len(data)} {name} are more than it has bytes")
+    if not data.ndim or len(data) > path.stat().st_size:
+        raise InputError(f"FILE {path}: {name} is {data.shape}, more rows than the file has bytes")
 
 
 def list_images(layout: Layout) -> list[tuple[int, str]]:
@@ -206,7 +206,7 @@ def read_index(path: Path) -> dict[int, str]:
         raise InputError(f"{path} has {size} bytes, at most {MAX_INDEX_BYTES}; give another file")
     try:
         with path.open("rb") as file:
-            value = plain_pickle.load(file, size)  # type: ignore[arg-type]
+            value = plain_pickle.load(file, size)
     except plain_pickle.BadPickle as error:
         raise InputError(f"{path}: {error}; expected a pickled dict of rows by id") from None
     rows: dict[int, str] = {}

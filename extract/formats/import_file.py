@@ -174,7 +174,7 @@ class Converter:
         with Progress(total=None, unit="image", label="import") as progress:
             self._progress = progress
             start = tuple(self._last["position"]) if self._last else (0, 0)
-            records = self.read_records(start)  # type: ignore[arg-type]
+            records = self.read_records(start)
             before, sorter = self.start(records)
             try:
                 self.write_parts(chain(before, records), sorter)

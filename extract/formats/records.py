@@ -148,7 +148,7 @@ def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
 
 def to_base64(name: str, row: RegionRow) -> bytes:
     """Returns a row's payload; bfloat16 and float16 are widened, which is exact."""
-    return base64.b64encode(widen_payload(name, row))
+    return base64.b64encode(widen_payload(name, row).data)
 
 
 def widen_payload(name: str, row: RegionRow) -> Array:

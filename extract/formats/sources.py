@@ -172,7 +172,8 @@ def drop_companions(sources: list[Source]) -> list[Source]:
         others = {kind for path, kind in kinds.items() if path.parent == source.path.parent}
         if kind == oscar.FEATURES and oscar.OBJECTS in others:
             print_status(
-                f"note: FILE {source.path} is not imported: the predictions in its folder have the features"
+                f"note: FILE {source.path} is not imported: the predictions in its folder have "
+                "the features"
             )
         elif kind in (None, oscar.FEATURES, oscar.OBJECTS) or others <= {oscar.LABELS, oscar.SIZES}:
             kept.append(source)
