@@ -1,7 +1,7 @@
 """Writes regions to a feature file of another project, and what made them next to it."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.shards import SOFTWARE
-from vlmill.runtime.readers.class_names import first_names, require_names
+from vlmill.runtime.readers.class_names import first_names, require_names, stored_names
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 
@@ -114,14 +114,14 @@ def make_plan(
         )
     columns = check_columns(reader, regions, name, format_)
     names = {
-        "classes": read_own_names(classes, "classes", regions),
-        "attributes": read_own_names(attributes, "attributes", regions),
+        "classes": read_own_names(classes, "classes", regions, reader.producer),
+        "attributes": read_own_names(attributes, "attributes", regions, reader.producer),
     }
     require_names(names, reader.producer, str(regions))
     if format_.reader == "oscar" and not names["classes"]:
         raise InputError(
-            f"--format {name} has names of classes; give --classes FILE, one name a line in the "
-            "order of the detector's classes"
+            f"--format {name} has names of classes, and the regions carry none; give --classes "
+            "FILE, one name a line in the order of the detector's classes"
         )
     if name == "oscar-retrieval" and not all(i.isdecimal() for i in reader.image_ids[:1]):
         print_status("note: Oscar's retrieval code takes image_ids that are numbers only")
@@ -140,12 +140,16 @@ def make_plan(
     )
 
 
-def read_own_names(file: str | None, what: str, regions: str | Path) -> list[str]:
-    """Returns the names of a file, else those that an import has left in the table's folder."""
+def read_own_names(
+    file: str | None, what: str, regions: str | Path, producer: Mapping[str, Any]
+) -> list[str]:
+    """Returns the names of a file, else those that an import has left in the table's folder, else
+    those of the detector that the table carries.
+    """
     own = Path(regions) / f"{what}.json"
     if file is None and own.is_file():
         file = str(own)
-    return first_names(file, f"--{what}")
+    return first_names(file, f"--{what}") or stored_names(producer)[what]
 
 
 def check_columns(
