@@ -103,8 +103,11 @@ def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        except OSError as error:
+            # Where files know no locks, the file goes with its holder.
+            if isinstance(error, BlockingIOError) or error.errno in _UNSUPPORTED:
+                return True
+            raise
         finally:
             os.close(descriptor)
     return False
