@@ -95,12 +95,12 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         if not waiting:
             return
         if not told:
-            parts = ", ".join(sorted({str(other.number) for other, _ in waiting}))
-            print_status(f"{step.name}: waiting for {len(waiting)} units of --part {parts}")
+        numbers = sorted({other.number for other, _ in waiting})
+        names = ", ".join(f"{number}/{share.count}" for number in numbers)
+        if not told:
+            print_status(f"{step.name}: waiting for {len(waiting)} units of --part {names}")
             told = True
         if not working and time.monotonic() - begin >= START_S:
-            parts = sorted({other.number for other, _ in waiting})
-            names = ", ".join(f"{number}/{share.count}" for number in parts)
             raise OSError(
                 f"step {step.name} lacks {len(waiting)} of {len(units)} units, of --part {names}, "
                 "which are not at work; run these parts, and this command again"
