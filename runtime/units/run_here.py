@@ -94,7 +94,6 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         waiting = [(other, unit) for other, unit in waiting if not _is_done(job, step, unit)]
         if not waiting:
             return
-        if not told:
         numbers = sorted({other.number for other, _ in waiting})
         names = ", ".join(f"{number}/{share.count}" for number in numbers)
         if not told:
