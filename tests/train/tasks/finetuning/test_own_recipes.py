@@ -81,7 +81,7 @@ def is_measured(line: dict[str, Any]) -> bool:
             "vcr",
             "imagebert-retrieval",
             IMAGEBERT,
-            "it has no head for vcr; expected one of interbert-tasks, ",
+            "it has no head for vcr; expected one of inter",
         ),
         ("refcoco", "imagebert-retrieval", IMAGEBERT, "it has no head for refcoco; expected one"),
         ("vcr", "vilbert-12in1-tasks", of_12_in_1(3), "num_tasks=3, but vcr feeds no task token"),
