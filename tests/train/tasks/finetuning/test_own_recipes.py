@@ -77,7 +77,12 @@ def is_measured(line: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("task", "variant", "model", "said"),
     [
-        ("vcr", "imagebert-retrieval", IMAGEBERT, "it has no head for vcr; expected one of vilb"),
+        (
+            "vcr",
+            "imagebert-retrieval",
+            IMAGEBERT,
+            "it has no head for vcr; expected one of inter",
+        ),
         ("refcoco", "imagebert-retrieval", IMAGEBERT, "it has no head for refcoco; expected one"),
         ("vcr", "vilbert-12in1-tasks", of_12_in_1(3), "num_tasks=3, but vcr feeds no task token"),
     ],
