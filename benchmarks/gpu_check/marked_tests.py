@@ -9,8 +9,10 @@ from xml.etree import ElementTree
 from benchmarks.gpu_check.own_process import ROOT
 from benchmarks.gpu_check.setting import Setting
 
-# The project's own options name plugins that a bare machine lacks.
-OPTIONS = ("-q", "-m", "gpu", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider")
+# The project's own options name plugins that a bare machine lacks. Without a GPU, --nightly has the
+# tests compare the CPU with itself.
+OPTIONS = ("-q", "-m", "gpu", "--nightly", "-o", "addopts=")
+OPTIONS += ("--import-mode=importlib", "-p", "no:cacheprovider")
 RAN = (0, 1)  # pytest's exit statuses after which there are results
 
 
