@@ -42,7 +42,7 @@ def test_the_chain_goes_from_a_run_to_its_archives(house: Path) -> None:
     lines = list(format_lines(nodes))
     assert [line.split()[0] for line in lines] == ["--pairs", "--warc", "--negatives", "--pairs"]
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 0, 2]
-    assert lines[0].endswith("by web_pairs: ok") and lines[3].endswith("stand above")
+    assert lines[0].endswith("by web_pairs: ok") and lines[3].endswith("are listed above")
 
 
 def test_a_folder_that_was_moved_as_a_whole_still_matches(house: Path) -> None:
