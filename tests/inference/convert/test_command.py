@@ -261,7 +261,7 @@ def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
     [
         ("vit", [], "--family vit: vlmill has no ViT; start a VLMo with --as PRESET"),
         ("vit", ["--as", "imagebert-base"], "ImageBert does not start from ViT; VLMo does"),
-        ("beit", ["--as", "vlmo-base", "experts=text"], "experts=text: want image or all"),
+        ("beit", ["--as", "vlmo-base", "experts=text"], "experts=text: expected image or all"),
         ("beit", ["experts=all"], "experts=all: only with --family beit or vit, and --as"),
         ("bert", ["--as", "vilbert-small", "experts=all"], "only with --family beit or vit"),
     ],

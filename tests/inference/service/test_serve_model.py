@@ -15,7 +15,6 @@ import vlmill
 from vlmill.inference.load.model import Pretrained
 from vlmill.inference.load.region_weights import measure_region_effects, without
 from vlmill.inference.service.app import answer_question, search_question
-from vlmill.inference.service.command import checkpoint_place
 from vlmill.inference.service.computing import make_methods, open_model
 from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.runtime.readers.images import ImageReader
@@ -23,6 +22,7 @@ from vlmill.runtime.service.bodies import Form, RequestImage
 from vlmill.runtime.service.client import ServiceClient, ServiceError
 from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.refusals import RequestRefused
+from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
 from vlmill.train.tasks.finetuning.job import finetune
@@ -155,9 +155,9 @@ def test_what_loading_warns_of_is_in_the_log(
 
 
 def test_a_checkpoint_may_lie_in_a_store_or_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
-    assert str(checkpoint_place("s3://bucket/run")) == "s3://bucket/run"
+    assert str(path_or_name("s3://bucket/run")) == "s3://bucket/run"
     assert main(["serve", "--checkpoint", "hf://kites"]) == 2
-    assert "hf://kites: want hf://owner/name" in capsys.readouterr().err
+    assert "hf://kites: expected hf://OWNER/NAME" in capsys.readouterr().err
 
 
 def test_questions_of_a_batch_are_answered_each_by_itself(

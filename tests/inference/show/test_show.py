@@ -210,6 +210,6 @@ def test_rejects_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "no_text\trows\tcaptions.csv:3\t",
         "unreadable_image\timages\t46.jpg\tcut short",
     ]
-    assert "2 rejects (1 no_text, 1 unreadable_image)" in printed.err
+    assert "2 rejects (1 unreadable_image, 1 no_text)" in printed.err
     assert main(["show", str(tmp_path / "absent"), "--rejects"]) == 2
     assert "DIR" in capsys.readouterr().err

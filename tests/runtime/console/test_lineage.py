@@ -42,7 +42,7 @@ def test_the_chain_goes_from_a_run_to_its_archives(house: Path) -> None:
     lines = list(format_lines(nodes))
     assert [line.split()[0] for line in lines] == ["--pairs", "--warc", "--negatives", "--pairs"]
     assert [len(line) - len(line.lstrip()) for line in lines] == [0, 2, 0, 2]
-    assert lines[0].endswith("by web_pairs: ok") and lines[3].endswith("stand above")
+    assert lines[0].endswith("by web_pairs: ok") and lines[3].endswith("are listed above")
 
 
 def test_a_folder_that_was_moved_as_a_whole_still_matches(house: Path) -> None:
@@ -57,7 +57,7 @@ def test_what_changed_and_what_is_missing_is_told(house: Path) -> None:
     warc = nodes[0].inputs[0]
     assert (warc.state, warc.detail) == ("changed", "bytes 4 then, 8 now")
     (house / "a.warc").write_bytes(b"CRAW")
-    assert "another content" in lineage(house / "run")[0].inputs[0].detail
+    assert "different content" in lineage(house / "run")[0].inputs[0].detail
     (house / "a.warc").unlink()
     (house / "negatives" / MANIFEST).unlink()
     next((house / "negatives").glob("*.parquet")).unlink()
@@ -90,7 +90,7 @@ def test_records_that_name_one_another_come_to_an_end(house: Path) -> None:
     pairs["inputs"] = loop
     (house / "pairs" / MANIFEST).write_text(json.dumps(pairs))
     lines = list(format_lines(lineage(house / "run")))
-    assert sum("stand above" in line for line in lines) == 2
+    assert sum("are listed above" in line for line in lines) == 2
 
 
 def test_a_damaged_record_is_an_error_at_the_top_and_a_state_below(house: Path) -> None:
