@@ -251,7 +251,8 @@ def test_lost_columns_and_missing_ones_are_printed_first(
         names = write_names(tmp_path)
         Path(names["classes"]).write_text("a\n" * 100)
         rows = [make_row("x", 2, class_ids=np.array([0, 300], np.int16))]
-        export_file(write_regions(tmp_path / "s", rows), tmp_path / "o", "oscar", **names)
+        source = write_regions(tmp_path / "s", rows)
+        export_file(source, tmp_path / "o", "oscar", classes=names["classes"])
     assert not (tmp_path / "o").exists()
 
 
