@@ -106,7 +106,7 @@ def copy(files: Sequence[Path], target: Path) -> None:
 
 def code_base64(images: int, *, decode: bool) -> None:
     """Decodes or encodes the payload of one image, once for each of ``images``."""
-    payload = np.random.default_rng(0).standard_normal((BOXES, WIDTH), np.float32)
+    payload = np.random.default_rng(0).standard_normal((BOXES, WIDTH), np.float32).tobytes()
     data = base64.b64encode(payload) if decode else payload
     for _ in range(images):
         if decode:
@@ -124,11 +124,12 @@ def measure(name: str, source: Path, folder: Path, images: int, rounds: int) -> 
         file = folder / f"{what}.txt"
         file.write_text("\n".join(f"{what} {number}" for number in range(count)))
         names[what] = str(file)
-    named = names if FORMATS[name].reader == "oscar" else {}
+    classes = names["classes"] if FORMATS[name].reader == "oscar" else None
+    attributes = names["attributes"] if FORMATS[name].reader == "oscar" else None
     root = output.parent if name == "npz-cocobu" else output
 
     def run_export() -> None:
-        export_file(source, output, name, **named)
+        export_file(source, output, name, classes=classes, attributes=attributes)
 
     def clear() -> None:
         for path in (output.parent, imported):

@@ -14,11 +14,13 @@ import pytest
 from tests.extract.formats.test_import_export import make_row
 
 from vlmill.extract.cli import command
+from vlmill.extract.formats import parts
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.verify import verify
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.units import unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REJECTS
 
@@ -218,7 +220,8 @@ def test_cocobu_features_take_their_boxes_from_the_next_folder(
     row = make_row("9", 3)
     for end in ("att", "box", "fc"):
         (tmp_path / "in" / f"cocobu_{end}").mkdir(parents=True)
-    np.savez_compressed(tmp_path / "in" / "cocobu_att" / "9.npz", **{name: row.features})
+    arrays: dict[str, Any] = {name: row.features}
+    np.savez_compressed(tmp_path / "in" / "cocobu_att" / "9.npz", **arrays)
     np.save(tmp_path / "in" / "cocobu_box" / "9.npy", row.boxes)
     np.save(tmp_path / "in" / "cocobu_fc" / "9.npy", row.boxes.mean(0))
     reader = rows_of(tmp_path / "out", tmp_path / "in" / given, sizes=f"{WIDTH}x{HEIGHT}")
@@ -528,11 +531,8 @@ def test_an_import_that_is_killed_anywhere_gives_the_same_rows(
         written += 1
         if written == stop:
             raise KeyboardInterrupt
-        original(*arguments)
+        unit.write_record(*arguments)
 
-    from vlmill.extract.formats import parts
-
-    original = parts.write_record
     with monkeypatch.context() as patch:
         patch.setattr(parts, "write_record", write_record)
         if stop <= 4:
