@@ -112,7 +112,7 @@ def make_plan(
             "hdf5-fixed needs the same number for all; give --format hdf5-adaptive, or run with "
             "--min-boxes 36 --max-boxes 36"
         )
-    held = check_columns(reader, regions, name, format_)
+    columns = check_columns(reader, regions, name, format_)
     names = {
         "classes": read_own_names(classes, "classes", regions, reader.producer),
         "attributes": read_own_names(attributes, "attributes", regions, reader.producer),
@@ -125,10 +125,9 @@ def make_plan(
         )
     if name == "oscar-retrieval" and not all(i.isdecimal() for i in reader.image_ids[:1]):
         print_status("note: Oscar's retrieval code takes image_ids that are numbers only")
-    columns = {column: payload for payload, column in COLUMNS.items()}
     return ExportPlan(
         name=name,
-        payloads=tuple(p for p in COLUMNS if p in {columns[c] for c in held}),
+        payloads=tuple(p for p, column in COLUMNS.items() if column in columns),
         stated={"classes_from": 0} | ({"background": background} if background else {}),
         made_by=make_provenance(reader, name),
         count=len(reader),
@@ -177,7 +176,7 @@ def check_columns(
     for column in format_.keeps:
         if column in present and missing[column]:
             print_status(
-                f"note: {column} is left out: {missing[column]} of {len(reader)} rows have none"
+                f"note: {column} is not written: {missing[column]} of {len(reader)} rows lack it"
             )
     if "class_probs" in format_.keeps and missing["class_probs"]:
         print_status(
@@ -295,7 +294,8 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
         folders = [n for n in other if name == "npy-mmf" and (target / n).is_dir()]
         if other and other != folders:
             raise InputError(
-                f"--output {target} holds {other[0]}, which is no export; give a new folder"
+                f"--output {target} holds {other[0]}, which is not part of an export; give a new "
+                "folder"
             )
 
 
