@@ -230,8 +230,8 @@ def test_arguments_of_another_kind_are_refused(photographs: Path, tmp_path: Path
     model = vlmill.load(save(tmp_path / "c", "imagebert", photographs))
     one = photographs / "image-0.jpg"
     for images, texts, said in (
-        (one, ["a"], "images: want a list"),
-        ([one], "a", "texts: want a list"),
+        (one, ["a"], "images: expected a list"),
+        ([one], "a", "texts: expected a list"),
         ([7], ["a"], "an image is a int"),
         ([one], ["a", None], "a text is a NoneType; give a string"),
         ([np.zeros((4, 4, 3))], ["a"], "float64"),
@@ -287,5 +287,5 @@ def predicted(run: Path, examples: str, images: str) -> str:
 def test_a_table_is_a_dataset(photographs: Path) -> None:
     table = vlmill.open_table(photographs / "regions", "regions")
     assert table.count_rows() == 4 and "features" in table.schema.names
-    with pytest.raises(InputError, match="is none of images"):
+    with pytest.raises(InputError, match="is not one of images"):
         vlmill.open_table(photographs / "regions", "region")
