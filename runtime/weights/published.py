@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["detector", "model"]
 TABLE = Path(__file__).with_name("published.toml")
@@ -66,11 +66,10 @@ class Published:
 @cache
 def published() -> tuple[Published, ...]:
     """Returns all rows of the table."""
-    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["weights"]
-    return tuple(
-        Published(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
-        for row in rows
-    )
+    rows: list[dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["weights"]
+    for row in rows:
+        row |= {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return tuple(Published(**row) for row in rows)
 
 
 def known_digest(url: str) -> str | None:

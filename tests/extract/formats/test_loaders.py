@@ -245,7 +245,7 @@ def test_lost_columns_and_missing_ones_are_printed_first(
     line = "--format tsv6 does not hold class_probs, class_ids, class_scores, attribute_ids"
     assert line in capsys.readouterr().err
     source = tmp_path / "source-tsv6"
-    with pytest.raises(InputError, match=r"names of classes.*give --classes FILE"):
+    with pytest.raises(InputError, match="give --classes FILE"):
         export_file(source, tmp_path / "o", "oscar")
     with pytest.raises(InputError, match="has 100 names, and the regions have number"):
         names = write_names(tmp_path)

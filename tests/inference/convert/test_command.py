@@ -435,7 +435,7 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
     (published / "bert_config.json").write_text(json.dumps(config | {"hidden_size": 23}))
     fails("bert_config.json: width=23 is no multiple of num_heads=4")
     (published / "bert_config.json").write_text("[]")
-    fails("bert_config.json holds no fields")
+    fails("bert_config.json has no fields")
     (published / "bert_config.json").unlink()
     fails("--config: none was given and")
     (published / "config.json").write_text(json.dumps(config))

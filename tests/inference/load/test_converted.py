@@ -92,7 +92,7 @@ def test_a_published_model_scores(
         loaded = vlmill.load(ours, detector=None if name == "vlmo" else weights)
         scores = loaded.score(images, TEXTS)
     assert np.isfinite(scores).all() and len(np.unique(scores)) == 4
-    assert ("paper says" in " ".join(str(one.message) for one in said)) == (name != "vlmo")
+    assert ("'s paper" in " ".join(str(one.message) for one in said)) == (name != "vlmo")
     for key, value in loaded.loaded.model.state_dict().items():
         assert torch.equal(value, model.state_dict()[key])
 
