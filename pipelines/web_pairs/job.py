@@ -30,7 +30,7 @@ from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.shards import JOB
-from vlmill.pipelines.web_pairs.stages import STAGES
+from vlmill.pipelines.web_pairs.stages import RECORDS, STAGES
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import (
     Archive,
@@ -55,6 +55,7 @@ from vlmill.runtime.units.funnel import Tally, build_funnel
 from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 
 TABLE_NAMES = ("pairs", "images", "rejects")
@@ -276,4 +277,10 @@ def say_result(output: Path, done: str) -> int:
     if not rows["pairs"]:
         print_status(f"warning: no pair came out; {output / 'report.html'} counts why")
     print_reading_hint(output, TABLE_NAMES[0])
-    return 0
+    return 0 if rows["pairs"] or not rows["rejects"] or _has_records(output) else 1
+
+
+def _has_records(output: Path) -> bool:
+    """Returns whether the archives had a page or an image that could be read."""
+    stages = {stage["stage"]: stage for stage in read_json(output / "funnel.json")}
+    return bool(stages[RECORDS.name]["out"])

@@ -36,7 +36,8 @@ def test_both_sides_must_be_above_the_limit(image: Make) -> None:
 
 def test_reasons(image: Make) -> None:
     assert examine(image(1001, 1000)) == Reason.TOO_LARGE
-    assert examine(image(400, 400, format="BMP")) == Reason.UNSUPPORTED_FORMAT
+    assert isinstance(examine(image(400, 400, format="BMP")), ImageFacts)
+    assert examine(image(400, 400, format="PPM")) == Reason.UNSUPPORTED_FORMAT
     assert examine(b"<svg xmlns='http://www.w3.org/2000/svg'/>") == Reason.UNSUPPORTED_FORMAT
     assert examine(image(400, 400)[:-600]) == Reason.UNREADABLE_IMAGE
     assert examine(b"") == Reason.UNREADABLE_IMAGE

@@ -40,7 +40,7 @@ def test_variants_of_one_image() -> None:
         "<img src=small.jpg data-src=lazy.jpg srcset='m.jpg 400w, l.jpg 800w'></picture></a>"
     )
     names = [url.rsplit("/", 1)[1] for url in image.urls]
-    assert names == ["lazy.jpg", "small.jpg", "l.jpg", "m.jpg", "s.webp", "full.jpg"]
+    assert names == ["l.jpg", "m.jpg", "lazy.jpg", "small.jpg", "s.webp", "full.jpg"]
     assert image.links_to_picture
 
 

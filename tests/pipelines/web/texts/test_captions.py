@@ -95,7 +95,7 @@ def test_cleaning_by_example(dirty: str, cleaned: str) -> None:
     [
         ("", Reason.NO_TEXT),
         ("photo.jpg", Reason.FILE_NAME),
-        ("word " * 41 + "and more besides", Reason.TOO_LONG),
+        ("word " * 81 + "and more besides", Reason.TOO_LONG),
         ("Click here to see all photos", Reason.BOILERPLATE),
         ("No image available", Reason.BOILERPLATE),
         ("Please enable JavaScript to see it", Reason.BOILERPLATE),
@@ -119,9 +119,9 @@ def test_limits_of_length() -> None:
         assert isinstance(drop, Drop) and drop.reason == Reason.TOO_SHORT
         assert extract_caption(short, RULES) == short
     assert extract_caption("Two black cats", RULES) == "Two black cats"
-    forty = " ".join(f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(40))
-    assert extract_caption(forty, RULES) == forty
-    found = extract_caption(forty + " more", RULES)
+    eighty = " ".join(f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80))
+    assert extract_caption(eighty, RULES) == eighty
+    found = extract_caption(eighty + " more", RULES)
     assert isinstance(found, Drop) and found.reason == Reason.TOO_LONG
 
 
