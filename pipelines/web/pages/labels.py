@@ -22,12 +22,14 @@ class Labels:
         if label := attributes.get("aria-label"):
             return label
         if ids := attributes.get("aria-labelledby"):
-            return " ".join(
-                filter(None, (self._text(element_id) for element_id in ids.split()[:_MAX_IDS]))
-            )
+            return self.find_texts(ids)
         if node.tag == "image":
             return _title_of_drawing(node)
         return ""
+
+    def find_texts(self, ids: str) -> str:
+        """Returns the texts of the elements that an attribute lists by their ids."""
+        return " ".join(filter(None, (self._text(name) for name in ids.split()[:_MAX_IDS])))
 
     def _text(self, name: str) -> str:
         """The text of the element with an id; each is read once, and not too many."""

@@ -25,6 +25,7 @@ from vlmill.pipelines.web.pages.addresses import (
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
 from vlmill.pipelines.web.pages.labels import Labels
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
+from vlmill.pipelines.web.pages.references import captions_by_reference
 from vlmill.pipelines.web.pages.tables import captions_in_tables
 from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
@@ -127,6 +128,7 @@ def _images(
     in_cells = sum("td" in spot.ancestors for spot in spots)
     in_tables = captions_in_tables(tree) if in_cells > 1 else {}
     labels = Labels(tree)
+    referenced = captions_by_reference(tree, labels)
     bytes_left = MAX_INLINE_BYTES
     images = []
     for order, spot in enumerate(spots):
@@ -153,7 +155,9 @@ def _images(
                 or fold(link.attributes.get("title") if link else "", _MAX_LINK_TEXT),
                 label=fold(labels.find_label(spot.node), max_chars)
                 or fold(labels.find_label(link) if link else "", _MAX_LINK_TEXT),
-                caption=captions.get(order) or in_tables.get(spot.node.mem_id, ""),
+                caption=captions.get(order)
+                or in_tables.get(spot.node.mem_id)
+                or fold(referenced.get(spot.node.mem_id), max_chars),
                 block=bisect.bisect_left(numbers, spot.block),
                 path=spot.path,
                 width=width,
