@@ -61,8 +61,7 @@ def choose_candidates(args: argparse.Namespace) -> int:
     candidates = table_input("--candidates", str(source), CANDIDATES)
     settings = {
         "candidates": candidates.digest,
-        "scoring": {name: scoring.about[name] for name in ("by", "threshold")},
-        "inputs": [(entry["flag"], entry["sha256"]) for entry in scoring.about["inputs"]],
+        "scoring": scoring.about,
         "max_images_per_text": most,
     }
     if prepare_output(output, job=JOB, settings=settings, fresh=args.fresh) is State.FINISHED:

@@ -145,8 +145,7 @@ def test_signals_of_robots_txt_by_group_and_path() -> None:
     signals = robots_signals(paths)
     assert signals_forbid(signals, "http://a.org/x")
     assert not signals_forbid(signals, "http://a.org/open/x")
-    own = (
-        "User-agent: *\nContent-Usage: train-ai=n\n\nUser-agent: vlmill\nContent-Usage: train-ai=y"
-    )
+    own = "User-agent: *\nContent-Usage: train-ai=n\n\n"
+    own += "User-agent: vlmill\nContent-Usage: train-ai=y\n"
     assert not signals_forbid(robots_signals(own), "http://a.org/x")
     assert robots_signals("<html>Content-Signal</html>") == []
