@@ -5,6 +5,7 @@ archives, then ranges of keys, then shards.
 """
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from vlmill.pipelines.web_pairs.archives import (
     indexed_archives,
     refuse_derived,
 )
+from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
@@ -46,7 +48,13 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
+from vlmill.runtime.files.outputs import (
+    FIRST_SCORES,
+    PLAN,
+    RESCORING,
+    State,
+    prepare_output,
+)
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import Shard
@@ -58,6 +66,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 
+SHARD_BYTES = 512 << 20  # of archives, which bounds the images of a shard
 TABLE_NAMES = ("pairs", "images", "rejects")
 
 
@@ -77,6 +86,8 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     if args.dry_run:
         rate = measure(archives, rules, args.allow_address)
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
+    if args.shards is None:
+        args.shards = choose_shards(output, sized_by(index, archives))
     settings = read_settings(args, rules, filters)
     shared = args.part is not None
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
@@ -111,9 +122,18 @@ def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple
         archives = find_archives(args.warc, base=args.base, allowed=args.allow_address)
         refuse_derived(f"--warc {args.warc}", [path for path, _ in archives])
         return None, archives
-    index = indexed_archives(args.index, args.base)
+    index = indexed_archives(args.index, args.base, args.allow_address)
     argument = f"--index {args.index}"
     return index, add_sizes(argument, list(index.ranges), args.allow_address)
+
+
+def choose_shards(output: Path, archives: Sequence[tuple[str, int]]) -> int:
+    """Returns the number of shards: that of an earlier run, else one for each ``SHARD_BYTES``."""
+    plan = output / PLAN
+    if plan.exists():
+        number = read_json(plan).get("settings", {}).get("shards", 1)
+        return number if isinstance(number, int) else 1
+    return max(1, math.ceil(sum(size for _, size in archives) / SHARD_BYTES))
 
 
 def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -127,7 +147,11 @@ def read_settings(
     args: argparse.Namespace, rules: WebPairRules, filters: ImageFilters
 ) -> dict[str, Any]:
     """What decides the output beside the archives, to which more may come."""
-    lists = [*args.blocked_words, *([args.vocabulary] if args.vocabulary else [])]
+    lists = [
+        *args.blocked_words,
+        *args.blocked_pages,
+        *([args.vocabulary] if args.vocabulary else []),
+    ]
     return {
         "lists": {path: file_input("", path).digest for path in lists},
         **{
@@ -161,6 +185,7 @@ def build_job(
         rules=rules,
         filters=filters,
         lists=lists,
+        blocked_pages=read_blocked_pages(args.blocked_pages),
         exclude=tuple(args.exclude),
         exclude_hash=tuple(args.exclude_hash),
         webdataset=args.format == "webdataset",
@@ -213,6 +238,7 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
     files = {
         **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
         "--blocked-words": args.blocked_words,
+        "--blocked-pages": args.blocked_pages,
         "--vocabulary": [args.vocabulary] if args.vocabulary else [],
         "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],

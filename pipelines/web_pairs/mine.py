@@ -107,7 +107,12 @@ class Miner:
             self._measure(IMAGES, record)
 
     def _take_page(self, record: Record) -> None:
-        source = decode_source(record, self._rules)
+        blocked = self._job.blocked_pages.find_block(record.url)
+        source = (
+            Drop(Reason.EXCLUDED, f"blocked: {blocked}")
+            if blocked
+            else decode_source(record, self._rules)
+        )
         if isinstance(source, Drop):
             self._counts.dropped(PAGES, record.url, source)
             return

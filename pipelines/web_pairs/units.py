@@ -20,6 +20,7 @@ from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index, Ranges
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
+from vlmill.pipelines.web_pairs.blocked import NO_BLOCKED_PAGES, BlockedPages
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import (
@@ -91,6 +92,7 @@ class Job:
     rules: WebPairRules
     filters: ImageFilters = field(default_factory=ImageFilters)
     lists: TextLists = NO_LISTS
+    blocked_pages: BlockedPages = NO_BLOCKED_PAGES
     exclude: tuple[str, ...] = ()
     exclude_hash: tuple[str, ...] = ()
     webdataset: bool = False

@@ -21,6 +21,8 @@ from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
+DEFAULT_RULES = WebPairRules()
+
 
 class Claim(NamedTuple):
     """A cleaned text that an image may take, with the block that it is a sentence of."""
@@ -46,7 +48,7 @@ def choose(
     judged = judge_images(joined, site, rules)
     claims: dict[int, list[Claim]] = {}
     choices: list[float | Drop] = []
-    for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True):
+    for verdict, scene in zip(judged, scenes(joined, site, judged, rules), strict=True):
         order = scene.image.order
         outcome: float | Drop = verdict
         if not isinstance(verdict, Drop):
@@ -164,7 +166,12 @@ def _for_surrounding(rules: WebPairRules) -> WebPairRules:
     return replace(rules, max_words=most)
 
 
-def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:
+def scenes(
+    joined: JoinedPage,
+    site: Site,
+    judged: list[float | Drop],
+    rules: WebPairRules = DEFAULT_RULES,
+) -> list[Scene]:
     """Each image among the others, with its candidates; those that are not content without."""
     image_blocks = find_image_blocks(joined)
     above, below = sides(joined)
@@ -186,7 +193,11 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
             else [
                 candidate
                 for candidate in find_candidates(
-                    joined.page, image, image_blocks, is_card=_is_card(joined, image, site)
+                    joined.page,
+                    image,
+                    image_blocks,
+                    is_card=_is_card(joined, image, site),
+                    max_in_row=rules.max_images_in_row,
                 )
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],

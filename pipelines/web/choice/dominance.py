@@ -58,7 +58,6 @@ _CONTENT_CLASSES = word_set(
     "wp-block-image wp-caption e-content markdown-body postcontent content main"
 )
 _STRIP_PX = 400  # a lower strip is a banner, a higher one a panorama
-_LARGE_PX = 500  # a side of what is no bullet, whatever it is called
 _NEAR_MARKS = 4  # elements around an image that may be an advertisement's own
 _SPOKEN = 4  # words of an alt text that nobody writes for an icon
 
@@ -143,7 +142,7 @@ def _reason_against(
     if not image.is_metadata and not _is_shown_on_purpose(image, rules):
         if _AD_HOST_NAMES.search(host):
             return Drop(Reason.ADVERTISEMENT, host)
-        if icon := _icon_words(image, archived):
+        if icon := _icon_words(image, archived, rules):
             return Drop(Reason.ICON, " ".join(sorted(icon))[:100])
         if words := _ad_words(image):
             return Drop(Reason.ADVERTISEMENT, " ".join(sorted(words)))
@@ -175,7 +174,7 @@ def _ad_words(image: PageImage) -> set[str]:
     return words
 
 
-def _icon_words(image: PageImage, archived: Measured) -> set[str]:
+def _icon_words(image: PageImage, archived: Measured, rules: WebPairRules) -> set[str]:
     """Returns the words that mark an image as an icon, unless its size or its alt text outweighs
     them.
     """
@@ -187,7 +186,7 @@ def _icon_words(image: PageImage, archived: Measured) -> set[str]:
     if len(image.alt.split()) < _SPOKEN:
         name = urlsplit(image.urls[0]).path.rsplit("/", 1)[-1].lower()
         words |= _ICON_FILE_WORDS.intersection(_TOKENS.split(name))
-    is_large = min(archived.width, archived.height) >= _LARGE_PX
+    is_large = min(archived.width, archived.height) >= rules.min_large_px
     return words & _SURE_ICON_WORDS if is_large else words
 
 
