@@ -99,7 +99,7 @@ def find_candidates(
 
     ``images`` are places (block numbers) of the page's images at hand, sorted. ``is_card`` says
     that the image stands for another page: what this page says of itself describes a list. Beside
-    more than ``max_in_row`` images without a text between them only texts that name the image count.
+    more than ``max_in_row`` images without a text between them only texts that name it count.
     """
     texts = [
         *_explicit(image),

@@ -19,7 +19,9 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.images.formats import format_name
 from vlmill.schemas.images.hashes import perceptual_hash
+from vlmill.schemas.images.headers import read_header
 from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.images.structure import check_structure
 from vlmill.schemas.rejects import Reason, Rejected
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
@@ -57,6 +59,7 @@ class ArchivedImage:
 # Formats whose further frames are a film. A TIFF's are pages, and a camera's JPEG (MPO) has its
 # preview or its gain map behind the image.
 _ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
+_FLAT_HASHES = frozenset((0, 1 << 63))  # of images whose grey has no frequency but its mean
 _ONE_COLOUR = 3  # levels between the darkest and the brightest pixel of each channel
 
 Outcomes = list["ImageFacts | Drop"]
@@ -196,9 +199,10 @@ def examine_image(
                     image_id=compute_image_id(data), width=width, height=height, format=name
                 )
             width, height = upright_size(image, bounds)
-            if not blank and _is_blank(image):
-                return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             phash = upright_hash(image) if hashed else None
+            # All pixels are looked at only where the few of the hash have no contrast.
+            if not blank and phash in _FLAT_HASHES | {None} and _is_blank(image):
+                return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             if judge is not None and (drop := judge(image)) is not None:
                 return drop
     except Rejected as why:
@@ -207,6 +211,36 @@ def examine_image(
         return Drop(why.reason, why.detail)
     return ImageFacts(
         image_id=compute_image_id(data), width=width, height=height, format=name, phash=phash
+    )
+
+
+def measure_header(data: bytes, *, min_side_px: int, max_pixels: int) -> ImageFacts | Drop | None:
+    """Returns what :func:`examine_image` with ``headers`` would, for files as most are; else None.
+
+    No decoder is asked: this needs no process of its own. The size is that of the stored image.
+    """
+    header = read_header(data)
+    if header is None:
+        return None
+    size = f"{header.width}x{header.height}"
+    if min(header.width, header.height) <= min_side_px:
+        return Drop(Reason.TOO_SMALL, size)
+    if header.width * header.height > max_pixels:
+        return Drop(Reason.TOO_LARGE, f"{size} pixels, limit {max_pixels} altogether")
+    if header.is_animated:
+        return Drop(Reason.ANIMATED, size)
+    # Whether a GIF is animated is seen at its second image, and a damaged file by decoding it.
+    if header.format == "gif" or seems_cut(data, header.format):
+        return None
+    try:
+        check_structure(data, header.format.upper())
+    except Rejected as why:
+        return Drop(why.reason, why.detail)
+    return ImageFacts(
+        image_id=compute_image_id(data),
+        width=header.width,
+        height=header.height,
+        format=header.format,
     )
 
 
