@@ -64,10 +64,8 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.recipes.feeding import (
-    imagebert_feeding,
-    vilbert_retrieval_feeding,
-)
+from vlmill.train.recipes.imagebert import imagebert_feeding
+from vlmill.train.recipes.vilbert import vilbert_retrieval_feeding
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages, text_batches
 from vlmill.train.tasks.retrieval.matching import PairScorer, make_scorer, match_scores

@@ -131,7 +131,9 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     """Arguments of ``extract-rois compare``."""
     compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    compare.add_argument("--weights", required=True, metavar="FILE", help="as --weights of run")
+    compare.add_argument(
+        "--weights", required=True, metavar="FILE", help="weights, like --weights of `run`"
+    )
     add_allow_address(compare)
     compare.add_argument(
         "--config",
@@ -307,7 +309,7 @@ def command(argv: Sequence[str]) -> int:
 
 
 def appears_whole(arguments: argparse.Namespace) -> bool:
-    """Whether the output is renamed into its place: a file, or a folder that must not be there."""
+    """Returns whether the output is renamed as a whole: a file, or a folder that must not exist."""
     if arguments.command == "show":
         return arguments.output is not None and arguments.output.suffix.lower() == PAGE
     return bool(arguments.command == "export")

@@ -37,13 +37,13 @@ class Differences:
 
     feature_map: float  # share of the largest number in Detectron2's map; of several the most
     proposals: int  # Detectron2's
-    other_proposals: int  # of these, those that our network does not propose
+    other_proposals: int  # number of these that vlmill's network does not propose
     proposals_px: float  # how far the others are apart
     features: float  # share of the largest number, on the same map and proposals
     class_probs: float
     refined_px: float
     regions: int  # by Detectron2 alone, from the pixels on
-    other_regions: int  # of these, those that our rows have not: by box and class
+    other_regions: int  # number of these that vlmill's rows lack, by box and class
 
 
 # A detector's own regions of blue-green-red pixels [H0, W0, 3]: boxes [N, 4] and classes [N].
@@ -57,9 +57,9 @@ def compare(
     infer: Infer,
     config: ExtractConfig,
 ) -> Iterator[Differences]:
-    """Compares our network with Detectron2 on each image, and our rows with what it infers.
+    """Compares vlmill's network with Detectron2 on each image, and the rows with its inference.
 
-    Raises InputError for a file that is no image.
+    Raises InputError for a file that is not an image.
     """
     for path in images:
         try:
@@ -117,7 +117,7 @@ def compute_differences(
 
 
 def compute_proposals(detector: Detector, maps: Maps, frames: Frames) -> Float[Tensor, "1 R 4"]:
-    """One image's proposals, without free places."""
+    """Returns one image's proposals, without unused slots."""
     boxes, box_mask = detector.model.proposals(maps, frames.network_limits, frames.min_sides)
     return boxes[:, box_mask[0]]
 
@@ -125,7 +125,7 @@ def compute_proposals(detector: Detector, maps: Maps, frames: Frames) -> Float[T
 def refine_detections(
     detections: Detections, frames: Frames, detector: Detector
 ) -> Float[Tensor, "1 R B 4"]:
-    """Moves the proposals as the regressions say, and cuts them at the image's edge."""
+    """Applies the regressions to the proposals, and clips them to the image."""
     assert detections.box_deltas is not None
     limits = frames.network_limits
     return refine_boxes(detections.boxes, detections.box_deltas, limits, detector.model.config)
@@ -134,7 +134,7 @@ def refine_detections(
 def count_missing_regions(
     row: RegionRow, boxes: Float[Tensor, "N 4"], classes: Int64[Tensor, " N"]
 ) -> int:
-    """How many regions a row does not have, by box and class."""
+    """Returns how many regions a row lacks, by box and class."""
     assert row.class_ids is not None
     row_regions = torch.from_numpy(row.boxes), torch.tensor(row.class_ids)
     # The class as a fifth coordinate: two classes are farther apart than boxes that are one.
@@ -148,7 +148,9 @@ def count_missing_regions(
 def compute_distances(
     boxes: Float[Tensor, "R B"], among: Float[Tensor, "N B"]
 ) -> Float[Tensor, " R"]:
-    """How far each box's farthest corner is from that of the nearest box ``among`` others."""
+    """Returns the distance of each box to the nearest box ``among`` others, by their farthest
+    corner.
+    """
     if not len(among):
         return boxes.new_full((len(boxes),), torch.inf)
     pairwise_distances = (boxes[:, None] - among[None]).abs().amax(dim=2)

@@ -13,8 +13,8 @@ CLASS_PROBS = ("none", "argmax", "topk:K", "full")
 DTYPES = ("float16", "bfloat16", "float32")
 COMPRESSIONS = ("none", "zstd")
 PAGE = ".html"  # the ending of a page that show writes; another output is a folder
-IDS = ("auto", "content", "name")  # what a file's image_id is
-# Of a trained detector: its weights and what they mean; where a run keeps its checkpoints.
+IDS = ("auto", "content", "name")  # the image_id of a file
+# A trained detector: its weights and their configuration; where a run stores its checkpoints.
 MODEL, DETECTOR = "model.safetensors", "detector.json"
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
 # Photographs have a dozen frequent shapes: among 8 batches' images most find their like.
@@ -57,9 +57,9 @@ SELECTIONS = {
     "vl-bert": Selection(threshold=0.5, min_boxes=10, max_boxes=100),
     # InterBERT, arXiv:2003.13198: up to 100 regions; threshold and minimum are the detector's own.
     "interbert": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
-    # VinVL, arXiv:2101.00529: as its command line extracts features, of which 10 to 100 are kept.
+    # VinVL, arXiv:2101.00529: as its command line extracts features, 10 to 100 boxes.
     "vinvl": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
-    # Pythia, MMF and 12-in-1: the first 100 of those that survive in some class.
+    # Pythia, MMF and 12-in-1: the first 100 regions that survive in some class.
     "pythia": Selection(threshold=0.0, min_boxes=0, max_boxes=100),
     # Detectron2's models of COCO: SCORE_THRESH_TEST and DETECTIONS_PER_IMAGE.
     "coco": Selection(threshold=0.05, min_boxes=0, max_boxes=100),
@@ -115,14 +115,14 @@ class Storage:
 
     @property
     def top_k(self) -> int | None:
-        """How many probabilities of each region are kept; None unless it is ``topk:K``."""
+        """Returns the number of stored probabilities per region; None unless it is ``topk:K``."""
         kind, _, number = self.class_probs.partition(":")
         return int(number) if kind == "topk" else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractConfig:
-    """Everything beside the detector that decides the rows."""
+    """All settings that determine the rows, apart from the inputs."""
 
     selection: Selection = SELECTIONS["imagebert"]
     limits: InputLimits = InputLimits()

@@ -1,4 +1,4 @@
-"""``extract-rois run``: its arguments, and what they mean."""
+"""Defines the arguments of ``extract-rois run`` and runs it."""
 
 import argparse
 import functools
@@ -173,7 +173,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunWork:
-    """The images of a run, your boxes for them, and in a sentence which inputs are none."""
+    """The images of a run, their given boxes, and a sentence about skipped inputs."""
 
     plan: "list[InputImage]"
     given_boxes: "GivenBoxes | None"
@@ -203,8 +203,8 @@ def plan_run(arguments: argparse.Namespace) -> RunWork:
 def print_result(
     arguments: argparse.Namespace, work: RunWork, made: tuple[int, int], weights: str
 ) -> int:
-    """Prints what a run, or its part, has ``made``: rows of regions and rejects; returns the exit
-    status.
+    """Prints the rows of regions and rejects that a run, or its part, has ``made``; returns the
+    exit status.
     """
     from vlmill.runtime.files.manifest import MANIFEST
     from vlmill.runtime.files.reading import reject_counts

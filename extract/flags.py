@@ -34,7 +34,7 @@ def add_names(run: argparse.ArgumentParser) -> None:
 
 
 def add_engine(run: argparse.ArgumentParser) -> None:
-    """What decides the rows, for every command that extracts."""
+    """Adds the flags that determine the rows, for every command that extracts."""
     add_detector(run.add_argument_group("detector"))
     add_global_cnn(run.add_argument_group("full images"))
     add_selection(run.add_argument_group("which regions"))
@@ -109,7 +109,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
 
 
 def add_global_cnn(group: argparse._ArgumentGroup) -> None:
-    """Networks whose vectors of the full image are stored beside the regions."""
+    """Adds the flags of networks whose full-image vectors are stored with the regions."""
     group.add_argument(
         "--global-cnn",
         metavar="NAMES",
@@ -126,7 +126,7 @@ def add_global_cnn(group: argparse._ArgumentGroup) -> None:
 
 
 def add_selection(choice: argparse._ArgumentGroup) -> None:
-    """Adds the flags that say which proposals become regions."""
+    """Adds the flags that select regions from proposals."""
     rules = "; ".join(
         f"{name}: {s.min_boxes}-{s.max_boxes} from {s.threshold:g}"
         for name, s in SELECTIONS.items()
@@ -156,7 +156,7 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
 
 
 def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
-    """How images are resized, and which are refused."""
+    """Adds the flags for resizing images and for size limits."""
     size.add_argument(
         "--short-side",
         type=int_at_least(0),
@@ -182,7 +182,7 @@ def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
 
 
 def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
-    """What of a region is written, and how."""
+    """Adds the flags for the stored columns and their format."""
     out.add_argument(
         "--class-probs",
         default=storage.class_probs,

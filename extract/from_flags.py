@@ -60,9 +60,10 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
 
 
 def is_grid(arguments: argparse.Namespace) -> bool:
-    """Whether the regions are the cells of a grid. Raises InputError for flags that contradict it.
+    """Returns whether the regions are the cells of a grid. Raises InputError for conflicting flags.
 
-    A configuration file of grid features says so only where it is read, with its network.
+    A configuration file of grid features is recognised only later, when it is read with its
+    network.
     """
     arch = ARCHITECTURES.get(arguments.arch)
     if not arguments.grid and (arch is None or arch.regions != "grid"):
@@ -91,7 +92,7 @@ def make_limits(arguments: argparse.Namespace) -> InputLimits:
 
 
 def parse_global_names(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The networks of ``--global-cnn``; none without. Raises InputError."""
+    """Returns the networks of ``--global-cnn``; none without it. Raises InputError."""
     if arguments.global_cnn is None:
         if arguments.global_weights is not None:
             raise InputError("--global-weights: name the networks with --global-cnn")
@@ -102,7 +103,7 @@ def parse_global_names(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def choose_batch_size(arguments: argparse.Namespace) -> int:
-    """What ``--batch-size`` says, else what pays on the device."""
+    """Returns ``--batch-size``, or the best value for the device."""
     requested: int | None = arguments.batch_size
     if arguments.backend == "detectron2":
         if requested not in (None, 1):
@@ -116,7 +117,7 @@ def choose_batch_size(arguments: argparse.Namespace) -> int:
 
 
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
-    """Says loudly what a run without ``--weights`` is worth."""
+    """Prints a warning for a run without ``--weights``."""
     if arguments.weights is None and arguments.backend == "vlmill":
         name = arguments.config or arguments.arch or DEFAULT_ARCH
         print(
@@ -180,14 +181,14 @@ def resolve_detector(arguments: argparse.Namespace) -> None:
 
 
 def open_detectron2_detector(arguments: argparse.Namespace) -> "Detector":
-    """The same for ``--backend detectron2``, which takes everything from two files."""
+    """Opens the detector of ``--backend detectron2``, which is defined by two files."""
     from vlmill.extract.detect.detectron2 import open_detectron2
 
     return open_detectron2(arguments.config, Path(arguments.weights), device=arguments.device)
 
 
 def make_detector(arguments: argparse.Namespace) -> "Detector":
-    """The detector that the flags say. Raises InputError."""
+    """Returns the detector of the flags. Raises InputError."""
     check_detector(arguments)
     if arguments.backend == "detectron2":
         return attach_parts(open_detectron2_detector(arguments), arguments)

@@ -41,7 +41,7 @@ class Vocabulary:
     attributes: Sequence[str] = ()
 
     def or_stored(self, producer: Mapping[str, Any]) -> "Vocabulary":
-        """Returns these names, and those that a table carries where there are none."""
+        """Returns these names, or those in the table's metadata if there are none."""
         stored = stored_names(producer)
         return Vocabulary(
             classes=self.classes or stored["classes"],
@@ -59,7 +59,7 @@ class Vocabulary:
 
 
 def get_name(names: Sequence[str], number: int, kind: str) -> str:
-    """Returns the name with that number, or the number; -1 is no class."""
+    """Returns the name of a number, or the number; -1 is not a class."""
     if number < 0:
         return f"no {kind}"
     return names[number] if number < len(names) else f"{kind} {number}"
@@ -67,7 +67,7 @@ def get_name(names: Sequence[str], number: int, kind: str) -> str:
 
 @dataclass(kw_only=True)
 class ImageCounts:
-    """Says of how many of a table's ``num_rows`` there are images, and what was left out."""
+    """Counts the rows with an image, and the images that were not used."""
 
     num_rows: int
     num_drawn: int = 0
@@ -105,8 +105,8 @@ def show(
 ) -> tuple[int, str]:
     """Draws up to ``max_images`` rows to one HTML file or a folder.
 
-    Returns how many, and a line that says so. Raises InputError for names that are not the
-    detector's, and for an image that may be two rows.
+    Returns their number and a line about it. Raises InputError for names that do not fit the
+    detector, and for an image that matches two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
@@ -188,12 +188,12 @@ def drawings(
 
 
 def name_in(image: InputImage) -> str:
-    """Returns what an image is called where it lies."""
+    """Returns the name of an image at its source."""
     return image.image_id or Path(image.path).name
 
 
 def find_row_id(index: IdIndex, image: InputImage) -> str | None:
-    """Returns the id of the row that a planned image is named after; None if no name tells."""
+    """Returns the id of the row that a planned image is named after; None if no name matches."""
     if image.kind == FILE:
         return find_file_id(index, image.path, "REGIONS")
     return None if image.image_id is None else find_similar_id(index, image.image_id, "REGIONS")

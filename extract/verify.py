@@ -24,7 +24,7 @@ from vlmill.schemas.tables import REGIONS
 RECORDS = ("checkpoint.json", DETECTOR, "index.json")  # with digests of the other files
 TRAINING_STATE = "training_state.safetensors"
 
-# Boxes are float32 and were divided by the resize factor: a rounding error over the border is no
+# Boxes are float32 and were divided by the resize factor: rounding beyond the border is not an
 # fault.
 BORDER_TOLERANCE_PX = 0.01
 # A softmax in float32, or its sum, may round to above 1.
@@ -32,7 +32,7 @@ PROBABILITY_TOLERANCE = 1e-5
 
 
 def verify(folder: str | Path) -> list[str]:
-    """Returns what is wrong with a folder, one line each; empty if all holds.
+    """Returns the problems of a folder, one line each; empty if there are none.
 
     Raises InputError for a folder whose run has not finished, unless it has checkpoints.
     """
@@ -73,7 +73,7 @@ def recorded_problems(folder: Path) -> list[str]:
 
 
 def table_problems(folder: str | Path) -> list[str]:
-    """Returns what is wrong with a folder of tables, one line each."""
+    """Returns the problems of a folder of tables, one line each."""
     problems = verify_folder(folder) or content_problems(folder)
     if problems or REGIONS.name not in {shard.table for shard in read_manifest(folder)["shards"]}:
         return problems
@@ -81,7 +81,7 @@ def table_problems(folder: str | Path) -> list[str]:
 
 
 def region_problems(folder: str | Path) -> list[str]:
-    """What is wrong with the rows of a folder's regions, one line each."""
+    """Returns the problems in the rows of a folder's regions, one line each."""
     problems = []
     try:
         reader = RegionReader(folder)
@@ -96,7 +96,7 @@ def region_problems(folder: str | Path) -> list[str]:
 
 
 def find_border(producer: Mapping[str, Any]) -> float | None:
-    """How far boxes may leave their images; None: as far as they were given to the run."""
+    """Returns how far boxes may exceed their images; None for boxes given to the run."""
     if "given" in producer:
         return None
     return IMPORTED_BORDER_PX if producer.get("boxes") == "given" else BORDER_TOLERANCE_PX
@@ -116,7 +116,7 @@ def padding_px(row: RegionRow, producer: Mapping[str, Any]) -> float:
 
 
 def get_global_width(producer: Mapping[str, Any]) -> int | None:
-    """How many numbers the networks of full images give, by the run's record; None: no such."""
+    """Returns the width of the full-image vectors by the run's record; None without them."""
     networks = producer.get("global_cnn")
     return None if networks is None else sum(int(network["width"]) for network in networks)
 
@@ -127,10 +127,10 @@ def row_problems(
     border_px: float | None = BORDER_TOLERANCE_PX,
     global_width: int | None = None,
 ) -> list[str]:
-    """What is wrong with one image's regions; ``border_px``: how far a box may leave it, None:
-    any number of pixels.
+    """Returns the problems of one image's regions.
 
-    ``global_width``: the width that its global_feature must have.
+    ``border_px``: how far a box may exceed it, None: any number of pixels. ``global_width``: the
+    required width of its global_feature.
     """
     problems = []
     count = len(row.boxes)

@@ -79,10 +79,10 @@ def find_files(path: Path, flag: str) -> DetectorFiles:
 
 
 def choose_files(location: HubLocation, sizes: Mapping[str, int | None]) -> list[str]:
-    """Chooses what to fetch of a repository: the file that a location names, or the weights and the
-    configuration of a detector.
+    """Returns the files to download from a repository: the file that a location names, or the
+    weights and the configuration of a detector.
 
-    Raises InputError where there is no such file, or one that is too large.
+    Raises InputError if there is no such file, or one that is too large.
     """
     if location.path in sizes:
         folder, _, name = location.path.rpartition("/")

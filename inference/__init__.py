@@ -1,6 +1,6 @@
-"""This folder holds what one does with a checkpoint.
+"""Uses checkpoints: loads, searches, serves, converts, shows and publishes them.
 
-Reading order: ``input_checks`` (what a checkpoint's input must have), ``load`` (``vlmill.load``),
+Reading order: ``input_checks`` (checks of a checkpoint's inputs), ``load`` (``vlmill.load``),
 ``search`` (embeddings and their index), ``convert`` (checkpoints of other projects), ``show`` (how
 a run was made), ``push`` (to the hub), ``service`` (scores, vectors and search over HTTP).
 """

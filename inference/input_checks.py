@@ -30,8 +30,10 @@ def warn_faults(what: str, faults: dict[int, Reason]) -> None:
 
 
 def warn(message: str) -> None:
-    """Warns, at the line of a user that has called this package: its own lines say nothing to who
-    reads the warning, and Python tells the same words at the same line only once.
+    """Warns with the line of the caller outside of this package.
+
+    A line inside the package means nothing to the reader, and Python prints the same text at the
+    same line only once.
     """
     frame, level, package_level = sys._getframe().f_back, 2, 1
     while frame is not None:

@@ -63,6 +63,8 @@ class Variant:
     scores_pairs: Literal["encoded", "streams", "pixels"] = "encoded"
     # The tasks that it has heads for, and how a task asks them.
     heads: Mapping[str, str] = field(default_factory=dict)
+    # Options of the body's ``embed_regions`` for texts that are no captions (VCR's choices).
+    choice_options: Mapping[str, Any] = field(default_factory=dict)
     # Starting. The other variants whose weights ``--init`` may bring: sizes are the recipe's then.
     starts_from: tuple[str, ...] = ("bert",)
     # Its stages differ in sizes, which come from the recipe; ``--init`` has to agree in these

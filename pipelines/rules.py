@@ -1,7 +1,7 @@
-"""Every threshold of the web-pairs job in one place, with the source of each default.
+"""Defines every threshold of the web-pairs job, with the source of each default.
 
-"LAIT" is the pipeline of ImageBERT (Qi et al., arXiv:2001.07966, section 3), which names the
-stages and few numbers; "ours" marks a number that it leaves open.
+"LAIT" is the pipeline of ImageBERT (Qi et al., arXiv:2001.07966, section 3), which names the stages
+and few numbers; "ours" marks a number that it leaves open.
 """
 
 from dataclasses import dataclass, fields
@@ -33,15 +33,15 @@ class WebPairRules:
     min_dominance: float = 0.5  # ours
     min_declared_px: int = 120  # ours; a thumbnail's file may be larger than it is shown
     max_declared_aspect: float = 4.0  # ours; banners and rules
-    max_repeats_on_page: int = 2  # ours; bullets and spacers come again and again
-    min_large_px: int = 500  # ours; a side of what is no bullet, whatever it is called
-    max_images_in_row: int = 2  # ours; a text beside more images in a row is of none of them
+    max_repeats_on_page: int = 2  # ours; bullets and spacers are repeated
+    min_large_px: int = 500  # ours; an image with such sides is no bullet, whatever its name
+    max_images_in_row: int = 2  # ours; a text beside more images in a row describes none of them
 
     # Images.
     min_side_px: int = 300  # LAIT: width and height above 300, both strict
 
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
-    min_words: int = 1  # a single word that scores high is nearly always the name of what is shown
+    min_words: int = 1  # a single word with a high score is nearly always the name of the object
     max_words: int = 80  # alt texts written by models have 60
     max_surrounding_words: int = 40  # of a text that is not marked as an image's own
     min_alphabetic: float = 0.6
@@ -54,10 +54,10 @@ class WebPairRules:
     keep_texts: int = 1  # of each image, in the table of candidates; the best is its pair
     max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
 
-    # Images that look alike, and those that are kept apart.
+    # Near duplicates, and excluded images.
     drop_near_duplicates: bool = False
-    hold_out: float = 0.0  # share of the groups of alike images that get the split "val"
-    ignore_opt_outs: bool = False  # what sites forbid is honoured unless the user says otherwise
+    hold_out: float = 0.0  # fraction of the groups of similar images that get the split "val"
+    ignore_opt_outs: bool = False  # opt-outs of sites are honoured by default
     max_distance: int = 4  # bits of the perceptual hash, to images that are excluded
 
     def __post_init__(self) -> None:

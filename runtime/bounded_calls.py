@@ -36,11 +36,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
-    """What a call may cost.
+    """Limits of a call.
 
-    ``cpu_seconds`` are of the processor: a busy machine changes no result. ``wall_seconds`` end a
-    call that waits for what never comes. ``more_bytes`` are beyond what the process has after its
-    imports.
+    ``cpu_seconds`` are processor time, so a busy machine changes no result. ``wall_seconds`` end a
+    call that waits for something that never arrives. ``more_bytes`` are in addition to the memory
+    of the process after its imports.
     """
 
     cpu_seconds: int = 30
@@ -81,7 +81,7 @@ class BoundedPool(Generic[Task, Result]):
         return call.future
 
     def call(self, task: Task) -> Result:
-        """Returns the function's result. Raises Rejected, and what the function raises."""
+        """Returns the function's result. Raises Rejected, and the function's own errors."""
         return self.submit(task).result()
 
     @property
@@ -90,7 +90,7 @@ class BoundedPool(Generic[Task, Result]):
         return [worker.process.pid for worker in self._workers if worker.process is not None]  # type: ignore[misc]
 
     def close(self) -> None:
-        """Ends the processes and what they compute; calls that wait are cancelled."""
+        """Ends the processes and their computations; waiting calls are cancelled."""
         self._closed.set()
         for _ in self._threads:
             self._calls.put(None)
@@ -129,7 +129,7 @@ class BoundedPool(Generic[Task, Result]):
         while call is not None:
             try:
                 outcome = worker.compute(call)
-            except Exception as error:  # whoever waits for the call would else wait for ever
+            except Exception as error:  # the caller would otherwise wait forever
                 worker.end()
                 outcome = error
             following = self._next(block=False)
@@ -140,7 +140,7 @@ class BoundedPool(Generic[Task, Result]):
         worker.end()
 
     def _next(self, *, block: bool) -> "_Call | None":
-        """Returns a call that nobody has cancelled; None when there is none, or no more."""
+        """Returns the next call that is not cancelled; None if there is none, or no more."""
         while not self._closed.is_set():
             try:
                 call = self._calls.get(block)
@@ -159,14 +159,14 @@ class _Call:
     future: "Future[Any]"
 
 
-Outcome = bytes | Exception  # a pickled result, or why there is none
+Outcome = bytes | Exception  # a pickled result, or the reason for having none
 
 
 def settle(call: _Call, outcome: Outcome) -> None:
-    """Gives a call its result, or the error in its place."""
+    """Sets a call's result or error."""
     try:
         result, error = pickle.loads(outcome) if isinstance(outcome, bytes) else (None, outcome)
-    except Exception as unpacking:  # a class that cannot be made from what it was pickled as
+    except Exception as unpacking:  # a class that cannot be unpickled
         error = unpacking
     if error is not None:
         call.future.set_exception(error)
@@ -175,11 +175,11 @@ def settle(call: _Call, outcome: Outcome) -> None:
 
 
 class _Ended(Exception):
-    """Raised for a process that has ended; the message says how."""
+    """Raised for a process that has ended; the message describes the end."""
 
     def __init__(self, detail: str, *, is_final: bool) -> None:
         super().__init__(detail)
-        self.is_final = is_final  # by a limit: another attempt would end alike
+        self.is_final = is_final  # by a limit: another attempt would end in the same manner
 
 
 class _Worker:
@@ -244,7 +244,7 @@ class _Worker:
 
     def _send(self, call: _Call) -> None:
         self.send_ahead(call)
-        if self._sent is not call:  # there is no process, or it has ended while it was idle
+        if self._sent is not call:  # there is no process, or it ended while it was idle
             self.end()
             self._launch()
             self.send_ahead(call)
@@ -264,7 +264,7 @@ class _Worker:
         return outcome
 
     def _ended(self) -> _Ended:
-        """Says how the process has ended."""
+        """Describes the end of the process."""
         assert self.process is not None
         self.process.join(5)
         status = self.process.exitcode
@@ -348,9 +348,9 @@ def compute(function: Callable[[Any], Any], task: bytes) -> bytes:
 
 
 def keep_freed_memory() -> None:
-    """Lets the C library keep up to 64 MB that were freed; with glibc alone.
+    """Makes the C library keep up to 64 MB of freed memory; only with glibc.
 
-    Pages that the system gives anew for each image take a decoder a tenth of its time.
+    New pages from the system for each image take a tenth of a decoder's time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -364,10 +364,9 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Lets this process take ``more_bytes`` beyond what it has; on Linux alone, which counts it.
+    """Limits this process to ``more_bytes`` of additional memory; only on Linux.
 
-    What counts is memory of its own that it may write: not files that it maps, nor addresses that a
-    library sets aside.
+    Private writable memory counts: not mapped files, nor address space that a library reserves.
     """
     if sys.platform != "linux":
         return
@@ -379,7 +378,9 @@ def limit_memory(more_bytes: int) -> None:
 def limit_processor_time(seconds: int) -> None:
     """Lets this process run for ``seconds`` more of a processor, rounded up."""
     _lower(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
-    _lower(resource.RLIMIT_CORE, 0)  # what the signal ends would else leave its memory on the disk
+    _lower(
+        resource.RLIMIT_CORE, 0
+    )  # a process killed by the signal would otherwise dump its memory to disk
 
 
 def _lower(kind: int, value: int) -> None:

@@ -1,11 +1,11 @@
-"""Names the file where a mapped file has shrunk, in place of a death by SIGBUS.
+"""Reports a shrunken memory-mapped file by name instead of dying of SIGBUS.
 
-Files are mapped by numpy, Arrow, safetensors, FAISS and ``mmap``. Where another process cuts such a
-file, reading beyond its new end raises SIGBUS in whichever library reads, which no ``except`` sees.
-The handler here looks up whose page it was in ``/proc/self/maps``, prints one line and ends the
-process with status 1. It costs nothing until then. The handler is a callback of ctypes, as handlers
-of Python's ``signal`` module run only when the faulting instruction has returned, which it never
-does. Linux alone; elsewhere nothing is installed.
+Files are mapped by numpy, Arrow, safetensors, FAISS and ``mmap``. If another process cuts such a
+file, reading beyond its new end raises SIGBUS inside the reading library, which no ``except`` can
+catch. The handler here finds the file of the page in ``/proc/self/maps``, prints one line and ends
+the process with status 1. It costs nothing until then. The handler is a ctypes callback, because
+handlers of Python's ``signal`` module run only after the faulting instruction has returned, which
+it never does. Only on Linux; elsewhere nothing is installed.
 """
 
 import contextlib

@@ -70,8 +70,8 @@ def _line(name: str, extra: str) -> str:
 def require_extra(extra: str, *modules: str) -> None:
     """Raises InputError unless all modules of an extra, or only ``modules``, are installed.
 
-    Imports none. For a module that another extra has too, and for what a command would otherwise
-    find missing after it has begun.
+    Imports none. For a module that another extra has too, and for modules that a command would
+    otherwise find missing after it has begun.
     """
     for module in modules or MODULES[extra]:
         if find_spec(module) is None:

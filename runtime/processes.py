@@ -59,10 +59,10 @@ def widen(queue: SimpleQueue[Any]) -> None:
 
 
 def process_context(module: str) -> ForkServerContext:
-    """Says how processes are started: as forks of one that has imported ``module`` and run nothing.
+    """Returns the context for starting processes: forks of one that has only imported ``module``.
 
-    A fork of this process may hang, because it has run threads; to import anew takes each process
-    seconds. The first call decides what is imported: who decodes loads less than who detects.
+    A fork of this process may hang, because it has run threads; importing again takes each process
+    seconds. The first call determines the import: decoding needs less than detection.
     """
     context = _Forks()
     context.set_forkserver_preload([module])

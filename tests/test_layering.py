@@ -65,13 +65,13 @@ EXCEPTIONS: dict[str, set[str]] = {
 # below its own, and no other room of its floor. A file beside the rooms is a room of its own.
 FLOORS: dict[str, tuple[str, ...]] = {
     "schemas": (
-        "errors ids names plain_json",
+        "errors ids names plain_json plurals",
         "tables rejects answers labels splits",
         "images",
         "__init__",
     ),
     "runtime": (
-        "bus_errors settings extras",
+        "bus_errors settings extras cores",
         "processes",
         "bounded_calls",
         "files",

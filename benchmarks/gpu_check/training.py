@@ -28,10 +28,10 @@ from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.optim.groups import make_optimizer, settings_of_start
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
 from vlmill.train.run.inputs import open_sources
+from vlmill.train.run.job import model_config
 from vlmill.train.run.loop import Training
 from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.pretraining import PretrainingStep
-from vlmill.train.run.sizes import model_config
 from vlmill.train.run.updates import Update, clip_whole
 
 PAIRS = 1024  # several batches whose order, masks and negatives differ from epoch to epoch

@@ -57,7 +57,7 @@ class Detector:
     fingerprint: str
     weights: str  # the file's name, or "random weights, seed S"
     device: torch.device
-    # What the output's metadata says of the configuration file, where there was one.
+    # The metadata's record of the configuration file, if there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
     global_networks: FullImages | None = None  # networks that describe its images as wholes
     names: DetectorNames = NO_NAMES
@@ -168,7 +168,7 @@ def load_detector(
     *,
     grid: bool = False,
 ) -> LoadedDetector:
-    """Loads the network of a file: as a configuration says, or as the file itself does."""
+    """Loads the network of a file, configured by a configuration file or by the weights."""
     folder = saved_folder(path)
     if folder is not None:
         if config is not None:

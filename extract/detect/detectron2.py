@@ -1,10 +1,10 @@
-"""Detectron2 itself as the detector: its own configuration, weights and predictor.
+"""Runs Detectron2 itself as the detector, with its own configuration, weights and predictor.
 
-It is no dependency of vlmill and not in the package index (docs/install.md).
+It is not a dependency of vlmill and not in the package index (docs/install.md).
 
 `Detectron2Network` has the methods that extraction calls of a detector. Proposals, features, logits
 and regressions are computed by its own modules from its own configuration; preprocessing, selection
-and rows are those of every other detector.
+and rows are the same as for every other detector.
 """
 
 import importlib
@@ -227,7 +227,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Loads a state dict; anchors in it must equal those of the configuration."""
     expected = model.state_dict()
-    # Files may carry buffers that the model makes for itself.
+    # Files may have buffers that the model creates itself.
     tensors = {
         key: value
         for key, value in state.items()

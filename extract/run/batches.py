@@ -1,8 +1,8 @@
-"""Decoded images become rows: those of one input shape go through the network together.
+"""Computes rows from decoded images; images of one input shape form a batch.
 
-Batches are formed among the images of a window (vlmill.extract.run.devices) in the order of the
-plan, one whenever enough of a shape are there, the rest at the window's end: they depend on nothing
-but the window. No image is ever padded.
+Batches are formed within a window of images (vlmill.extract.run.devices) in the order of the plan:
+one as soon as enough images of a shape are available, the remaining ones at the window's end. So
+they depend only on the window. No image is ever padded.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class BatchSlot:
     index: int
 
     def fill(self, outcome: Outcome) -> None:
-        """Puts the result in its place."""
+        """Stores the result at its index."""
         self.results[self.index] = make_result(self.ready, outcome)
 
 
@@ -69,10 +69,10 @@ def extract_windows(
     config: ExtractConfig,
     given_boxes: GivenBoxes | None,
 ) -> Iterator[Sequence[ExtractionResult]]:
-    """The results of each window, in order; each window is read to its end before the next.
+    """Yields the results of each window in order; each window is read to its end before the next.
 
     Memory: a window's network inputs and rows. On a GPU a window's last batch may be finished only
-    when the next window has been read.
+    after the next window has been read.
     """
     ahead = batches_ahead(detector.device)
     running: deque[RunningBatch] = deque()
@@ -107,7 +107,7 @@ def form_batches(
     size: int,
     given_boxes: GivenBoxes | None,
 ) -> Iterator[Sequence[BatchSlot]]:
-    """Yields batches of one input shape; images that are rejected have their result at once."""
+    """Yields batches of one input shape; rejected images get their result immediately."""
     buckets: dict[tuple[int, int], list[BatchSlot]] = {}
     for index, ready in enumerate(window):
         results.append(None)
@@ -139,12 +139,12 @@ def make_query(ready: PreparedImage, given_boxes: GivenBoxes | None) -> Query:
 
 
 def batches_ahead(device: torch.device) -> int:
-    """How many batches a device may still compute while the next one is prepared and queued."""
+    """Returns how many batches a device may compute while the next one is prepared and queued."""
     return 0 if device.type == "cpu" else 1
 
 
 def resizes_pixels(detector: Detector) -> bool:
-    """Whether the device resizes the images: where a CPU's steps give the same numbers there."""
+    """Returns whether the device resizes the images, with the same numbers as on a CPU."""
     return detector.device.type != "cpu" and detector.model.config.resize == "opencv"
 
 
@@ -165,7 +165,7 @@ def start(slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig)
 def start_slots(
     slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig
 ) -> Callable[[], Sequence[Outcome]]:
-    """Starts a batch, full images' vectors included; what it gives waits for the results."""
+    """Starts a batch, including full-image vectors; the returned function waits for the results."""
     wait = start_batch([slot.query for slot in slots], detector, config)
     if detector.global_networks is None:
         return wait
@@ -177,7 +177,7 @@ def start_slots(
 def add_global_features(
     outcomes: Sequence[Outcome], vectors: npt.NDArray[np.float32], storage: Storage
 ) -> list[Outcome]:
-    """The rows with the vectors of their full images, which the stored type has to hold."""
+    """Adds the vectors of full images to the rows, if the stored type can represent them."""
     results: list[Outcome] = []
     for outcome, vector in zip(outcomes, vectors, strict=True):
         if isinstance(outcome, Rejected):

@@ -35,10 +35,10 @@ def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
 def output_bytes(
     num_images: int, config: ExtractConfig, arrays: Mapping[str, Any], num_proposals: int
 ) -> tuple[int, int]:
-    """Returns the least and the most that so many images' regions take.
+    """Returns the smallest and largest size of the regions of a number of images.
 
-    The least is 0 with compression. An image that is rejected has no row, and one with fewer
-    proposals than the rule's minimum has fewer regions: neither is known before it is read.
+    The smallest is 0 with compression. A rejected image has no row, and one with fewer proposals
+    than the rule's minimum has fewer regions: neither is known in advance.
     """
     selection = config.selection
     min_bytes, max_bytes = (
@@ -66,7 +66,7 @@ def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = No
 
 
 def list_remaining(job: Job, indices: Sequence[int]) -> list[InputImage]:
-    """The images of those parts that no earlier run has finished."""
+    """Returns the images of the parts that no earlier run has finished."""
     total = job.num_shards
     parts = (
         job.part(index)
@@ -77,7 +77,7 @@ def list_remaining(job: Job, indices: Sequence[int]) -> list[InputImage]:
 
 
 def measure(job: Job, worker_settings: WorkerSettings) -> Rate:
-    """The rate of the first images that can be read, of a few seconds."""
+    """Measures the rate on the first readable images for a few seconds."""
     readable = (image for image in job.plan if image.kind in (FILE, ROW, MEMBER))
     max_images = max(MOST_MEASURED, job.config.window)
     first = [image for image, _ in zip(readable, range(max_images), strict=False)]

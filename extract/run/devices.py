@@ -1,8 +1,7 @@
-"""Turns images into rows: batches are formed and computed here, or on several devices in
-processes.
+"""Forms batches and computes rows, in this process or on several devices in processes.
 
-The plan is cut into windows of images in a row. What is done with a window depends on its
-images alone: so every run forms the same batches, whoever works, and results come in the order of
+The plan is divided into windows of consecutive images. The computation of a window depends only on
+its images, so every run forms the same batches with any workers, and results come in the order of
 the plan, the same bit for bit.
 """
 
@@ -33,10 +32,10 @@ Engine = Callable[[Iterable[Window]], Iterator[Sequence[ExtractionResult]]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """Says who works: processes that decode, and the devices if there are several.
+    """The decoding processes, and the devices if there are several.
 
-    ``open_detector`` gives a process its detector on a device; it is sent there, so it must be a
-    function of a module or a partial of one.
+    ``open_detector`` opens the detector of a process on its device; it is sent there, so it must be
+    a module's function or a partial of one.
     """
 
     workers: int = 0
@@ -111,14 +110,14 @@ class DeviceWorker:
     images: int = 0
 
     def send(self, window: Window | None) -> None:
-        """Sends a window to the process, or None when there are no more."""
+        """Sends a window to the process, or None after the last one."""
         try:
             self.connection.send(window)
         except OSError:
             raise self.ended() from None
 
     def receive(self) -> Sequence[ExtractionResult]:
-        """Returns the results of the window sent first of those that are still there."""
+        """Returns the results of the oldest window that was sent and not received."""
         try:
             results: Sequence[ExtractionResult] = self.connection.recv()
         except (EOFError, OSError):
@@ -221,8 +220,8 @@ def serve(
     received: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
 
     def receive() -> None:
-        # Always at hand: else both ends could wait for the other one to read.
-        with suppress(EOFError, OSError):  # the other end is closed: there is no more
+        # Always open: otherwise both ends could wait for the other one to read.
+        with suppress(EOFError, OSError):  # the other end is closed: there are no more windows
             while (window := connection.recv()) is not None:
                 received.put(window)
         received.put(None)

@@ -1,4 +1,6 @@
-"""Tells rows from duplicates: the first image with an id has the row, later ones are rejects."""
+"""Separates rows from duplicates: the first image with an id gets the row, later ones are
+rejects.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -89,7 +89,7 @@ class Job:
         }
 
     def producer(self) -> dict[str, Any]:
-        """Returns what the shards' metadata says of their making."""
+        """Returns the producer metadata of the shards."""
         return {
             "job": JOB,
             "detector_fingerprint": self.detector.fingerprint,
@@ -133,12 +133,13 @@ def run(
     worker_settings: WorkerSettings | None = None,
     share: Share | None = None,
 ) -> tuple[int, int]:
-    """Makes every shard that is not there yet; returns the rows of regions and of rejects.
+    """Writes every missing shard; returns the numbers of regions and of rejects.
 
-    Of a ``share`` only its own, while others may make theirs, and the rows are theirs unless all
-    are there. ``worker_settings`` changes the speed, and no byte. Memory is bounded by the images
-    under way, the rows that wait to be written and the ids seen so far, not by the images' bytes.
-    Raises InputError if the output holds a run with other settings.
+    With a ``share`` only its own shards, while other processes may write theirs; the returned
+    numbers are those of the share unless all shards exist. ``worker_settings`` changes the speed,
+    but no byte. Memory is bounded by the images in work, the rows that wait to be written and the
+    ids seen so far, not by the images' bytes. Raises InputError if the output has a run with other
+    settings.
     """
     settings = job.settings()
     if prepare(job, settings, fresh, share) is State.FINISHED:
@@ -188,7 +189,7 @@ def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | N
 
 
 def shard_names(job: Job, index: int) -> tuple[str, str]:
-    """The names of a part's two files; the second appears last."""
+    """Returns the names of a part's two files; the second appears last."""
     regions, rejects = (shard_name(table, index, job.num_shards) for table in (REGIONS, REJECTS))
     return regions, rejects
 
@@ -196,7 +197,7 @@ def shard_names(job: Job, index: int) -> tuple[str, str]:
 def finish_if_last(
     job: Job, settings: Mapping[str, Any], own_indices: Sequence[int], shards: Sequence[Shard]
 ) -> list[Shard]:
-    """Writes the manifest if the shards of all shares are there; returns those that count."""
+    """Writes the manifest if the shards of all shares exist; returns the counted shards."""
     with wait_for_turn(job.output):
         if (job.output / MANIFEST).exists():
             return list(read_manifest(job.output)["shards"])
@@ -234,7 +235,7 @@ def write_parts(
     progress: Progress,
     background: Background,
 ) -> dict[int, PartWriter]:
-    """Writes those of the parts that are not finished, each with its number of the results."""
+    """Writes the unfinished parts, each with its number of the results."""
     earlier_images: dict[str, InputImage] = {}
     written = {}
     for index in indices:
@@ -284,7 +285,7 @@ def write_part(
 
 
 def make_shards(job: Job, part: Part, progress: Progress) -> list[Shard]:
-    """Extracts one part by itself: regions, then rejects. Its ids must be planned."""
+    """Extracts one part: regions, then rejects. Its ids must be planned."""
     with (
         start_engine(WorkerSettings(), job.detector, job.config, job.given_boxes) as engine,
         Background() as background,

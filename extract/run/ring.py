@@ -26,7 +26,7 @@ PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
 @dataclass(frozen=True, kw_only=True)
 class SlotArray:
-    """Stands for an array that is at the beginning of a slot."""
+    """Represents an array at the beginning of a slot."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -84,9 +84,9 @@ def attach(duplicate: Any, num_slots: int, slot_bytes: int) -> SlotMemory:
 
 
 class PixelRing:
-    """Gives slots to tasks, and arrays in them to whoever computes. Thread-safe.
+    """Provides slots for tasks, and arrays in them. Thread-safe.
 
-    A CUDA ``device`` copies from the slots while nobody waits.
+    A CUDA ``device`` copies from the slots asynchronously.
     """
 
     def __init__(self, num_slots: int, slot_bytes: int, device: torch.device) -> None:
@@ -118,8 +118,8 @@ class PixelRing:
         self._free.append(slot)
 
     def open(self, slot: int, written: SlotArray) -> Array:
-        """Returns what a worker has written into a slot; takes the slot back when the array and all
-        that share its memory are gone.
+        """Returns the array that a worker has written into a slot; frees the slot when the array
+        and all views of its memory are deleted.
         """
         dtype = np.dtype(written.dtype)
         view = self.memory.view(slot, math.prod(written.shape) * dtype.itemsize)
@@ -135,9 +135,9 @@ class PixelRing:
 
 
 def pin(mapped: mmap.mmap, device: torch.device) -> Callable[[], None] | None:
-    """Pins memory for a CUDA device; returns what ends that, None where the driver refuses.
+    """Pins memory for a CUDA device; returns a function that unpins it, None if the driver refuses.
 
-    Without it all is computed alike, with a copy to other pinned memory on the way.
+    Without it the results are the same, with one more copy to other pinned memory.
     """
     array = np.frombuffer(mapped, np.uint8)
     address = array.ctypes.data
@@ -161,7 +161,7 @@ def pin(mapped: mmap.mmap, device: torch.device) -> Callable[[], None] | None:
 
 
 def clear_error(device: torch.device) -> None:
-    """Forgets the error of the last call of CUDA, for which the next kernel would be blamed."""
+    """Clears the error of the last CUDA call, which would be reported by the next kernel."""
     try:
         torch.zeros(1, device=device).add_(1)
     except RuntimeError as error:

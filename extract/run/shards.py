@@ -1,4 +1,4 @@
-"""Writes shards in the background: a thread beside the network encodes, writes and syncs."""
+"""Writes shards in the background: a separate thread encodes, writes and syncs."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from vlmill.schemas.tables import REGIONS, REJECTS
 # = 6.5 MB).
 ROWS_PER_GROUP = 16
 # Groups and ends of shards that wait for the thread: beyond that the network waits, not the memory.
-# A shard of 400 MB is synced in about the time in which a fast GPU fills six groups.
+# Syncing a shard of 400 MB takes about as long as a fast GPU needs for six groups.
 TASKS_WAITING = 8
 
 
 class Background:
-    """Does tasks one after the other in a thread.
+    """Runs tasks one after another in a thread.
 
-    The first error of a task ends the work: later tasks are not done, and :meth:`submit` raises it,
-    or else the end of the ``with`` block. When the block is left, also by an error of its own, the
-    tasks have been done.
+    The first error of a task ends the work: later tasks are not run, and :meth:`submit` raises it,
+    or else the end of the ``with`` block. When the block ends, also by its own error, the tasks
+    have been run.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Decodes and resizes images, here or in worker processes, in the order of the plan.
 
-No more than a fixed number is under way, so memory does not grow.
+The number of images in work is limited, so memory does not grow.
 """
 
 import dataclasses
@@ -43,12 +43,12 @@ RING_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImage:
-    """Tells how far an image is: its network input, the pixels for it, or why it gets none."""
+    """The state of an image: its network input, the pixels for it, or why it has none."""
 
     image: InputImage
     image_id: str | None  # None: it could not be read
     result: NetworkInput | PixelInput | Rejected
-    orientation: int = UPRIGHT  # in which it is stored: that of boxes which come from files
+    orientation: int = UPRIGHT  # the stored orientation, for boxes from files
     crops: Mapping[Crop, Pixels] = field(default_factory=dict)  # for networks of full images
 
 
@@ -94,7 +94,7 @@ def inline(
 
 
 def under_way(workers: int, batch_size: int) -> int:
-    """Returns how many images worker processes may be ahead: for themselves, and for the next
+    """Returns how many images worker processes may be ahead: in their own work, and for the next
     batch.
     """
     return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
@@ -130,7 +130,7 @@ def pool(
 ) -> Iterator[Source]:
     """Prepares images in worker processes, a few ahead; one that costs too much is rejected."""
     ahead = under_way(workers, batch_size)
-    # Besides them those that wait for others of their shape, and those of two batches.
+    # In addition, those that wait for others of their shape, and those of two batches.
     waiting = (WINDOW_BATCHES + 2) * batch_size if batch_size > 1 else 2
     ring = open_ring(spec, limits, ahead + 1 + waiting, device)
     processes: BoundedPool[DecodeTask, PreparedImage] = BoundedPool(
@@ -215,14 +215,14 @@ def open_source(
 
 
 def get_array(ready: PreparedImage) -> Any:
-    """Returns the array of an image's pixels or of its network input, or what stands for it."""
+    """Returns the array of an image's pixels or of its network input, or its placeholder."""
     if isinstance(ready.result, PixelInput):
         return ready.result.pixels
     return ready.result.tensor if isinstance(ready.result, NetworkInput) else None
 
 
 def replace_array(ready: PreparedImage, array: Any) -> PreparedImage:
-    """Puts ``array`` in the place of what :func:`get_array` returns."""
+    """Replaces the array that :func:`get_array` returns by ``array``."""
     result = ready.result
     if isinstance(result, PixelInput):
         result = dataclasses.replace(result, pixels=array)

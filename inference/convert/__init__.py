@@ -1,6 +1,6 @@
-"""Published checkpoints come in and go out here.
+"""Converts published checkpoints to vlmill's format and back.
 
-Reading order: ``command`` (the flags), ``arguments`` (what is refused at once), ``named`` (files
-of checkpoints that are given by name), ``conversion``, ``backbone`` (of VL-BERT's region network)
-and ``origins``.
+Reading order: ``command`` (the flags), ``arguments`` (checks before any file is read), ``named``
+(downloads of named checkpoints), ``conversion``, ``backbone`` (of VL-BERT's region network) and
+``origins``.
 """

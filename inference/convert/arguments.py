@@ -17,14 +17,14 @@ WEIGHTS = (
 CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
-# What a new model can start from: the names of `vlmill.inference.convert.conversion.STARTS`.
+# The sources of new models: the names of `vlmill.inference.convert.conversion.STARTS`.
 STARTS = ("beit", "bert", "vit")
 # With --family beit or vit, which of VLMo's feed-forward parts start from it.
 EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 
 
 def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Raises InputError for arguments that contradict each other or name what is not there."""
+    """Raises InputError for arguments that contradict each other or name a missing file."""
     if args.output is None and (args.to == "reference" or not args.explain):
         raise InputError("--output is missing; give it, or --explain to only read")
     if args.preset is None and args.family == "vit":
@@ -57,7 +57,7 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Refuse what a checkpoint of ours, which has everything, would make no use of."""
+    """Refuses arguments that have no effect on a vlmill checkpoint, which is complete."""
     if args.to != "reference" or not (args.checkpoint / SETTINGS).is_file():
         return
     flag_values = {
@@ -106,7 +106,7 @@ def _require_free(output: Path) -> None:
 
 
 def weights_file(checkpoint: Path) -> Path:
-    """The file of weights that ``--checkpoint`` means: itself, or the one in that folder."""
+    """Returns the file of weights of ``--checkpoint``: itself, or the one in that folder."""
     if not checkpoint.is_dir():
         if not checkpoint.is_file():
             raise InputError(f"--checkpoint {checkpoint}: no such file")
@@ -124,6 +124,6 @@ def weights_file(checkpoint: Path) -> Path:
 
 
 def find_companion_file(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:
-    """The file that was given, or one of these names beside the weights, or None."""
+    """Returns the given file, or one of these names in the weights' folder, or None."""
     candidates = [weights.with_name(name) for name in names]
     return path or next((file for file in candidates if file.is_file()), None)

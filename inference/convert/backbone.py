@@ -69,7 +69,7 @@ def _loaded(args: argparse.Namespace, network: Any) -> LoadTable:
 
 
 def _what_differs(table: LoadTable) -> str:
-    """The first tensor of another shape with both, or else the first of those that are missing."""
+    """Describes the first tensor of another shape, or else the first missing ones."""
     for name, (here, there) in sorted(table.mismatched.items())[:1]:
         return f"{name} is {list(here)} here, {list(there)} in the file"
     names = [n[0] for n in table.missing.values() if not n[0].endswith("num_batches_tracked")]

@@ -79,8 +79,8 @@ def add_convert_arguments(parser: Parser) -> None:
         required=True,
         type=path_or_name,
         metavar="FILE",
-        help="what is converted: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
-        "https://... (`train-vl weights` lists what was published)",
+        help="checkpoint to convert: a file, a folder, hf://OWNER/NAME[/FILE][@REVISION] or "
+        "https://... (`train-vl weights` lists published ones)",
     )
     add(
         "--config",
@@ -122,7 +122,7 @@ def add_convert_arguments(parser: Parser) -> None:
 
 
 def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Do what the arguments say; the exit status."""
+    """Runs the conversion; returns the exit status."""
     from vlmill.inference.convert.named import resolve_sources
 
     resolve_sources(args)

@@ -74,13 +74,13 @@ from vlmill.train.checkpoints.files import (
 from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.loading.vocabulary import padded_vocabulary, read_vocabulary, vocabulary_files
 
-# What shapes do not tell of the network that a model starts from: keys of published
+# Properties of a start's network that shapes do not show: keys of published
 # configurations, and the last name of our field.
 HEADS, ACTIVATION = ("num_attention_heads", "num_heads"), "hidden_act"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. Raises InputError for one that holds anything else."""
+    """Returns the tensors of a file. Raises InputError for a file with other content."""
     file = Path(os.fspath(path))  # of a store: its copy
     try:
         return read_state(file)
@@ -89,7 +89,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_published_config(path: Path) -> dict[str, Any]:
-    """A published configuration, JSON or YAML. Raises InputError for a file that is none."""
+    """Returns a published configuration, JSON or YAML. Raises InputError for other files."""
     if path.suffix in (".yaml", ".yml"):
         return read_yaml(path)
     try:
@@ -106,10 +106,10 @@ def read_published_config(path: Path) -> dict[str, Any]:
 
 
 def check_source(path: Path | None, config: Any) -> None:
-    """Raises InputError where a model starts from a network with other heads or another activation.
+    """Raises InputError if the start is a network with other heads or another activation.
 
-    Its tensors have the same shapes, and would mean something else. ``path`` is the source's
-    published configuration, None where there is none; ``config`` is the new model's.
+    Its tensors have the same shapes, but another meaning. ``path`` is the source's published
+    configuration, None if there is none; ``config`` is the new model's.
     """
     if path is None:
         return
@@ -141,14 +141,16 @@ PADDED_TO, MOST_PADDING, ADDED_SHARE = 8, 1024, 4
 
 
 def published_tokenizer(args: argparse.Namespace, vocabulary: Path, weights: Path) -> Tokenizer:
-    """The tokenizer of ``--vocab``; without settings beside it, those of a BERT's own folder."""
+    """Returns the tokenizer of ``--vocab``; without settings in its folder, those of a BERT's
+    folder.
+    """
     return read_vocabulary(
         vocabulary, settings_in=weights.parent if args.family == "bert" else None
     )
 
 
 def vocabulary_sizes(config: Any) -> dict[str, int]:
-    """The field (at any depth) that says how many words the model has, with its value."""
+    """Returns the field (at any depth) with the model's number of words, and its value."""
     fields = flatten(to_plain(config))
     return {name: size for name, size in fields.items() if name.split(".")[-1] == "vocab_size"}
 
@@ -156,7 +158,7 @@ def vocabulary_sizes(config: Any) -> dict[str, int]:
 def fitting_vocabulary(
     args: argparse.Namespace, model: Any, tokenizer: Tokenizer | None
 ) -> Tokenizer:
-    """The vocabulary that goes into a folder: the model's, or one for the stages after BEiT."""
+    """Returns the vocabulary for a folder: the model's, or one for the stages after BEiT."""
     sizes = vocabulary_sizes(model.config)
     if tokenizer is None:
         which = "that was published with it" if sizes else "of the texts to come"
@@ -181,7 +183,7 @@ def fitting_vocabulary(
 
 
 def _is_padding(tokens: int, rows: int) -> bool:
-    """Says whether a table has more rows than its vocabulary has tokens for a known reason.
+    """Returns whether a table has more rows than its vocabulary has tokens for a known reason.
 
     The published vocabularies (cased, uncased, Chinese, ...) differ by more.
     """
@@ -191,8 +193,10 @@ def _is_padding(tokens: int, rows: int) -> bool:
 
 
 class Start(NamedTuple):
-    """A network that new models start from: ``prepare`` gives its tensors their usual names,
-    ``ignored`` are patterns of those that carry nothing, ``initialise`` copies them.
+    """A network that new models start from.
+
+    ``prepare`` gives its tensors their usual names, ``ignored`` are patterns of tensors without
+    content, ``initialise`` copies them.
     """
 
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -200,7 +204,7 @@ class Start(NamedTuple):
     initialise: Callable[..., dict[str, Origin]]
 
 
-# What a new model can start from; `arguments` has the names.
+# The sources of new models; `arguments` has the names.
 STARTS: dict[str, Start] = {
     "beit": Start(BEIT.prepare, BEIT.ignored, initialise_from_beit),
     "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
@@ -210,7 +214,7 @@ TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
 
 
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Do what the arguments say; the exit status."""
+    """Runs the conversion; returns the exit status."""
     if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
         _export(args, _ours(args))
         return 0
@@ -250,7 +254,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Converted:
-    """A published checkpoint as it is."""
+    """Loads a published checkpoint unchanged."""
     path = find_companion_file(args.config, weights, CONFIGS)
     if path is None and FAMILIES[args.family].sizes is None:
         raise InputError(
@@ -272,7 +276,9 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
 
 
 def _configuration(path: Path, words: Sequence[str]) -> Any:
-    """The preset, the published file or the checkpoint of ours that ``--config`` names."""
+    """Returns the configuration of ``--config``: a preset, a published file or a vlmill
+    checkpoint.
+    """
     if path.is_dir():
         return read_model_config(path, "--config")
     known = str(path) in PRESETS and not path.exists()
@@ -286,7 +292,7 @@ def _configuration(path: Path, words: Sequence[str]) -> Any:
 def _start(
     args: argparse.Namespace, weights: Path, words: Sequence[str], tokenizer: Tokenizer | None
 ) -> Converted:
-    """A new model that starts from BERT, BEiT or a ViT."""
+    """Returns a new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
     published = read_weights(weights)
     state = start.prepare(published)
@@ -321,7 +327,9 @@ def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokeni
 
 
 def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
-    """What does not fit, with both shapes of the first tensor; the whole table is for --explain."""
+    """Describes the mismatch, with both shapes of the first tensor; --explain prints the full
+    table.
+    """
     reason = str(error).splitlines()[0]
     for name, (expected, actual) in sorted(error.table.mismatched.items())[:1]:
         reason += f" ({name} is {list(expected)} here, {list(actual)} in the file)"
@@ -331,7 +339,7 @@ def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
 
 
 def _ours(args: argparse.Namespace) -> nn.Module:
-    """The model of a checkpoint of ours that ``--family`` has a layout for."""
+    """Returns the model of a vlmill checkpoint that ``--family`` has a layout for."""
     loaded = load_checkpoint(args.checkpoint)
     family = find_family(loaded.config)
     if family != args.family:

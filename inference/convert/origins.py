@@ -24,7 +24,7 @@ class Converted(NamedTuple):
 def unused_tensors(
     state: Mapping[str, Tensor], origins: Mapping[str, Origin], ignored: Iterable[str] = ()
 ) -> list[str]:
-    """The names of tensors that went nowhere, but for those that fit an ``ignored`` pattern."""
+    """Returns the names of unused tensors, except those that match an ``ignored`` pattern."""
     used = {name for origin in origins.values() for name in origin.names}
     passed = (*used, *ignored, *([SHARED_TABLE] if TABLES in used else []))
     return [n for n in sorted(state) if not any(n == p or fnmatchcase(n, p) for p in passed)]
@@ -32,7 +32,7 @@ def unused_tensors(
 
 NAMED = 6  # parameters that a message names
 LAYER = re.compile(r"^(?:blocks|bert\.encoder\.layer)\.(\d+)\.")
-# Of a network on patches: what VLMo has no place for though its numbers depend on it, and why.
+# Tensors of a network on patches that VLMo lacks although they affect its results, and why.
 UNPLACED = (
     (REGISTERS, "VLMo has no register tokens, with which the checkpoint was trained"),
     (
@@ -49,9 +49,9 @@ UNPLACED = (
 def start_warnings(
     state: Mapping[str, Tensor], origins: Mapping[str, Origin], unused: Sequence[str]
 ) -> Iterator[str]:
-    """Yields what a model's start has of the checkpoint otherwise than the checkpoint itself.
+    """Yields warnings about a new model's differences from its checkpoint.
 
-    state: its tensors under their usual names, of which ``unused`` went nowhere.
+    state: the checkpoint's tensors under their usual names, of which ``unused`` were not copied.
     """
     for pattern, reason in UNPLACED:
         names = [name for name in unused if pattern.search(name)]
@@ -80,7 +80,9 @@ def start_warnings(
 
 
 def explain(converted: Converted) -> Iterator[str]:
-    """A line for each parameter with its shape and origin, then what was not used, and sums."""
+    """Returns a line for each parameter with its shape and source, then the unused tensors, and
+    sums.
+    """
     shapes = {name: list(p.shape) for name, p in converted.model.named_parameters()}
     widths = [max(map(len, column)) for column in (shapes, map(str, shapes.values()))]
     for name, origin in converted.origins.items():
@@ -90,7 +92,9 @@ def explain(converted: Converted) -> Iterator[str]:
 
 
 def summary(converted: Converted) -> str:
-    """How many parameters were loaded, are new, and how many of the file's tensors are unused."""
+    """Returns how many parameters were loaded or are new, and how many tensors of the file are
+    unused.
+    """
     loaded = sum(bool(origin.names) for origin in converted.origins.values())
     new = len(converted.origins) - loaded
     return f"{loaded} parameters loaded, {new} new, {len(converted.unused)} tensors unused"

@@ -42,8 +42,8 @@ class Grounded:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask:
-    """Holds what a question to a checkpoint needs beside image and text: the model, its device,
-    and ``labels``, the file of what its head tells apart, where the checkpoint does not say it.
+    """The parts of a question to a checkpoint besides image and text: the model, its device, and
+    ``labels``, the file of its answer list, if the checkpoint does not record it.
     """
 
     loaded: LoadedCheckpoint
@@ -52,7 +52,7 @@ class AnswerTask:
 
 
 def required_inputs(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
-    """Says what the task's model is fed, and of how many tokens at the most.
+    """Returns the inputs of the task's model and its largest number of tokens.
 
     Raises InputError for a checkpoint without the task's head.
     """
@@ -64,10 +64,10 @@ def required_inputs(loaded: LoadedCheckpoint, task: str) -> tuple[Feeding, int]:
 def answer_questions(
     answer_task: AnswerTask, folder: Path, questions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the likeliest answers to questions, each by the name of its image in ``tables``;
-    of an image of which nothing is known, none. ``folder`` is for what is made on the way.
+    """Returns the most likely answers to questions, by the name of their image in ``tables``.
 
-    Raises InputError for a checkpoint of another task, and for one that does not say its answers.
+    An image without a result has none. ``folder`` is for temporary files. Raises InputError for a
+    checkpoint of another task, and for one without recorded answers.
     """
     if answer_task.labels is None and answer_task.loaded.task is None:
         raise InputError(
@@ -119,7 +119,7 @@ def _predict(
     rows: Sequence[Mapping[str, Any]],
     tables: Mapping[str, str],
 ) -> tuple[EvaluationSetup, dict[str, Any]]:
-    """Evaluates a task on examples, rows of its table; returns what the model says of each."""
+    """Evaluates a task on examples, rows of its table; returns the model's prediction for each."""
     examples = folder / "examples"
     write_shard(examples, table, [{**dict.fromkeys(table.schema.names), **row} for row in rows])
     options = EvaluationOptions(

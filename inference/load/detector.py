@@ -1,4 +1,4 @@
-"""The detector of a checkpoint's regions, found again from what these said of their making."""
+"""Finds the detector of a checkpoint's regions from the recorded metadata of these regions."""
 
 import atexit
 import re
@@ -57,8 +57,9 @@ class RegionDetector:
         return _OPEN.enter_context(start_engine(settings, self.detector, self.config, None))
 
     def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
-        """Writes the regions of a table of images, as ``extract-rois run`` does; returns what
-        is wrong with those that have no row, by image_id.
+        """Writes the regions of a table of images, as ``extract-rois run`` does.
+
+        Returns the problems of images without a row, by image_id.
         """
         plan = plan_images([str(images)])
         job = Job(plan=plan, output=folder, detector=self.detector, config=self.config)
@@ -118,7 +119,7 @@ def open_detector_network(
     """
     record = loaded.detector or {}
     network, seed = record.get("detector"), RANDOM.fullmatch(str(record.get("weights") or ""))
-    # A detector that was trained here says itself what it is.
+    # A detector trained with vlmill records its own configuration.
     says = weights is not None and saved_folder(weights) is not None
     detector = open_detector(
         None if network is None or says else from_plain(DetectorConfig, network, "detector"),
@@ -132,10 +133,9 @@ def open_detector_network(
 
 
 def recorded_weights(loaded: LoadedCheckpoint) -> Path | None:
-    """Finds the file that a checkpoint's regions were made with, by what they have recorded; None
-    for random weights.
+    """Returns the recorded weights file of a checkpoint's regions; None for random weights.
 
-    Raises InputError where nothing is recorded, or it lies there no more.
+    Raises InputError if nothing is recorded, or the file no longer exists.
     """
     description = str((loaded.detector or {}).get("weights") or "")
     if RANDOM.fullmatch(description):

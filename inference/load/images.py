@@ -21,10 +21,11 @@ ImageLike = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 
 
 
 def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
-    """Returns an image's bytes: a file's own, of an image or an array those of a PNG of its
-    pixels, upright. Of a file that cannot be read none, which is that image's fault.
+    """Returns an image's bytes: those of a file, or a PNG of the upright pixels of an image or
+    array.
 
-    Raises InputError for what is no image.
+    A file that cannot be read gives no bytes, which is an error of that image only. Raises
+    InputError for a value that is not an image.
     """
     if isinstance(image, bytes):
         return image

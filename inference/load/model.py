@@ -70,7 +70,7 @@ from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
-IMAGES_AT_ONCE = 256  # whose regions lie in the temporary folder: 0.4 MB each at 100 of 2048
+IMAGES_AT_ONCE = 256  # whose regions are in the temporary folder: 0.4 MB each at 100 of 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,9 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Pretrained:
-    """Holds a checkpoint, ready to score, embed, answer and ground; ``detector`` and ``labels`` are
-    the files of these.
+    """A checkpoint ready to score, embed, answer and ground; ``detector`` and ``labels`` are files.
 
-    What is wrong with some of the images or texts is a warning, and NaN in their places.
+    Invalid images and texts produce a warning and NaN results.
     """
 
     loaded: LoadedCheckpoint
@@ -96,7 +95,7 @@ class Pretrained:
     batch_size: int = 64
     labels: Path | None = None
     decode: DecodePixels = evaluation_image
-    workers: int = 0  # processes that decode what the detector sees
+    workers: int = 0  # processes that decode images for the detector
     _warned: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
@@ -127,8 +126,10 @@ class Pretrained:
     def score_each(
         self, requests: Sequence[tuple[Sequence[ImageLike], Sequence[str]]]
     ) -> list[Floats]:
-        """Scores as :meth:`score` the images and texts of several, each with their own; what
-        sees an image or a text alone, as a detector does, sees those of all at once.
+        """Scores like :meth:`score` for several requests, each with its own images and texts.
+
+        Computations on single images or texts, such as a detector's, run on those of all requests
+        together.
         """
         images = [self._contents(members) for members, _ in requests]
         texts = [require_list(members, "texts") for _, members in requests]
@@ -200,8 +201,8 @@ class Pretrained:
         return unwrap_result(self.answer_each([(image, question)]))
 
     def answer_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[str | InputError]:
-        """Answers questions as :meth:`answer` does, each about its image; an error in the place
-        of one that cannot be answered.
+        """Answers questions like :meth:`answer`, each about its image; an error replaces a failed
+        answer.
         """
         return self._run_task(ANSWER, answer_questions, requests)
 
@@ -255,7 +256,7 @@ class Pretrained:
 
     @cached_property
     def feeding(self) -> Feeding:
-        """Says what the model is fed."""
+        """Returns the type of the model's inputs."""
         return find_feeding(self.loaded)
 
     @cached_property
@@ -278,8 +279,10 @@ class Pretrained:
     def tokens(
         self, texts: Sequence[str], longest: int | None = None
     ) -> tuple[Sequence[Any], list[int]]:
-        """Returns the texts' tokens, and the numbers of those that have a word; they are cut where
-        the model has been fed no more, or at ``longest``. Raises InputError for what is no string.
+        """Returns the texts' tokens, and the indices of texts with a word.
+
+        Texts are cut to the length of the training, or at ``longest``. Raises InputError for a
+        value that is not a string.
         """
         for text in texts:
             if not isinstance(text, str):
@@ -361,7 +364,7 @@ class Pretrained:
 
 
 def unwrap_result(results: Sequence[Result | InputError]) -> Result:
-    """Returns the only result. Raises the error that stands in its place."""
+    """Returns the only result. Raises the error that replaces it."""
     (result,) = results
     if isinstance(result, InputError):
         raise result
@@ -369,7 +372,7 @@ def unwrap_result(results: Sequence[Result | InputError]) -> Result:
 
 
 def split_rows(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:
-    """Cuts the rows of all into those of each, who has as many as ``owners`` has."""
+    """Divides the rows of all requests by their ``owners``."""
     return np.split(values, np.cumsum([len(owner) for owner in owners])[:-1])
 
 
@@ -384,11 +387,11 @@ def load_pretrained(
     decode: DecodePixels = evaluation_image,
     workers: int = 0,
 ) -> Pretrained:
-    """Loads a checkpoint, of a folder or of the hub, onto a device; a detector that lies in its
-    folder is its detector. ``trust`` as :func:`load_checkpoint` has it. ``decode`` and ``workers``
-    say where images are decoded: elsewhere than here, as services do.
+    """Loads a checkpoint from a folder or the hub onto a device.
 
-    Raises InputError for what cannot be used.
+    A detector in its folder is used. ``trust`` is that of :func:`load_checkpoint`. ``decode`` and
+    ``workers`` set where images are decoded: services use other processes. Raises InputError for an
+    unusable checkpoint.
     """
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: expected at least 1")

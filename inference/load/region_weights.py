@@ -1,7 +1,7 @@
-"""Which regions a score rests on: the score of an image without each of them in turn.
+"""Measures the effect of each region on a score: the score of an image without each of them.
 
-R regions of the image. The published models say nothing of what they look at; what a score loses
-with a region is a fact about it, whatever their attention weights are.
+R regions of the image. The published models do not report where they look. The decrease of the
+score without a region is a fact about the model, independent of its attention weights.
 """
 
 import dataclasses
@@ -40,10 +40,10 @@ class RegionEffects:
 
 
 def measure_region_effects(model: Pretrained, image: bytes, text: str) -> RegionEffects:
-    """Scores a text with an image, whole and without each region.
+    """Scores a text with an image, with all regions and without each of them.
 
     Raises InputError for a model that reads no regions, or has no matching head, for a text without
-    a word, and for an image in which no two regions are found.
+    a word, and for an image with fewer than two detected regions.
     """
     if not reads_regions(model):
         raise InputError(f"{with_article(model.loaded.variant)} reads no regions")
@@ -81,7 +81,7 @@ def measure_region_effects(model: Pretrained, image: bytes, text: str) -> Region
 
 
 def reads_regions(model: Pretrained) -> bool:
-    """Says whether the model is fed regions."""
+    """Returns whether the model reads regions."""
     return model.feeding.kind == "regions"
 
 

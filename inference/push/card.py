@@ -1,6 +1,6 @@
-"""Writes a model card: what a checkpoint is, from its own record, for people who find it.
+"""Writes a model card for a checkpoint from its own records.
 
-Of paths only the names are told: a card is read elsewhere.
+The card has the names of paths only, because it is read elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from vlmill.train.checkpoints.detector import detector_words
 
 NOT_STATED = "not stated"
 TASKS = {"vqa": "visual-question-answering"}  # as the hub names them
-# How each kind of checkpoint is called; `Pretrained` has these methods.
+# The method for each type of checkpoint; `Pretrained` has these methods.
 CALLS = {
     "score": ("scores", 'model.score(["image.jpg"], ["a dog on a beach", "two cats"])'),
     "answer": ("answer", 'model.answer("image.jpg", "what is on the beach?")'),
@@ -27,11 +27,11 @@ CALLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Holds what a card says beside the checkpoint's own record.
+    """Facts of a card in addition to the checkpoint's own record.
 
-    ``location`` is where it will lie (``hf://owner/name``), ``call`` the method of :data:`CALLS`
-    that it serves, None for weights that only training takes; ``recipe`` its YAML. ``figures`` are
-    the numbers of evaluations by the names of their files. ``has_detector``: its file lies beside;
+    ``location`` is its address (``hf://owner/name``), ``call`` the method of :data:`CALLS` that it
+    supports, None for weights that only training uses; ``recipe`` is its YAML. ``figures`` are the
+    results of evaluations by file name. ``has_detector``: the detector's file is in the repository;
     None for a model that reads no regions.
     """
 
@@ -45,7 +45,7 @@ class CardFacts:
 
 
 def card(summary: FolderSummary, facts: CardFacts) -> str:
-    """Returns the card as Markdown, behind the fields that the hub reads."""
+    """Returns the card as Markdown, after the fields that the hub reads."""
     training = summary.settings.get("training") or {}
     parts = [
         "\n".join(_front_matter(summary, facts)),

@@ -30,7 +30,7 @@ from vlmill.train.checkpoints.named import CARD, DETECTOR, FILES, RECIPE, find_p
 from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
-# A recipe's absolute paths, of which the names are told: where they lie is nobody's business.
+# A recipe's absolute paths are reduced to names: the paths are private.
 ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 CARRIED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
@@ -38,8 +38,8 @@ CARRIED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES)  # as th
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:
-    """Holds what ``train-vl push`` is told. ``with_detector`` is its file; "" the checkpoint's own;
-    None: it is not sent.
+    """Options of ``train-vl push``. ``with_detector`` is its file; "": the checkpoint's own; None:
+    it is not uploaded.
     """
 
     checkpoint: Path
@@ -53,9 +53,9 @@ class PushOptions:
 
 
 def push(options: PushOptions) -> int:
-    """Sends the checkpoint, or with ``dry_run`` prints the card; returns the exit status.
+    """Uploads the checkpoint, or with ``dry_run`` prints the card; returns the exit status.
 
-    Raises InputError for what a user can mend, StoreFailed without a network.
+    Raises InputError for problems that a user can fix, StoreFailed without a network.
     """
     location = parse_repository(options.to)
     if location.revision != "main":
@@ -88,9 +88,9 @@ def push(options: PushOptions) -> int:
 def collect_files(
     options: PushOptions, loaded: LoadedCheckpoint, summary: FolderSummary, folder: Path
 ) -> dict[str, Path]:
-    """Collects the files of a push by their names there; what is written anew lies in ``folder``.
+    """Returns the files to upload by their names there; generated files are in ``folder``.
 
-    Raises InputError for a detector that is not the checkpoint's, and for metrics that are none.
+    Raises InputError for a detector that is not the checkpoint's, and for invalid metrics.
     """
     where = loaded.path
     files = {name: _local(where / name, folder) for name in CARRIED if (where / name).is_file()}
@@ -132,8 +132,8 @@ def _local(path: Path, folder: Path) -> Path:
 
 
 def hide_paths(path: Path) -> str:
-    """Returns a checkpoint's settings with the names alone of its inputs: where they lie on this
-    machine is nobody's business.
+    """Returns a checkpoint's settings with the paths of its inputs reduced to names, since paths
+    are private.
     """
     settings = read_json(path)
     if FILE_RECORD in settings:
@@ -161,7 +161,7 @@ def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
 
 
 def find_call(loaded: LoadedCheckpoint) -> str | None:
-    """Says which method of a loaded checkpoint gives something; None if no one does."""
+    """Returns the first supported method of a loaded checkpoint; None if there is none."""
     by_task = {ANSWER: "answer", GROUND: "ground"}
     if loaded.task is not None and loaded.task.name in by_task:
         return by_task[loaded.task.name]
@@ -174,7 +174,7 @@ def find_call(loaded: LoadedCheckpoint) -> str | None:
 
 
 def find_input_kind(loaded: LoadedCheckpoint, call: str) -> str:
-    """Says what the model of a method is fed of images: "regions" or "pixels"."""
+    """Returns the image inputs of a method's model: "regions" or "pixels"."""
     by_call = {"answer": ANSWER, "ground": GROUND}
     feeding = required_inputs(loaded, by_call[call])[0] if call in by_call else find_feeding(loaded)
     return feeding.kind
@@ -199,10 +199,9 @@ def read_figures(path: Path) -> dict[str, float]:
 def commit_files(
     location: HubLocation, files: Mapping[str, Path], message: str, *, public: bool
 ) -> str:
-    """Makes one commit of the files, and of the absence of those that an earlier push has left;
-    returns its id.
+    """Commits the files in one commit, deleting leftovers of an earlier push; returns its id.
 
-    Raises InputError where the hub refuses, StoreFailed where it cannot be reached.
+    Raises InputError if the hub refuses, StoreFailed if it cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError

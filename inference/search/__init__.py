@@ -1,6 +1,6 @@
-"""Search writes vectors of images, texts and pairs, and finds the nearest of many.
+"""Writes vectors of images, texts and pairs, and finds the nearest of many.
 
-Reading order: ``command`` (arguments), ``embedding_inputs`` (what is embedded), ``kinds`` and
-``vectors`` (how), ``embedding`` (shards), ``table`` (read back), ``index``, ``queries``,
+Reading order: ``command`` (arguments), ``embedding_inputs`` (tables and modes), ``kinds`` and
+``vectors`` (computation), ``embedding`` (shards), ``table`` (reading), ``index``, ``queries``,
 ``answering``.
 """

@@ -55,7 +55,7 @@ def write_answers_page(
     images: str,
     num_queries: int,
 ) -> None:
-    """Writes the page: a row of images for each query, and what the index is."""
+    """Writes the page: a row of images for each query, and the settings of the index."""
     ids = {
         row["image_id"]
         for answered in answered_queries
@@ -111,7 +111,7 @@ ANSWERS, PAGE = "answers.jsonl", "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Holds what ``train-vl search`` is told."""
+    """Options of ``train-vl search``."""
 
     index: Path | None = None
     vectors: str | None = None
@@ -131,9 +131,10 @@ class SearchOptions:
 
 
 def search(options: SearchOptions) -> int:
-    """Builds or opens the index, saves it where asked, and answers; returns the exit status.
+    """Builds or opens the index, saves it if requested, and answers queries; returns the exit
+    status.
 
-    1 where no query could be answered. Raises InputError for what a user can mend.
+    1 if no query could be answered. Raises InputError for problems that a user can fix.
     """
     with faiss_threads(options.threads):
         return _search(options)
@@ -192,7 +193,7 @@ def index_vectors(options: SearchOptions) -> SearchIndex:
     index = build_index(vectors, options.type, options.effort)
     if options.type == "flat":
         return index
-    # Queries of another kind lie elsewhere than what they look for: those count where there are.
+    # Queries of another kind are preferred: their distribution differs from the vectors'.
     other = next(
         (k for k in (TEXT, IMAGE, PAIR) if k != indexed_kind and kinds.get(k)), indexed_kind
     )
@@ -207,7 +208,7 @@ def index_vectors(options: SearchOptions) -> SearchIndex:
 
 
 def describe_index(index: SearchIndex) -> str:
-    """Says what an index holds, and how much of the exact answer it finds."""
+    """Describes an index and its recall."""
     settings = index.settings
     words = f"{settings['vectors']} vectors of {settings['of']}s, {settings['width']} wide"
     if "recall_at_10" in settings:
@@ -217,7 +218,7 @@ def describe_index(index: SearchIndex) -> str:
 
 
 def make_queries(options: SearchOptions, index: SearchIndex) -> Iterator[list[Query]]:
-    """Yields what is asked, in blocks."""
+    """Yields the queries in blocks."""
     if options.queries is not None:
         yield from table_queries(options.queries, index)
     if options.text or options.image:
@@ -230,8 +231,8 @@ def make_queries(options: SearchOptions, index: SearchIndex) -> Iterator[list[Qu
 
 
 def read_file(file: str) -> bytes:
-    """Reads a file, which may lie in a store; of one that cannot be read no bytes, which become
-    that query's error.
+    """Reads a file, local or in a store; an unreadable one gives no bytes, which become its query's
+    error.
     """
     try:
         return to_path(file).read_bytes()
@@ -243,7 +244,7 @@ def read_file(file: str) -> bytes:
 def answer_queries(
     index: SearchIndex, blocks: Iterator[list[Query]], top: int
 ) -> Iterator[AnsweredQuery]:
-    """Yields each query's answers, its own row left out."""
+    """Yields each query's results, without its own row."""
     for block in blocks:
         good = [query for query in block if query.vector is not None]
         rows: dict[int, list[dict[str, Any]]] = {}

@@ -38,9 +38,9 @@ BYTES_BESIDE = 120  # of ids and a text, about
 
 
 def embed(options: EmbedOptions, *, force: bool = False) -> int:
-    """Writes the vectors of what no finished shard holds; returns the exit status.
+    """Writes the vectors of unfinished shards; returns the exit status.
 
-    Raises InputError for what a user can mend.
+    Raises InputError for problems that a user can fix.
     """
     setup = open_embedding(options)
     inputs, output = collect_inputs(setup), options.output
@@ -116,7 +116,7 @@ def vector_width(setup: EmbeddingSetup) -> int:
 
 
 def estimate_bytes(setup: EmbeddingSetup) -> int:
-    """Returns what the vectors take, were there no reject."""
+    """Returns the size of the vectors, assuming no rejects."""
     count = sum(part.stop - part.start for part in setup.parts())
     return count * 4 * vector_width(setup)
 

@@ -1,4 +1,4 @@
-"""Opens what ``train-vl embed`` reads, and cuts it into parts, each of which becomes a shard."""
+"""Opens the inputs of ``train-vl embed``, and divides them into parts, one for each shard."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,14 +32,12 @@ from vlmill.train.tasks.retrieval.checks import (
 from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import FED
 
-EmbeddingMode = Literal[
-    "dual", "pair", "text"
-]  # texts and images by themselves, pairs, texts alone
+EmbeddingMode = Literal["dual", "pair", "text"]  # separate texts and images, pairs, texts alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
-    """Holds what ``train-vl embed`` is told; tables are folders, files or globs."""
+    """Options of ``train-vl embed``; tables are folders, files or globs."""
 
     checkpoint: Path
     output: Path
@@ -64,10 +62,10 @@ class Part:
 
 @dataclass(kw_only=True)
 class EmbeddingSetup:
-    """Holds the inputs of an embedding, opened and found to fit together.
+    """The opened and compatible inputs of an embedding.
 
-    ``image_ids`` are the images that are embedded by themselves; ``loaded_pairs`` and ``texts`` the
-    pairs, None without ``--pairs``, of which the rows ``repeated`` have an earlier one's pair_id.
+    ``image_ids`` are the images that are encoded separately; ``loaded_pairs`` and ``texts`` the
+    pairs, None without ``--pairs``; the rows ``repeated`` have an earlier row's pair_id.
     """
 
     options: EmbedOptions
@@ -85,7 +83,7 @@ class EmbeddingSetup:
     notes: list[str]
 
     def image_inputs(self) -> RegionImages | PixelImages:
-        """Makes what the model reads of images."""
+        """Returns the model's inputs for images."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
             return RegionImages(self.regions, self.feeding, global_features=global_features)
@@ -105,7 +103,9 @@ class EmbeddingSetup:
 
 
 def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
-    """Says what the model gives vectors of. Raises InputError for one that gives none."""
+    """Returns the kinds of vectors that the model computes. Raises InputError for a model without
+    any.
+    """
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
     config = body_config(loaded)
     variant = get_variant(loaded.variant)
@@ -179,7 +179,7 @@ def _find_repeated(loaded_pairs: LoadedPairs) -> Iterator[int]:
 def _open_images(
     options: EmbedOptions, loaded: LoadedCheckpoint, mode: EmbeddingMode, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
-    """Opens the table of images, and says what is to be told of it."""
+    """Opens the table of images, and prints notes about it."""
     who = with_article(loaded.variant)
     if mode == "dual":
         if options.pairs is None and options.images is None:
@@ -201,7 +201,7 @@ def _open_images(
 
 
 def make_producer(setup: EmbeddingSetup) -> dict[str, Any]:
-    """Returns what the shards say of their making: a query has to be embedded alike."""
+    """Returns the producer metadata of the shards: queries must be encoded in the same manner."""
     feeding, loaded = setup.feeding, setup.loaded
     return {
         "checkpoint": str(setup.options.checkpoint),

@@ -1,9 +1,9 @@
-"""FAISS indexes of vectors: built, measured, saved and opened.
+"""Builds, measures, saves and opens FAISS indexes of vectors.
 
-N vectors, Q queries, P their width, K answers of a query. Scores are inner products of vectors of
-length 1: cosines. `flat` looks at every vector and is exact; `hnsw` walks a graph (Malkov and
-Yashunin, arXiv:1603.09320), `ivf` looks into the nearest cells of a k-means partition (Jegou et
-al., 2011), and both say which share of the exact answers they find.
+N vectors, Q queries, P their width, K results of a query. Scores are inner products of unit
+vectors: cosines. `flat` compares every vector and is exact; `hnsw` walks a graph (Malkov and
+Yashunin, arXiv:1603.09320), `ivf` searches the nearest cells of a k-means partition (Jegou et al.,
+2011); for both the recall of the exact results is measured.
 """
 
 import json
@@ -32,8 +32,8 @@ FORMAT = 1
 LINKS = 32  # of a vector in hnsw's graph
 BUILD_EFFORT = 100  # candidates while the graph is built
 CELLS = 4  # times the root of N: ivf's
-# FAISS's own 256 vectors a cell and 25 rounds take 1.5e14 operations for a million vectors of 768,
-# ten times these, and find no more.
+# FAISS's defaults, 256 vectors per cell and 25 rounds, take 1.5e14 operations for a million
+# vectors of 768 numbers: ten times as many, with the same recall.
 A_CELL, KMEANS_ROUNDS = 64, 10
 EFFORT = {"hnsw": 128, "ivf": 32}  # candidates; cells that are looked into
 MEASURED, MEASURED_TOP = 1_000, 10
@@ -51,7 +51,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchIndex:
-    """Holds an index of FAISS, the rows that it answers with, and what is known of it."""
+    """A FAISS index, its rows, and its settings."""
 
     faiss_index: Any
     about: pa.Table
@@ -118,9 +118,9 @@ def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> Searc
 
 
 def measure_recall(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: bool) -> float:
-    """Returns the share of the exact best :data:`MEASURED_TOP` that the index finds.
+    """Returns the fraction of the exact best :data:`MEASURED_TOP` that the index finds.
 
-    ``same``: the queries are vectors of the index, whose own places do not count.
+    ``same``: the queries are vectors of the index, which do not count as their own results.
     """
     import faiss
 
@@ -154,10 +154,10 @@ def save_index(index: SearchIndex, folder: Path) -> None:
 
 
 def open_index(folder: str | Path) -> SearchIndex:
-    """Reads what :func:`save_index` wrote.
+    """Opens an index of :func:`save_index`.
 
-    Raises InputError for a folder that holds no index, or one whose files are not those that were
-    written: FAISS trusts what it reads.
+    Raises InputError for a folder without an index, or with changed files, because FAISS trusts its
+    input.
     """
     import faiss
 

@@ -1,3 +1,3 @@
-"""The kinds of vectors, as the column of that name has them."""
+"""Defines the kinds of vectors, the values of that column."""
 
 IMAGE, TEXT, PAIR = "image", "text", "pair"

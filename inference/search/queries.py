@@ -1,4 +1,4 @@
-"""What is searched for becomes vectors: texts and image files by the checkpoint, or a table's.
+"""Encodes queries as vectors: texts and image files by the checkpoint, or rows of a table.
 
 Q queries, P width of the vectors.
 """
@@ -32,15 +32,15 @@ from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
-QUERIES = 1_024  # searched at once
+QUERIES = 1_024  # queries per block
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Holds what is asked, by its kind and name; ``error`` says why there is no ``vector`` [P].
+    """A query by its kind and name; ``error`` is the reason for having no ``vector`` [P].
 
-    ``row_key`` names the vector's own row (kind, id), which is no answer; ``content`` is an
-    image's.
+    ``row_key`` names the vector's own row (kind, id), which is not a result; ``content`` is that of
+    an image.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class AnsweredQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryEncoder:
-    """Holds the checkpoint that made an index's vectors, to make those of queries."""
+    """Encodes queries with the checkpoint that computed an index's vectors."""
 
     loaded: LoadedCheckpoint
     device: str
@@ -98,7 +98,7 @@ class QueryEncoder:
         ]
 
     def images(self, contents: Mapping[str, bytes]) -> list[Query]:
-        """Embeds encoded images by their names; of one that cannot be read the query says why."""
+        """Encodes images by their names; an unreadable one becomes a query with an error."""
         names = list(contents)
         with temporary_folder() as folder:
             write_images(folder, list(contents.values()))
@@ -135,9 +135,9 @@ def write_images(folder: Path, contents: Sequence[bytes]) -> None:
 def load_query_encoder(
     index: SearchIndex, checkpoint: Path | None, device: str, *, flag: str = "--text"
 ) -> QueryEncoder:
-    """Loads the checkpoint that made the index's vectors.
+    """Loads the checkpoint of the index's vectors.
 
-    Raises InputError where it is another one, or embeds no text and no image by itself.
+    Raises InputError if it is another one, or cannot encode single texts or images.
     """
     if checkpoint is None:
         checkpoint_name = index.settings["checkpoint"]
@@ -157,7 +157,7 @@ def load_query_encoder(
 def make_query_encoder(
     index: SearchIndex, loaded: LoadedCheckpoint, device: str, *, flag: str
 ) -> QueryEncoder:
-    """Checks that a checkpoint made the index's vectors, and can embed what is asked.
+    """Checks that a checkpoint computed the index's vectors, and can encode the queries.
 
     Raises InputError otherwise.
     """

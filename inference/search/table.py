@@ -1,4 +1,4 @@
-"""Reads a table of vectors into one matrix, and says whose they are.
+"""Reads a table of vectors into one matrix, with the checkpoint that they come from.
 
 N vectors, P their width.
 """
@@ -33,8 +33,8 @@ ABOUT = ("kind", "image_id", "pair_id", "text")
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """Holds ``matrix`` float32 [N, P], the rows' ``about`` (kind, ids, text), and what the shards
-    say of the checkpoint.
+    """``matrix`` float32 [N, P], the rows' ``about`` (kind, ids, text), and the shards' record of
+    the checkpoint.
     """
 
     matrix: Matrix
@@ -55,8 +55,8 @@ def read_vectors(argument: str, kind: str, count: int, flag: str) -> Vectors:
     """Reads the ``count`` rows of a kind: 4 P bytes each, their ids, and one batch.
 
     The shards are compared with the SHA-256 of their manifest, unless the command has --trust.
-    Raises InputError for shards that have changed or are of several checkpoints, vectors of
-    another width than the shards say, and those that are not finite.
+    Raises InputError for shards that have changed or come from several checkpoints, vectors of
+    another width than recorded, and vectors that are not finite.
     """
     paths = find_shards(argument, VECTORS, flag)
     require_listed(paths, f"{flag} {argument}", hashes=not CHECKS.trust)
@@ -75,7 +75,7 @@ def read_vectors(argument: str, kind: str, count: int, flag: str) -> Vectors:
 
 
 def read_origin(paths: list[Path], flag: str) -> tuple[dict[str, Any], int]:
-    """Returns what all shards say of their checkpoint, and the width of their vectors."""
+    """Returns the checkpoint and the vector width that all shards record."""
     first: tuple[dict[str, Any], int] | None = None
     for path in paths:
         producer = read_producer(path)

@@ -30,7 +30,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class PartRows:
-    """Holds the rows of a part, and why some of what it was made of has none."""
+    """The rows of a part, and the reasons for missing ones."""
 
     table: pa.Table
     rejects: Rejects
@@ -40,7 +40,7 @@ Faults = dict[str, Reason]
 
 
 def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> PartRows:
-    """Embeds a part; ``advance`` is told how many of it are done."""
+    """Encodes a part; ``advance`` is called with the number of finished rows."""
     if part.kind == IMAGE:
         return _image_rows(setup, setup.image_ids[part.start : part.stop], advance)
     assert setup.loaded_pairs is not None
@@ -67,7 +67,7 @@ def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> P
 
 
 def _fault(setup: EmbeddingSetup, index: int, kind: str) -> Reason | None:
-    """Says why a row of the pairs has no vector, by the pair alone."""
+    """Returns why a row of the pairs has no vector, from the pair alone."""
     assert setup.loaded_pairs is not None and setup.texts is not None
     if index in setup.repeated:
         return Reason.DUPLICATE
@@ -95,7 +95,7 @@ def _image_rows(setup: EmbeddingSetup, image_ids: Sequence[str], advance: Advanc
 def _text_vectors(
     setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance
 ) -> tuple[dict[int, Vector], Faults]:
-    """Embeds the texts of these rows by themselves."""
+    """Encodes the texts of these rows separately."""
     assert setup.texts is not None
     vectors = text_vectors(
         setup.loaded.model,
@@ -143,7 +143,7 @@ def _make_row(kind: str, pair: Pair) -> dict[str, Any]:
 
 
 def _rows(rows: list[dict[str, Any]], vectors: Sequence[Vector], rejects: Rejects) -> PartRows:
-    """Puts rows and vectors together; those that are not finite are rejects."""
+    """Combines rows and vectors; vectors that are not finite are rejects."""
     finite = [bool(np.isfinite(vector).all()) for vector in vectors]
     good = [
         {**dict.fromkeys(VECTORS.schema.names), **row, "vector": vector.astype("<f4").tobytes()}

@@ -1,5 +1,5 @@
-"""A checkpoint over HTTP: ``train-vl serve``.
+"""Serves a checkpoint over HTTP: ``train-vl serve``.
 
-Reading order: ``command``, ``questions``, ``engine`` (what a worker is), ``computing`` (in it;
-images in processes that can be killed) and ``app``.
+Reading order: ``command``, ``questions``, ``engine`` (describes a worker), ``computing`` (runs in
+it; images are decoded in processes that can be killed) and ``app``.
 """

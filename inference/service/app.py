@@ -75,7 +75,7 @@ HELP = {
 
 
 def score_question(form: Form) -> Question:
-    """Reads what is to be scored. Raises Refused."""
+    """Parses a request for scores. Raises RequestRefused."""
     texts = form.words.get("texts", [])
     if not form.images or not texts:
         raise bad_request("expected at least one image and one text")
@@ -83,7 +83,7 @@ def score_question(form: Form) -> Question:
 
 
 def embed_question(form: Form) -> Question:
-    """Reads what is to be embedded. Raises Refused."""
+    """Parses a request for vectors. Raises RequestRefused."""
     texts = form.words.get("texts", [])
     if not form.images and not texts:
         raise bad_request("expected images, texts, or both")
@@ -91,7 +91,7 @@ def embed_question(form: Form) -> Question:
 
 
 def search_question(form: Form) -> Question:
-    """Reads what is searched for. Raises Refused."""
+    """Parses a search. Raises RequestRefused."""
     top = form.words.get("top", ["10"])
     if len(top) != 1 or not top[0].isascii() or not top[0].isdigit() or len(top[0]) > 5:
         raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
@@ -105,7 +105,7 @@ def search_question(form: Form) -> Question:
 
 
 def answer_question(form: Form) -> Question:
-    """Reads what is asked about an image. Raises Refused."""
+    """Parses a question about an image. Raises RequestRefused."""
     image = form.image()
     return Question(method=ANSWER, images=[image.content], texts=[form.get_word("question")])
 
@@ -146,7 +146,9 @@ class Images:
         self.reader, self.lock = ImageReader(images), threading.Lock()
 
     def small(self, image_id: str) -> bytes:
-        """Returns a JPEG of a page's size. Raises Refused for what is not there or is broken."""
+        """Returns a small JPEG for the page. Raises RequestRefused for a missing or broken
+        image.
+        """
         with self.lock:
             (row,) = self.reader.find([image_id])
             data = None if row == ABSENT else self.reader.read_bytes(int(row))
@@ -165,10 +167,10 @@ def model_service(
     classes: Sequence[str] = (),
     attributes: Sequence[str] = (),
 ) -> tuple[Shell, Guard]:
-    """Makes the service.
+    """Returns the application of the service.
 
     ``images`` is the table of the images that a search finds, ``classes`` and ``attributes`` are
-    the names of regions: what the page shows. Raises InputError for a table that cannot be read.
+    the names of regions, for the page. Raises InputError for a table that cannot be read.
     """
     shell = Shell(settings=settings)
     shown_images = None if images is None else Images(images)

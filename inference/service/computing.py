@@ -1,9 +1,7 @@
-"""A worker's model: questions are answered by the object that ``vlmill.load`` gives.
+"""Runs a worker's model, the object of ``vlmill.load``, on batches of requests.
 
-Those of a batch that want the same of it are answered together: a detector sees the images of all
-of them, and so do the networks that make vectors and answers.
-
-Other processes, which can be killed, decode the images of requests.
+Requests of the same type in a batch are computed together: the detector and the networks process
+the images of all of them. Other processes, which can be killed, decode the images.
 """
 
 import dataclasses
@@ -50,7 +48,7 @@ from vlmill.train.loading.images.crop import UndecodableImage, evaluation_image
 from vlmill.train.tasks.retrieval.checks import select_ranking
 from vlmill.train.tasks.retrieval.vectors import MOST_THREADS
 
-WORKERS = 1  # processes a device, where a detector sees what they decode
+WORKERS = 1  # processes per device, if a detector reads the images
 Pixels = NDArray[np.uint8]
 Task = tuple[bytes, str, int]
 
@@ -75,7 +73,7 @@ class PixelDecoder:
 
 
 def start_decoding() -> Callable[[Task], Pixels | Rejected]:
-    """Returns what a process decodes images with."""
+    """Returns the function with which a process decodes images."""
     return decode_pixels
 
 
@@ -117,11 +115,11 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # answers say what is wrong with which image
+            warnings.simplefilter("ignore")  # responses name the images with problems
             return answer_all(methods, questions)
 
     loaded = model.loaded
-    # Of which detector the regions are, as tables of regions say it.
+    # The detector of the regions, in the form of a regions table.
     record = loaded.detector or {}
     about = {
         "variant": loaded.variant,
@@ -134,7 +132,7 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
 
 @contextmanager
 def log_warnings() -> Iterator[None]:
-    """Makes lines of the log of what is warned of inside, as all else that is said there is one."""
+    """Converts warnings to lines of the log, one line each."""
     with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         yield
@@ -143,7 +141,7 @@ def log_warnings() -> Iterator[None]:
 
 
 def answer_all(methods: Mapping[str, Method], questions: Sequence[Question]) -> list[Answer]:
-    """Answers questions, those of a method together; answers are in the questions' order."""
+    """Computes questions, those of a method together; results are in the questions' order."""
     answers = dict[int, Answer]()
     for name in dict.fromkeys(question.method for question in questions):
         indices = [index for index, question in enumerate(questions) if question.method == name]
@@ -153,7 +151,9 @@ def answer_all(methods: Mapping[str, Method], questions: Sequence[Question]) -> 
 
 
 def make_methods(model: Pretrained, index: Path | None) -> dict[str, Method]:
-    """Returns what a checkpoint has the heads for. Raises InputError for another's index."""
+    """Returns the methods that the checkpoint has heads for. Raises InputError for
+    another's index.
+    """
     methods: dict[str, Method] = {}
     if holds(lambda: select_ranking(model.loaded)):
         methods[SCORE] = partial(score, model)
@@ -169,7 +169,7 @@ def make_methods(model: Pretrained, index: Path | None) -> dict[str, Method]:
 
 
 def holds(check: Callable[[], object]) -> bool:
-    """Says whether a check passes, which raises InputError where it does not."""
+    """Returns whether a check passes, which raises InputError otherwise."""
     try:
         check()
     except InputError:
@@ -178,7 +178,7 @@ def holds(check: Callable[[], object]) -> bool:
 
 
 def embeds(model: Pretrained) -> bool:
-    """Says whether images and texts have vectors by themselves."""
+    """Returns whether images and texts have separate vectors."""
     try:
         return find_embedding_mode(model.loaded) == "dual"
     except InputError:
@@ -192,12 +192,12 @@ def score(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
 
 
 def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
-    """Scores texts with their images, and tells what each score loses without each region."""
+    """Scores texts with their images, with the decrease of each score without each region."""
     return [rest_on(model, question.images[0], question.texts[0]) for question in questions]
 
 
 def rest_on(model: Pretrained, image: bytes, text: str) -> Answer:
-    """Tells on which regions a score rests."""
+    """Returns the effect of each region on a score."""
     try:
         effects = measure_region_effects(model, image, text)
     except InputError:
@@ -265,7 +265,7 @@ def searcher(model: Pretrained, folder: Path) -> Method:
             zip(worded_texts, asker.texts(list(worded_texts.values())), strict=True)
         )
         queries |= {int(query.name): query for query in asker.images(query_images)}
-        blocks = dict[int, list[int]]()  # asked at once: the nearest one, the nearest ten
+        blocks = dict[int, list[int]]()  # searched together: the nearest one, the nearest ten
         for position in queries:
             blocks.setdefault(questions[position].top, []).append(position)
         answers = dict[int, Answer]()
@@ -281,7 +281,7 @@ def searcher(model: Pretrained, folder: Path) -> Method:
 
 
 def format_answer(answered: AnsweredQuery) -> Answer:
-    """Says what was found for a query."""
+    """Formats the results of a query."""
     if answered.query.error is not None:
         return NoAnswer(reason=answered.query.error, message="the image cannot be read")
     return {"answers": [dict(row) for row in answered.answers]}

@@ -1,4 +1,4 @@
-"""What a worker process of ``train-vl serve`` is, said without loading torch."""
+"""Describes a worker process of ``train-vl serve`` without loading torch."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What a worker of ``train-vl serve`` is asked, and of which model."""
+"""Defines the requests to a worker of ``train-vl serve``, and the model that it serves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ TIMES_SCORED = 36  # an image's score without each of its regions: about as many
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Says which checkpoint is served, and beside which detector and index."""
+    """The served checkpoint, with its detector and index."""
 
     checkpoint: Path | str  # a string where it is of the hub
     detector: Path | None = None
@@ -21,7 +21,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One request: what is wanted (SCORE, ...) of which images and texts."""
+    """One request: the method (SCORE, ...) and its images and texts."""
 
     method: str
     images: Sequence[bytes] = ()
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class NoAnswer:
-    """Says why a question has none: what its sender can mend."""
+    """The reason why a question has no result, which its sender can fix."""
 
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""``train-vl show`` prints what a run or a checkpoint is made of, without loading a model.
+"""Prints the contents of a run or a checkpoint (``train-vl show``) without loading a model.
 
-Reading order: ``command`` (arguments), ``folder`` (what DIR holds), ``sheet`` (the lines).
+Reading order: ``command`` (arguments), ``folder`` (reads DIR), ``sheet`` (the lines).
 """

@@ -39,7 +39,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
-    # pyarrow takes a while to load: not for a help text.
+    # pyarrow takes a while to load, so it is not needed for a help text.
     from vlmill.inference.show.folder import read_folder
     from vlmill.inference.show.sheet import sheet
     from vlmill.runtime.console.lineage import format_lines, lineage, mismatches

@@ -39,9 +39,9 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSummary:
-    """A folder as far as it says what it is; without ``checkpoint``, some job's tables.
+    """The recorded facts about a folder; without ``checkpoint``, the tables of a job.
 
-    ``record_folder`` is the one whose record lists the inputs.
+    ``record_folder`` is the folder whose record lists the inputs.
     """
 
     folder: Path
@@ -60,7 +60,9 @@ class FolderSummary:
 
 
 def read_folder(folder: Path) -> FolderSummary:
-    """Reads what a folder holds. Raises InputError for none that vlmill wrote, or a damaged one."""
+    """Reads the records of a folder. Raises InputError for a folder that is not vlmill's or is
+    damaged.
+    """
     if not folder.is_dir():
         raise InputError(f"DIR {folder}: no such folder; give the --output of a run")
     finished = (folder / MANIFEST).is_file()
@@ -137,7 +139,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a log, whose end alone is read; {} without one."""
+    """Returns the last complete line of a log, reading only its end; {} without one."""
     if not path.is_file():
         return {}
     with path.open("rb") as file:

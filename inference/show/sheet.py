@@ -1,4 +1,4 @@
-"""The lines that ``train-vl show`` prints, from what was read."""
+"""Formats the lines that ``train-vl show`` prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,9 @@ WIDTH = 12
 
 
 def sheet(summary: FolderSummary) -> list[str]:
-    """What a folder is, a fact a line; further lines of a fact are indented."""
+    """Returns the description of a folder, one fact per line; further lines of a fact are
+    indented.
+    """
     facts = _checkpoint_facts(summary) if summary.checkpoint else _table_facts(summary)
     lines = []
     for name, values in facts:
@@ -57,7 +59,7 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def stage_lines(
     recipe: Mapping[str, Any], training: Mapping[str, Any], *, finished: bool
 ) -> list[str]:
-    """Says of each stage of the recipe: done, at which step, or to come."""
+    """Describes each stage of the recipe: finished, at which step, or not started."""
     current_stage, step = training.get("stage"), training.get("step", 0)
     stages = [s for s in recipe.get("stages", ()) if isinstance(s, Mapping)]
     names = [stage.get("name") for stage in stages]
@@ -82,7 +84,7 @@ def stage_lines(
 
 
 def data_lines(summary: FolderSummary, training: Mapping[str, Any]) -> list[str]:
-    """Tells how many pairs there were, and how many of them were left out."""
+    """Returns the number of pairs, and the number of rejected ones."""
     count = training.get("num_pairs")
     pairs = format_count(count, "pair") if isinstance(count, int) and count else "unknown"
     rejected = summary.rows.get("rejects")

@@ -4,6 +4,7 @@ Where the paper is silent, the released code speaks.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,3 +113,12 @@ def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:
     return dataclasses.replace(
         config, num_visual_tokens=0, num_classes=num_classes, shared_relative=False
     )
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "beit-base": beit_base,
+    "beit-base-paper": beit_base_paper,
+    "beit-base-plus": beit_base_plus,
+    "beit-large": beit_large,
+    "beit-large-paper": beit_large_paper,
+}

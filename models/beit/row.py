@@ -1,13 +1,6 @@
 """BEiT's row in the registry."""
 
-from vlmill.models.beit.config import (
-    BeitConfig,
-    beit_base,
-    beit_base_paper,
-    beit_base_plus,
-    beit_large,
-    beit_large_paper,
-)
+from vlmill.models.beit.config import PRESETS, BeitConfig
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vlmo.row import SHARED_SIZES
 
@@ -35,12 +28,6 @@ ROW = Paper(
             shared_sizes=SHARED_SIZES,
         ),
     ),
-    presets={
-        "beit-base": beit_base,
-        "beit-base-paper": beit_base_paper,
-        "beit-base-plus": beit_base_plus,
-        "beit-large": beit_large,
-        "beit-large-paper": beit_large_paper,
-    },
+    presets=PRESETS,
     families=("beit", "dvae"),
 )

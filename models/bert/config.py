@@ -1,5 +1,6 @@
 """This module holds the sizes and switches of BERT (Devlin et al., arXiv:1810.04805)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,3 +80,10 @@ class BertTextConfig:
     def __post_init__(self) -> None:
         check_sizes(self)
         check_shares(self, "dropout")
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "bert-base": bert_base,
+    "bert-large": bert_large,
+    "bert-small": bert_small,
+}

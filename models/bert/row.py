@@ -1,12 +1,6 @@
 """BERT's row in the registry."""
 
-from vlmill.models.bert.config import (
-    BertConfig,
-    BertTextConfig,
-    bert_base,
-    bert_large,
-    bert_small,
-)
+from vlmill.models.bert.config import PRESETS, BertConfig, BertTextConfig
 from vlmill.models.rows import Networks, Paper, Variant
 
 
@@ -42,6 +36,6 @@ ROW = Paper(
             starts_from=(),
         ),
     ),
-    presets={"bert-base": bert_base, "bert-large": bert_large, "bert-small": bert_small},
+    presets=PRESETS,
     families=("bert",),
 )

@@ -3,6 +3,7 @@
 The paper has no released code: what it leaves open is marked [choice].
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,3 +89,9 @@ class ImageBertRetrievalConfig:
     # The head by which images are ranked: that of pretraining (the paper's best, table 4), or
     # the score among candidates, for a model that was trained by that alone.
     rank_by: Literal["match", "score"] = "match"
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "imagebert-base": imagebert_base,
+    "imagebert-small": imagebert_small,
+}

@@ -1,11 +1,6 @@
 """ImageBERT's row in the registry."""
 
-from vlmill.models.imagebert.config import (
-    ImageBertConfig,
-    ImageBertRetrievalConfig,
-    imagebert_base,
-    imagebert_small,
-)
+from vlmill.models.imagebert.config import PRESETS, ImageBertConfig, ImageBertRetrievalConfig
 from vlmill.models.rows import Networks, Paper, Variant
 
 
@@ -37,5 +32,5 @@ ROW = Paper(
             heads={"retrieval": "match and score"},
         ),
     ),
-    presets={"imagebert-base": imagebert_base, "imagebert-small": imagebert_small},
+    presets=PRESETS,
 )

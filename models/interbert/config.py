@@ -3,6 +3,7 @@
 What neither the paper nor the released code fixes is marked [choice].
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,3 +172,12 @@ class InterBertImagesConfig:
     def __post_init__(self) -> None:
         check_sizes(self)
         check_shares(self, "dropout")
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "interbert-chinese": interbert_chinese,
+    "interbert-paper": interbert_paper,
+    "interbert-released": interbert_released,
+    "interbert-single-stream": interbert_single_stream,
+    "interbert-small": interbert_small,
+}

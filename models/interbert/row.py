@@ -1,15 +1,11 @@
 """InterBERT's row in the registry."""
 
 from vlmill.models.interbert.config import (
+    PRESETS,
     InterBertConfig,
     InterBertImagesConfig,
     InterBertTasksConfig,
     InterBertTextConfig,
-    interbert_chinese,
-    interbert_paper,
-    interbert_released,
-    interbert_single_stream,
-    interbert_small,
 )
 from vlmill.models.rows import Networks, Paper, Variant
 
@@ -53,6 +49,8 @@ ROW = Paper(
             match_head="trunk.match_head",
             match_logit="trunk.match_logit",
             heads={"refcoco": "regions", "vcr": "pooled"},
+            # Segments of modalities are for captions; those of a choice are the text's parts.
+            choice_options={"for_captions": False},
         ),
         Variant(
             name="interbert-text",
@@ -62,12 +60,6 @@ ROW = Paper(
             heads={"glue": "pooled"},
         ),
     ),
-    presets={
-        "interbert-chinese": interbert_chinese,
-        "interbert-paper": interbert_paper,
-        "interbert-released": interbert_released,
-        "interbert-single-stream": interbert_single_stream,
-        "interbert-small": interbert_small,
-    },
+    presets=PRESETS,
     families=("interbert",),
 )

@@ -5,8 +5,9 @@ the code and in BERT), and multiplies h_IMG and h_CLS as they are; they have 102
 so the code's poolers, each to 1024 with a ReLU, stand in either preset.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vlmill.models.config_checks import (
@@ -248,3 +249,19 @@ class VilbertClassifierConfig:
     def __post_init__(self) -> None:
         check_sizes(self)
         check_shares(self, "dropout")
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "vilbert-12in1": vilbert_12in1,
+    "vilbert-base": vilbert_base,
+    "vilbert-base-2": partial(vilbert_base, 2),
+    "vilbert-base-4": partial(vilbert_base, 4),
+    "vilbert-base-8": partial(vilbert_base, 8),
+    "vilbert-large": vilbert_large,
+    "vilbert-large-2": partial(vilbert_large, 2),
+    "vilbert-large-4": partial(vilbert_large, 4),
+    "vilbert-paper": vilbert_base,
+    "vilbert-released": vilbert_released,
+    "vilbert-single-stream": single_stream_base,
+    "vilbert-small": vilbert_small,
+}

@@ -1,20 +1,13 @@
 """ViLBERT's row in the registry."""
 
-from functools import partial
-
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vilbert.config import (
+    PRESETS,
     SingleStreamConfig,
     Vilbert12in1Config,
     VilbertClassifierConfig,
     VilbertConfig,
     VilbertTasksConfig,
-    single_stream_base,
-    vilbert_12in1,
-    vilbert_base,
-    vilbert_large,
-    vilbert_released,
-    vilbert_small,
 )
 
 
@@ -71,19 +64,6 @@ ROW = Paper(
             heads={"refcoco": "regions", "vcr": "pooled", "vqa": "pooled"},
         ),
     ),
-    presets={
-        "vilbert-12in1": vilbert_12in1,
-        "vilbert-base": vilbert_base,
-        "vilbert-base-2": partial(vilbert_base, 2),
-        "vilbert-base-4": partial(vilbert_base, 4),
-        "vilbert-base-8": partial(vilbert_base, 8),
-        "vilbert-large": vilbert_large,
-        "vilbert-large-2": partial(vilbert_large, 2),
-        "vilbert-large-4": partial(vilbert_large, 4),
-        "vilbert-paper": vilbert_base,
-        "vilbert-released": vilbert_released,
-        "vilbert-single-stream": single_stream_base,
-        "vilbert-small": vilbert_small,
-    },
+    presets=PRESETS,
     families=("vilbert",),
 )

@@ -5,7 +5,7 @@ came with the second, which differs from it in what the switches name.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -302,3 +302,14 @@ def vlbert_paper_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
 def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
     """Gives the released large model from pixels, 384.6 million parameters."""
     return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "vl-bert-base": vlbert_base,
+    "vl-bert-base-end-to-end": vlbert_base_end_to_end,
+    "vl-bert-base-paper": vlbert_paper,
+    "vl-bert-base-paper-end-to-end": vlbert_paper_end_to_end,
+    "vl-bert-large": vlbert_large,
+    "vl-bert-large-end-to-end": vlbert_large_end_to_end,
+    "vl-bert-small": vlbert_small,
+}

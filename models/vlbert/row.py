@@ -4,19 +4,13 @@ from typing import Any
 
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vlbert.config import (
+    PRESETS,
     VlBertConfig,
     VlBertEndToEndConfig,
     VlBertRefcocoConfig,
     VlBertVcrConfig,
     VlBertVqaConfig,
-    vlbert_base,
-    vlbert_base_end_to_end,
     vlbert_for_task,
-    vlbert_large,
-    vlbert_large_end_to_end,
-    vlbert_paper,
-    vlbert_paper_end_to_end,
-    vlbert_small,
 )
 
 
@@ -115,14 +109,6 @@ ROW = Paper(
             fit_body=fit_body,
         ),
     ),
-    presets={
-        "vl-bert-base": vlbert_base,
-        "vl-bert-base-end-to-end": vlbert_base_end_to_end,
-        "vl-bert-base-paper": vlbert_paper,
-        "vl-bert-base-paper-end-to-end": vlbert_paper_end_to_end,
-        "vl-bert-large": vlbert_large,
-        "vl-bert-large-end-to-end": vlbert_large_end_to_end,
-        "vl-bert-small": vlbert_small,
-    },
+    presets=PRESETS,
     families=("vl-bert",),
 )

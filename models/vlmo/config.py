@@ -5,6 +5,7 @@ Where paper and released code differ, the code is the default and `PAPER` the ot
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,3 +215,13 @@ class VlmoTextConfig:
     def __post_init__(self) -> None:
         check_sizes(self)
         check_shares(self, "dropout")
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "vlmo-base": vlmo_base,
+    "vlmo-base-paper": vlmo_base_paper,
+    "vlmo-base-plus": vlmo_base_plus,
+    "vlmo-large": vlmo_large,
+    "vlmo-large-paper": vlmo_large_paper,
+    "vlmo-small": vlmo_small,
+}

@@ -2,16 +2,11 @@
 
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vlmo.config import (
+    PRESETS,
     VlmoConfig,
     VlmoNlvr2Config,
     VlmoTextConfig,
     VlmoVqaConfig,
-    vlmo_base,
-    vlmo_base_paper,
-    vlmo_base_plus,
-    vlmo_large,
-    vlmo_large_paper,
-    vlmo_small,
 )
 
 # What the stages and their BEiT have in common; lengths, resolutions, heads, experts may differ.
@@ -84,13 +79,6 @@ ROW = Paper(
             task_sizes=TASK_SIZES,
         ),
     ),
-    presets={
-        "vlmo-base": vlmo_base,
-        "vlmo-base-paper": vlmo_base_paper,
-        "vlmo-base-plus": vlmo_base_plus,
-        "vlmo-large": vlmo_large,
-        "vlmo-large-paper": vlmo_large_paper,
-        "vlmo-small": vlmo_small,
-    },
+    presets=PRESETS,
     families=("vlmo",),
 )

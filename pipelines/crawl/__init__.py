@@ -1,6 +1,5 @@
-"""This job fetches pages and images into web archives, at the pace that their hosts allow.
+"""Downloads pages and images into web archives, at the pace that their hosts allow.
 
-Reading order: ``command`` (the flags), ``lists`` (URLs come in), ``job`` (with its
-report and cost). How it is fetched, and the tables of what came of it, stand in
-``pipelines/web/fetching``.
+Reading order: ``command`` (the flags), ``lists`` (reads URLs), ``job`` (with its report and cost).
+``pipelines/web/fetching`` downloads and writes the tables of outcomes.
 """

@@ -130,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"--output {args.output}: with {beam_flags[0]} give a folder that every worker "
                 "sees, or leave the flag out: this machine's workers write to a store"
             )
-        # What it loads takes a while: not before the arguments are known to be good.
+        # Its imports take a while, so arguments are checked first.
         from vlmill.pipelines.crawl import job
 
         return job.run(args, manners, workers, beam_flags)

@@ -64,7 +64,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 
-MOST_TENTHS = 100  # ten seconds: what took longer stands in the last column
+MOST_TENTHS = 100  # ten seconds: longer times are in the last column
 
 
 def write_report(
@@ -175,9 +175,9 @@ def run(
     workers: int,
     beam_flags: Sequence[str],
 ) -> int:
-    """Runs the job unless its output is there, and says what came out.
+    """Runs the job unless its output is finished, and prints the result.
 
-    ``workers``: processes of this machine, unless ``beam_flags`` name a runner.
+    ``workers``: number of local processes, unless ``beam_flags`` name a runner.
     """
     output = to_path(args.output)
     buckets = args.buckets or _buckets_before(output) or all_cores()
@@ -220,13 +220,13 @@ def _buckets_before(output: Path) -> int | None:
         plan = read_json(output / PLAN)
         return int(plan["settings"]["buckets"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # there is none, or prepare_output says what is wrong with it
+        return None  # there is none, or prepare_output reports the problem
 
 
 def read_settings(
     args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]
 ) -> dict[str, Any]:
-    """What decides the output."""
+    """Returns the settings that determine the output."""
     return {
         "urls": [entry.digest for entry in inputs],
         "url_column": args.url_column,
@@ -241,10 +241,10 @@ def read_settings(
 
 
 def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
-    """Gives the archives their places, writes tables and report and, last, the manifest.
+    """Moves the archives, writes tables and report and, last, the manifest.
 
-    The journals are deleted last, once every line is an outcome or a reject of the tables and
-    every archive has its name. Raises OSError, with nothing deleted, where that is not so.
+    The journals are deleted last, after every line is an outcome or a reject of the tables and
+    every archive has its final name. Raises OSError, with nothing deleted, if that is not so.
     """
     output, parts = to_path(job.output), list[CrawlSummary]()
     for bucket in range(job.buckets):
@@ -275,7 +275,7 @@ def list_archives(output: Path, summary: CrawlSummary) -> list[dict[str, Any]]:
 
 
 def collect_metrics(summary: CrawlSummary) -> dict[str, Any]:
-    """How many URLs had which outcome, answers which status, and how long they took."""
+    """Returns the number of URLs by outcome and by status, and their times."""
     return {
         "outcomes": dict(summary.outcomes.most_common()),
         "statuses": dict(summary.statuses.most_common()),
@@ -285,7 +285,7 @@ def collect_metrics(summary: CrawlSummary) -> dict[str, Any]:
 
 
 def compute_median(tenths: Mapping[int, int]) -> float | None:
-    """The median of times that are counted by tenths of a second, in seconds."""
+    """Returns the median of times that are counted in tenths of a second, in seconds."""
     left = sum(tenths.values()) / 2
     for tenth, count in sorted(tenths.items()):
         left -= count
@@ -295,7 +295,7 @@ def compute_median(tenths: Mapping[int, int]) -> float | None:
 
 
 def say_result(output: Path, done: str) -> int:
-    """Prints what the output holds; returns the exit status."""
+    """Prints the counts of the output; returns the exit status."""
     metrics = read_json(output / "metrics.json")
     outcomes = Counter[str](metrics["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)

@@ -1,7 +1,8 @@
-"""Lists of URLs: text files, one a line, and columns of Parquet files; each line is accounted for.
+"""Reads lists of URLs: text files with one per line, and columns of Parquet files; each line is
+accounted for.
 
-Of tables of an earlier crawl, ``rejects`` gives the URLs whose failure may be over, and
-``outcomes`` all URLs, with what lets a server say that nothing has changed since.
+From the tables of an earlier crawl, ``rejects`` gives the URLs with transient failures, and
+``outcomes`` all URLs, with the values for conditional requests.
 """
 
 import codecs
@@ -49,9 +50,9 @@ def find_lists(argument: str) -> list[Path]:
 
 
 def read_lists(paths: Iterable[Path], *, column: str | None, follow: int) -> Iterator[Line]:
-    """Yields each line of the lists, and what it asks for. Memory: one line, or one batch.
+    """Yields each line of the lists and its request. Memory: one line, or one batch.
 
-    Raises InputError for a file that cannot be read, as one that lacks the column.
+    Raises InputError for a file that cannot be read, or that lacks the column.
     """
     for path in paths:
         if _is_parquet(path):
@@ -70,7 +71,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 class Lines(Protocol):
-    """What bytes are read from, line by line or in pieces."""
+    """A source of bytes, read by line or in parts."""
 
     def readline(self, size: int, /) -> bytes:
         """Returns the next line, or its first ``size`` bytes."""
@@ -80,10 +81,10 @@ class Lines(Protocol):
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file, gzipped or not, without blank ones.
+    """Yields the lines of a text file, gzipped or not, without empty ones.
 
-    Bytes that are not UTF-8 are percent-encoded, as a browser that is given them sends them. Of a
-    line longer than ``MAX_LINE_BYTES`` the rest is left out.
+    Bytes that are not UTF-8 are percent-encoded, as in a browser. A line is cut at
+    ``MAX_LINE_BYTES``.
     """
     with path.open("rb") as raw:
         start = raw.read(2)
@@ -110,7 +111,7 @@ def _lines(file: Lines) -> Iterator[str]:
 
 
 def _utf_16_lines(first: bytes, file: Lines) -> Iterator[str]:
-    """Lines of a UTF-16 file, as Windows writes some; it is read in pieces."""
+    """Yields the lines of a UTF-16 file, as Windows writes some; it is read in parts."""
     decoder = codecs.getincrementaldecoder("utf-16")("replace")
     text = decoder.decode(first)
     while piece := file.read(MAX_LINE_BYTES):
@@ -183,7 +184,7 @@ def _read_rejects(path: Path, follow: int) -> Iterator[Line]:
 
 
 def may_be_over(reason: str, detail: str) -> bool:
-    """Whether a URL that was rejected so may be fetched another time."""
+    """Returns whether a reject reason is transient, so that the URL may succeed another time."""
     if reason == Reason.BAD_STATUS:
         return detail in {str(status) for status in TRANSIENT_STATUSES}
     if reason == Reason.ROBOTS:

@@ -20,7 +20,7 @@ WEIGHTS: Mapping[str, float] = {
     "known_class_words_not_seen": -0.3,  # each class that a word names and no region is of
 }
 MOST = 3.0  # of counts
-LEAST_SCORE = 1e-6  # of which there is a logarithm
+LEAST_SCORE = 1e-6  # lowest value for the logarithm
 
 
 def agreement_score(

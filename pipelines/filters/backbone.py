@@ -1,7 +1,8 @@
-"""A ResNet's pooled vector of a full image, as further features of an image filter.
+"""Computes a ResNet's pooled vector of a full image, as additional features of an image filter.
 
-Any of torchvision's plain ResNets is told by its weights alone. The weights become a part of the
-filter's file, so that a filter is one file. Loads torch: imported where a filter has a backbone.
+Any of torchvision's plain ResNets is recognised by its weights. The weights become part of the
+filter's file, so a filter is one file. It loads torch, so it is imported only for filters with a
+backbone.
 """
 
 import re
@@ -75,7 +76,7 @@ def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> Re
 
 
 def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
-    """How many numbers the pooled vector has: those of the last block's last normalisation."""
+    """Returns the width of the pooled vector: that of the last block's last normalisation."""
     last = max(
         int(match[2]) for name in weights if (match := BLOCK.match(name)) and match[1] == "4"
     )
@@ -86,10 +87,10 @@ def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
 def vector_function(
     weights: Mapping[str, npt.NDArray[Any]], *, source: str
 ) -> Callable[[Image.Image], npt.NDArray[np.float32]]:
-    """What gives an image's pooled vector, float32 [G], by these weights; the image is RGB, and
-    is seen whole.
+    """Returns the function for an image's pooled vector, float32 [G], with these weights; the image
+    is RGB and is not cropped.
 
-    Raises InputError as :func:`open_backbone`.
+    Raises InputError like :func:`open_backbone`.
     """
     network = open_backbone(weights, source=source)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))

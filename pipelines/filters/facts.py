@@ -1,4 +1,4 @@
-"""Pairs meet their images and regions here: what a scorer's features are made of."""
+"""Joins pairs with their images and regions, the inputs of a scorer's features."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 
 COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
-KEPT_LOOKS = 256  # pairs of one image stand near each other
+KEPT_LOOKS = 256  # pairs of one image are near each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The tables beside the pairs, and the names of classes; None for what was not given."""
+    """The tables in addition to the pairs, and the names of classes; None if not given."""
 
     images: ImageReader | None = None
     regions: RegionReader | None = None
@@ -33,8 +33,10 @@ class Sources:
 def open_sources(
     images: str | Path | None, regions: str | None, classes: str | None, attributes: str | None
 ) -> Sources:
-    """Opens what flags name. Raises InputError for tables and lists that are none, and for regions
-    without ``--classes``: their words are what texts are compared with.
+    """Opens the tables and lists of the flags.
+
+    Raises InputError for invalid ones, and for regions without ``--classes``, whose names are
+    compared with the texts.
     """
     if regions is None:
         if classes is not None or attributes is not None:
@@ -56,7 +58,7 @@ def open_sources(
 
 
 class FactsReader:
-    """Gives pairs with what is known of their images; memory: the indices of the tables."""
+    """Yields pairs with the facts about their images; memory: the indices of the tables."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -94,6 +96,6 @@ class FactsReader:
         return self._sources.regions.row(row)
 
     def summary(self, pairs: int) -> str:
-        """Says how many of the pairs found a row in each table."""
+        """Returns how many pairs have a row in each table."""
         parts = [f"{count} in {flag}" for flag, count in self.met.items()]
         return f"of {pairs} pairs' images {' and '.join(parts)}" if parts else ""

@@ -1,4 +1,4 @@
-"""What a fit says of itself: on the terminal, and as a page beside the model."""
+"""Reports the quality of a fit on the terminal, and as a page next to the model."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fits boosted trees on labelled rows, and says by cross-validation what they are worth.
+"""Fits boosted trees on labelled rows, and measures them by cross-validation.
 
 N labelled rows of F features. scikit-learn grows the trees, which are then plain arrays.
 """
@@ -33,10 +33,10 @@ THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRows:
-    """Features float32 [N, F] with NaN for what is missing, labels [N], and what belongs together.
+    """Features float32 [N, F] with NaN for missing values, labels [N], and units.
 
-    Rows of the same ``unit`` (an image, of pairs) are never in two folds: the one would give the
-    other away. ``groups`` are names of features by what they look at.
+    Rows of the same ``unit`` (an image, for pairs) are in the same fold, because one would reveal
+    the other's label. ``groups`` are names of features by their input.
     """
 
     features: Features
@@ -56,7 +56,7 @@ class Validation:
     auc: float
     auc_of_folds: tuple[float, ...]
     average_precision: float
-    auc_of_shuffled: float  # with labels drawn anew: 0.5 unless something leaks
+    auc_of_shuffled: float  # with shuffled labels: 0.5 unless there is a leak
     importances: dict[str, float]  # AUC lost where a feature's values are permuted
     alone: dict[str, float]  # AUC with one group of features
     without: dict[str, float]  # AUC with all groups but one
@@ -131,7 +131,7 @@ def validate(rows: LabelledRows, *, seed: int) -> Validation:
 
 
 def auc(labels: Labels, probabilities: Features) -> float:
-    """The area under the ROC curve; 0.5 where there is one class only."""
+    """Returns the area under the ROC curve; 0.5 if there is only one class."""
     if labels.all() or not labels.any():
         return 0.5
     return float(roc_auc_score(labels, probabilities))
@@ -201,5 +201,7 @@ def _auc_over(
 def _mean_auc(
     labels: Labels, probabilities: Features, folds: Sequence[npt.NDArray[np.int64]]
 ) -> float:
-    """The mean of the folds: over all rows together it would be below 0.5 for labels of chance."""
+    """Returns the mean over the folds: over all rows together it would be below 0.5 for random
+    labels.
+    """
     return float(np.mean([auc(labels[fold], probabilities[fold]) for fold in folds]))

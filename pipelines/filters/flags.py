@@ -48,10 +48,10 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
-    """The model files by their flags, None where ``none`` was given.
+    """Returns the model files by their flags, None for ``none``.
 
-    Raises InputError where a flag is missing, and for a file that is not there: going without a
-    filter is a decision, and never a silence.
+    Raises InputError for a missing flag, and for a missing file: running without a filter must be
+    an explicit choice.
     """
     values = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in MODELS}
     if missing := [flag for flag, value in values.items() if value is None]:
@@ -69,7 +69,7 @@ def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
 
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of scoring: of what is mined, of candidates, or of a finished output again."""
+    """Adds the flags of scoring: of mined candidates, or of a finished output."""
     group = parser.add_argument_group(
         "scoring: with --warc by --scorer, else the pairs of a finished --output again, or all "
         "texts of --candidates"
@@ -99,7 +99,9 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def scores_again(args: argparse.Namespace) -> bool:
-    """Whether the flags ask for scoring again. Raises InputError for those of both, or of none."""
+    """Returns whether the flags request scoring again. Raises InputError for flags of both, or of
+    neither.
+    """
     names = ("candidates", "regions", "classes", "attributes")
     flags = [f"--{name}" for name in names if getattr(args, name)]
     if args.warc is not None or args.index is not None:

@@ -1,7 +1,7 @@
-"""Image filters: is an image racy, is it a photograph? A fitted model's probability each.
+"""Defines image filters, which estimate whether an image is racy or a photograph.
 
-What a filter sees are the statistics of a small copy, and of one that was fitted with a backbone
-the network's vector. Both filters share the copy.
+A filter reads the statistics of a small copy, and the network's vector if it was fitted with a
+backbone. Both filters share the copy.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,13 +36,13 @@ def backbone_names(width: int) -> tuple[str, ...]:
 def compute_features(
     image: Image.Image, backbone: Callable[[Image.Image], Vector] | None
 ) -> Vector:
-    """The statistics of an RGB image, then the network's vector where there is one."""
+    """Returns the statistics of an RGB image, then the network's vector if there is one."""
     values = image_statistics(shrunk(image))
     return values if backbone is None else np.concatenate([values, backbone(image)])
 
 
 def decode_side(has_backbone: bool) -> int:
-    """The pixels that a filter needs of an image's side."""
+    """Returns the pixels that a filter needs of an image's side."""
     return BACKBONE_PX if has_backbone else statistics.SIDE
 
 
@@ -72,16 +72,18 @@ class ImageFilter:
 
     @property
     def has_backbone(self) -> bool:
-        """Whether it was fitted with a network's vector."""
+        """Returns whether it was fitted with a network's vector."""
         return bool(self.model.arrays)
 
     @property
     def threshold(self) -> float:
-        """The probability from which on an image counts as what the labels call 1."""
+        """Returns the lowest probability at which an image counts as label 1."""
         return self.model.threshold
 
     def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
-        """The network's vector as a function. Raises InputError for weights that are of none."""
+        """Returns the network's vector as a function. Raises InputError for weights of no known
+        network.
+        """
         require_extra("safety", "torchvision")
         from vlmill.pipelines.filters.backbone import vector_function
 
@@ -100,9 +102,9 @@ class ImageFilter:
         self.__dict__.update(state)
 
     def judge(self, pixels: npt.NDArray[np.uint8]) -> float:
-        """The probability, 0 to 1, that an image, RGB uint8 [H, W, 3], is what the labels call 1.
+        """Returns the probability, 0 to 1, that an image, RGB uint8 [H, W, 3], has label 1.
 
-        Racy for a safety model, natural for a realism model.
+        That is racy for a safety model, natural for a realism model.
         """
         return self.judge_image(Image.fromarray(pixels))
 
@@ -114,14 +116,16 @@ class ImageFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFilters:
-    """The filters of a run; None where the user has said ``none``."""
+    """The filters of a run; None for ``none``."""
 
     safety: ImageFilter | None = None
     realism: ImageFilter | None = None
 
     @classmethod
     def load(cls, files: Mapping[str, Path | None]) -> "ImageFilters":
-        """Reads the files of ``filter_files``. Raises InputError for one that is no such filter."""
+        """Reads the files of ``filter_files``. Raises InputError for a file that is not such a
+        filter.
+        """
         filters = {
             kind: ImageFilter.load(path, flag=flag, kind=kind)
             for flag, kind in (("--safety-model", SAFETY), ("--realism-model", REALISM))
@@ -130,7 +134,7 @@ class ImageFilters:
         return cls(**filters)
 
     def settings(self) -> dict[str, Any]:
-        """What a manifest says: the thresholds."""
+        """Returns the thresholds for the manifest."""
         return {
             "safety_threshold": self.safety and self.safety.threshold,
             "realism_threshold": self.realism and self.realism.threshold,

@@ -15,8 +15,8 @@ REMEDY = "one line for each: an id, a tab or a comma, and 1 or 0"
 def read_labels(path: str | Path, *, flag: str = "--labels") -> dict[str, bool]:
     """Reads ids with their labels: tab- or comma-separated, further columns and a header ignored.
 
-    Raises InputError for a file that cannot be read, a line that is no label, an id with both
-    labels, and where one of the two classes has less than FEWEST_OF_A_CLASS.
+    Raises InputError for a file that cannot be read, an invalid label, an id with both labels, and
+    if one of the two classes has less than FEWEST_OF_A_CLASS.
     """
     labels: dict[str, bool] = {}
     try:

@@ -30,9 +30,10 @@ TREE = "trees."  # before the names of the trees' arrays; others are the model's
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Trees over named features, and what was noted when they were fitted.
+    """Trees over named features, and the records of their fit.
 
-    ``arrays`` are what else the features need (frequencies of words), ``about`` plain JSON values.
+    ``arrays`` are further inputs of the features (frequencies of words), ``about`` plain JSON
+    values.
     """
 
     kind: str
@@ -60,7 +61,7 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def model_problems(path: Path) -> list[str]:
-    """Returns what is wrong with a file of a fitted model of any kind, one line; empty: nothing."""
+    """Returns the problem of a fitted model's file, one line; empty if there is none."""
     try:
         read_model(path, kinds=None, flag="", fitted_by="fit_scorer or fit_image_filter")
     except InputError as error:

@@ -1,6 +1,6 @@
-"""Named features of an image's regions, and of what they share with the words of its text.
+"""Computes named features of an image's regions, and of their agreement with the words of its text.
 
-R boxes with a class each, of a detector whose class names the user gives; attributes by number.
+R boxes with a class each, from a detector whose class names the user passes; attributes by number.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ CROSS = (
 PEOPLE = word_set("person man woman boy girl child lady guy player baby kid")
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 NUMBERS = {word: number for number, word in enumerate(NUMBER_WORDS)}
-FAR = 3  # words from a number to what it counts: two big dogs
+FAR = 3  # words between a number and its noun: two big dogs
 IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "person"}
 STOP = word_set(
     "a an the of in on at with by from to for and or is are was were his her its their as"
@@ -46,7 +46,7 @@ STOP = word_set(
 
 @lru_cache(maxsize=100_000)
 def singular(word: str) -> str:
-    """An English word without its plural's ending; others as they are."""
+    """Returns an English word without its plural's ending; other words unchanged."""
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 4 and word.endswith(("ches", "shes", "sses", "xes")):
@@ -64,16 +64,16 @@ def make_phrases(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ClassNames:
-    """What a detector's classes, or attributes, are called: their numbers by each of their names.
+    """The numbers of a detector's classes, or attributes, by each of their names.
 
-    A class of a longer name ("tennis racket") is also known by the last word of it.
+    A class with a longer name ("tennis racket") is also found by its last word.
     """
 
     numbers: Mapping[str, frozenset[int]]
 
     @classmethod
     def from_names(cls, names: Sequence[Sequence[str]]) -> "ClassNames":
-        """Of each class, in the order of their numbers, all its names."""
+        """Returns the names of classes from all names of each, in the order of their numbers."""
         numbers: dict[str, set[int]] = {}
         for number, synonyms in enumerate(names):
             for name in synonyms:
@@ -218,7 +218,7 @@ def _cross(
 def _attributes(
     regions: Regions, phrases: Sequence[str], text_classes: frozenset[int], names: ClassNames | None
 ) -> list[float]:
-    """How many regions have an attribute that is named, and are named themselves, too."""
+    """Returns how many regions have a named class and a named attribute."""
     if regions.attributes is None or names is None:
         return [NAN] * 3
     text_attributes = names.find_classes(phrases)
@@ -243,7 +243,7 @@ def _people(regions: Regions, singles: Sequence[str], classes: ClassNames) -> li
 def _numbers(
     regions: Regions, words: Sequence[str], singles: Sequence[str], classes: ClassNames
 ) -> list[float]:
-    """Whether "two dogs" are two, and "dogs" more than one."""
+    """Returns whether "two dogs" are two, and "dogs" more than one."""
     counts = Counter(regions.ids)
     difference, plurals = NAN, NAN
     number, number_position = 0, -FAR

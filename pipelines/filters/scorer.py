@@ -1,7 +1,7 @@
-"""Does the text describe the image? A fitted model's probability, from some 300 named features.
+"""Estimates the probability that a text describes its image, from some 300 named features.
 
-LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs so: text alone, content of the image,
-and both together. What a pair lacks (images, regions) is NaN, which the trees know how to take.
+LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs like this: text alone, content of the
+image, and both together. Missing inputs (images, regions) are NaN, which the trees can handle.
 """
 
 import zlib
@@ -28,7 +28,7 @@ NAN = float("nan")
 SCORER = "scorer"
 FORMATS = ("jpeg", "png", "webp", "gif")
 IMAGE = ("width", "height", "pixels", "aspect", "bytes_a_pixel", *(f"is_{n}" for n in FORMATS))
-# Words of a text against a statistic of its image: the statistic where one is said, 0 if none is.
+# Words of a text against a statistic of its image: the statistic if one occurs, else 0.
 SAID_AND_SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
     "red": (("red", "crimson", "scarlet"), "red_share"),
     "orange": (("orange",), "orange_share"),
@@ -84,7 +84,7 @@ class ImageLook:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A row of ``pairs``, and what is known of its image."""
+    """A row of ``pairs``, and the facts about its image."""
 
     pair: Mapping[str, Any]
     image: ImageLook | None = None
@@ -101,7 +101,7 @@ class Vocabularies:
 
 
 def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
-    """The features of NAMES, in this order."""
+    """Returns the features of NAMES, in this order."""
     pair = facts.pair
     words = split_words(pair["text"], pair.get("language"))
     regions = region_features.region_features(
@@ -141,7 +141,7 @@ def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
 
 
 def _image(look: ImageLook | None) -> list[float]:
-    """Features of ``image``; NaN for what is not known of it."""
+    """Returns the features of ``image``; NaN for unknown facts."""
     if look is None:
         return [NAN] * (len(IMAGE) + len(statistics.NAMES))
     pixels = look.width * look.height
@@ -178,7 +178,8 @@ _SHOWN_PLACES = {
 class HashedShares(Mapping[str, float]):
     """Shares of words in a corpus by a hash of the word: a table of fixed size, in a model's file.
 
-    Two words may share a place (one in four of 50,000 in 131,072): both then count as the commoner.
+    Two words may share an entry (one in four of 50,000 in 131,072): both then count as the more
+    common one.
     """
 
     def __init__(self, table: Features) -> None:
@@ -186,7 +187,7 @@ class HashedShares(Mapping[str, float]):
 
     @classmethod
     def from_texts(cls, texts: Iterable[tuple[str, str | None]]) -> "HashedShares":
-        """Counts the words of (text, language), of which the MOST_WORDS most frequent stay."""
+        """Counts the words of (text, language) and keeps the MOST_WORDS most frequent."""
         counts: Counter[str] = Counter()
         for text, language in texts:
             counts.update(word.lower() for word in split_words(text, language))
@@ -199,7 +200,7 @@ class HashedShares(Mapping[str, float]):
 
     @property
     def table(self) -> Features:
-        """Returns the shares by places, float32 [TABLE_SIZE]."""
+        """Returns the shares by entry, float32 [TABLE_SIZE]."""
         return self._table
 
     def __getitem__(self, word: str) -> float:
@@ -234,12 +235,12 @@ class Scorer:
 
     @property
     def threshold(self) -> float:
-        """The score from which on a pair counts as described."""
+        """Returns the lowest score at which a pair counts as described."""
         return self.model.threshold
 
     @property
     def frequency(self) -> HashedShares:
-        """The shares of words in the texts that it was fitted on."""
+        """Returns the shares of words in the texts of the fit."""
         return HashedShares(self.model.arrays[FREQUENCIES])
 
     def score(

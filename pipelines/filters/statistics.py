@@ -1,7 +1,7 @@
-"""Named statistics of a small image: colour, palette, edges, and what looks like text.
+"""Computes named statistics of a small image: colour, palette, edges, and text-like areas.
 
-They tell photographs from drawings, charts, logos and screenshots, and images full of skin from
-others; the rules are ours. H x W pixels, of which the long side has at most SIDE.
+They separate photographs from drawings, charts, logos and screenshots, and images with much skin
+from others; the rules are vlmill's. H x W pixels, with a long side of at most SIDE.
 """
 
 from collections.abc import Sequence
@@ -129,7 +129,9 @@ def _colour(rgb: Plane, grey: Plane) -> Sequence[float]:
 
 
 def _skin(red: Plane, green: Plane, blue: Plane) -> npt.NDArray[np.bool_]:
-    """Where pixels have a colour of skin, light to dark: a wedge of red over blue (ours)."""
+    """Returns where pixels have a skin colour, light to dark: a wedge of red over blue (vlmill's
+    rule).
+    """
     total = np.maximum(red + green + blue, 1)
     red_part, green_part = red / total, green / total
     skin: npt.NDArray[np.bool_] = (
@@ -232,7 +234,7 @@ def _edges(grey: Plane) -> Sequence[float]:
 
 
 def _text(grey: Plane) -> Sequence[float]:
-    """Rows of text have many strokes, in rows that alternate with blank ones, in two tones."""
+    """Measures text-like rows: many strokes, alternating with empty rows, in two tones."""
     if min(grey.shape) < 3:
         return [np.nan] * len(TEXT)
     rows = np.count_nonzero(np.abs(np.diff(grey, axis=1)) > STRONG, axis=1) / grey.shape[1]
@@ -259,8 +261,8 @@ def _text(grey: Plane) -> Sequence[float]:
 
 
 def _two_tones(grey: Plane) -> tuple[float, float]:
-    """The grey level that parts dark from light best (Otsu), and the share of the variance that
-    the two explain.
+    """Returns the grey level that best separates dark from light (Otsu), and the share of the
+    variance that the two explain.
     """
     levels = np.bincount((grey / 4).astype(np.uint8).ravel(), minlength=64) / grey.size
     indices = np.arange(64)
@@ -272,7 +274,7 @@ def _two_tones(grey: Plane) -> tuple[float, float]:
 
 
 def _rhythm(profile: npt.NDArray[np.float64]) -> float:
-    """How well the profile repeats itself: the highest autocorrelation 3 to 16 rows on."""
+    """Returns how well the profile repeats itself: the highest autocorrelation 3 to 16 rows on."""
     centred = profile - profile.mean()
     power = float(centred @ centred)
     if power < 1e-9 or len(profile) < 20:

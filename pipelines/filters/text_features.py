@@ -1,7 +1,7 @@
-"""Named features of a pair's text alone, and of where it and its image stand.
+"""Computes named features of a pair's text alone, and of its source and addresses.
 
 LAIT's scorer has "hundreds of features" in three groups (ImageBERT, arXiv:2001.07966, section 3),
-which are not named there; these are ours. What cannot be known is NaN.
+which are not listed there; these are vlmill's. Unknown values are NaN.
 """
 
 import re
@@ -14,7 +14,7 @@ from vlmill.pipelines.web.texts.balance import stray_marks
 from vlmill.pipelines.web.texts.words import file_words, word_set
 
 NAN = float("nan")
-# Words by what they do in a caption; a text's share of each is a feature, and whether it has one.
+# Words by their role in a caption; features are a text's share of each role, and its presence.
 WORD_CLASSES: dict[str, frozenset[str]] = {
     "articles": word_set("a an the"),
     "places": word_set("in on at under over behind near beside between across along inside"),
@@ -141,7 +141,7 @@ _SIZE = re.compile(r"\d{2,4}x\d{2,4}|[_-](?:thumb|small|large|medium)\b|/\d{2,4}
 def text_features(
     text: str, words: Sequence[str], frequency: Mapping[str, float] | None
 ) -> list[float]:
-    """Features of FORM, WORDS and SIGNS, in this order.
+    """Returns the features of FORM, WORDS and SIGNS, in this order.
 
     ``words`` are those of the text, ``frequency`` their shares in a corpus by lower-case form.
     """
@@ -241,7 +241,9 @@ def _signs(text: str, words: int) -> list[float]:
 
 
 def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[float]:
-    """Features of PLACE: language, source and addresses of a row of ``pairs``, with its words."""
+    """Returns the features of PLACE: language, source and addresses of a row of ``pairs``, with its
+    words.
+    """
     language, source = pair.get("language"), pair.get("text_source")
     page_url, image_url = pair.get("page_url"), pair.get("image_url")
     words = {word.lower() for word in words_said}
@@ -274,7 +276,7 @@ def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[f
 
 
 def _one_hot(value: str | None, known: Sequence[str]) -> list[float]:
-    """One for the known value that it is, or at the end for another; NaN for none."""
+    """Returns 1 for the matching known value, or at the end for another; NaN for none."""
     if value is None:
         return [NAN] * (len(known) + 1)
     return [*(float(value == option) for option in known), float(value not in known)]
@@ -283,6 +285,6 @@ def _one_hot(value: str | None, known: Sequence[str]) -> list[float]:
 def _parts(url: str) -> tuple[str, str, str]:
     try:
         parts = urlsplit(url)
-    except ValueError:  # a bracket that is no IPv6 address
+    except ValueError:  # a bracket that is not part of an IPv6 address
         return "", url, ""
     return parts.netloc, parts.path, parts.query

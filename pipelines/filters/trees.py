@@ -1,7 +1,7 @@
-"""Gradient-boosted trees as plain arrays: what is applied needs numpy alone, and runs no code.
+"""Applies gradient-boosted trees as plain arrays, with numpy only and without running any code.
 
-scikit-learn grows them (:mod:`~vlmill.pipelines.filters.fitting`). M nodes of all trees, T trees,
-N rows of F features; a leaf is its own child, so that a row which has arrived stays.
+scikit-learn grows them (:mod:`~vlmill.pipelines.filters.fitting`). M nodes of all trees, T trees, N
+rows of F features; a leaf is its own child, so a row stays at its leaf.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ Features = npt.NDArray[np.float32]
 
 
 class BadTrees(ValueError):
-    """Arrays are no trees."""
+    """Raised for arrays that are not trees."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trees:
-    """A sum of T regression trees, of which the logistic function is a probability.
+    """A sum of T regression trees; its logistic function is a probability.
 
-    A row goes to ``left`` where its ``feature`` is at most ``threshold``, or is NaN and
-    ``missing_left`` says so. All int32, float64 or bool [M], but ``roots`` int32 [T] and ``bias``
-    float64 [1].
+    A row moves to ``left`` if its ``feature`` is at most ``threshold``, or is NaN and
+    ``missing_left`` is true. All int32, float64 or bool [M], except ``roots`` int32 [T] and
+    ``bias`` float64 [1].
     """
 
     feature: npt.NDArray[np.int32]
@@ -41,18 +41,18 @@ class Trees:
     bias: npt.NDArray[np.float64]
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays by their names."""
+        """Returns the arrays by their names."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def used(self) -> list[int]:
-        """The features that some node asks for, in order."""
+        """Returns the features that some node uses, in order."""
         inner = self.left != np.arange(len(self.left))
         return sorted(set(self.feature[inner].tolist()))
 
     def probabilities(self, features: Features) -> Features:
         """Returns float32 [N] in 0..1 for features [N, F], rounded to 6 digits.
 
-        Rounded so that platforms whose exp differs in the last bit order rows alike.
+        Rounding gives the same order of rows on platforms whose exp differs in the last bit.
         """
         parts = [
             self._sums(features[start : start + ROWS_AT_ONCE])
@@ -77,9 +77,9 @@ class Trees:
 
 
 def build_trees(arrays: Mapping[str, npt.NDArray[Any]], *, num_features: int) -> Trees:
-    """Makes trees of a file's arrays. Raises BadTrees for what is none over ``num_features``.
+    """Makes trees from a file's arrays. Raises BadTrees for invalid trees over ``num_features``.
 
-    Children lie behind their node, so that every way ends.
+    Children come after their node, so every path ends.
     """
     expected = {field.name for field in fields(Trees)}
     if arrays.keys() != expected:

@@ -1,4 +1,4 @@
-"""This job fits the model that says whether a text describes its image, on labelled pairs.
+"""Fits the model that scores how well a text describes its image, on labelled pairs.
 
 Reading order: ``command`` (the flags) and ``job``.
 """

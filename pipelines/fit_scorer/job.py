@@ -65,8 +65,8 @@ def read_texts(pairs: str) -> Iterator[tuple[str, str | None]]:
 
 
 def labelled_pairs(pairs: str, labels: Mapping[str, bool]) -> list[dict[str, Any]]:
-    """The labelled rows of a table, in the order of their ids. Raises InputError if one is not
-    there.
+    """Returns the labelled rows of a table, in the order of their ids. Raises InputError for a
+    missing one.
     """
     rows: dict[str, dict[str, Any]] = {}
     for batch in iter_batches(pairs, PAIRS, columns=COLUMNS, flag="--pairs"):

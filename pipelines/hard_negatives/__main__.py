@@ -1,6 +1,6 @@
 """Runs the job: ``python -m vlmill.pipelines.hard_negatives --help``.
 
-What Beam's workers load stands in other modules: they find it there by name, and not here.
+Functions for Beam's workers are in other modules, because workers import them by name.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""The arrays that a search reads: bags of words, and an index of them; on disk a file each.
+"""Defines the arrays of a search: bags of words, and an index of them; each is a file on disk.
 
-A *bag* is what a caption is to TF-IDF: its words and how often each comes. Captions with the same
-bag are its members, found once for all of them. Bags are numbered in the order in which they are
-searched, captions by the order of their ids, words from the most frequent on.
+A *bag* is a caption for TF-IDF: its words and their counts. Captions with the same bag are its
+members and share one search. Bags are numbered in the order of the search, captions by the order of
+their ids, words from the most frequent on.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ from vlmill.runtime.files.atomic import atomic_folder
 Array = npt.NDArray[Any]
 
 CHUNK = 128  # postings that are bounded together
-OWN_BITS, BITS = 20, 96  # of a signature: the most frequent words have a bit of their own
+OWN_BITS, BITS = 20, 96  # bits of a signature: the most frequent words have their own bit
 ROW = 16  # int32 of a bag's row: 64 bytes
 INLINE = 13  # words that a row holds
-WORD_BITS = 20  # of a packed word; its count lies above
+WORD_BITS = 20  # bits of a packed word; its count is in the higher bits
 EXCESS_UNIT, NORM_UNIT = 1024, 0.5  # of `excess` and `norm`, in units of weights
 UNKNOWN = 65535  # an excess too large for its type: such a bag is always looked up
 MOST_EXCESS = 8 << 16  # of a bag of class A
@@ -46,16 +46,16 @@ class Bags(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An index of D bags, sorted so that lists can be left early (:mod:`.index`).
+    """An index of D bags, sorted so that a search can end early (:mod:`.index`).
 
-    ``rows`` int32 [D, 16], a cache line each: norm2, the only caption of the bag or -1 - bag, 0,
-    and word | count << 20 of each word, 0 where there are no more. Bags that do not fit have the
-    number of a long bag, the caption, and 1: ``long_start`` int64 [L + 1] cuts ``long_words`` and
-    ``long_counts`` int32, ``long_norm2`` is int64 [L]. ``list_start`` int64 [V + 1]
-    and ``list_middle`` int64 [V] cut the postings of each word, first those of class A, then those
-    of class B. A posting has a signature of three ``bits`` uint32, a ``norm`` rounded down and an
-    ``excess`` rounded up, uint16 both, and the ``place`` int32 of its bag in ``rows``. ``reach``
-    float32 [D] is a bag's norm by its largest count, rounded down.
+    ``rows`` int32 [D, 16], one cache line each: norm2, the only caption of the bag or -1 - bag, 0,
+    and word | count << 20 of each word, 0 for unused entries. Larger bags have the number of a long
+    bag, the caption, and 1: ``long_start`` int64 [L + 1] divides ``long_words`` and ``long_counts``
+    int32, ``long_norm2`` is int64 [L]. ``list_start`` int64 [V + 1] and ``list_middle`` int64 [V]
+    divide the postings of each word, first those of class A, then those of class B. A posting has a
+    signature of three ``bits`` uint32, a ``norm`` rounded down and an ``excess`` rounded up, both
+    uint16, and the ``place`` int32, the index of its bag in ``rows``. ``reach`` float32 [D] is a
+    bag's norm divided by its largest count, rounded down.
     """
 
     rows: Array

@@ -1,8 +1,8 @@
-"""Searches of blocks of captions, and their lists put together into shards of negatives.
+"""Searches blocks of captions, and merges their lists into shards of negatives.
 
-Captions are searched in the order of :class:`.arrays.Bags`, and written in the order of their ids:
-lists lie in between on the disk, of each block and each part of the index. An answer is among the
-answers of the parts; their lists are merged by cosine and caption.
+Captions are searched in the order of :class:`.arrays.Bags`, and written in the order of their ids.
+In between, lists are on disk, for each block and each part of the index. A result is among the
+results of the parts; their lists are merged by cosine and caption.
 """
 
 from collections.abc import Iterator, Sequence
@@ -64,7 +64,9 @@ def search_block(number: int, plan: Plan, unit: Unit) -> Result:
 def search_range(
     bags: Bags, part: Part, rules: Rules, first: int, last: int, floors: Array, threads: int
 ) -> tuple[Array, Array]:
-    """(captions, cosines) [n, top] of ``members[first:last]``, on so many threads."""
+    """Returns (captions, cosines) [n, top] of ``members[first:last]``, with the given number of
+    threads.
+    """
     num = last - first
     numbers, scores = np.empty((num, rules.top), np.int32), np.empty((num, rules.top))
     cuts = np.linspace(0, num, min(threads, num) + 1).astype(int)
@@ -80,14 +82,14 @@ def search_range(
 
 
 def lists_folder(work: Path, block: int, part: int) -> Path:
-    """Where the lists of a block from a part of the index lie."""
+    """Returns the folder of the lists of a block from a part of the index."""
     return work / f"lists-{block:05d}-{part}"
 
 
 def merged(
     work: Path, block: int, parts: Sequence[int], rows: Array, top: int
 ) -> tuple[Array, Array]:
-    """The best of these parts for some rows of a block; -1 and 0 where there are no more."""
+    """Returns the best of these parts for some rows of a block; -1 and 0 for unused entries."""
     numbers, scores = np.full((rows.size, top), -1, np.int32), np.zeros((rows.size, top))
     for part in parts:
         folder = lists_folder(work, block, part)
@@ -143,7 +145,7 @@ def write_negatives(plan: Plan, unit: Unit) -> Result:
 
 
 def _table(plan: Plan, ids: pa.Array, captions: range, positions: Array) -> pa.Table:
-    """Rows of ``negatives`` of some captions, whose lists lie at ``positions``."""
+    """Returns rows of ``negatives`` for captions whose lists are at ``positions``."""
     top = plan.rules.top
     numbers, scores = np.empty((positions.size, top), np.int32), np.empty((positions.size, top))
     for block in np.unique(positions // BLOCK):
@@ -165,5 +167,5 @@ def _table(plan: Plan, ids: pa.Array, captions: range, positions: Array) -> pa.T
 
 
 def count_captions(block: int, captions: int) -> int:
-    """How many of all captions a block has: the last one has the rest."""
+    """Returns the number of captions of a block; the last block has the remaining ones."""
     return min(BLOCK, captions - block * BLOCK)

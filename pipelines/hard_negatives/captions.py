@@ -1,9 +1,8 @@
-"""Captions are read once, from any table, and laid out for the workers.
+"""Reads captions once, from any table, and writes them for the workers.
 
-The folder that :func:`stage` makes holds ``texts-*.arrow`` in the order of the input, and what is
-small for all captions in the order of their ids, which is their number: ``ids.arrow``,
-``pictures.arrow``, ``images.npy``. ``numbers.npy`` says for each text which caption it is, -1 for a
-reject.
+The folder of :func:`stage` has ``texts-*.arrow`` in the order of the input, and small arrays for
+all captions in the order of their ids, which defines their numbers: ``ids.arrow``,
+``pictures.arrow``, ``images.npy``. ``numbers.npy`` maps each text to its caption, -1 for a reject.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""How functions of this job are compiled: by numba, once for all runs.
+"""Compiles functions of this job with numba, once for all runs.
 
-Numba keeps what it has compiled until a function's own file changes, and not when what it calls
-does. So that no search runs with another file's old layout, names have a digest of all files.
+Numba reuses a compiled function until its own file changes, even if functions that it calls have
+changed. So names include a digest of all files, to never run a search with another file's old
+layout.
 """
 
 import hashlib
@@ -20,11 +21,11 @@ DIGEST = hashlib.sha256(
 
 
 def compiled(function: Function, *, is_inlined: bool = False) -> Function:
-    """Compiles at the first call, and keeps that on the disk; other threads go on meanwhile.
+    """Compiles at the first call, and caches the result on disk; other threads continue meanwhile.
 
-    The function makes no arrays, nor slices of them, so that there is nothing to count: a count of
-    references is a locked addition, of which a search would make thousands a query (107 us in place
-    of 39). Numba's option for that has no public name.
+    The function creates no arrays or slices, so reference counts are not needed: each is a locked
+    addition, and a search would make thousands per query (107 us instead of 39). Numba's option for
+    that has no public name.
     """
     function.__qualname__ += f"_{DIGEST}"
     njit: Any = numba.njit  # its annotations lack the last two options
@@ -33,8 +34,8 @@ def compiled(function: Function, *, is_inlined: bool = False) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """The same for a function that becomes a part of its callers.
+    """Compiles a function into its callers.
 
-    Named tuples of arrays are then no arguments, which would be copied word by word at each call.
+    So named tuples of arrays are not arguments, which would be copied word by word at each call.
     """
     return compiled(function, is_inlined=True)

@@ -1,4 +1,6 @@
-"""What a search costs, by the first captions: time grows with the power 1.5 of their number."""
+"""Estimates the cost of a search from the first captions: time grows with the power 1.5 of their
+number.
+"""
 
 import tempfile
 from pathlib import Path
@@ -28,7 +30,7 @@ COSINE_BYTES = 4
 
 
 def output_bytes(num_pairs: int, top: int) -> int:
-    """Returns the most that the negatives of so many pairs take, each with ``top`` of them."""
+    """Returns the largest size of the negatives of a number of pairs, each with ``top`` of them."""
     return num_pairs * (ID_BYTES + min(top, num_pairs) * (ID_BYTES + COSINE_BYTES))
 
 
@@ -69,7 +71,7 @@ def prepare(
 
 
 def estimate_cost(num_pairs: int, top: int, rate: Rate) -> Estimate:
-    """The cost of all pairs: with four times as many, each query takes twice as long."""
+    """Returns the cost of all pairs: with four times as many, each query takes twice as long."""
     times = max(1.0, num_pairs / SAMPLE_CAPTIONS)
     seconds = rate.seconds_for(num_pairs * times**GROWTH)
     note = "time of one thread; divide by the number of --workers"

@@ -70,7 +70,9 @@ def _shared_images(images: Array) -> Array:
 
 @compiled
 def _hash_bags(start: Array, words: Array, counts: Array, keys: Array, rare: Array) -> None:
-    """A hash of each caption's bag, and its three rarest words as they sort: rarest first."""
+    """Returns a hash of each caption's bag, and its three rarest words in sorting order, rarest
+    first.
+    """
     for k in range(start.size - 1):
         begin, end = start[k], start[k + 1]
         hash1, hash2 = np.uint64(0), np.uint64(0)
@@ -90,7 +92,7 @@ def _hash_bags(start: Array, words: Array, counts: Array, keys: Array, rare: Arr
 
 @compiled
 def _compare(start: Array, words: Array, counts: Array, order: Array, differs: Array) -> None:
-    """Says of each caption in ``order`` whether it has another bag than the one before it."""
+    """Returns for each caption in ``order`` whether its bag differs from the previous one's."""
     for k in range(1, order.size):
         a, b = order[k - 1], order[k]
         size = start[a + 1] - start[a]
@@ -179,7 +181,7 @@ def _measure(bags: Bags, chosen: Array, excess: Array, largest: Array) -> None:
 
 @compiled
 def _fits(bags: Bags, bag: int) -> bool:
-    """Whether a bag's words fit into its row."""
+    """Returns whether a bag's words fit into its row."""
     begin, end = bags.start[bag], bags.start[bag + 1]
     if end - begin > INLINE or bags.norm2[bag] >= 2**31:
         return False

@@ -1,7 +1,7 @@
-"""Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help
+"""Runs the job of hard negatives: python -m vlmill.pipelines.hard_negatives --help
 
-With a runner all of it is done by Beam's workers: nothing of the result passes through this
-process. What is in ``work`` of a killed run is not made again; it goes when the run has finished.
+With a runner, Beam's workers do everything: no result passes through this process. Results in
+``work`` of a killed run are reused; ``work`` is deleted when the run has finished.
 """
 
 import argparse
@@ -80,9 +80,9 @@ def run(
 
 @contextmanager
 def _refusing(plan: Plan) -> Iterator[None]:
-    """Deletes what was made of captions that are refused, so that a corrected command can begin.
+    """Deletes the results for refused captions, so that a corrected command can start.
 
-    Once they are vectors, what is refused is another input: the work on them stays.
+    Once vectors exist, a refused input is another input, and the results are kept.
     """
     try:
         yield

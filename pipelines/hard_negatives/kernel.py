@@ -1,9 +1,8 @@
-"""The search itself, compiled by numba: few postings are read, and few bags looked up.
+"""Searches the index, compiled by numba, reading few postings and few bags.
 
-A bag's similarity is bounded from what stands beside its postings, in memory that is read in order;
-only bags whose bound reaches the 30th best so far cost a read elsewhere. Every bound errs upwards,
-so that what is passed over could not have been among the best.
-
+The similarity of a bag is bounded by values stored with its postings, in memory that is read
+sequentially. Only bags whose bound reaches the current 30th best are read. Every bound is rounded
+upwards, so no skipped bag could have been among the best.
 """
 
 from typing import Any
@@ -76,10 +75,10 @@ def _add_bits(scratch: Scratch, third: int, bits: Array, offset: Any, width: Any
 def list_reaching(
     part: Part, start: int, count: int, scratch: Scratch, base: float, spread: float, limit: float
 ) -> Any:
-    """Lists in ``scratch.row_numbers`` which of some postings may reach a score; returns how many.
+    """Stores in ``scratch.row_numbers`` the postings that may reach a score; returns their number.
 
     A bag's product with the query is at most ``base``, ``spread`` for each unit of its excess, and
-    the masses of its bits; ``limit`` for each unit of its norm is what it must reach.
+    the masses of its bits; it must reach ``limit`` for each unit of its norm.
     """
     excess, norm, posting_rows = part.excess, part.norm, part.place
     bounds, passed, row_numbers = scratch.bounds, scratch.passed, scratch.row_numbers
@@ -105,11 +104,11 @@ def list_reaching(
 def search(
     bags: Bags, part: Part, rules: Rules, first: int, floors: Array, lists: tuple[Array, Array]
 ) -> tuple[int, int]:
-    """Searches ``part`` for the captions ``members[first:first + n]``; a result row for each.
+    """Searches ``part`` for the captions ``members[first:first + n]``; one result row each.
 
-    ``floors`` float64 [n]: scores below need not be found. ``lists`` are int32 [n, top], which
-    receives captions, best first and -1 where there are no more, and float64 [n, top] of their
-    cosines. Returns how many postings were bounded, and how many bags looked up.
+    ``floors`` float64 [n]: lower scores need not be found. ``lists`` are int32 [n, top], which
+    receives captions, best first and -1 for unused entries, and float64 [n, top] of their cosines.
+    Returns the number of bounded postings, and of bags that were read.
     """
     last = first + len(floors)
     bag = int(np.searchsorted(bags.member_start, first, side="right")) - 1
@@ -135,8 +134,8 @@ def _search_all(
 ) -> None:
     """Searches for captions from ``members[first]`` of ``bag`` on, bag by bag.
 
-    A bag of several captions is searched once without regard to images; a caption whose image
-    is among the answer's is searched by itself.
+    A bag of several captions is searched once without regard to images; a caption whose image is in
+    the result is searched separately.
     """
     begin, last = first, first + floors.size
     while begin < last:
@@ -161,7 +160,7 @@ def _search_all(
 
 @inlined
 def _has_image(bags: Bags, image: Any, numbers: Array, row: int) -> bool:
-    """Whether a caption of an image is in a row of the answers; -1 is no image."""
+    """Returns whether a caption of an image is in a row of the results; -1 is no image."""
     if image >= 0:
         for k in range(numbers.shape[1]):
             if numbers[row, k] >= 0 and bags.images[numbers[row, k]] == image:
@@ -204,7 +203,7 @@ def _find(
 
 @inlined
 def _begin(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo) -> None:
-    """Judges what the last query found: much of it is near to this one, too."""
+    """Scores the results of the last query first, because many of them are near this query too."""
     counters, scratch = state.counters, state.scratch
     counters[BEST] = counters[NEAR] = 0
     counters[ROUND] += 1
@@ -214,7 +213,7 @@ def _begin(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo) 
     counters[LOOKED_UP] += num
     num = score_bags(part, state, num, info.norm2, info.floor)
     judge(bags, part, rules, state, info, num)
-    counters[NEAR] = 0  # those that are near to this one are met again, in another round
+    counters[NEAR] = 0  # those near to this one are found again, in another round
     counters[ROUND] += 1
 
 

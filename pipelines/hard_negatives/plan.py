@@ -1,4 +1,4 @@
-"""What a run is: where its captions come from, what counts, and where everything goes."""
+"""Defines a run: the source of its captions, its rules and its paths."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def work(self) -> Path:
-        """Where everything lies that the finished run does not keep."""
+        """Returns the folder of all files that the finished run does not keep."""
         return self.output / WORK
 
     @property
@@ -42,11 +42,11 @@ class Plan:
 
     @property
     def words(self) -> Path:
-        """What chunks of captions were cut into."""
+        """Returns the folder of the words of chunks of captions."""
         return self.work / "words"
 
     def words_path(self, chunk: int) -> Path:
-        """The words of a chunk of captions; what else it leaves is there before them."""
+        """Returns the path of a chunk's words, which is written after its other files."""
         return self.words / f"words-{chunk:05d}.arrow"
 
     @property
@@ -65,13 +65,13 @@ class Plan:
 
     @functools.cached_property
     def staged(self) -> Staged:
-        """Returns what the first step has found. Raises FileNotFoundError before it is done."""
+        """Returns the results of the first step. Raises FileNotFoundError before it is done."""
         text = (self.captions / "staged.json").read_text(encoding="utf-8")
         return Staged(**parse_json(text))
 
     @property
     def producer(self) -> dict[str, Any]:
-        """What shards say of their making."""
+        """Returns the producer metadata of shards."""
         return {"job": JOB, **self.settings}
 
     @property

@@ -22,9 +22,9 @@ CLOSE = 1e-9  # a cosine this close to the threshold is decided with integers
 
 @inlined
 def is_below(dot: int, norm2_q: int, norm2_d: int, numerator: int, denominator: int) -> bool:
-    """Whether dot / sqrt(norm2_q norm2_d) < numerator / denominator, exactly.
+    """Returns whether dot / sqrt(norm2_q norm2_d) < numerator / denominator, exactly.
 
-    Products with numerator or denominator must stay below 2^63; their squares are of 126 bits.
+    Products with numerator or denominator must be below 2^63; their squares have 126 bits.
     """
     left, right_q, right_d = denominator * dot, numerator * norm2_q, numerator * norm2_d
     left_high, left_low = _product(left, left)
@@ -48,11 +48,11 @@ def _product(a: int, b: int) -> tuple[Any, Any]:
 
 @inlined
 def score_bags(part: Part, state: State, count: int, norm2: int, min_score: float) -> Any:
-    """Keeps of ``count`` places those whose score is at least ``min_score``; returns how many.
+    """Keeps those of ``count`` bags whose score is at least ``min_score``; returns their number.
 
-    ``dots``, ``norms`` and ``scores`` receive what belongs to them; ``norm2`` is the query's. A bag
-    that does not fit into a row is scored once in a round, as captions of thousands of words would
-    meet in thousands of lists.
+    ``dots``, ``norms`` and ``scores`` receive their values; ``norm2`` is the query's. A bag that
+    does not fit into a row is scored once per round, because captions of thousands of words would
+    occur in thousands of lists.
     """
     query, scratch, rows, row_numbers = (
         state.query,
@@ -61,15 +61,15 @@ def score_bags(part: Part, state: State, count: int, norm2: int, min_score: floa
         state.scratch.row_numbers,
     )
     ahead = np.int32(0)
-    for k in range(count):  # all of their cache lines are on their way at once
+    for k in range(count):  # so that all of their cache lines are requested together
         ahead |= rows[np.uint64(row_numbers[k]), 0]
-    if ahead < 0:  # never: so that the reads above are not left out
+    if ahead < 0:  # never true: keeps the compiler from removing the reads above
         return 0
     num, word_mask = 0, np.int32((1 << WORD_BITS) - 1)
     for k in range(count):
         row = np.uint64(row_numbers[k])
         dot, norm2_d = np.int64(0), np.int64(rows[row, 0])
-        for j in range(3, 3 + INLINE):  # where there is no word, the count is 0
+        for j in range(3, 3 + INLINE):  # without a word, the count is 0
             packed_word = rows[row, j]
             slot = np.uint64(query.slots[np.uint64(packed_word & word_mask)])
             dot += np.int64(packed_word >> np.int32(WORD_BITS)) * query.masses[slot]
@@ -89,7 +89,7 @@ def score_bags(part: Part, state: State, count: int, norm2: int, min_score: floa
 
 @inlined
 def _long_dot(part: Part, query: Query, long: int) -> tuple[Any, Any]:
-    """The product with a bag that does not fit into a row, and its squared length."""
+    """Returns the product with a bag that does not fit into a row, and its squared length."""
     dot = np.int64(0)
     for j in range(part.long_start[long], part.long_start[long + 1]):
         dot += np.int64(part.long_counts[j]) * query.masses[query.slots[part.long_words[j]]]
@@ -116,7 +116,7 @@ def judge(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo, c
 
 @inlined
 def _remember(state: State, row: int) -> None:
-    """Lists the place of a near duplicate, once."""
+    """Stores the position of a near duplicate, once."""
     for j in range(state.counters[NEAR]):
         if state.near[j] == row:
             return

@@ -20,7 +20,7 @@ BATCH_ROWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where captions are, and in which columns; all of them None is our own ``pairs`` table."""
+    """The files and columns of captions; with all columns None it is a ``pairs`` table."""
 
     argument: str
     id_column: str | None = None
@@ -29,21 +29,23 @@ class Source:
 
     @property
     def is_pairs(self) -> bool:
-        """Whether this is a ``pairs`` table by its contract."""
+        """Returns whether this is a ``pairs`` table by its contract."""
         return self.text_column is None
 
     def columns(self) -> dict[str, str | None]:
-        """What decides which captions these are, for the plan."""
+        """Returns the columns that determine the captions, for the plan."""
         return {"id": self.id_column, "image": self.image_column, "text": self.text_column}
 
     def input(self) -> Input:
-        """The record of what is read."""
+        """Returns the record of the input."""
         if self.is_pairs:
             return table_input("--pairs", self.argument, PAIRS)
         return path_input("--pairs", self.argument)
 
     def require(self) -> list[Path]:
-        """The files to read. Raises InputError if there are none, or a column is missing."""
+        """Returns the files to read. Raises InputError if there are none, or a column is
+        missing.
+        """
         if self.is_pairs:
             return find_shards(self.argument, PAIRS, "--pairs")
         paths = _files(self.argument)
@@ -69,14 +71,16 @@ class Source:
 
     @property
     def has_header(self) -> bool:
-        """Columns of a TSV that are numbers are places from 1 on, and its first line a row."""
+        """Returns whether a TSV has a header: columns that are numbers are positions from 1,
+        without one.
+        """
         return not all(name.isdigit() for _, name in self._flags())
 
 
 def build_source(
     argument: str, id_column: str | None, image_column: str | None, text_column: str | None
 ) -> Source:
-    """A source from the flags. Raises InputError if they do not fit together."""
+    """Returns a source from the flags. Raises InputError for flags that do not fit together."""
     if text_column is None and (id_column or image_column):
         raise InputError("--id-column and --image-column need --text-column, of the same table")
     return Source(
@@ -111,7 +115,7 @@ def _column_names(path: Path, source: Source) -> list[str]:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file begins as Parquet does."""
+    """Returns whether a file begins like Parquet."""
     with path.open("rb") as file:
         return file.read(4) == b"PAR1"
 

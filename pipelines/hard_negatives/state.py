@@ -1,7 +1,8 @@
-"""What one thread keeps while it searches: the query's words, a chunk's bags, and the best so far.
+"""Defines the state of a searching thread: the query's words, a chunk's bags, and the best results
+so far.
 
-Everything lies in arrays that are made once a thread. Named tuples of them go from function to
-function; what changes from bag to bag is written into ``counters``.
+All of it is in arrays that are created once per thread. Named tuples of them are passed between
+functions; values that change from bag to bag are in ``counters``.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from vlmill.pipelines.hard_negatives.arrays import BITS, CHUNK, Array, Bags, com
 from vlmill.pipelines.hard_negatives.compiled import inlined
 
 REJECTS = 32  # near duplicates that are tried again for the next query
-# Places in `counters`: of captions in the best, of near duplicates, of bags to begin the next query
+# Indices in `counters`: captions in the best, near duplicates, bags to begin the next query
 # with; of postings bounded and bags looked up by all queries; and the number of the query's round.
 BEST, NEAR, WARM, POSTINGS, LOOKED_UP, ROUND = range(6)
 
@@ -28,7 +29,7 @@ class Rules(NamedTuple):
 class Query(NamedTuple):
     """A query's words from 1 on, heaviest first; ``slots`` is all zero between queries."""
 
-    slots: Array  # int32 [V] of a word its place among the query's
+    slots: Array  # int32 [V] index of a word among the query's
     words: Array  # int32 [1 + words], as the next three
     bits: Array  # int32
     masses: Array  # int64: tf * w; 0 of slot 0
@@ -37,7 +38,7 @@ class Query(NamedTuple):
 
 
 class QueryInfo(NamedTuple):
-    """What a query is beside its words."""
+    """Values of a query besides its words."""
 
     words: int  # how many it has
     max_count: int  # how often the most frequent comes
@@ -47,7 +48,7 @@ class QueryInfo(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What is known of the bags of one chunk of postings."""
+    """Values about the bags of one chunk of postings."""
 
     masks: Array  # uint32 [3, 32] bits of the words to come, by the three parts of a signature
     mask_mass: Array  # float32 [3, 32] their masses
@@ -61,7 +62,7 @@ class Scratch(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The best so far, best first: cosines float64, captions and places of their bags int32."""
+    """The best so far, best first: cosines float64, captions and indices of their bags int32."""
 
     scores: Array
     numbers: Array
@@ -74,9 +75,9 @@ class State(NamedTuple):
     query: Query
     scratch: Scratch
     best: Best
-    near: Array  # int32 [REJECTS] places of bags above the threshold
-    warm: Array  # int32 places of the last query's best and near duplicates
-    rounds: Array  # int64 of each long bag: the round in which it was scored last
+    near: Array  # int32 [REJECTS] indices of bags above the threshold
+    warm: Array  # int32 indices of the last query's best and near duplicates
+    rounds: Array  # int64 for each long bag: the round of its last score
     counters: Array  # int64 [6]
 
 

@@ -65,7 +65,7 @@ SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20
 
 @dataclass(kw_only=True)
 class Findings:
-    """What a pass over the written lists tells; ``times`` int64 [N] how often a caption is one."""
+    """Counts from the written lists; ``times`` int64 [N] is how often a caption is a negative."""
 
     times: Array
     top: int
@@ -77,7 +77,7 @@ class Findings:
 
 
 def look(work: Path, captions: int, parts: int, top: int) -> Findings:
-    """Counts lists, and samples similarities, from the lists of all blocks that lie in ``work``."""
+    """Counts lists, and samples similarities, from the lists of all blocks in ``work``."""
     findings = Findings(times=np.zeros(captions, np.int64), top=top)
     for numbers, scores in all_lists(work, captions, parts, top):
         sizes = (numbers >= 0).sum(axis=1)
@@ -101,7 +101,7 @@ def write_report(
     names: Sequence[str],
     images: str | None,
 ) -> None:
-    """Writes ``output/report.html``; ``images`` is a table of images, ids those of the pairs."""
+    """Writes ``output/report.html``; ``images`` is a table of images with the ids of the pairs."""
     charts = [
         histogram(findings.first, title="Highest similarity of a caption", label="cosine"),
         histogram(findings.last, title=f"Lowest of its {findings.top}", label="cosine"),
@@ -177,7 +177,7 @@ def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, 
 
 
 def _images(staged: Path, numbers: Sequence[int]) -> dict[int, str | None]:
-    """The names of captions' images."""
+    """Returns the names of captions' images."""
     names = read_arrow(staged / "pictures.arrow").column("image")
     return {number: names[number].as_py() for number in set(numbers)}
 
@@ -212,7 +212,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
 
 
 def lay_out_captions(plan: Plan, unit: Unit) -> Result:
-    """Lays the captions out. Raises InputError if there is none that can be searched."""
+    """Writes the captions for the search. Raises InputError if none can be searched."""
     argument = f"--pairs {plan.source.argument}"
     staged = stage(plan.source, plan.captions, plan.rules)
     if not staged.captions:

@@ -11,7 +11,7 @@ from vlmill.pipelines.web.texts.words import JOINERS, mark_ranges, split_words
 from vlmill.schemas.errors import InputError
 
 # scikit-learn's words, two letters or more, with the marks that belong to their letters: without
-# them its expression breaks the words of Indic scripts, pointed Arabic and Hebrew into pieces.
+# them its expression breaks the words of Indic scripts, pointed Arabic and Hebrew apart.
 _LETTER = rf"\w[{mark_ranges()}{JOINERS}]*"
 MARKED = rf"{_LETTER}(?:{_LETTER})+"
 
@@ -19,11 +19,11 @@ MOST_UNSPACED = 0.01  # share of captions: a few names in other scripts harm nob
 HAN, KANA, THAI = r"\p{Han}", r"\p{Hiragana}\p{Katakana}", r"\p{Thai}"
 OTHERS = r"\p{Lao}\p{Khmer}\p{Myanmar}"
 UNCUT = {"words": HAN + KANA + THAI, "jieba": KANA + THAI, "sudachi": THAI, "newmm": HAN + KANA}
-"""Letters that a tokenizer does not cut, beside those of ``OTHERS``, which none does"""
+"""Letters that a tokenizer does not segment, in addition to those of ``OTHERS``, which none does"""
 
 
 def make_tokenizer(rules: NegativeRules) -> Callable[[str], list[str]]:
-    """The function that cuts a text into words, in lower case as scikit-learn does."""
+    """Returns the function that splits a text into words, in lower case as in scikit-learn."""
     if rules.tokenizer == "whitespace":
         return lambda text: text.lower().split()
     if rules.tokenizer in SEGMENTERS:
@@ -42,7 +42,7 @@ def count_unspaced(texts: pa.Array, rules: NegativeRules) -> int:
     Such a caption has a run of four of their letters, or one and no Latin letter.
     """
     if rules.tokenizer == "whitespace":
-        return 0  # white space is what the user says cuts them
+        return 0  # the user states that white space separates words
     letters = UNCUT[rules.tokenizer] + OTHERS
     runs = pc.match_substring_regex(texts, rf"[{letters}]{{4}}")
     alone = pc.match_substring_regex(texts, rf"^\P{{Latin}}*[{letters}]\P{{Latin}}*$")

@@ -1,7 +1,7 @@
-"""TF-IDF as scikit-learn's ``TfidfVectorizer`` defines it, counted by chunks, weighed in integers.
+"""Computes TF-IDF like scikit-learn's ``TfidfVectorizer``, counted by chunks, with integer weights.
 
 N captions, tf the raw count, idf(t) = ln((1 + N) / (1 + df(t))) + 1. Words are numbered by falling
-df, equal ones by code point. Each chunk of captions is cut once: its words lie in
+df, equal ones by code point. Each chunk of captions is split into words once: its words are in
 ``words-*.arrow`` (word, captions), its counts in ``counts-*.npz``.
 """
 
@@ -91,7 +91,7 @@ def _utf8(word: str) -> str:
 
 
 def _numbers(staged: Path, chunk: int, size: int) -> Array:
-    """Which captions the texts of a chunk are."""
+    """Returns the captions of the texts of a chunk."""
     numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
     numbers_of_chunk: Array = numbers[chunk_starts(staged)[chunk] :][:size]
     return numbers_of_chunk
@@ -108,7 +108,9 @@ def write_vectors(plan: Plan, unit: Unit) -> Result:
 
 
 def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
-    """The ``vocabulary`` table from words and how many of ``total`` captions have them."""
+    """Returns the ``vocabulary`` table from words and the number of ``total`` captions
+    with them.
+    """
     ordered = sorted((-captions, word) for word, captions in counts if captions)
     frequency = np.array([-captions for captions, _ in ordered], np.int64)
     columns = {
@@ -120,7 +122,7 @@ def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
 
 
 def build_vocabulary(folder: Path, total: int) -> pa.Table:
-    """The ``vocabulary`` table of all chunks that lie in ``folder``."""
+    """Returns the ``vocabulary`` table of all chunks in ``folder``."""
     counter: Counter[str] = Counter()
     for path in sorted(folder.glob("words-*.arrow")):
         counter.update(word_counts(path))

@@ -1,4 +1,4 @@
-"""Texts and ids of published files: what is mended, and what is dropped."""
+"""Cleans texts and ids of published files, or drops them."""
 
 import re
 import unicodedata
@@ -16,8 +16,8 @@ _BROKEN = ("Cc", "Cs")  # control characters, lone surrogates
 
 
 def clean_text(text: str) -> str:
-    """NFC, runs of white space as one blank, ends stripped; control characters and lone
-    surrogates as U+FFFD.
+    """Returns a text in NFC, with runs of white space as one space, stripped; control characters
+    and lone surrogates become U+FFFD.
     """
     if text.isascii() and text.isprintable() and "  " not in text and text == text.strip():
         return text  # nearly all are so: nothing is to be split and joined
@@ -31,7 +31,7 @@ def clean_text(text: str) -> str:
 
 
 def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
-    """A published text, cleaned; or why there is none."""
+    """Returns a published text, cleaned; or why there is none."""
     if not isinstance(value, str):
         return Drop(Reason.BAD_ROW, f"its text is {type(value).__name__}, want a string")
     text = clean_text(value)
@@ -43,7 +43,9 @@ def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
 
 
 def note_repairs(text: str, published: str) -> tuple[str, ...]:
-    """What was mended in a published text: its ``bad_unicode``, if it had none of its own."""
+    """Returns the repairs of a published text: ``bad_unicode``, unless the text already
+    had U+FFFD.
+    """
     mended = not text.isascii() and "\ufffd" in text
     return (BAD_UNICODE,) if mended and "\ufffd" not in published else ()
 
@@ -55,13 +57,15 @@ _STATIC = re.compile(
 
 
 def flickr_id(url: str | None) -> str | None:
-    """The photo id of a static Flickr URL: the digits before the first ``_`` of its last part."""
+    """Returns the photo id of a static Flickr URL: the digits before the first ``_`` of its last
+    part.
+    """
     match = _STATIC.match(url) if url else None
     return match[1] if match else None
 
 
 def usable_id(value: str | None, column: str) -> str | Drop:
-    """Returns a value as an id: verbatim but for blanks around it."""
+    """Returns a value as an id: unchanged except for spaces around it."""
     text = (value or "").strip()
     if not text:
         return Drop(Reason.NO_ID, f"the column {column} is empty")
@@ -71,7 +75,7 @@ def usable_id(value: str | None, column: str) -> str | Drop:
 
 
 def whole_number(value: object) -> int | None:
-    """A published id, None if it is no whole number."""
+    """Returns a published id, None if it is not a whole number."""
     return value if type(value) is int and 0 <= value < MAX_NUMBER else None
 
 

@@ -1,4 +1,6 @@
-"""What a data set costs: of one's own the time to read its images, of others that of its rows."""
+"""Estimates the cost of a data set: the time for images (your own files) or for rows (published
+ones).
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +26,7 @@ class FirstRows:
         self.rows = self.bytes = 0
 
     def chunks(self, pool: ThreadPoolExecutor, examiner: Examiner) -> Iterator[int]:
-        """Goes on by some rows, and yields their number."""
+        """Reads some more rows, and yields their number."""
         rows = read_rows(self.job.table, self.job.column_indices)
         while chunk := list(islice(rows, CHUNK)):
             captions = [c for c in map(self._judged, chunk) if isinstance(c, Caption)]
@@ -50,7 +52,7 @@ def measure(job: OwnJob) -> tuple[Rate, int]:
 
 
 def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
-    """The cost of all rows, if they are like those that were measured."""
+    """Returns the cost of all rows, if they are like the measured ones."""
     about = round(measured_bytes * num_rows / rate.items) if rate.items else 0
     return Estimate(
         inputs={"--input": f"{num_rows:,} rows"},
@@ -62,7 +64,7 @@ def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
 
 
 def published_estimate(job: Job) -> Estimate:
-    """The cost of all rows, if they are like the first ones; images are not counted."""
+    """Returns the cost of all rows, if they are like the first ones; images are not counted."""
     published = sum(e.rows for name, e in job.reading.expected.items() if name != IMAGE_STAGE)
     read = [0, 0]  # rows, bytes of their values
 

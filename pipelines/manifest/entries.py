@@ -1,9 +1,9 @@
-"""What a published data set is to the manifest job: files to open, and entries read from them.
+"""Defines a published data set: files to open, and entries read from them.
 
-A data set is one file of ``sets/``: it says which tables it writes and opens its files as a
-:class:`Reading`, whose entries come in the order of the published rows, each the rows that it
-becomes or a :class:`~vlmill.runtime.units.funnel.Drop`. All else is shared: writing, images,
-exclusion, counts, reports, resuming.
+A data set is one file of ``sets/``: it lists its tables and opens its files as a :class:`Reading`.
+The entries are in the order of the published rows; each has its table rows or a
+:class:`~vlmill.runtime.units.funnel.Drop`. Everything else is shared: writing, images, exclusion,
+counts, reports, resuming.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.tables import Table
 
 Rows = tuple[tuple[Table, dict[str, Any]], ...]
-FIRST_ENTRIES = 100  # that say whether images are alongside the files
+FIRST_ENTRIES = 100  # entries that show whether images are next to the files
 IMAGE_STAGE = "pictures"
 """The group under which the images that entries name are counted, each once."""
 
@@ -46,13 +46,13 @@ class ListedImage:
     alone: bool = False
 
     def pack(self) -> tuple[Any, ...]:
-        """The image as texts and numbers, for :class:`ValueStore`; its content stays away."""
+        """Returns the image as texts and numbers for :class:`ValueStore`, without its content."""
         sizes = (self.width, self.height)
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
     def unpack(cls, values: tuple[Any, ...]) -> "ListedImage":
-        """The image that was packed."""
+        """Returns the image of :func:`pack`."""
         image_id, paths, url, aliases, width, height, uri = values
         return cls(
             image_id=image_id,
@@ -67,9 +67,11 @@ class ListedImage:
 
 @dataclass(kw_only=True, slots=True)
 class Entry:
-    """A published row. ``key`` names it (``captions_train2014.json:17``), ``group`` is what it is
-    counted with and compared with the published number; "" is not compared. ``rows`` are those of
-    tables, or why there are none. ``notes`` count what was mended (``bad_unicode``).
+    """A published row.
+
+    ``key`` names it (``captions_train2014.json:17``), ``group`` is the group for the comparison
+    with the published count; "" is not compared. ``rows`` are those of tables, or why there are
+    none. ``notes`` count repairs (``bad_unicode``).
     """
 
     key: str
@@ -90,15 +92,15 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A data set's files, opened: ``sources`` are all that decide its rows.
+    """A data set's opened files: ``sources`` are all files that determine its rows.
 
     ``entries`` starts over each time it is called. ``expected`` has the published count of each
-    group that is there. ``image_folders`` are where images lie below ``--input`` as published:
-    the table of images is written if one of them is there, if ``--images`` is given, or if
-    ``own_images``. ``repeated_bytes``: images may be placeholders, the same bytes under many
-    ids. ``tables`` narrows those of the data set; ``files`` are small files to write
-    beside the tables, by their names; ``messages`` are lines to tell; ``resolved`` are the options
-    as they were resolved from the files (a column that was found by its name).
+    existing group. ``image_folders`` are the published folders of images below ``--input``: the
+    table of images is written if one of them exists, if ``--images`` is given, or if
+    ``own_images``. ``repeated_bytes``: images may be placeholders, the same bytes under many ids.
+    ``tables`` narrows those of the data set; ``files`` are small files to write next to the tables,
+    by name; ``messages`` are lines to print; ``resolved`` are options resolved from the files (a
+    column that was found by its name).
     """
 
     sources: tuple[Source, ...]
@@ -114,7 +116,7 @@ class Reading:
 
 
 def first_paths(entries: Iterator[Entry]) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of the images that the first entries name: are they where they are said?"""
+    """Yields the paths of the images of the first entries, to check where images are."""
     for entry in islice(entries, FIRST_ENTRIES):
         yield from (image.paths for image in entry.images)
 
@@ -125,17 +127,16 @@ def kept_images() -> ValueStore[ListedImage]:
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:
-    """Adds no flags: the data set has none of its own."""
+    """Adds no flags, for a data set without its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A published data set. ``about`` is its help: files, where they come from, licence.
+    """A published data set. ``about`` is its help: files, sources, licence.
 
-    ``tables`` are those that it writes beside images, aliases and rejects; the first is the one
-    that its entries become. ``open`` raises InputError for a wrong folder. ``options`` are its own
-    flags' names, which decide the rows. ``papers`` are what papers
-    say of the data set: whose words, and the words.
+    ``tables`` are those that it writes besides images, aliases and rejects; the first has its
+    entries. ``open`` raises InputError for a wrong folder. ``options`` are the names of its own
+    flags, which determine the rows. ``papers`` are quotations of papers about the data set.
     """
 
     title: str

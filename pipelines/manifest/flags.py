@@ -1,4 +1,4 @@
-"""The flags that say how ``manifest`` runs, whatever it reads."""
+"""Defines the flags of every ``manifest`` subcommand."""
 
 import argparse
 

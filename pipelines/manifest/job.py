@@ -18,7 +18,7 @@ from vlmill.schemas.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A subcommand: what it is for, its flags, and what runs it."""
+    """A subcommand: its title, its flags, and its function."""
 
     title: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -26,14 +26,14 @@ class Dataset:
 
 
 def own() -> dict[str, Dataset]:
-    """The subcommand of one's own captions, by its name."""
+    """Returns the subcommand for the user's own captions, by name."""
     from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
 
     return {"own": Dataset(title=TITLES["own"], add_arguments=add_own_arguments, run=run_own)}
 
 
 def published() -> dict[str, Dataset]:
-    """The subcommands of published data sets, by their names."""
+    """Returns the subcommands of published data sets, by name."""
     from vlmill.pipelines.manifest.published.command import add_arguments, run_published
     from vlmill.pipelines.manifest.sets import SETS
 
@@ -57,7 +57,7 @@ def datasets(arguments: Sequence[str]) -> dict[str, Dataset]:
 
 
 def parser(loaded: Mapping[str, Dataset] | None = None) -> Parser:
-    """Returns the parser of all data sets, with the flags of those that are loaded (None: all)."""
+    """Returns the parser of all data sets, with the flags of the loaded ones (None: all)."""
     if loaded is None:
         loaded = {**own(), **published()}
     top = Parser(

@@ -9,14 +9,14 @@ from typing import Any
 from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.tables import IMAGES, Table
 
-GROUP_BYTES, GROUP_ROWS = 16 << 20, 10_000  # of a row group: what is in memory
+GROUP_BYTES, GROUP_ROWS = 16 << 20, 10_000  # rows of a row group: the number in memory
 
 
 class Part:
-    """Collects one part's rows on their way to its shards, which appear when its block ends.
+    """Collects one part's rows for its shards, which appear when its block ends.
 
     ``tables`` are in the order in which the shards appear; ``total`` is the number of parts, None
-    where it is not known ahead. After the block ``shards`` describes them.
+    if it is not known in advance. After the block ``shards`` describes them.
     """
 
     def __init__(

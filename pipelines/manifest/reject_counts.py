@@ -1,5 +1,5 @@
-"""What was dropped by stage and reason, counted in the rejects that were written: a run that was
-killed and continued tells the same.
+"""Counts drops by stage and reason in the written rejects, so that a continued run reports the
+same.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +14,9 @@ from vlmill.schemas.tables import REJECTS
 
 
 def rejects_by_stage(output: Path) -> defaultdict[str, Counter[str]]:
-    """The number of rejects of each reason, by stage; none of a stage that dropped nothing."""
+    """Returns the number of rejects of each reason, by stage; no entry for a stage without
+    drops.
+    """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     columns = ["stage", "reason"]
     for batch in iter_batches(output / f"{REJECTS.name}-*.parquet", REJECTS, columns=columns):
@@ -26,7 +28,7 @@ def rejects_by_stage(output: Path) -> defaultdict[str, Counter[str]]:
 
 
 def funnel_stage(stage: str, unit: str, entered: int, reasons: Mapping[str, int]) -> dict[str, Any]:
-    """One stage of a funnel: in = out + rejects."""
+    """Returns one stage of a funnel: in = out + rejects."""
     left = entered - sum(reasons.values())
     counts = dict(sorted(reasons.items()))
     return {"stage": stage, "unit": unit, "in": entered, "out": left, "rejects": counts}

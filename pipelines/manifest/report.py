@@ -92,7 +92,7 @@ def image_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
 
 
 def first_images(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The images of these ids and their bytes, as far as the first row groups have them."""
+    """Returns the images of these ids and their bytes, as far as the first row groups have them."""
     for path in spread_shards(folder, "images"):
         with pq.ParquetFile(readable(path)) as file:
             if not file.num_row_groups:
@@ -104,7 +104,7 @@ def first_images(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str
 
 
 def pair_charts(pairs: list[dict[str, Any]]) -> Markup:
-    """How long captions are, how many an image has, and of which split."""
+    """Returns charts of caption lengths, captions per image, and splits."""
     words = [float(len(split_words(row["text"]))) for row in pairs]
     mean = sum(words) / len(words) if words else 0.0
     captions = Counter(row["image_id"] for row in pairs if row["image_id"])

@@ -1,7 +1,7 @@
-"""Rows of a part that a runner's workers make: what one worker has read, in a file for another.
+"""Stores the rows of a part on a runner: one worker reads them and writes a file for another.
 
-A part's rows depend on the rows before them, so that one worker reads the whole input once, and
-leaves a file for each part: frames of MessagePack, each with its length before it.
+A part's rows depend on the rows before them, so one worker reads the entire input once, and writes
+a file for each part: frames of MessagePack, each after its length.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

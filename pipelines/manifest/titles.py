@@ -8,7 +8,7 @@ from vlmill.pipelines.web.texts.words import chinese_words
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-MAX_CHARACTERS = 36  # of a title, blanks not counted
+MAX_CHARACTERS = 36  # characters of a title, without spaces
 _CHINESE = re.compile("[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff]")
 
 
@@ -20,9 +20,10 @@ class TitleRules:
 
 
 def clean_title(title: str, rules: TitleRules) -> str | Drop:
-    """A title cut into words, the first of them up to 36 characters; or why it is dropped.
+    """Splits a title into words and returns the first of them up to 36 characters; or why it is
+    dropped.
 
-    The paper's segmenter is AliNLP; this one is jieba's. A first word longer than that is cut.
+    The paper's segmenter is AliNLP; this one is jieba's. A longer first word is cut.
     """
     if not _CHINESE.search(title):
         return Drop(Reason.OTHER_LANGUAGE, "no Chinese character")
@@ -34,7 +35,7 @@ def clean_title(title: str, rules: TitleRules) -> str | Drop:
 
 
 def first_words(words: list[str]) -> list[str]:
-    """The first words that have at most 36 characters together."""
+    """Returns the first words with at most 36 characters together."""
     if words and len(words[0]) > MAX_CHARACTERS:
         return [words[0][:MAX_CHARACTERS]]
     prefix, length = [], 0

@@ -1,6 +1,6 @@
-"""This job finds the images that look most alike to a detector: ViLBERT's hard negatives.
+"""Finds the most similar images by region features: ViLBERT's hard negatives.
 
 Reading order: ``command`` (the flags), ``job``, ``means`` (a vector for each image), ``splits``
-(who is compared with whom), ``search`` (exact, by FAISS), then ``published``, which reads the list
-that ViLBERT's authors gave away, ``report`` and ``cost``.
+(groups of images to compare), ``search`` (exact, with FAISS), then ``published``, which reads the
+list of ViLBERT's authors, ``report`` and ``cost``.
 """

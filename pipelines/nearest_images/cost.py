@@ -19,13 +19,13 @@ WORK_COPIES = 2  # of each vector: as it is, and less the mean of all
 
 
 def output_bytes(num_images: int, top: int) -> int:
-    """Returns the most that the neighbours of so many images take."""
+    """Returns the largest size of the neighbours of a number of images."""
     nearest = min(top, max(num_images - 1, 0))
     return num_images * (ID_BYTES + nearest * (ID_BYTES + DISTANCE_BYTES))
 
 
 def work_bytes(num_images: int, dim: int) -> int:
-    """The room that the vectors take until the run has finished."""
+    """Returns the disk space of the vectors until the run has finished."""
     return num_images * dim * FLOAT_BYTES * WORK_COPIES
 
 
@@ -56,7 +56,7 @@ def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[
 def estimate_cost(
     num_images: int, dim: int, top: int, averaging: Rate, searching: Rate, sample: int
 ) -> Estimate:
-    """The cost of all images; each is compared with as many times more as there are more."""
+    """Returns the cost of all images, which grows with the square of their number."""
     times = max(1.0, num_images / sample)
     seconds = averaging.seconds_for(num_images)
     search_s = searching.seconds_for(num_images * times)

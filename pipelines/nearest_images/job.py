@@ -98,7 +98,7 @@ class Job:
         ]
 
     def index(self, split: int) -> NearestIndex:
-        """Returns the index of a split, whose file gives way to the next one's."""
+        """Returns the index of a split; its file is replaced by the next one's."""
         if split not in self.indexes:
             self.indexes.clear()
             rows, path = self.grouped[0][split].rows, self.scratch / "vectors.npy"
@@ -191,7 +191,7 @@ def run_search(args: argparse.Namespace) -> int:
 
 
 def first_region(full_image: str, regions: RegionReader) -> int:
-    """The number of the first region that counts: 1 where row 0 is the full image."""
+    """Returns the number of the first region that counts: 1 if row 0 is the full image."""
     if full_image == "auto":
         marked = marks_full_images(regions)
         if marked:
@@ -280,7 +280,7 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def _finish(output: Path, state: State, top: int) -> int:
-    """Removes what the run is continued from, and says what there is; the exit status."""
+    """Deletes the files for continuing, and prints the counts; returns the exit status."""
     remove_tree(output / WORK)  # twice as large as the vectors, and no use
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)

@@ -19,18 +19,18 @@ from vlmill.schemas.errors import InputError
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 IMAGES_PER_PART = 8_192
-# Squares of longer vectors' differences leave float32, in which FAISS computes.
+# Squared differences of longer vectors exceed float32, in which FAISS computes.
 LONGEST = 1e15
 # How far a full image's corners may be from the image's: some end boxes at the last pixel.
 CORNER_PX = 1.0
 
 
 def marks_full_images(regions: RegionReader) -> bool:
-    """Whether row 0 of every image is the full image, as files of ViLBERT's readers have it.
+    """Returns whether row 0 of every image is the full image, as in files for ViLBERT's readers.
 
-    No column says so, but no detector puts a box around the whole of every image first. A table
-    in which no image has another box is one of full images: that row is then all there is.
-    Reads boxes until an image has another one first.
+    No column records it, but no detector puts a box around the full image first in every image. If
+    no image has another box, it is a table of full images, and that row is used. Reads boxes until
+    an image has another first box.
     """
     has_other_boxes = False
     for number in np.flatnonzero(regions.box_counts()).tolist():
@@ -43,14 +43,15 @@ def marks_full_images(regions: RegionReader) -> bool:
 
 
 def is_full_image(box: npt.NDArray[np.float32], width: int, height: int) -> bool:
-    """Whether a box (x1, y1, x2, y2) in pixels is that of the full image."""
+    """Returns whether a box (x1, y1, x2, y2) in pixels is that of the full image."""
     return bool(np.all(np.abs(box - (0, 0, width, height)) <= CORNER_PX))
 
 
 def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
-    """The mean [D] of features [R, D], R at least 1, summed in float64; None if it is no vector.
+    """Returns the mean [D] of features [R, D], R at least 1, summed in float64; None if it is
+    invalid.
 
-    That is where a feature is NaN or infinite, or where the mean is longer than LONGEST.
+    It is invalid if a feature is NaN or infinite, or if the mean is longer than LONGEST.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         mean = features.mean(axis=0, dtype=np.float64)
@@ -63,7 +64,7 @@ def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
 
 
 def image_mean(regions: RegionReader, number: int, first: int) -> Vectors | None:
-    """The vector of row ``number`` from its box ``first`` on; None if it has none.
+    """Returns the vector of row ``number`` from its box ``first`` on; None if it has none.
 
     Raises InputError for a row with boxes and without features.
     """
@@ -96,20 +97,20 @@ class Means:
         return vectors
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which images have a vector, [P]."""
+        """Returns which images have a vector, [P]."""
         return np.concatenate([~np.isnan(part[:, 0]) for part in self._parts])
 
 
 def part_paths(num_images: int, folder: Path) -> list[Path]:
-    """Returns the files of the vectors of so many images: a part each."""
+    """Returns the files of the vectors of a number of images, one for each part."""
     return [folder / f"means-{k:05d}.npy" for k in range(-(-num_images // IMAGES_PER_PART))]
 
 
 def write_part(regions: RegionReader, number: int, path: Path, first: int) -> int:
     """Writes the vectors of a part of the images; returns how many have none.
 
-    ``first`` is 1 where row 0 of each image is left out. Memory: one part, 4 D bytes for each of
-    its 8,192 images.
+    ``first`` is 1 to exclude row 0 of each image. Memory: one part, 4 D bytes for each of its 8,192
+    images.
     """
     start = number * IMAGES_PER_PART
     stop = min(start + IMAGES_PER_PART, len(regions))

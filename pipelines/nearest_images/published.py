@@ -1,7 +1,7 @@
-"""The list of nearest images that ViLBERT's authors published: ``hard_negative.pkl``.
+"""Reads the list of nearest images of ViLBERT's authors: ``hard_negative.pkl``.
 
-N images, K places a row. A pickled dict: ``train_image_list`` has the N ids (whole numbers, of
-Flickr30k 29,000), ``train_hard_pool`` [N, K] the places of the nearest in that list, kept as
+N images, K entries per row. A pickled dict: ``train_image_list`` has the N ids (whole numbers,
+29,000 of Flickr30k), ``train_hard_pool`` [N, K] the indices of the nearest in that list, stored as
 floats, the image itself first. InterBERT's retrieval reads the same file.
 """
 
@@ -26,16 +26,18 @@ MOST_BYTES = 256 << 20  # the published file has 23 MB
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedPool:
-    """What the file holds: ids, and for each its nearest ones' places in ``image_ids`` [N, K]."""
+    """The content of the file: ids, and for each the indices of its nearest in ``image_ids`` [N,
+    K].
+    """
 
     image_ids: list[str]
     pool: npt.NDArray[Any]
 
 
 def read_pool(path: Path, id_prefix: str) -> PublishedPool:
-    """Reads the file as plain data: no code of it runs. ``id_prefix`` goes before each id.
+    """Reads the file as plain data: no code in it runs. ``id_prefix`` is put before each id.
 
-    Raises InputError for a file that is no such pickle.
+    Raises InputError for any other pickle.
     """
     try:
         size = path.stat().st_size
@@ -76,9 +78,9 @@ def _read_ids(raw_ids: Any, path: Path, id_prefix: str) -> list[str]:
 
 
 def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, object]]:
-    """Yields a row of ``neighbours`` for each image, or of ``rejects`` where its list is broken.
+    """Yields a row of ``neighbours`` for each image, or of ``rejects`` if its list is broken.
 
-    An image is left out of its own list. Distances are not in the file, and stay null.
+    An image is not in its own list. The file has no distances, so they are null.
     """
     count = len(published.image_ids)
     for number, image_id in enumerate(published.image_ids):

@@ -96,7 +96,7 @@ def samples(folder: Path, num_images: int) -> tuple[list[Row], list[float], list
 
 
 def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
-    """An image and its nearest, with their distances where they are known."""
+    """Returns cards of an image and its nearest, with their distances if known."""
     ids: Sequence[str] = row["neighbour_ids"][:NEAREST_SHOWN]
     distances = row["distances"]
     labels = ["" if distances is None else f"{d:.4g}" for d in (distances or ids)[: len(ids)]]

@@ -1,14 +1,13 @@
-"""Exact nearest vectors by FAISS: its float32 distances find candidates, float64 ones decide.
+"""Finds exact nearest vectors: FAISS's float32 distances give candidates, float64 distances decide.
 
 n images of one split, sorted by id, D feature width, U different vectors among theirs.
 
-FAISS computes |x|^2 - 2 xy + |y|^2 in float32. That errs by far more than the last digit, and
-differently in blocks of other sizes, so that equal distances come out unequal and near ones in the
-wrong order. Here it gives some more candidates than are asked for, their distances are computed
-again as sqrt(sum (x - y)^2) in float64 and rounded to float32, and a bound on FAISS's error tells
-whether a vector that is no candidate could have come before the last neighbour. Where it could,
-the search is done again for more candidates. Images with one and the same vector are searched
-once.
+FAISS computes |x|^2 - 2 xy + |y|^2 in float32. Its error is much larger than the last digit, and
+differs between block sizes, so equal distances may differ and near ones may be in the wrong order.
+Here FAISS returns some additional candidates, and their distances are computed again as sqrt(sum (x
+- y)^2) in float64 and rounded to float32. A bound on FAISS's error shows whether another vector
+could come before the last neighbour; if so, the search is repeated with more candidates. Images
+with the same vector are searched once.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ from vlmill.runtime.console.threads import faiss_threads
 Distances = npt.NDArray[np.float32]
 SPARE = 24  # candidates beyond those asked for
 GROWTH = 8  # times as many candidates where these did not settle a query
-QUERIES = 1_024  # searched at once
+QUERIES = 1_024  # vectors per search
 MOST_CANDIDATES = 1 << 23  # of a block of queries: 12 bytes each
 ROWS_AT_ONCE = 4_096
 EPSILON = float(np.finfo(np.float32).eps)  # twice the error of an operation
@@ -37,7 +36,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # what products below it lose
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """An image's nearest ones, by their places among the sorted ids, and float32 distances."""
+    """An image's nearest ones, as indices among the sorted ids, and float32 distances."""
 
     positions: Numbers
     distances: Distances
@@ -47,7 +46,7 @@ class NearestIndex:
     """The vectors of a split's images, each different one once, mapped from a file.
 
     ``rows`` are the images' rows in ``means``, in the order of their ids. The file, 4 U D bytes,
-    holds the vectors less their mean: differences stay what they are, and FAISS errs less.
+    has the vectors minus their mean: differences stay the same, and FAISS's error is smaller.
     """
 
     def __init__(self, means: Means, rows: Numbers, path: Path, *, threads: int) -> None:
@@ -64,9 +63,9 @@ class NearestIndex:
         return len(self._rows)
 
     def search(self, start: int, stop: int, top: int) -> Iterator[Nearest]:
-        """Yields the ``top`` nearest of each image from ``start`` on, itself left out.
+        """Yields the ``top`` nearest of each image from ``start`` on, without the image itself.
 
-        By distance, as rounded to float32, then by place; all others where there are fewer.
+        By distance, rounded to float32, then by index; all others if there are fewer.
         """
         with ThreadPoolExecutor(self._threads) as threads:
             for begin in range(start, stop, QUERIES):
@@ -81,7 +80,9 @@ class NearestIndex:
                     )
 
     def _lists(self, queries: Numbers, count: int, threads: ThreadPoolExecutor) -> list[Nearest]:
-        """The ``count`` first images for each vector, those that have the vector among them."""
+        """Returns the ``count`` first images for each vector, including those with the vector
+        itself.
+        """
         lists: dict[int, Nearest] = {}
         waiting, width = queries.tolist(), count + SPARE
         while waiting:
@@ -104,7 +105,9 @@ class NearestIndex:
     def _ranked(
         self, count: int, query: int, candidates: Numbers, squares: Distances
     ) -> Nearest | None:
-        """The first images among those of the candidates; None if others may come before."""
+        """Returns the first images among those of the candidates; None if others may come
+        before.
+        """
         distances = self._distances(query, candidates)
         order = np.argsort(distances, kind="stable")
         candidates, distances = candidates[order], distances[order]
@@ -114,7 +117,7 @@ class NearestIndex:
         complete = len(candidates) == len(self._vectors)
         if not complete and not self._settled(query, distances, last, float(squares[-1])):
             return None
-        # With all that are as far as the last one: their places decide.
+        # Includes all at the same distance as the last one: their indices decide.
         near = distances <= distances[min(last, len(distances) - 1)]
         starts = self._starts[candidates[near]]
         positions = np.concatenate(
@@ -134,7 +137,7 @@ class NearestIndex:
         return distances
 
     def _settled(self, query: int, distances: Distances, last: int, farthest: float) -> bool:
-        """Whether no vector but the candidates can be as near as the ``last`` of them.
+        """Returns whether only the candidates can be as near as the ``last`` of them.
 
         FAISS gave the other vectors a squared distance of at least ``farthest``. One that is as
         near as t = distances[last] is at most |x| + t long, x being the query, and the three sums
@@ -152,9 +155,10 @@ class NearestIndex:
 
 
 def group_rows(means: Means, rows: Numbers) -> tuple[Numbers, Numbers]:
-    """Numbers of the vectors of ``rows`` [n], equal ones alike, and how many rows each has [U].
+    """Returns numbers for the vectors of ``rows`` [n], the same for equal ones, and the rows of
+    each [U].
 
-    Numbered as they first appear. Equal are those of the same SHA-256.
+    They are numbered by first appearance. Vectors are equal if their SHA-256 is.
     """
     numbers: dict[bytes, int] = {}
     group_numbers = np.empty(len(rows), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Images are compared with those of their own split alone, which their pairs name."""
+"""Groups images by split, so that images are compared only within their split."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def make_single_split(regions: RegionReader) -> Splits:
 
 
 def read_splits(pairs: str, regions: RegionReader) -> Splits:
-    """The splits that ``--pairs`` names, whatever the case; a null is ``train``.
+    """Returns the splits in ``--pairs``, ignoring case; a null is ``train``.
 
     Raises InputError if no pair names an image of ``regions``.
     """
@@ -79,7 +79,7 @@ def _columns(pairs: str) -> Iterator[tuple[list[str], list[str | None]]]:
 def group_by_split(
     regions: RegionReader, means: Means, splits: Splits, first: int
 ) -> tuple[list[Split], list[dict[str, object]]]:
-    """The splits in the order of their names, and a reject for each image that is of none."""
+    """Returns the splits in the order of their names, and a reject for each image without one."""
     present, counts = means.present(), regions.box_counts()
     members: dict[int, list[tuple[str, int]]] = {}
     rejects = []

@@ -1,8 +1,8 @@
-"""Regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help
+"""Extracts regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help
 
-The engine of extraction is that of ``extract-rois run``, one detector in each worker process. A
-unit is a shard, planned before anything runs; both commands record it in the same way and write
-the same bytes, so one continues what the other began.
+It uses the extraction engine of ``extract-rois run``, with one detector per worker process. A unit
+is a shard, planned in advance. Both commands record it in the same manner and write the same bytes,
+so either continues a run of the other.
 """
 
 import argparse
@@ -60,9 +60,9 @@ class RegionsRun:
         return self.output / WORK / "plan" / f"images-{index:05d}.json"
 
     def open(self) -> "Job":
-        """Returns what makes shards, with a detector that is opened once a process.
+        """Returns the function that writes shards, with a detector that is opened once per process.
 
-        Raises OSError if its networks are not those of the process that planned the job.
+        Raises OSError if its networks differ from those of the process that planned the job.
         """
         with _opening:
             if not self.opened:
@@ -98,8 +98,8 @@ def shard_units(run: RegionsRun) -> list[Unit]:
 def extract(run: RegionsRun, unit: Unit) -> Result:
     """Writes a shard of regions and one of rejects.
 
-    Memory: one detector a process, whatever the number of threads; the images among which batches
-    are formed and the rows that wait to be written a thread.
+    Memory: one detector per process, for any number of threads; per thread, the images of a batch
+    window and the rows that wait to be written.
     """
     from vlmill.extract.images.plan import InputImage
     from vlmill.extract.run.job import Part, make_shards

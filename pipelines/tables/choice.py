@@ -49,19 +49,20 @@ def as_mask(values: object) -> Bools:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionFilter:
-    """Drops rows of the main table of which a condition does not hold."""
+    """Drops rows of the main table that do not fulfil a condition."""
 
     condition: Condition
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the rows of which it holds."""
+        """Keeps the rows that fulfil it."""
         return {Reason.EXCLUDED: ~as_mask(self.condition.mask(rows))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFilter:
-    """Drops rows of the main table whose id's hash with the seed lies above a limit: which rows
-    stay depends on neither their order nor their number of shards.
+    """Drops rows of the main table whose id's hash with the seed is above a limit.
+
+    The kept rows depend on neither the order nor the number of shards.
     """
 
     seed: int
@@ -79,7 +80,7 @@ def hash_ids(seed: int, ids: pa.ChunkedArray) -> Keys:
 
 
 def find_limit(seed: int, entry: TableInput, rows: int) -> int:
-    """The limit below which exactly ``rows`` ids lie; all of them if there are not more."""
+    """Returns the limit below which exactly ``rows`` ids are; all of them if there are not more."""
     name = IDS[entry.table.name]
     parts = [hash_ids(seed, group.column(name)) for group in groups(entry, [name])]
     hashes = np.concatenate([NO_KEYS, *parts])
@@ -93,9 +94,9 @@ def find_limit(seed: int, entry: TableInput, rows: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RelatedFilter:
-    """Drops rows that are about no image and no pair that stays: sorted keys of each.
+    """Drops rows about neither a kept image nor a kept pair, given as sorted keys.
 
-    ``pairs`` None: the main table was none of pairs, negatives stay.
+    ``pairs`` None: the main table is not pairs, so negatives are kept.
     """
 
     images: Keys
@@ -126,12 +127,12 @@ def make_related_filter(entry: TableInput, choose: Choose) -> RelatedFilter:
     )
 
 
-# Columns of which no condition can ask: arrays and images.
+# Columns that a condition cannot use: arrays and images.
 _LARGE = frozenset(("bytes", "features", "class_probs", "class_prob_ids", "global_feature"))
 
 
 def merge_masks(dropped: Dropped, rows: int) -> Bools:
-    """Returns all rows that go, for whatever reason."""
+    """Returns all rows to drop, for any reason."""
     mask = np.zeros(rows, dtype=np.bool_)
     for reason_mask in dropped.values():
         mask |= reason_mask

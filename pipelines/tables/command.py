@@ -1,4 +1,4 @@
-"""Tables put together, and rows taken out: python -m vlmill.pipelines.tables --help"""
+"""Concatenates tables and removes rows: python -m vlmill.pipelines.tables --help"""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -219,7 +219,7 @@ def parser() -> Parser:
 
 
 def read_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the rows."""
+    """Returns the settings that determine the rows."""
     known = ("where", "rows", "fraction", "seed", "table")
     return {
         "verb": args.verb,

@@ -25,9 +25,9 @@ Mask: TypeAlias = Any
 
 
 class Condition:
-    """A parsed condition. Raises InputError for what is none.
+    """A parsed condition. Raises InputError for an invalid one.
 
-    A comparison with null is false, and so is its opposite; ``x is None`` asks for it.
+    A comparison with null is false, and so is its negation; use ``x is None``.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Condition:
         self.mask(table.schema.empty_table())
 
     def mask(self, rows: pa.Table) -> Mask:
-        """Whether the condition holds, of each row."""
+        """Returns which rows fulfil the condition."""
         try:
             return pc.fill_null(self._mask(self._tree, rows), False)
         except (pa.ArrowException, TypeError) as error:

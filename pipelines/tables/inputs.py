@@ -31,7 +31,7 @@ IDS = {
     "expressions": "expression_id",
     "statements": "example_id",
 }
-# Those whose rows are about images or pairs that another table names, in the order in which a
+# Those whose rows are about images or pairs that another table names, in the order of
 # folder's main table is looked for.
 MAIN = ("pairs", "questions", "choices", "expressions", "statements", "boxes", "regions", "images")
 
@@ -52,7 +52,7 @@ class TableInput:
 
 
 def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[Input]]:
-    """Returns the tables of the arguments by name, rejects left out, and their records.
+    """Returns the tables of the arguments by name, without rejects, and their records.
 
     Raises InputError for an argument without a table, and for shards that do not fit each other.
     """
@@ -70,7 +70,7 @@ def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[I
 
 
 def table_names(argument: str) -> list[str]:
-    """The tables that an argument holds, rejects left out."""
+    """Returns the tables of an argument, without rejects."""
     folder = to_path(argument)
     if folder.is_dir():
         names = [name for name in TABLES if name != REJECTS.name]
@@ -87,7 +87,7 @@ def table_names(argument: str) -> list[str]:
 
 
 def warn_of_lineage(argument: str) -> None:
-    """Tells where what a folder was made of has changed since."""
+    """Warns of inputs of a folder that have changed since."""
     if not (to_path(argument) / MANIFEST).is_file():
         return
     changed = [node.path for node in lineage(argument) if node.state == CHANGED]
@@ -122,7 +122,7 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
 
 
 def main_table(tables: dict[str, TableInput], requested: str | None) -> str:
-    """The table whose rows are chosen: the named one, or the folder's examples.
+    """Returns the main table: the named one, or the folder's examples.
 
     Raises InputError.
     """

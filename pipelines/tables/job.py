@@ -40,15 +40,17 @@ from vlmill.schemas.tables import REJECTS, Table, with_later
 
 Rewrite = Callable[[Table, pa.Table], pa.Table]
 NOT_FOUND = "not_found.json"
-MOST_NAMED = 3  # of what was not found; the file has all
+MOST_NAMED = 3  # number of missing entries to print; the file has all
 MAX_REJECTS = 1_000_000  # rows of rejects that are kept: each names a row that came twice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is done to each table: ``choose`` by its name says which rows go, ``rewrite`` changes
-    those that stay. Without ``choose`` rows that came earlier go, and become rows of rejects.
-    ``absent`` is written as ``not_found.json``, so that who asked can be answered.
+    """The work on each table.
+
+    ``choose`` by its name returns the rows to drop, ``rewrite`` changes the kept ones. Without
+    ``choose``, repeated rows are dropped and become rejects. ``absent`` is written as
+    ``not_found.json``, as a basis for a reply.
     """
 
     name: str
@@ -231,7 +233,9 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
 
 
 def absent_lines(absent: Mapping[str, Sequence[str]]) -> list[str]:
-    """What to say of each flag's lines that are nowhere in the tables: how many, the first few."""
+    """Returns, for each flag, a message about its lines that are not in the tables: number and
+    first ones.
+    """
     return [
         f"{len(lines)} of --{flag.replace('_', '-')} nowhere in IN: {', '.join(lines[:MOST_NAMED])}"
         + (", ..." if len(lines) > MOST_NAMED else "")

@@ -1,4 +1,4 @@
-"""Rows of images that someone asks to be left out: by URL, by SHA-256, by id."""
+"""Removes rows of images on request: by URL, by SHA-256, by id."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from vlmill.schemas.tables import ALIASES, Table
 
 URL_COLUMNS = ("source_url", "image_url", "page_url")
 MAX_LINE = 8_192
-# Lists of other rows' ids, and the numbers beside them.
+# Lists of other rows' ids, and the parallel lists of numbers.
 LISTS = {
     "negatives": ("negative_pair_ids", "similarities"),
     "neighbours": ("neighbour_ids", "distances"),
@@ -37,16 +37,16 @@ LISTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RemovalRequest:
-    """What is to go, as sorted 64-bit keys of URLs, digests and ids."""
+    """The request as sorted 64-bit keys of URLs, digests and ids."""
 
     urls: Keys
     digests: Keys
     ids: Keys
     url_aliases: Keys  # url-sha256/... of the URLs
-    lines: Mapping[str, Sequence[str]]  # what was given, by the name of its flag
+    lines: Mapping[str, Sequence[str]]  # the given lines, by the name of their flag
 
     def expand_line(self, flag: str, line: str) -> list[str]:
-        """Returns the texts that stand in tables for a line of a flag's file."""
+        """Returns the table values that a line of a flag's file may match."""
         if flag == "urls":
             return [line, _url_alias(line)]
         return [line.lower() if flag == "sha256" else line]
@@ -113,7 +113,7 @@ class Removal:
         return {Reason.EXCLUDED: mask}
 
     def shorten_lists(self, table: Table, rows: pa.Table) -> pa.Table:
-        """The rows without removed ids in their lists."""
+        """Returns the rows without removed ids in their lists."""
         if table.name not in LISTS:
             return rows
         removed = self.pairs if table.name == "negatives" else self.images
@@ -146,9 +146,9 @@ def _shorten_row(
 
 
 def find_removal(tables: Mapping[str, TableInput], request: RemovalRequest) -> Removal:
-    """The images that any table names by what is wanted, and the pairs of these images.
+    """Returns the images that any table matches with the request, and the pairs of these images.
 
-    An image goes under all its names: with it go those that share an alias or the bytes.
+    An image is removed under all its names, including images that share an alias or the bytes.
     """
     image_keys, matches = _images(tables, request)
     images = np.unique(np.concatenate([request.ids, *image_keys]))
@@ -167,7 +167,7 @@ def find_removal(tables: Mapping[str, TableInput], request: RemovalRequest) -> R
 
 
 def _absent(request: RemovalRequest, matches: Keys) -> dict[str, list[str]]:
-    """The lines of each flag none of whose names was found, in their order, each once."""
+    """Returns the lines of each flag without any match, in their order, each once."""
     keys = set(matches.tolist())
     return {
         flag: [
@@ -201,7 +201,7 @@ def _same_images(tables: Mapping[str, TableInput], images: Keys) -> Keys:
 
 
 def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[list[Keys], Keys]:
-    """The images of rows that have what is wanted, and which of it any row has."""
+    """Returns the images of matching rows, and the matched keys."""
     images, matches = list[Keys](), [NO_KEYS]
     for entry in tables.values():
         keys_by_column = {name: request.urls for name in URL_COLUMNS if name in entry.table.fields}
@@ -234,14 +234,14 @@ def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[
 
 
 def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts of a column; of one of lists those in all of them."""
+    """Returns the strings of a column; for a list column those in all of its lists."""
     return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 
 def count_trained_on(checkpoint: Path, removal: Removal) -> tuple[int, int]:
-    """How many of the images and pairs that go a checkpoint was trained on.
+    """Returns how many of the removed images and pairs a checkpoint was trained on.
 
-    Raises InputError for a folder that does not say.
+    Raises InputError for a folder without such a record.
     """
     try:
         if (checkpoint / CHECKPOINT).is_file():

@@ -25,7 +25,7 @@ REASONS = (None, Reason.DUPLICATE, Reason.ID_CONFLICT)  # of the verdicts 0, 1 a
 def row_marks(file: pq.ParquetFile, path: Path, table: Table) -> Keys:
     """Returns the keys of a file's rows, uint64 [2, rows]: of ids, and of contents.
 
-    An image's content is its bytes, wherever they came from. In a table without ids it is the key.
+    An image's content is its bytes, from any source. In a table without ids it is also the id.
     """
     groups = [_group_marks(file, path, group, table) for group in range(file.num_row_groups)]
     return np.concatenate([np.empty((2, 0), np.uint64), *groups], axis=1)

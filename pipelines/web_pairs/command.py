@@ -118,14 +118,15 @@ def _add_rules(p: Parser) -> None:
         "--min-words",
         type=int,
         metavar="N",
-        help=f"fewest words of a text ({rules.min_words})",
+        help=f"smallest number of words of a text (default: {rules.min_words})",
     )
     group.add_argument(
         "--max-words",
         type=int,
         metavar="N",
-        help=f"most words of an image's own text: alt text, caption, title ({rules.max_words}); "
-        f"sentences of the surrounding text have at most {rules.max_surrounding_words}",
+        help="largest number of words of an image's own text (alt text, caption, title) "
+        f"(default: {rules.max_words}); sentences of the surrounding text have at most "
+        f"{rules.max_surrounding_words}",
     )
     group.add_argument(
         "--max-images-per-text",

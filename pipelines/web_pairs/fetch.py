@@ -4,11 +4,13 @@ Candidates are found by the job's own rules, on the assumption that each missing
 what would be dropped even so is not asked for.
 """
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from msgspec import structs
@@ -38,10 +40,14 @@ from vlmill.pipelines.web_pairs.steps import LINK, MINE, UP_TO_CHOOSE
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.cores import all_cores
-from vlmill.runtime.files.atomic import write_bytes
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.listed import ListedFile, file_problems, parse_listed
 from vlmill.runtime.files.outputs import WORK, remove_work
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.units.runner import RunSteps
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import MAX_KEY
 
 ASSUMED = Archive(path="assumed:", size=0)
@@ -71,13 +77,30 @@ def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> li
         with journal_errors(), use_local_scratch(continued(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))
             run_rounds_here(fetching, all_cores())
+            fetched = list[ListedFile]()
             for bucket in range(fetching.buckets):
                 finish_bucket(fetching, bucket)
-                write_tables(fetching, bucket)
-        write_bytes(folder / DONE, b"")
+                fetched += write_tables(fetching, bucket).archives
+        write_json(folder / DONE, [dataclasses.asdict(file) for file in fetched])
         remove_work(folder)
-    archives = [path for each in folders.glob("fetch-*") for path in each.glob(PARTS)]
-    return [(str(path), path.stat().st_size) for path in sorted(archives)]
+    return [archive for each in sorted(folders.glob("fetch-*")) for archive in _list_fetched(each)]
+
+
+def _list_fetched(folder: Path) -> list[tuple[str, int]]:
+    """Returns the paths and sizes of fetched archives.
+
+    Raises InputError for one that is not as it was written.
+    """
+    try:
+        listed = parse_listed(read_json(folder / DONE))
+    except FileNotFoundError:  # of a run that was killed
+        listed = []
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{folder / DONE} is damaged; give --fresh to begin again") from None
+    # A store keeps checksums itself, and a hash would have to fetch all bytes.
+    if problems := file_problems(folder, listed, hashes=not is_remote(folder)):
+        raise InputError(f"{problems[0]}; give --fresh to fetch and mine again")
+    return [(str(path), path.stat().st_size) for path in sorted(folder.glob(PARTS))]
 
 
 def _compute_digest(job: Job) -> str:

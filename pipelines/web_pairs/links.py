@@ -1,7 +1,7 @@
-"""What leads on inside one archive: redirects, and revisits that name a digest.
+"""The links inside one archive: redirects, and revisits that name a digest.
 
-Both depend on the records before them. Of an archive that is mined in one piece they are followed
-as they come; the parts of a large one log them, and a step after it follows them in their order.
+Both depend on earlier records. An archive that is one unit follows them immediately. The parts of a
+large archive log them, and a later step follows the logs in the order of the parts.
 """
 
 from collections import OrderedDict

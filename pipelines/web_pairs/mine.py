@@ -336,8 +336,8 @@ def mine(job: Job, unit: Unit) -> Result:
 def mine_part(job: Job, archive: Archive, unit: Unit) -> Result:
     """Mines the records that begin in a part of an archive.
 
-    The record of the unit states where they begin and end. A part that meets damage leaves nothing
-    and the begin ``DAMAGED``: it is for who reads the archive from its beginning.
+    The record of the unit states where they begin and end. A damaged part leaves empty spools and
+    the begin ``DAMAGED``: only reading from the beginning of the archive tells what is lost.
     """
     limit = job.rules.max_record_bytes
     try:
@@ -356,7 +356,7 @@ Records = Iterable[tuple[str, Record | Drop]]
 
 
 def mine_records(job: Job, unit: Unit, read: Callable[[Counts], Records]) -> Result:
-    """Mines the records that ``read`` gives, into the spools of a unit."""
+    """Mines the records that ``read`` yields into the spools of a unit."""
     archive, kinds = job.archives[unit.number], PART_SPOOLS if unit.slices else SPOOLS
     with ExitStack() as stack:
         counts = stack.enter_context(open_counts(job, job.mined_spool(unit.name, "rejects")))
@@ -365,7 +365,7 @@ def mine_records(job: Job, unit: Unit, read: Callable[[Counts], Records]) -> Res
         }
         examiner = stack.enter_context(examining(job.rules, job.filters, headers=True))
         decoder = stack.enter_context(examining(job.rules, job.filters))
-        links = (
+        links: Links = (
             LinkLog(spools["links"]) if unit.slices else LinkFollower(spools["redirects"], counts)
         )
         miner = Miner(archive.id, job, spools, links, counts, examiner, decoder)

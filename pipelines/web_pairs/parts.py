@@ -22,17 +22,16 @@ from vlmill.runtime.units.unit import (
 
 
 def link_parts(job: Job, unit: Unit) -> Result | None:
-    """Leaves what :func:`follow_links` does, once the parts of an archive fit together.
+    """Compares the parts of an archive, then runs :func:`follow_links`.
 
-    Where a part does not begin at the end of the one before, or is damaged, the archive is mined
-    again in one piece. A run that continues looks at the parts again, too: one of them may have
-    been mined anew.
+    Where a part does not begin at the end of the previous part, or is damaged, the whole archive is
+    mined again. A resumed run compares the parts again, as one of them may have been repeated.
     """
     archive = job.archives[unit.number]
     units = part_units(archive, unit.number)
     if not fit_together(archive, _read_records(job, units)):
-        print_status(f"{archive.path} is damaged, or holds archives; it is mined in one piece")
-        mine_in_one(job, archive, units)
+        print_status(f"{archive.path} is damaged, or contains archives; one unit mines all of it")
+        mine_whole(job, archive, units)
     return run_unit(job, job.mined, unit, follow_links)
 
 
@@ -47,7 +46,7 @@ def follow_links(job: Job, unit: Unit) -> Result:
         logs = [job.mined_spool(part.name, "links") for part in units]
         follow_log(unsorted_rows(logs, 0), LinkFollower(redirects, counts))
         stages = {stage for record in _read_records(job, units) for stage, *_ in record["tallies"]}
-        if ARCHIVES.name not in stages:  # else who has mined it in one piece has counted it
+        if ARCHIVES.name not in stages:  # mine_whole has counted it
             counts.passed(ARCHIVES)
     return Result(tallies=counts.tallies, about=describe(archive), metrics={"wrong_digests": 0})
 
@@ -61,14 +60,14 @@ def fit_together(archive: Archive, records: Sequence[Mapping[str, Any]]) -> bool
     position = 0
     for part, record in zip(archive.parts, records, strict=True):
         if record["begin"] is None and position >= part.stop:
-            continue  # a record of an earlier part goes on through it
+            continue  # a record of an earlier part spans it
         if record["begin"] != position:
             return False
         position = int(record["end"])
     return position == archive.size
 
 
-def mine_in_one(job: Job, archive: Archive, units: Sequence[Unit]) -> None:
+def mine_whole(job: Job, archive: Archive, units: Sequence[Unit]) -> None:
     """Mines a whole archive as its first part, and leaves the other parts empty."""
     for unit in units:
         with record_files() as files:

@@ -51,7 +51,7 @@ FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has made i
 class Archive:
     """An archive: its path, its size in bytes when it was first seen, and that of its parts.
 
-    An archive whose ``part_bytes`` are 0 is mined in one piece.
+    An archive whose ``part_bytes`` are 0 is one unit.
     """
 
     path: str
@@ -65,7 +65,7 @@ class Archive:
 
     @property
     def parts(self) -> list[range]:
-        """Returns the bytes at which the records of each part begin; [] for one piece."""
+        """Returns the bytes at which the records of each part begin; [] for one unit."""
         step = self.part_bytes
         return (
             [range(n, min(n + step, self.size)) for n in range(0, self.size, step)] if step else []
@@ -78,7 +78,7 @@ class Archive:
 
 
 def describe(archive: Archive) -> dict[str, Any]:
-    """Returns what a record says of its archive."""
+    """Returns the fields by which a record identifies its archive."""
     return {"path": archive.path, "size": archive.size, "part_bytes": archive.part_bytes}
 
 
@@ -187,7 +187,7 @@ def archive_units(job: Job) -> list[Unit]:
 
 
 def part_units(archive: Archive, number: int) -> list[Unit]:
-    """Returns the units of an archive's parts; [] for one piece."""
+    """Returns the units of an archive's parts; [] for one unit."""
     return [
         Unit(name=f"{archive.id.hex()}-{part.start:012d}", number=number, slices=part)
         for part in archive.parts

@@ -4,12 +4,14 @@ Every text goes through jinja2's autoescape, because it comes from the web. Char
 fixed ids and no date, so the same data give the same bytes.
 """
 
+import atexit
 import base64
 import importlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ from vlmill.schemas.tables import IMAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vlmill.runtime.bounded_calls import BoundedPool
 
 MOST_UNFOLDED = 20  # settings: a screen's height
 MOST_PIXELS_SHOWN = 1 << 28  # what training decodes, too
@@ -123,7 +127,30 @@ def image_uri(data: bytes, media_type: str) -> str:
 
 
 def thumbnail(data: bytes, *, side: int = 240) -> bytes:
-    """Returns an image as a JPEG of at most ``side`` pixels. Raises Rejected for broken ones."""
+    """Returns an image as a JPEG of at most ``side`` pixels.
+
+    It is decoded in a process that can be killed. Raises Rejected for one that is broken, or costs
+    too much.
+    """
+    return _thumbnail_pool().call((data, side))
+
+
+@cache
+def _thumbnail_pool() -> "BoundedPool[tuple[bytes, int], bytes]":
+    from vlmill.runtime.bounded_calls import BoundedPool  # multiprocessing takes its time
+
+    pool = BoundedPool[tuple[bytes, int], bytes](1, start_thumbnails)
+    atexit.register(pool.close)
+    return pool
+
+
+def start_thumbnails() -> Callable[[tuple[bytes, int]], bytes]:
+    """Returns what a process makes thumbnails with."""
+    return _make_thumbnail
+
+
+def _make_thumbnail(task: tuple[bytes, int]) -> bytes:
+    data, side = task
     # Imported here so that stages that show no images do not need pillow's start-up time.
     from vlmill.schemas.images.decode import Bounds, open_image, upright
 

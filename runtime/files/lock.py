@@ -95,7 +95,7 @@ def lock_output(
 
 
 def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
-    """Says whether a process holds the lock of one of these parts of an output."""
+    """Returns whether a process holds the lock of one of these parts of an output."""
     for name in names:
         try:
             descriptor = os.open(Path(os.path.abspath(output), f"{LOCK}-{name}"), os.O_RDWR)

@@ -78,7 +78,7 @@ def prepare_output(
 
 
 def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> State:
-    """Says what a folder holds; writes the plan of a new run."""
+    """Compares the plan with the folder's and returns its state; writes the plan of a new run."""
     entries = sorted(p.name for p in folder.iterdir() if not p.name.startswith(LOCK))
     if PLAN not in entries:
         if entries:

@@ -4,12 +4,13 @@ They are compared with these records later, so a flipped bit on disk, or another
 the same name, is noticed before it is used.
 """
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from vlmill.runtime.files.listed import hash_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +50,5 @@ def note_file(path: Path, temporary: Path) -> None:
     if _log.files is None:
         return
     known, _log.digest = _log.digest, None
-    sha256 = known[1] if known is not None and known[0] == temporary else compute_sha256(temporary)
+    sha256 = known[1] if known is not None and known[0] == temporary else hash_file(temporary)
     _log.files.append(WrittenFile(path=path, bytes=temporary.stat().st_size, sha256=sha256))
-
-
-def compute_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -69,7 +69,9 @@ class Request:
     last_modified: str | None = None  # of its ``last-modified`` header
     max_bytes: int | None = None  # of the body; the client's own limit where None
     byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
-    authorization: str | None = None  # the header's value: a redirect's target is not told it
+    authorization: str | None = (
+        None  # the value of the header, which is not sent to a redirect's target
+    )
     referrer: str | None = None  # the value of its ``Referer`` header
 
 

@@ -1,11 +1,10 @@
-"""What site owners forbid about their pages and images, from headers and metadata.
+"""Reads the opt-outs of site owners for pages and images from headers and metadata.
 
-Read are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
-noimageindex, none), the TDM Reservation Protocol (``tdm-reservation`` as a header and as
-metadata, and a site's ``/.well-known/tdmrep.json``), and what headers and robots.txt say of
-training (``Content-Signal: ai-train=no``, ``Content-Usage: train-ai=n``). Every function is pure
-and says what was forbidden as members of ``Reason``; whether that is honoured is the caller's
-choice.
+These are ``X-Robots-Tag`` and ``<meta name="robots">`` (noai, noimageai, noml, noindex,
+noimageindex, none), the TDM Reservation Protocol (``tdm-reservation`` as a header and as metadata,
+and a site's ``/.well-known/tdmrep.json``), and statements about training in headers and robots.txt
+(``Content-Signal: ai-train=no``, ``Content-Usage: train-ai=n``). Every function is pure and returns
+members of ``Reason``; the caller decides whether to honour them.
 """
 
 import codecs
@@ -30,7 +29,7 @@ _DIRECTIVES: dict[str, tuple[Reason, ...]] = {
     "none": (Reason.NO_INDEX,),  # noindex and nofollow in one word
     "noimageindex": (Reason.NO_IMAGE_INDEX,),
 }
-# Directives with a value of their own, whose name would be read as an agent's.
+# Directives with a value, whose name would be read as an agent's.
 _VALUED = ("unavailable_after", "max-snippet", "max-image-preview", "max-video-preview")
 _AGENT = re.compile(r"\s*([A-Za-z0-9_.*-]{1,64})\s*:(.*)", re.DOTALL)
 _MAX_CHARS = 8_192
@@ -79,10 +78,11 @@ _AGENT_LINE = re.compile(r"\s*user-?agent\s*:\s*([^#\s]*)", re.IGNORECASE)
 
 
 def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
-    """Returns what a robots.txt says of training: (pattern of paths, whether it is forbidden).
+    """Returns the statements of a robots.txt about training: (pattern of paths, whether it is
+    forbidden).
 
-    Signals of the group for ``agent`` count, else those for all robots; signals before the first
-    group are for all.
+    Statements of the group for ``agent`` count, else those for all robots; statements before the
+    first group are for all.
     """
     own: list[tuple[str, bool]] = []
     others: list[tuple[str, bool]] = []
@@ -135,9 +135,9 @@ def first_opt_out(opt_outs: Iterable[Reason]) -> Reason | None:
 
 
 def _robots(value: str, agent: str) -> Iterator[Reason]:
-    """Yields what a list of directives forbids; ``bot: a, b`` holds for that bot alone.
+    """Yields the opt-outs in a list of directives; ``bot: a, b`` applies to that bot only.
 
-    Commas separate directives; sites write semicolons and spaces, too.
+    Commas separate directives; sites also write semicolons and spaces.
     """
     is_ours = True
     for token in re.split("[,;]", value[:_MAX_CHARS]):

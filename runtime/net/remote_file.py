@@ -156,7 +156,7 @@ def _fetch_once(
 def _answer(
     url: str, start: int, stop: int, allowed: tuple[Network, ...], authorization: str | None
 ) -> Answer:
-    # The limit is of bytes as sent: chunks take room, and pages of errors.
+    # The limit is for bytes as received, including chunk headers and error pages.
     limit = 2 * (stop - start) + FIRST_BYTES
     request = Request(
         url=url, byte_range=(start, stop), max_bytes=limit, authorization=authorization
@@ -166,7 +166,7 @@ def _answer(
         client.start(request)
         while True:
             for answer in client.wait(PART_S):
-                if answer.request is request:  # none that an interrupt has left behind
+                if answer.request is request:  # discards answers that an interrupt left
                     return answer
     except OSError as error:
         raise _TryAgain(str(error)) from None

@@ -1,10 +1,8 @@
-"""The application that every service is: its endpoints come on top of these.
+"""Defines the application that all services share; their endpoints are added to it.
 
-``/`` is the page, ``/healthz`` says that the front process responds and feeds its workers,
-``/readyz`` that a worker can compute and that no stop was asked for, ``/metrics`` what was counted,
-``/v1/about`` what is served.
-
-Request bodies are read and parsed with bounded memory.
+``/`` is the page; ``/healthz`` reports that the front process responds and feeds its workers,
+``/readyz`` that a worker is ready and no stop was requested, ``/metrics`` the counters,
+``/v1/about`` the served model. Request bodies are read and parsed with bounded memory.
 """
 
 import asyncio
@@ -203,7 +201,7 @@ class Shell:
         require_few(urls, settings.max_images)
         hold: Callable[[int], None] = request.scope[HOLD]
         hold(settings.max_bytes)
-        # Threads of their own: slow servers elsewhere must not take those that read and encode.
+        # Separate threads: slow remote servers must not block those that read and encode.
         loop = asyncio.get_running_loop()
         images = await loop.run_in_executor(self._fetchers, fetch_images, urls, settings)
         contents = {id(image.content): len(image.content) for image in images}
@@ -297,7 +295,7 @@ def new_application(
         version=__version__,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
-        redirect_slashes=False,  # it would lead to whatever host the request names
+        redirect_slashes=False,  # it would redirect to any host that the request names
     )
 
     @application.exception_handler(RequestRefused)

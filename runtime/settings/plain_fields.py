@@ -1,7 +1,8 @@
-"""Frozen dataclasses to and from plain YAML values, with errors that name the field and a remedy.
+"""Converts frozen dataclasses to and from plain YAML values, with errors that name the field and a
+remedy.
 
-YAML is plain data here: no includes, no interpolation, no class names. What a recipe resolves to
-can be printed, edited and read back.
+YAML is plain data here: no includes, no interpolation, no class names. A resolved recipe can be
+printed, edited and read back.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from vlmill.schemas.errors import InputError
 
 T = TypeVar("T")
 MAX_CONFIG_BYTES = 1 << 20
-# What other projects call fields: difflib would suggest whatever is spelled alike.
+# Field names of other projects: difflib would only suggest similar spellings.
 SYNONYMS = {
     "learning_rate": "lr",
     "betas": "beta1",
@@ -51,7 +52,7 @@ SYNONYMS = {
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A dataclass as nested dicts, lists and scalars, in the order of its fields."""
+    """Returns a dataclass as nested dicts, lists and scalars, in the order of its fields."""
     plain = _plain(dataclasses.asdict(config))
     assert isinstance(plain, dict)
     return plain
@@ -66,12 +67,12 @@ def _plain(value: Any) -> Any:
 
 
 def to_yaml(config: Any) -> str:
-    """A dataclass as YAML that :func:`read_yaml` and :func:`from_plain` turn back into it."""
+    """Returns a dataclass as YAML that :func:`read_yaml` and :func:`from_plain` read back."""
     return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
-    """The mapping in a YAML file. Raises InputError for a file that is no such thing."""
+    """Returns the mapping in a YAML file. Raises InputError for other files."""
     path = Path(path)
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
@@ -101,7 +102,7 @@ def from_plain(cls: type[T], values: Mapping[Any, Any], where: str = "") -> T:
 
 
 def _field_types(cls: type[Any], values: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """The types of the fields; a class whose fields depend on each other has ``field_types``."""
+    """Returns the types of the fields; a class with dependent fields has ``field_types``."""
     if not hasattr(cls, "field_types"):
         return get_type_hints(cls)
     try:
@@ -130,9 +131,9 @@ def parse_assignment(assignment: str) -> tuple[str, Any]:
 
 
 def replace_fields(config: T, values: Iterable[tuple[str, Any]], where: str = "") -> T:
-    """``config`` with other plain values at these dotted paths, checked as a whole.
+    """Returns ``config`` with other plain values at these dotted paths, validated again.
 
-    ``where`` stands before fields in errors. Raises InputError as :func:`override`.
+    ``where`` precedes fields in errors. Raises InputError like :func:`override`.
     """
     plain = to_plain(config)
     for path, value in values:
@@ -200,7 +201,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if origin is dict and isinstance(value, dict):
         return value
     if origin is Literal:
-        if value is False and "no" in args:  # YAML 1.1 takes no for false
+        if value is False and "no" in args:  # YAML 1.1 reads no as false
             return "no"
         if value in args:
             return value
@@ -215,7 +216,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def _member(kinds: Sequence[Any], value: Any) -> Any:
-    """The type among several that ``value`` is meant for; of dataclasses the one it fits best."""
+    """Returns the type among several that ``value`` fits; the best one of dataclasses."""
     if len(kinds) > 1 and isinstance(value, Mapping):
         by_names = {kind: {f.name for f in dataclasses.fields(kind)} for kind in kinds}
         return min(kinds, key=lambda kind: len(by_names[kind] ^ value.keys()))
@@ -223,7 +224,7 @@ def _member(kinds: Sequence[Any], value: Any) -> Any:
 
 
 def _read_float(value: Any, where: str) -> float:
-    # YAML 1.1 takes 1e-4 (no dot) for a string; nobody who writes it means one.
+    # YAML 1.1 reads 1e-4 (no dot) as a string, which is never intended.
     try:
         number = math.nan if isinstance(value, bool) or value is None else float(value)
     except (TypeError, ValueError):

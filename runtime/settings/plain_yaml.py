@@ -16,7 +16,9 @@ PLAIN = ("null", "bool", "int", "float")
 
 
 class BadYaml(ValueError):
-    """A text that is no YAML, or none that is read here; says why, and in which line from 1."""
+    """A text that is not YAML, or YAML that is not accepted; with the reason and the line
+    from 1.
+    """
 
     def __init__(self, reason: str, line: int) -> None:
         super().__init__(reason)
@@ -25,16 +27,16 @@ class BadYaml(ValueError):
 
 @dataclass
 class Document:
-    """A document's plain value, and the line in which each dotted key of its sections stands."""
+    """A document's plain value, and the line of each dotted key of its sections."""
 
     value: Any = None
     lines: dict[str, int] = field(default_factory=dict)
 
 
 def read_document(text: str, *, lists_in_texts: bool = False) -> Document:
-    """The one document of a text. Raises BadYaml.
+    """Returns the single document of a text. Raises BadYaml.
 
-    With ``lists_in_texts``, a text such as "(10.0, 5.0)" is the list that it writes in Python.
+    With ``lists_in_texts``, a text such as "(10.0, 5.0)" is read as a Python list.
     """
     if len(text) > MAX_CHARACTERS:
         raise BadYaml(f"over {MAX_CHARACTERS} characters", 1)
@@ -70,7 +72,7 @@ class Reader:
         return self.result
 
     def node(self, path: str, depth: int) -> Any:
-        """Reads one value and what is inside it."""
+        """Reads one value and its content."""
         event = self.parser.get_event()
         line = event.start_mark.line + 1
         before = self.count
@@ -134,7 +136,7 @@ class Reader:
             raise BadYaml(f"{shorten_value(event.value)} is no {kind}", line) from None
 
     def text(self, text: str) -> Any:
-        """A text, or the list that it writes as Python does: "(10.0, 5.0)"."""
+        """Returns a text, or the list that it writes in Python: "(10.0, 5.0)"."""
         if not self.lists_in_texts or not text.startswith(("(", "[")):
             return text
         brackets = text.replace("(", "[").replace(")", "]")
@@ -145,14 +147,14 @@ class Reader:
         return value if isinstance(value, list) else text
 
     def add(self, values: int, line: int) -> None:
-        """Counts values, those behind aliases as often as they are used."""
+        """Counts values; aliases count as often as they are used."""
         self.count += values
         if self.count > MAX_VALUES:
             raise BadYaml(f"over {MAX_VALUES} values", line)
 
 
 def refuse_tag(tag: str | None, line: int, *kinds: str) -> None:
-    """Raises BadYaml for a tag that is none of YAML's plain ``kinds``."""
+    """Raises BadYaml for a tag that is not one of YAML's plain ``kinds``."""
     if tag not in (None, "!", *(CORE + kind for kind in kinds)):
         tag_text = (tag or "").replace(CORE, "!!")
         raise BadYaml(

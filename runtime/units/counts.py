@@ -13,7 +13,7 @@ KeepReject = Callable[[dict[str, object]], None]
 
 
 class Counts:
-    """Counts of one unit of work; ``keep`` takes the rows of what was dropped."""
+    """Counts of one unit of work; ``keep`` receives the rows of dropped items."""
 
     def __init__(self, keep: KeepReject) -> None:
         self.tallies: Counter[Tally] = Counter()

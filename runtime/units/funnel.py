@@ -1,6 +1,6 @@
-"""The funnel: what each stage took in, gave out and dropped, by reason.
+"""Defines the funnel: inputs, outputs and drops of each stage, by reason.
 
-A stage's pure function returns what it keeps, or a :class:`Drop`.
+A stage's pure function returns a kept item, or a :class:`Drop`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A line of the funnel; ``unit`` says what is counted."""
+    """A line of the funnel; ``unit`` names the counted items."""
 
     name: str
     unit: str

@@ -1,4 +1,4 @@
-"""What a unit of work did, as numbers that are seen while a job runs: on the screen, or in Beam."""
+"""Shows the counts of a running job's units: on the screen, or in Beam."""
 
 import time
 from collections import Counter
@@ -11,15 +11,16 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.units.funnel import IN, OUT, Tally
 
 Numbers = Counter[str]
-"""``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and the
-``milliseconds`` that it took."""
+"""``pages``, ``pictures``, ``pairs``, ``bytes``, ``rejects``, each ``rejects_REASON``, and its
+``milliseconds``.
+"""
 
 BYTES, MILLISECONDS, REJECTS = "bytes", "milliseconds", "rejects"
 SHOWN_REASONS = 3  # of rejects, on the screen: the most frequent ones
 
 
 def count_tallies(tallies: Mapping[Tally, int]) -> Numbers:
-    """Returns the numbers of what the stages of a unit dropped."""
+    """Returns the counts of items that the stages of a unit dropped."""
     reasons = Counter[str]()
     for (_, what), count in tallies.items():
         if what not in (IN, OUT):
@@ -28,7 +29,7 @@ def count_tallies(tallies: Mapping[Tally, int]) -> Numbers:
 
 
 def count_rejects(reasons: Mapping[str, int]) -> Numbers:
-    """Returns the numbers of so many rejects by reason."""
+    """Returns the counts of rejects by reason."""
     numbers = Numbers({f"{REJECTS}_{reason}": count for reason, count in reasons.items()})
     numbers[REJECTS] = sum(reasons.values())
     return +numbers
@@ -62,7 +63,7 @@ class UnitProgress:
         self._progress.advance(1, rejects=numbers[REJECTS], **format_notes(self._sums, seconds))
 
     def idle(self) -> None:
-        """Tells that the work goes on, where nothing was told for long."""
+        """Shows that the work continues if nothing was shown for long."""
         self._progress.advance(0)
 
     def __enter__(self) -> "UnitProgress":
@@ -82,7 +83,7 @@ class UnitProgress:
 
 
 def format_notes(sums: Numbers, seconds: float) -> dict[str, str]:
-    """What is shown of a step's sums after ``seconds``."""
+    """Returns the line about a step's sums after ``seconds``."""
     reasons = Numbers({k: v for k, v in sums.items() if k.startswith(f"{REJECTS}_")})
     hidden = {BYTES, MILLISECONDS, REJECTS, *reasons}
     notes = {name: f"{count:,}" for name, count in sorted(sums.items()) if name not in hidden}

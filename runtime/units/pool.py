@@ -1,9 +1,9 @@
-"""Units of work on every core of this machine, without Beam.
+"""Runs units of work on every core of this machine, without Beam.
 
-Beam's own local runner cuts a step's elements into one fixed share for each process, starts its
-processes anew for each pipeline, and makes a RuntimeError of every error. Here a process that is
-free takes the next unit, errors come as they were, who gave the work hears of each unit's end, and
-a process that is killed is replaced.
+Beam's own local runner divides a step's elements into one fixed share per process, starts its
+processes again for each pipeline, and converts every error to RuntimeError. Here an idle process
+takes the next unit, errors are raised unchanged, the caller is notified of each unit's end, and a
+killed process is replaced.
 """
 
 import pickle
@@ -25,7 +25,7 @@ from vlmill.schemas.errors import InputError
 Shared = TypeVar("Shared")
 Unit = TypeVar("Unit")
 Answer = TypeVar("Answer")
-GRACE_S = 10.0  # for a process that is told to stop: it removes what it has half written
+GRACE_S = 10.0  # for a process that is told to stop: it removes its partial files
 TICK_S = 1.0
 ATTEMPTS = 3  # at a unit whose process is killed: with too little memory it will be each time
 
@@ -57,11 +57,10 @@ class Workers(Generic[Shared]):
         units: Sequence[Unit],
         idle: Callable[[], None] = lambda: None,
     ) -> Iterator[Answer]:
-        """Yields what ``work`` answers to each unit, in the order in which they are done.
+        """Yields the result of ``work`` for each unit, in the order of their completion.
 
-        ``idle`` is called about once a second. Raises what a unit raises, and ChildProcessError
-        for a unit at which ``ATTEMPTS`` processes were ended from outside; the other units are
-        given up then.
+        ``idle`` is called about once a second. Raises a unit's error, and ChildProcessError for a
+        unit at which ``ATTEMPTS`` processes were killed; the other units are cancelled then.
         """
         if self._number == 1 or len(units) < 2:
             for unit in units:
@@ -127,7 +126,7 @@ class Workers(Generic[Shared]):
         self._send(worker, work)
 
     def close(self) -> None:
-        """Ends the processes: at once what waits, and what works when it has cleaned up."""
+        """Ends the processes: idle ones immediately, working ones after cleaning up."""
         for worker in self._workers:
             worker.connection.close()
             if worker.unit is not None:
@@ -168,7 +167,7 @@ def _answer(work: Callable[[Any, Any], Any], shared: Any, unit: Any) -> tuple[An
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note, or its words if it cannot be sent."""
+    """Returns the error with its traceback as a note, or its text if it cannot be pickled."""
     import traceback
 
     try:
@@ -181,6 +180,6 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _stop(_: int, frame: FrameType | None) -> None:
-    """Unwinds what is being done, so that nothing half written stays."""
+    """Unwinds the current work, so that no partial file remains."""
     if threading.current_thread() is threading.main_thread():
         raise SystemExit(1)

@@ -18,7 +18,7 @@ from vlmill.runtime.units.unit import AnyJob, Unit
 
 
 class RunUnits(beam.DoFn):
-    """Does units: (number, [Unit]) -> (0, how many); None stands for a step without units."""
+    """Runs units: (number, [Unit]) -> (0, count); None represents a step without units."""
 
     def __init__(self, stored: StoredJob, number: int) -> None:
         self.stored, self.number = stored, number
@@ -32,7 +32,7 @@ class RunUnits(beam.DoFn):
 
 
 def build(p: beam.Pipeline, stored: StoredJob, names: Sequence[str]) -> Any:
-    """Builds the steps of these names: the units of each, when those of the one before are done."""
+    """Builds the steps of these names: the units of each, after those of the previous one."""
     done = p | "Start" >> beam.Create([0], reshuffle=False)
     for number, name in enumerate(names):
         # A group for each unit spreads them over the workers, one group for all awaits them.
@@ -47,9 +47,9 @@ def build(p: beam.Pipeline, stored: StoredJob, names: Sequence[str]) -> Any:
 
 
 def list_units(stored: StoredJob, number: int, _: Any) -> list[tuple[int, Unit | None]]:
-    """Returns the units of a step, each with its place among them.
+    """Returns the units of a step, each with its index.
 
-    Without any it is None, so that the steps after it have something to wait for.
+    Without units it returns None, so that the following steps have an input.
     """
     job, steps = stored.load()
     return list(enumerate(steps[number].units(job) or [None]))

@@ -30,11 +30,11 @@ def run_here(
     module: str,
     share: Share | None = None,
 ) -> None:
-    """Does steps one after the other in ``workers`` processes, each with the job.
+    """Runs steps one after another in ``workers`` processes, each with the job.
 
-    ``module`` is imported before processes start: it imports what the steps need. Of a ``share``
-    only its units are done; the others' are awaited, those of the last step by the first share
-    alone. Raises StoreFailed where another run has taken over an output in a store.
+    ``module`` is imported before processes start: it imports the modules of the steps. With a
+    ``share`` only its units are done; those of the others are awaited, in the last step only by the
+    first share. Raises StoreFailed if another run has taken over an output in a store.
     """
     with ExitStack() as stack:
         shared, pool = (job, steps), None

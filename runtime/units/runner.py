@@ -26,11 +26,11 @@ def select_runner(
     paths: Mapping[str, str | None],
     share: Share | None = None,
 ) -> RunSteps:
-    """Returns what does steps: ``workers`` processes, or the Beam runner that flags name.
+    """Returns the runner of steps: ``workers`` processes, or the Beam runner of the flags.
 
-    ``share``: the processes do only its units. ``module`` is the job's, whose imports its steps
-    need; ``paths`` are the flags that name files, with what they name. Raises InputError for flags
-    that no runner takes, and for paths that the workers of a cluster would not find.
+    ``share``: the processes do only its units. ``module`` is the job's, which imports the modules
+    of its steps; ``paths`` are the flags that name files, with their paths. Raises InputError for
+    unknown flags, and for paths that the workers of a cluster would not find.
     """
     if not beam_flags:
         return partial(run_here, workers=workers, module=module, share=share)

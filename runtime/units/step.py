@@ -1,4 +1,6 @@
-"""A job is a list of steps; the units of a step follow from what the steps before it have left."""
+"""Defines a job as a list of steps; the units of a step follow from the results of earlier
+steps.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +16,11 @@ Work = Callable[[AnyJob, Unit], Result | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Generic[AnyJob]):
-    """``work`` leaves the files of one of ``units``, which are done in any order.
+    """``work`` writes the files of one of ``units``, which are done in any order.
 
-    All three functions are of modules, or partial ones of these, as workers elsewhere find them by
-    name. ``folder`` holds the records. ``threads``: each unit takes all cores of a machine, so that
-    one is done at a time. ``recorded`` is False for units that know themselves what is left to do.
+    All three functions belong to modules, or are partials of such, because remote workers find them
+    by name. ``folder`` has the records. ``threads``: each unit uses all cores of a machine, so one
+    runs at a time. ``recorded`` is False for units that record their own remaining work.
     """
 
     name: str
@@ -29,7 +31,7 @@ class Step(Generic[AnyJob]):
     recorded: bool = True
 
     def run(self, job: AnyJob, unit: Unit) -> Numbers | None:
-        """Does a unit and returns what was done; None if it was finished before."""
+        """Runs a unit and returns its result; None if it was finished before."""
         numbers = Numbers()
         with timed(numbers):
             if self.recorded:

@@ -1,8 +1,9 @@
-"""A job and its steps in a file of ``--output/work``: what a runner's graph names, and not holds.
+"""Stores a job and its steps in a file of ``--output/work``, so that a runner's graph only refers
+to it.
 
-With 90,000 archives or the images of a crawl a job has megabytes; a graph that holds it in every
-step is refused by runners. The graph has the file's path and SHA-256, which a worker compares
-before it unpickles anything.
+With 90,000 archives or the images of a crawl a job has megabytes; runners refuse a graph that
+contains it in every step. The graph has the file's path and SHA-256, which a worker compares before
+it unpickles anything.
 """
 
 import hashlib
@@ -66,11 +67,11 @@ def store_job(job: AnyJob, steps: Sequence[Step[AnyJob]]) -> StoredJob:
     path = to_path(job.output) / WORK / f"job-{digest[:16]}.pickle"
     write_bytes(path, content)
     stored = StoredJob(path=str(path), sha256=digest)
-    _keep(stored, (job, steps))  # a worker inside this process takes what is here already
+    _keep(stored, (job, steps))  # a worker inside this process uses the job in memory
     return stored
 
 
 def remove_stored(job: AnyJob) -> None:
-    """Deletes what was stored for workers, also by runs that were killed."""
+    """Deletes the files stored for workers, also by runs that were killed."""
     for path in (to_path(job.output) / WORK).glob("job-*.pickle"):
         path.unlink()

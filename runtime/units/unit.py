@@ -13,17 +13,18 @@ from typing import Any, Protocol, TypeVar
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.listed import ListedFile, file_problem
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard
-from vlmill.runtime.files.written import WrittenFile, compute_sha256, record_files
+from vlmill.runtime.files.written import WrittenFile, record_files
 from vlmill.runtime.units.funnel import Tally
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.schemas.plain_json import read_json
 
 
 class Job(Protocol):
-    """What the engine asks of a job: the folder below which its units write."""
+    """The part of a job that the engine needs: the folder below which its units write."""
 
     @property
     def output(self) -> str | Path:
@@ -37,7 +38,7 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 class Unit:
     """One unit of a step: a ``number`` (of an archive, a shard, a block), ``slices`` of its keys.
 
-    ``name`` is that of its record, so that it differs from those of all other units in one folder.
+    ``name`` is that of its record, which differs from those of all other units in one folder.
     """
 
     name: str
@@ -47,11 +48,11 @@ class Unit:
 
 @dataclass(kw_only=True)
 class Result:
-    """What a unit leaves in addition to its files.
+    """The result of a unit in addition to its files.
 
-    ``tallies`` count what came in, went out and was dropped; ``shards`` are the unit's files of the
-    job's tables; ``metrics`` are plain values for the end of the job; ``about`` is what the record
-    says of the unit itself. ``numbers`` are shown while the job runs, and not recorded.
+    ``tallies`` count inputs, outputs and drops; ``shards`` are the unit's files of the job's
+    tables; ``metrics`` are plain values for the end of the job; ``about`` is the unit's own part of
+    the record. ``numbers`` are shown while the job runs, and not recorded.
     """
 
     tallies: Counter[Tally] = field(default_factory=Counter)
@@ -87,7 +88,9 @@ def run_unit(
 def write_record(
     job: Job, folder: Path, unit: Unit, result: Result, files: Iterable[WrittenFile]
 ) -> None:
-    """Records a unit whose files are all written; those of this machine's scratch do not count."""
+    """Records a unit after all of its files are written; files in this machine's scratch do not
+    count.
+    """
     entries = {
         name: {"bytes": file.bytes, "sha256": file.sha256}
         for file in files
@@ -122,9 +125,9 @@ def read_result(folder: Path, unit: Unit) -> Result:
 
 
 def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
-    """Says whether a unit has its record, and every file of it is as it was when it was written.
+    """Returns whether a unit has its record, and every file of it is unchanged.
 
-    Prints what is not: the unit is done again then.
+    Prints the differences; the unit is then done again.
     """
     try:
         files: Mapping[str, Any] = read_record(record_path(folder, unit))["files"]
@@ -134,24 +137,11 @@ def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
         print_status(f"{record_path(folder, unit)} is damaged; {unit.name} is done again")
         return False
     for name, entry in files.items():
-        path = to_path(job.output) / name
-        if (problem := _compare(path, entry)) is not None:
-            print_status(f"{path} {problem}; {unit.name} is done again")
+        file = ListedFile(name=name, bytes=entry["bytes"], sha256=entry["sha256"])
+        if problem := file_problem(to_path(job.output) / name, file):
+            print_status(f"{problem}; {unit.name} is done again")
             return False
     return True
-
-
-def _compare(path: Path, entry: Mapping[str, Any]) -> str | None:
-    """Returns how a file differs from its entry in a record, or None."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return "is missing"
-    if size != entry["bytes"]:
-        return f"has {size} bytes and had {entry['bytes']} when it was written"
-    if compute_sha256(path) != entry["sha256"]:
-        return "has other bytes than when it was written"
-    return None
 
 
 def _relative(job: Job, path: Path) -> str | None:

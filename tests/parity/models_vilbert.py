@@ -22,9 +22,8 @@ from vlmill.models.layers.pair_heads import EncodedPair
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.published import links
 from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertTasks
-from vlmill.train.tasks.retrieval.losses import candidate_losses
 from vlmill.train.tasks.retrieval.recipes import retrieval_vilbert
-from vlmill.train.tasks.retrieval.task import pair_scores
+from vlmill.train.tasks.retrieval.task import candidate_losses, pair_scores
 
 
 def vilbert(golden: GoldenSet, results: Results) -> None:

@@ -33,7 +33,7 @@ from vlmill.train.loading.sample import (
     sample_regions,
 )
 from vlmill.train.loading.vocabulary import read_vocabulary
-from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking
+from vlmill.train.recipes.vlbert import vlbert_feeding, vlbert_masking
 
 IGNORED = -1
 SETTINGS = (

@@ -14,7 +14,7 @@ from tests.parity.golden import GoldenSet, NotComparable, expect
 from tests.parity.results import Results
 
 from vlmill.schemas.answers import process_answer, soft_score
-from vlmill.train.loading.images.augment import OPERATIONS
+from vlmill.train.loading.images.crop import OPERATIONS
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.masking.words import (
     MaskedTokens,

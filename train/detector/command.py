@@ -65,9 +65,10 @@ def add_train(train: argparse.ArgumentParser) -> None:
         "--init",
         type=path_or_name,
         metavar="FILE",
-        help="what it starts from: an ImageNet ResNet in torchvision's, Detectron2's or MSRA's "
-        "layout, a published detector, the --output of another training, or a name of one as "
-        "--weights of run takes it; rows of classes are taken by their names where both are known",
+        help="weights to start from: an ImageNet ResNet with the names of torchvision, "
+        "Detectron2 or MSRA, a published detector, the --output of another training, "
+        "or a name accepted by --weights of `run`; rows of classes that both "
+        "vocabularies name are copied",
     )
     add_allow_address(train)
     for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):

@@ -59,7 +59,7 @@ class DetectorSaving:
             raise
         except (OSError, SafetensorError, ValueError) as error:
             raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
-        # A checkpoint of vlmill 0.1 has momenta alone, by the names of their parameters.
+        # An earlier version's checkpoint has momenta alone, by the names of their parameters.
         prefixes = ("optimizer.", "rng.", RAW)
         state = {
             name if name.startswith(prefixes) else f"optimizer.momentum_buffer.{name}": value

@@ -1,10 +1,11 @@
 """Recipes are functions that return a whole pretraining run as frozen dataclasses.
 
-Reading order: ``feeding`` (what published runs feed), then a paper: ``bert``, ``vilbert``,
-``vlbert``, ``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and
-``training`` are what a paper and a variant say of their training; ``fine_tuning`` is what recipes
-of tasks share; ``without_effect`` names changes that change nothing; ``describe``, ``sizes`` and
-``measure`` estimate what a recipe costs.
+Reading order: a paper (what its runs feed, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
+``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and ``training`` define the
+rows of a paper and of a variant; ``fine_tuning`` is what recipes of tasks share;
+``without_effect`` names changes that change nothing; ``describe``, ``sizes`` and ``measure``
+estimate what a recipe costs. [code] marks what only the released code says, [choice] what neither
+paper nor code does.
 """
 
 import difflib

@@ -9,16 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlmill.models.bert.config import bert_base, bert_large, bert_small
-from vlmill.train.recipes.feeding import bert_feeding
 from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import small_recipe
-from vlmill.train.settings.parts import Objectives, Optimizer
+from vlmill.train.settings.parts import Feeding, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
 if TYPE_CHECKING:
     from vlmill.train.recipes.training import VariantTraining
 
 MASKED_WORDS = Objectives(mlm=0.0, text_mlm=1.0, moc=0.0, mrfr=0.0, itm=0.0)
+
+
+def bert_feeding() -> Feeding:
+    """Texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
+    return Feeding(kind="text")
 
 
 def bert_recipe(name: str, model: object, about: str) -> Recipe:

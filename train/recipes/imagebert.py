@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlmill.models.imagebert.config import imagebert_base, imagebert_small
-from vlmill.train.recipes.feeding import imagebert_feeding
 from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.settings.parts import Optimizer
+from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
 if TYPE_CHECKING:
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
 
 LAIT_PAIRS = 2_000_000  # of its 10 million (sec. 5.2)
 GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of needs
+
+
+def imagebert_feeding() -> Feeding:
+    """144 positions in all less 100 regions (arXiv:2001.07966, sec. 5.2)."""
+    return Feeding(max_tokens=44, max_regions=100)
 
 
 def imagebert_stage(name: str, *sources: str) -> Stage:

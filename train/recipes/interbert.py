@@ -12,16 +12,9 @@ from vlmill.models.interbert.config import (
     interbert_single_stream,
     interbert_small,
 )
-from vlmill.train.recipes.feeding import (
-    interbert_feeding,
-    interbert_masking,
-    interbert_released_feeding,
-    interbert_retrieval_feeding,
-    interbert_single_masking,
-)
 from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.settings.parts import Objectives, Optimizer
+from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
 if TYPE_CHECKING:
@@ -29,6 +22,48 @@ if TYPE_CHECKING:
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
 CLASSES = Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0)  # equal weights [code]
+
+
+def interbert_feeding(*, released: bool = False) -> Feeding:
+    """36 tokens and 36 regions [code]; the class as target in the paper, its distribution in the
+    code."""
+    return Feeding(
+        max_tokens=36,
+        max_regions=36,
+        whole_image="mean",
+        region_targets="distribution" if released else "class",
+    )
+
+
+def interbert_retrieval_feeding() -> Feeding:
+    """Fine-tuned on texts of 30 tokens [code] and up to 100 regions (arXiv:2003.13198, sec. 4)."""
+    return replace(interbert_feeding(), max_tokens=30, max_regions=100)
+
+
+def interbert_released_feeding() -> Feeding:
+    """What the released checkpoints were fed."""
+    return interbert_feeding(released=True)
+
+
+def interbert_masking(*, released: bool = False) -> Masking:
+    """Segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
+
+    The code masks one span of any length, and counts boxes with their last pixel.
+    """
+    return Masking(
+        words=0.10,
+        regions=0.10,
+        region_to_zero=1.0,
+        word_rule="span" if released else "segments",
+        region_rule="groups",
+        group_pixels=released,
+        mismatched_words=True,
+    )
+
+
+def interbert_single_masking() -> Masking:
+    """The ablation without segments and groups (table 4): words and regions each for itself."""
+    return Masking(mismatched_words=True)
 
 
 def interbert_stage() -> Stage:

@@ -12,16 +12,33 @@ from vlmill.models.vilbert.config import (
     vilbert_large,
     vilbert_small,
 )
-from vlmill.train.recipes.feeding import vilbert_feeding, vilbert_masking, vilbert_retrieval_feeding
 from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.settings.parts import Masking, Objectives, Optimizer
+from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
 if TYPE_CHECKING:
     from vlmill.train.recipes.training import VariantTraining
 
 BERT = "--init from BERT: train-vl convert --family bert --as"
+
+
+def vilbert_feeding() -> Feeding:
+    """Captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec. 3.2) and the image.
+
+    The distribution over the detector's classes is the target (sec. 3.1).
+    """
+    return Feeding(max_tokens=36, max_regions=36, whole_image="mean", region_targets="distribution")
+
+
+def vilbert_retrieval_feeding() -> Feeding:
+    """Fine-tuned on texts of 30 tokens, 99 regions and the image [code]."""
+    return replace(vilbert_feeding(), max_tokens=30, max_regions=99)
+
+
+def vilbert_masking() -> Masking:
+    """Sec. 3.1. The code masks and asks in mismatched pairs too; the paper is silent."""
+    return Masking(mismatched_words=True, mismatched_regions=True)
 
 
 def vilbert_objectives() -> Objectives:

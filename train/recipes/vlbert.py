@@ -18,10 +18,9 @@ from vlmill.models.vlbert.config import (
     vlbert_paper_end_to_end,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vlbert_feeding, vlbert_masking, vlbert_paper_masks
 from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.settings.parts import Masking, Objectives, Optimizer
+from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
 if TYPE_CHECKING:
@@ -33,6 +32,37 @@ TEXTS = "texts of source books and wikipedia (pairs without image_id)"
 BERT = "--init from BERT: train-vl convert --family bert --as"
 BACKBONE = "--backbone FILE, a ResNet or a detector"
 CAPTIONS = 128  # of a step, in all released settings with texts alone
+
+
+def vlbert_feeding(*, text_rows: int = 0) -> Feeding:
+    """Up to 100 regions (arXiv:1908.08530, sec. 4.1), the surest first, of which 64 elements with
+    the text [code].
+
+    The code flips boxes, not features, and learns from as many rows of text alone as of captions.
+    """
+    return Feeding(
+        max_tokens=63,
+        max_regions=100,
+        region_order="confidence",
+        whole_image="rest",
+        max_elements=64,
+        region_targets="distribution",
+        flip=0.5,
+        text_rows=text_rows,
+        text_row_tokens=64,
+    )
+
+
+def vlbert_masking() -> Masking:
+    """Whole words, with BERT's shares [code]; the paper always writes [MASK]."""
+    return Masking(word_rule="words", mismatched_words=True, mismatched_regions=True)
+
+
+def vlbert_paper_masks(masking: Masking) -> Masking:
+    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen are masked,
+    where the code keeps or replaces some.
+    """
+    return replace(masking, word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0)
 
 
 def vlbert_objectives(*, texts: bool) -> Objectives:

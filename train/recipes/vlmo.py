@@ -29,20 +29,42 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import (
-    vlmo_feeding,
-    vlmo_images_feeding,
-    vlmo_masking,
-    vlmo_text_feeding,
-)
 from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
 from vlmill.train.recipes.small import hour_recipe, small_recipe
-from vlmill.train.settings.parts import Loading, Objectives, Optimizer
+from vlmill.train.settings.parts import Feeding, Loading, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 
 if TYPE_CHECKING:
     from vlmill.train.checkpoints.files import LoadedCheckpoint
     from vlmill.train.recipes.training import Labels, VariantTraining
+
+
+def vlmo_feeding(*, image_size: int = 224) -> Feeding:
+    """Stage 3: 40 tokens and RandAugment (arXiv:2111.02358, sec. 4.1); the crop is the code's."""
+    return Feeding(kind="pixels", max_tokens=40, image_size=image_size, flip=0.5)
+
+
+def vlmo_text_feeding() -> Feeding:
+    """Stage 2: text of 196 tokens (sec. 4.1)."""
+    return Feeding(kind="text", max_tokens=196)
+
+
+def vlmo_images_feeding(*, image_size: int = 224, token_size: int = 112) -> Feeding:
+    """Stage 1 is BEiT's: one crop for the model and, at half the size, for the tokenizer [code]."""
+    return Feeding(
+        kind="pictures",
+        image_size=image_size,
+        token_size=token_size,
+        crop=(0.08, 1.0),
+        augment=False,
+        jitter=0.4,
+        flip=0.5,
+    )
+
+
+def vlmo_masking() -> Masking:
+    """Whole words, 15 % of the 40 tokens that a text may have [code]."""
+    return Masking(word_rule="budget", mismatched_words=True)
 
 
 class Chain(NamedTuple):

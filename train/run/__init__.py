@@ -2,7 +2,7 @@
 
 Reading order: ``job`` (the stages of a recipe), ``inputs`` (tables and starting checkpoints),
 ``settings`` (what decides the output), ``preparing`` and ``planning`` (its samples and stages),
-``sizes`` and ``model`` (the first weights), ``runner``, ``loop`` (the step), ``updates`` (of the
+``model`` (the first weights), ``runner``, ``loop`` (the step), ``updates`` (of the
 weights), ``graphs`` (a step replayed), ``diverged``, ``rejecting``, ``snapshot`` (a checkpoint's
 content), ``learning`` (what a run learns: ``pair_learning`` for pretraining and tasks,
 ``train/detector`` for detectors), ``pretraining`` (its objective; those of tasks are in

@@ -51,7 +51,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Feeding:
-    """What a stage's model is fed of a pair; the papers' numbers stand in ``feeding.py``."""
+    """What a stage's model is fed of a pair; the papers' numbers are in `vlmill.train.recipes`."""
 
     # Text with regions, text with pixels, text alone, images alone, or text with images and the
     # boxes of their regions (VL-BERT end to end).

@@ -17,6 +17,7 @@ from vlmill.train.tasks.scores import percent
 
 NOT_REPORTED = "-"
 FILE = Path(__file__).parent / "published.toml"
+PAPERS_TITLE = "Comparison with the papers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +92,9 @@ def published_section(
     )
     notes = [Markup("<p><small>{}</small></p>").format(text) for text in cautions(task)]
     return Section(
-        title="Beside the papers",
-        intro="In percent, ours with its standard error. The papers' figures are as printed, each "
-        "on the data that its row names: compare only what was measured on the same.",
+        title=PAPERS_TITLE,
+        intro="In percent, with this run's standard error. The papers' figures are as printed, on "
+        "the data of their row: compare only figures on the same data.",
         body=Markup("").join([table, *notes]),
     )
 

@@ -43,18 +43,18 @@ COCO_KEYS = {
 
 @dataclass(kw_only=True, slots=True)
 class AnnotatedObject:
-    """Holds one annotated object: corners, or why there are none."""
+    """One annotated object: corners, or why there are none."""
 
     box: tuple[float, float, float, float] | Drop  # x1, y1, x2, y2
     name: str
     attributes: tuple[str, ...] = ()
     crowd: bool = False
-    fractions: bool = False  # of the image's sides, in place of pixels
+    fractions: bool = False  # fractions of the image's sides, instead of pixels
 
 
 @dataclass(kw_only=True, slots=True)
 class AnnotatedImage:
-    """Holds an image's file name and the objects in it, or why there are none."""
+    """An image's file name and its objects, or why there are none."""
 
     key: str
     file_name: str
@@ -66,7 +66,7 @@ class AnnotatedImage:
 
 
 def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
-    """Returns four numbers, or why they are none."""
+    """Returns four numbers, or why they are invalid."""
     try:
         a, b, c, d = (float(value) for value in values)
     except (TypeError, ValueError):
@@ -77,10 +77,10 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
 
 
 def tsv_images(source: Source) -> Iterator[AnnotatedImage]:
-    """Reads a TSV with a header: a row an object, those of an image gathered in any order.
+    """Reads a TSV with a header: one row per object; an image's rows may be in any order.
 
-    An image without an object has a row with an empty class. Raises InputError for a header
-    without the columns.
+    An image without an object has a row with an empty class. Raises InputError for a header without
+    the columns.
     """
     rows = tsv_rows(source)
     _, header = next(rows, (0, []))
@@ -123,7 +123,7 @@ CocoId = int | str
 
 
 def coco_id(entry: Any, key: str) -> CocoId | None:
-    """Returns an id of an entry of a COCO file; None where there is none that may be one."""
+    """Returns an id of an entry of a COCO file; None for an invalid one."""
     value = entry.get(key) if isinstance(entry, dict) else None
     return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
@@ -201,7 +201,7 @@ def coco_images(source: Source) -> Iterator[AnnotatedImage]:
 
 
 def coco_folders(name: str) -> tuple[str, ...]:
-    """Returns the folders of the images of a COCO file: ``train2017/`` beside or above
+    """Returns the folders of the images of a COCO file: ``train2017/`` next to or above
     ``instances_train2017.json``, and its own.
     """
     path = PurePosixPath(name)
@@ -211,7 +211,7 @@ def coco_folders(name: str) -> tuple[str, ...]:
 
 
 def find_split(name: str) -> str | None:
-    """Returns the split that a file's or folder's name says: train, val or test."""
+    """Returns the split in a file's or folder's name: train, val or test."""
     lower = name.lower()
     return next((split for split in ("train", "val", "test") if split in lower), None)
 
@@ -228,8 +228,9 @@ def digits(text: str) -> int | None:
 
 
 def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
-    """Returns VOC's lists of images (``ImageSets/Main/val.txt``), and the split of each of their
-    names; ``trainval`` counts for ``train`` where nothing finer is said.
+    """Returns VOC's lists of images (``ImageSets/Main/val.txt``), and the split of each name.
+
+    ``trainval`` counts as ``train`` if no finer list has the name.
     """
     paths = [
         path for name in VOC_LISTS for path in sorted(root.rglob(f"ImageSets/Main/{name}.txt"))

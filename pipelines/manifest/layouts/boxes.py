@@ -27,8 +27,8 @@ SLACK_PX = 1.0  # by which a box of an image of the right size may reach out
 
 
 class Frame(NamedTuple):
-    """An image's stored size in pixels, how it is to be turned, and what is wrong with the size
-    that was published: it is the other way round, or that of another image.
+    """An image's stored size in pixels, its orientation, and the problem of the published size: it
+    is swapped, or that of another image.
     """
 
     width: int
@@ -43,12 +43,12 @@ class Frame(NamedTuple):
 
 
 def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
-    """The published size of an image, with the orientation that its file says, if it is there.
+    """Returns the published size of an image, with the orientation in its file, if it exists.
 
-    None where no size was published and there is no readable file. A published size of which the
-    sides are those of the upright image: the boxes are, too, and nothing is turned. One that is
-    the other way round without such a reason is a fault, and the file's own is taken; so is any
-    other size, as of an image that was scaled: its boxes are then not where they should be.
+    None if no size was published and there is no readable file. If the published size is that of
+    the upright image, so are the boxes, and nothing is rotated. A swapped size without such a
+    reason is a problem, and the file's own size is used. The same holds for any other size, as of a
+    scaled image, whose boxes do not fit.
     """
     content = image.content if image.content is not None else folder.image(image.paths)
     published = (image.width, image.height) if image.width and image.height else None
@@ -69,8 +69,8 @@ def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
 
 
 def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
-    """What to note of an image's size: its fault, or that its boxes would only fit the other way
-    round, which is all that can be seen without the file.
+    """Returns the notes about an image's size: its problem, or that its boxes fit only if swapped,
+    which can be seen without the file.
     """
     if frame is None or frame.fault is not None:
         return () if frame is None or frame.fault is None else (frame.fault,)
@@ -92,9 +92,9 @@ def edges(values: Sequence[object]) -> Box | Drop:
 
 
 def clip_box(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
-    """A stored image's box inside of it, turned upright, and whether it had to be cut.
+    """Returns a stored image's box clipped to it, rotated upright, and whether it was clipped.
 
-    A Drop if nothing of it lies in the image.
+    A Drop if nothing of it is inside the image.
     """
     x1, y1, x2, y2 = box
     if frame is not None:

@@ -36,7 +36,7 @@ def detection_entries(
 def parse_detection(
     record: Any, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> tuple[int, Detection] | Drop:
-    """Reads a detection as its image's number and what was detected."""
+    """Reads a detection as its image's number and the detected object."""
     try:
         image_id, bbox = record["image_id"], record["box"]
         category_id, score = record["category_id"], record["score"]

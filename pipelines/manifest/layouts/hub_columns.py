@@ -23,9 +23,9 @@ FILE_NAMES = ("filename",)  # columns of images where none has a usual name
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns that are read. ``split_names`` are those of a split that is a class label.
+    """The columns to read. ``split_names`` are those of a split that is a class label.
 
-    ``by_end``: paths of another machine are looked for by their ends, as --images says where.
+    ``by_end``: paths of another machine are searched by their ends below --images.
     """
 
     texts: tuple[str, ...]

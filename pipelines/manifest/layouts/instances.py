@@ -91,7 +91,7 @@ def parse_instance(
 def read_instances(
     source: Source, sizes: dict[int, tuple[int, int]], instances: dict[int, Instance]
 ) -> Iterator[Entry]:
-    """Puts what ``instances.json`` has into both dicts; yields what is no entry."""
+    """Adds the content of ``instances.json`` to both dicts; yields invalid entries."""
     file = JsonLists(source=source, known=KNOWN)
     for index, record in enumerate(file.elements("images")):
         size = parse_size(record)
@@ -121,8 +121,10 @@ def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
 def box_entries(
     instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], get_frame: Frames
 ) -> Iterator[Entry]:
-    """Yields a row of ``boxes`` for each image: all annotated objects, which are the candidates
-    of who does not detect. Those without area in their image are left out and noted.
+    """Yields a row of ``boxes`` for each image: all annotated objects, the candidates without
+    detection.
+
+    Objects without area in their image are omitted and noted.
     """
     instances_by_image: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
     for instance in instances:
@@ -148,7 +150,7 @@ def box_entries(
 
 
 def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
-    """Returns the frames of images by their numbers; files that are there say how to turn."""
+    """Returns the frames of images by number; existing files give the orientation."""
     if not folder.has_images((FOLDER,)):
         return lambda image_id: Frame(*sizes[image_id])
 
@@ -162,7 +164,7 @@ def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
 
 
 def make_listed_image(image_id: int, size: tuple[int, int]) -> ListedImage:
-    """Names an image: all are of train2014, and ``file_name`` of a ref is no file."""
+    """Names an image: all are of train2014, and ``file_name`` of a ref is not a file."""
     name = f"COCO_train2014_{image_id:012d}.jpg"
     return ListedImage(
         image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]

@@ -12,7 +12,7 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
-ARCHIVE = "caption_datasets.zip"  # in which the files are published
+ARCHIVE = "caption_datasets.zip"  # folders of the published files
 FOLD = 1_000  # test images
 KNOWN = {
     "": frozenset(("dataset", "images")),
@@ -25,8 +25,10 @@ SENTENCE = frozenset(("tokens", "raw", "imgid", "sentid"))
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFile:
-    """A split file, and how its images are named. ``groups`` joins splits that are counted
-    together; ``folds``: test pairs say which block of a thousand images they are of.
+    """A split file, and the names of its images.
+
+    ``groups`` joins splits that are counted together; ``folds``: test pairs record their block of a
+    thousand images.
     """
 
     source: Source
@@ -45,7 +47,7 @@ def karpathy_reading(
     folders: tuple[str, ...],
     messages: tuple[str, ...] = (),
 ) -> Reading:
-    """Opens a split file, which is said to have so many ``captions`` in each group."""
+    """Opens a split file with the published number of ``captions`` in each group."""
     expected = {
         f"{file.source.name} {group}": Expected(rows=rows, source=ARCHIVE)
         for group, rows in captions.items()

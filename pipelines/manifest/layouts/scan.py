@@ -1,8 +1,8 @@
-"""SCAN's files of Flickr30k (Lee et al. 2018): captions in order, and a list of their images.
+"""Reads SCAN's files of Flickr30k (Lee et al. 2018): captions in order, and a list of their images.
 
 ``train_caps.txt``, ``dev_caps.txt`` and ``test_caps.txt`` have five lines for each image and no
-ids. ``train_ids.txt``, ... beside them say of which image, once for each image or for each
-line: by its place in Karpathy's file, whose names ``id_mapping.json`` has, or by its own name.
+ids. ``train_ids.txt``, ... in the same folder name the image, once for each image or for each line:
+by its index in Karpathy's file, whose names ``id_mapping.json`` has, or by its own name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ def _open_split(
 
 
 def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str | Drop:
-    """The file name of an image that a line of ``ids`` names."""
+    """Returns the file name of an image that a line of ``ids`` names."""
     if isinstance(line, Drop):
         return line
     if names is not None and line in names:
@@ -92,7 +92,7 @@ def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str
 
 
 def _names_by_position(mapping: Source) -> dict[str, str]:
-    """The images' file names by their places in Karpathy's file. Raises InputError."""
+    """Returns the images' file names by their index in Karpathy's file. Raises InputError."""
     with mapping.open() as file:
         content = file.read(MAX_ELEMENT)
     try:

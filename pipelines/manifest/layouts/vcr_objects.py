@@ -1,4 +1,4 @@
-"""VCR's tagged objects: a file of boxes and polygons beside each image."""
+"""Reads VCR's tagged objects from the file of boxes and polygons of each image."""
 
 import math
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ IMAGES_FOLDER = "vcr1images"
 
 @dataclass(frozen=True, kw_only=True)
 class Objects:
-    """An image's annotated objects, of its metadata file. ``boxes`` are x1, y1, x2, y2, and
-    ``notes`` what was mended in them.
+    """An image's annotated objects, from its metadata file. ``boxes`` are x1, y1, x2, y2, and
+    ``notes`` the repairs.
     """
 
     boxes: tuple[Box, ...]
@@ -59,8 +59,8 @@ def parse_objects(metadata: Any) -> Objects | Drop:
 
 
 def is_polygons(segms: Any, num_objects: int) -> bool:
-    """Whether these are, for each object, polygons of points, one at least each; an object may have
-    no polygon.
+    """Returns whether these are, for each object, lists of polygons with at least one point each;
+    an object may have no polygon.
     """
     try:
         return len(segms) == num_objects and all(
@@ -73,7 +73,7 @@ def is_polygons(segms: Any, num_objects: int) -> bool:
 
 
 def clip_objects(objects: Objects, frame: Frame) -> Objects | Drop:
-    """Returns the objects with boxes cut to the stored image; a Drop if one lies beyond it."""
+    """Returns the objects with boxes clipped to the stored image; a Drop if one is outside."""
     boxes = [clip_box(box, Frame(frame.width, frame.height)) for box in objects.boxes]
     clipped_boxes = [box for box in boxes if not isinstance(box, Drop)]
     if beyond := [box for box in boxes if isinstance(box, Drop)]:

@@ -28,9 +28,9 @@ ANNOTATION_KEYS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotation:
-    """What was answered to a question; ``answers`` as the annotators typed them.
+    """The answers to a question; ``answers`` as the annotators typed them.
 
-    ``image_id`` is the image's number, None where the file does not say it.
+    ``image_id`` is the image's number, None if the file does not state it.
     """
 
     image_id: int | None
@@ -92,7 +92,7 @@ def published_answers(sources: Iterable[Source]) -> Iterator[str]:
 
 
 def count_labelled(sources: Iterable[Source], labels: Collection[str]) -> tuple[int, int]:
-    """Counts annotated questions, and those of them with an answer among ``labels``."""
+    """Counts annotated questions, and those with an answer among ``labels``."""
     questions = labelled = 0
     with Progress(total=None, unit="answer", label="labels") as progress:
         for source in sources:
@@ -106,11 +106,11 @@ def count_labelled(sources: Iterable[Source], labels: Collection[str]) -> tuple[
 
 
 class Annotations:
-    """The annotations of a file, each asked for by the number of its question.
+    """Returns the annotations of a file by the number of their question.
 
-    Both files are in one order but in places, so that they are read side by side: what is passed
-    on the way to a question's annotation is kept on the disk. ``faults`` are entries of
-    annotations that are none, to be taken from time to time.
+    Both files are mostly in the same order, so they are read in parallel: annotations that are
+    passed on the way are stored on disk. ``faults`` are invalid entries, to be collected from time
+    to time.
     """
 
     def __init__(self, source: Source) -> None:
@@ -122,11 +122,11 @@ class Annotations:
         self.faults: list[Entry] = []
 
     def get(self, question_id: int) -> Annotation | None:
-        """The annotation of a question, None if there is none in the file."""
+        """Returns the annotation of a question, None if the file has none."""
         if (annotation := self._kept.get(question_id)) is not None:
             return annotation
         for number, coming in self._coming:
-            self._kept.put(number, coming)  # also what is asked for now: a question may come twice
+            self._kept.put(number, coming)  # the requested one too: questions may repeat
             if number == question_id:
                 return coming
         return None
@@ -137,7 +137,7 @@ class Annotations:
             self._num_asked += 1
 
     def _read(self) -> Iterator[tuple[int, Annotation]]:
-        """The annotations that are some, each question's first; the others become faults."""
+        """Yields the valid annotations, each question's first; the others become faults."""
         file = JsonLists(source=self._source, known=ANNOTATION_KEYS)
         for index, record in enumerate(file.elements("annotations")):
             entry = parse_annotation(record)

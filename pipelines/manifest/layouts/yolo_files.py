@@ -90,7 +90,7 @@ def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
         try:
             values = [float(field) for field in fields]
         except ValueError:
-            return numbers(fields)  # which says what is no number
+            return numbers(fields)  # which names the invalid number
         xs, ys = values[::2], values[1::2]
         return numbers([min(xs), min(ys), max(xs), max(ys)])
     centre = numbers(fields[:4] if len(fields) in (4, 5) else fields)
@@ -101,7 +101,7 @@ def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
 
 
 def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[AnnotatedImage]:
-    """Yields the images beside YOLO's files that have none: there is nothing in them."""
+    """Yields the images without a file of boxes in YOLO's folders: these are negatives."""
     known = {image_of_labels(path, root) for path in texts}
     for folder in sorted({Path(name).parent for name in known}):
         for path in sorted((root / folder).glob("*")):

@@ -1,5 +1,5 @@
-"""This makes tables of one's own captions: ``manifest own``.
+"""Converts the user's own captions to tables: ``manifest own``.
 
-Reading order: ``command`` (the flags), then ``job`` (rows of a table become pairs and images)
-and ``on_runner`` (on a Beam runner).
+Reading order: ``command`` (the flags), then ``job`` (rows of a table become pairs and images) and
+``on_runner`` (on a Beam runner).
 """

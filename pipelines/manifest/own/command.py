@@ -1,4 +1,4 @@
-"""The command of one's own captions: ``python -m vlmill.pipelines.manifest own --help``."""
+"""Defines the command for your own captions: ``python -m vlmill.pipelines.manifest own --help``."""
 
 import argparse
 from collections import Counter
@@ -14,7 +14,6 @@ from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
     TableFile,
     column_names,
-    compute_sha256,
     count_rows,
     find_column_indices,
     read_rows,
@@ -28,6 +27,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
@@ -202,8 +202,8 @@ def count_splits(folder: Path) -> Counter[str | None]:
 
 
 def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
-    """Says what training makes of the splits, in a line. ``column`` is None for those that no
-    column gives.
+    """Returns a line about how training uses the splits. ``column`` is None if no column gives
+    them.
     """
     parts = []
     for use, phrase in USES.items():
@@ -247,7 +247,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
         columns=columns,
         column_indices=column_indices,
         rows=count_table_rows(table, column_indices),
-        digest=compute_sha256(table.path),
+        digest=hash_file(table.path),
         output=args.output,
         image_root=args.image_root,
         source=args.source,
@@ -259,8 +259,8 @@ def own_job(args: argparse.Namespace) -> OwnJob:
 
 
 def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
-    """The file's names for text, image, id and split, as far as flags name them; a column called
-    split is used without its flag, unless it is none.
+    """Returns the file's columns of text, image, id and split, as far as flags name them; a column
+    named split is used without its flag, unless it is excluded.
     """
     columns = {
         name: value

@@ -1,8 +1,8 @@
-"""Anyone's own captions, and the images that they name, as ``pairs`` and ``images``.
+"""Converts the user's own captions, and their images, to ``pairs`` and ``images``.
 
-A part is a number of consecutive rows, becomes one shard of each table, and is a unit. What a row
-is depends on the rows before it (is it a duplicate? is it the first to name its image?) and never
-on whether an image could be read: that is how a killed run knows all it needs from the table alone.
+A part is a number of consecutive rows, becomes one shard of each table, and is a unit. The result
+of a row depends on the rows before it (is it a duplicate? is it the first to name its image?) and
+never on whether an image could be read. So a killed run can continue from the table alone.
 """
 
 import hashlib
@@ -17,12 +17,13 @@ from typing import Any
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.manifest.reading.rows import TableFile, compute_sha256, read_rows
+from vlmill.pipelines.manifest.reading.rows import TableFile, read_rows
 from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.spooled import part_unit
 from vlmill.pipelines.web.pages.images import Examiner, open_examiner
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
@@ -40,8 +41,10 @@ _WEB = ("http://", "https://")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJob:
-    """What decides the output. ``column_indices`` are the columns of text, image, id and split; the
-    last two may be absent. ``rows`` and ``digest`` are those of the whole file.
+    """The settings that determine the output.
+
+    ``column_indices`` are the columns of text, image, id and split; the last two may be absent.
+    ``rows`` and ``digest`` are those of the entire file.
     """
 
     table: TableFile
@@ -64,17 +67,17 @@ class OwnJob:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Returns the tables that the job writes, in the order in which a part's shards appear."""
+        """Returns the tables of the job, in the order in which a part's shards appear."""
         images = () if self.image_root is None else (IMAGES,)
         return (*images, PAIRS, REJECTS)
 
     def settings(self) -> dict[str, Any]:
-        """Returns what has to be the same for a killed run to be continued."""
+        """Returns the settings that a continued run must share."""
         root = None if self.image_root is None else str(self.image_root)
         return {"image_root": root, **self.producer()}
 
     def producer(self) -> dict[str, Any]:
-        """Returns what the shards' metadata says of their making."""
+        """Returns the producer metadata of the shards."""
         return {
             "job": JOB,
             "input": self.table.path.name,
@@ -101,14 +104,14 @@ class Caption:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What the rows so far have claimed: some 300 bytes for each pair with its image."""
+    """The claims of the rows so far: about 300 bytes for each pair with its image."""
 
     contents: dict[bytes, bytes] = field(default_factory=dict)  # id of a pair -> its content
     texts: set[bytes] = field(default_factory=set)
     images: set[bytes] = field(default_factory=set)
 
     def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
-        """Says what a row is, after all rows before it."""
+        """Returns the result of a row, after all rows before it."""
         values = dict(zip(job.columns, fields, strict=True))
         text = clean_text(values["text"] or "")
         image_id = usable_id(values["image"], job.columns["image"])
@@ -157,7 +160,7 @@ def _key(text: str) -> bytes:
 
 
 Judged = tuple[int, Caption | Drop]
-"""The number of a row, and what it is."""
+"""The number of a row, and its result."""
 
 
 def judge_rows(job: OwnJob, rows: Iterable[Row], ledger: Ledger) -> Iterator[Judged]:
@@ -253,20 +256,22 @@ def make_progress(job: OwnJob) -> Progress:
 
 
 def collect_shards(job: OwnJob) -> list[Shard]:
-    """All shards of a job that is done. OSError if the file has changed meanwhile."""
-    if compute_sha256(job.table.path) != job.digest:
+    """Returns all shards of a finished job. Raises OSError if the file has changed meanwhile."""
+    if hash_file(job.table.path) != job.digest:
         raise changed(job)
     units = map(part_unit, range(job.num_parts))
     return [shard for unit in units for shard in read_result(work_folder(job), unit).shards]
 
 
 def changed(job: OwnJob) -> OSError:
-    """What to raise where the file is not what it was when the run began."""
+    """Returns the error for a file that has changed since the run began."""
     return OSError(f"{job.table.path} changed during the run; start again with --fresh")
 
 
 def make_funnel(job: OwnJob) -> list[dict[str, Any]]:
-    """What came in, went out and was dropped, by stage and reason, from the rejects written."""
+    """Returns the funnel: inputs, outputs and drops, by stage and reason, from the written
+    rejects.
+    """
     dropped, entered = rejects_by_stage(job.output), job.rows
     funnel: list[dict[str, Any]] = []
     for stage in (ROWS, IMAGE_STAGE):

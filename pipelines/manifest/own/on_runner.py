@@ -1,4 +1,6 @@
-"""Parts of your own captions by the workers of a runner: one reads FILE once for all of them."""
+"""Writes parts of your own captions with the workers of a runner: one reads FILE once for all of
+them.
+"""
 
 from functools import partial
 from typing import Any
@@ -26,7 +28,7 @@ from vlmill.schemas.rejects import Reason
 
 
 def judge_file(job: OwnJob, unit: Unit) -> Result:
-    """Leaves what the rows of each part are. Raises OSError if the file has changed."""
+    """Writes the results of the rows of each part. Raises OSError if the file has changed."""
     judged = judge_rows(job, read_rows(job.table, job.column_indices), Ledger())
     if write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
         raise changed(job)

@@ -68,7 +68,7 @@ docs/data-sets.md: sources of the files, how each row is made, licences.
 """
 
 
-# Flags that name files and folders and may come again.
+# Flags that name files and folders and are repeatable.
 PATH_FLAGS = (
     ("--images", "DIR", "folder, zip or tar of images, searched before --input"),
     (
@@ -228,7 +228,7 @@ def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
         yield job
         return
     from vlmill.pipelines.manifest.published.downloads import (
-        fetched_images,  # loads what a crawl needs
+        fetched_images,  # loads the modules of a crawl
     )
 
     manners, retry = build_policy(args), args.retry_failed
@@ -269,7 +269,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
 
 
 def summarize_run(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, Any]:
-    """What the manifest tells beside the shards: counts, what was mended, what is shared."""
+    """Returns the manifest's records: counts, repairs and overlaps."""
     return {
         "counts": [list(count) for count in counts],
         "notes": dict(sorted(tally.notes.items())),
@@ -279,7 +279,7 @@ def summarize_run(tally: Tally, counts: Sequence[Count], job: Job) -> dict[str, 
 
 
 def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
-    """The job that the flags describe, and the settings that a continued run must share.
+    """Returns the job of the flags, and the settings that a continued run must share.
 
     Raises InputError.
     """
@@ -318,7 +318,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
 
 
 def is_flat(folder: Folder, reading: Reading) -> bool:
-    """Whether images that the first entries name are in the folder itself."""
+    """Returns whether images of the first entries are in the folder itself."""
     if reading.own_images or folder.has_images(reading.image_folders):
         return False
     files = folder.files(*IMAGE_ENDINGS)

@@ -1,4 +1,4 @@
-"""Rows that were read beside the published numbers."""
+"""Compares the number of rows with the published numbers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ class Count(NamedTuple):
 
 
 def compare_counts(groups: Mapping[str, int], expected: Mapping[str, Expected]) -> list[Count]:
-    """Each group that was read or is expected, in the order of the published files."""
+    """Returns each group that was read or is expected, in the order of the published files."""
     order = [*expected, *(group for group in groups if group not in expected)]
     counts = [_count(group, groups.get(group, 0), expected.get(group)) for group in order if group]
     return [count for count in counts if count.rows or count.published]
@@ -34,7 +34,7 @@ def _count(group: str, rows: int, expected: Expected | None) -> Count:
 
 
 def format_warnings(counts: list[Count]) -> list[str]:
-    """A line for each group with another number of rows than was published."""
+    """Returns a line for each group whose number of rows differs from the published one."""
     return [_warning(c) for c in counts if c.published is not None and c.rows != c.published]
 
 
@@ -65,7 +65,9 @@ def format_no_image_warning(counts: list[Count], output: Path) -> str:
 
 
 def counts_table(counts: list[Count]) -> list[list[str]]:
-    """The counts as cells: group, read, published, what is missing, and whose figure it is."""
+    """Returns the counts as cells: group, read, published, missing, and the source of the
+    figure.
+    """
     return [
         [c.group, f"{c.rows:,}", _format_number(c.published), _missing(c), _source(c)]
         for c in counts
@@ -81,7 +83,7 @@ WARNED = {
 
 
 def format_note(note: str, number: int) -> str:
-    """A line on what was noted of so many rows."""
+    """Returns a line about a note and its number of rows."""
     if note in WARNED:
         return f"warning: {note} of {number} rows: {WARNED[note]}"
     return f"noted: {note} of {number} rows"
@@ -117,11 +119,11 @@ def _source(count: Count) -> str:
 
 
 Unread = tuple[str, list[str], list[str]]
-"""A file, its columns and keys that nothing reads, and its keys that stand twice in an object."""
+"""A file, its columns and keys that nothing reads, and its repeated keys of an object."""
 
 
 def list_unread(reading: Reading) -> list[Unread]:
-    """What the files hold beside what is read, as far as they do."""
+    """Returns the unread and repeated keys of files that have any."""
     remarks = [(source.name, source.remarks) for source in reading.sources]
     return [
         (name, list(file_remarks.unread), list(file_remarks.repeated))

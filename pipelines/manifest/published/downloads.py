@@ -1,8 +1,8 @@
-"""Downloads the images of which a data set has URLs, with the crawl's client and manners.
+"""Downloads the images of a data set by URL, with the crawl's client and politeness policy.
 
-They lie in archives below the output (``work/fetched``), beside the journals that know what came of
-each URL: a killed run goes on, and what failed can be tried again. The tables are written when all
-of them have been asked for.
+They are stored in archives below the output (``work/fetched``), with journals of the outcome of
+each URL: a killed run continues, and failures can be retried. The tables are written after all URLs
+have an outcome.
 """
 
 import sqlite3
@@ -57,7 +57,7 @@ class FetchedImages:
     fetching: Fetching
 
     def image(self, url: str) -> bytes | Drop:
-        """What came of a URL, or why it gave no image."""
+        """Returns the content of a URL, or why it gave no image."""
         target, drop = resolve("", url), Drop(Reason.BAD_URL, "no http(s) URL")
         for _ in range(self.fetching.policy.max_redirects + 1):
             if target is None or (row := self._row(target)) is None:
@@ -80,7 +80,7 @@ class FetchedImages:
         return frozenset(digest for digest, count in counts.items() if count > max_urls)
 
     def counts(self) -> dict[str, Any]:
-        """Tells how many URLs there were, how many gave content, and why the others did not."""
+        """Returns the number of URLs, of those with content, and of the others by reason."""
         path = to_path(self.fetching.output) / DONE
         counts: dict[str, Any] = read_json(path)
         return counts
@@ -109,11 +109,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 def fetched_images(
     reading: Reading, folder: Folder, output: Path, manners: PolitenessPolicy, *, retry: bool
 ) -> Iterator[FetchedImages]:
-    """Fetches every image of which there is a URL and no file, unless that was done before; gives
-    them while the block runs.
+    """Downloads every image with a URL and without a file, unless that was done before; yields them
+    while the block runs.
 
-    ``retry`` asks again for what failed. Shards in ``output`` were written before all was fetched,
-    or from an earlier try: they go. Memory is that of a crawl.
+    ``retry`` repeats failures. Shards in ``output`` from before are deleted. Memory is that of a
+    crawl.
     """
     work_folder = output / WORK / FOLDER
     begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), policy=manners))
@@ -159,7 +159,7 @@ def _summarize_outcomes(written: CrawlSummary) -> dict[str, Any]:
 
 
 def _lines(reading: Reading, folder: Folder) -> Iterator[Line]:
-    """Yields the URL of each image of which no file is there."""
+    """Yields the URL of each image without a file."""
     may_be_there = folder.has_images(reading.image_folders)
     for entry in reading.entries():
         for image in entry.images if not isinstance(entry.rows, Drop) else ():

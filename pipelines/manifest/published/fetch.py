@@ -1,4 +1,4 @@
-"""The flags that download what a data set has URLs of, and what is said of the downloads."""
+"""Defines the flags for downloads, and formats their counts."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def add_fetch(p: argparse.ArgumentParser) -> None:
 
 
 def format_fetch_counts(counts: Mapping[str, Any], published: int) -> str:
-    """What was fetched beside the published number of rows, in a line."""
+    """Returns a line with the number of downloads and the published number of rows."""
     failed = counts["failed"]
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in failed.items())
     summary = f"fetched: {counts['fetched']:,} images of {counts['urls']:,} URLs"
@@ -38,6 +38,6 @@ def format_fetch_counts(counts: Mapping[str, Any], published: int) -> str:
 
 
 def make_fetch_rows(counts: Mapping[str, Any]) -> Sequence[Sequence[str]]:
-    """What came of the URLs, as rows of a table."""
+    """Returns the outcomes of the URLs as rows of a table."""
     numbers = {"URLs": counts["urls"], "fetched": counts["fetched"], **counts["failed"]}
     return [[name, f"{number:,}"] for name, number in numbers.items()]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 178_000_000  # a published image's: what pillow itself takes for no bomb
 LIMITS = CallLimits(more_bytes=11 << 29)  # as much a pixel as others have for 50 million
-# What reading an image says, in the words of published data sets.
+# Reasons for unreadable images, as published data sets name them.
 _REASONS = {
     Reason.MISSING_IMAGE: Reason.IMAGE_MISSING,
     Reason.TOO_LARGE: Reason.IMAGE_TOO_LARGE,
@@ -33,9 +33,9 @@ _REASONS = {
 def published_row(
     folder: Folder, fetched: "FetchedImages | None", image: ListedImage, examiner: Examiner
 ) -> dict[str, Any] | Drop:
-    """The row of ``images`` for an image of the data set; or why it has none.
+    """Returns the row of ``images`` for an image of the data set; or why it has none.
 
-    An examiner that hashes adds the perceptual hash as ``phash``, which is no column.
+    An examiner that hashes adds the perceptual hash as ``phash``, which is not a column.
     """
     content = folder.image(image.paths) if image.content is None else image.content
     if isinstance(content, Drop):

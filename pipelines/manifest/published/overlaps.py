@@ -51,9 +51,10 @@ class HashList:
 
 @dataclass(kw_only=True)
 class Overlaps:
-    """The lists, and how many images (``rows`` too) of the data set were found in each.
+    """The lists, and how many images (and ``rows``) of the data set match each.
 
-    ``train_only``: rows of splits that are not trained on stay, whatever list has their image.
+    ``train_only``: rows of splits that are not for training are kept, even if a list has their
+    image.
     """
 
     ids: tuple[IdList, ...] = ()
@@ -66,12 +67,12 @@ class Overlaps:
 
     @property
     def has_lists(self) -> bool:
-        """Whether there is anything to compare with."""
+        """Returns whether there is a list to compare with."""
         return bool(self.ids or self.hashes)
 
     @property
     def by_hash(self) -> bool:
-        """Whether images are compared by their content."""
+        """Returns whether images are compared by their content."""
         return bool(self.hashes)
 
     def judge(self, entry: Entry) -> Drop | None:
@@ -80,7 +81,7 @@ class Overlaps:
         return drops[0] if drops and not self.stays(entry) else None
 
     def judge_image(self, image: ListedImage) -> Drop | None:
-        """The list that excludes an image by one of its names, None if there is none."""
+        """Returns the list that excludes an image by one of its names, None if there is none."""
         matches = [*self._matches(image)]  # all of them are counted
         drops = (
             Drop(Reason.EXCLUDED, f"{name}, in {image_list.name}")
@@ -90,7 +91,7 @@ class Overlaps:
         return next(drops, None)
 
     def stays(self, entry: Entry) -> bool:
-        """Whether an entry's rows stay whatever list has their images."""
+        """Returns whether an entry's rows are kept even if a list has their images."""
         return self.train_only and _held_out(entry)
 
     def _matches(self, image: ListedImage) -> Iterator[tuple[IdList, str]]:
@@ -117,7 +118,7 @@ class Overlaps:
             self.match_counts[name, kind] += 1
 
     def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
-        """The list that excludes an image by its content, None if there is none."""
+        """Returns the list that excludes an image by its content, None if there is none."""
         for image_list in self.hashes:
             same = row["sha256"] in image_list.sha256
             near = image_list.hashes is not None and image_list.hashes.near(phash)
@@ -183,7 +184,7 @@ def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
 
 
 def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashList:
-    """The images of a table of images by their content, decoded now. Raises InputError."""
+    """Returns the images of a table by their content, decoded now. Raises InputError."""
     digests, hashes = set[str](), list[int]()
     with open_examiner(
         limits=LIMITS, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True
@@ -208,7 +209,7 @@ def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashLi
 
 
 def overlap_rows(overlaps: Overlaps) -> list[tuple[str, str, int, str]]:
-    """What was found, for the report: list, by what, images, and what became of their rows."""
+    """Returns the matches for the report: list, type, images, and the effect on their rows."""
     excluding = {image_list.name: image_list.excludes for image_list in overlaps.ids}
     excluding |= {image_list.name: image_list.excludes for image_list in overlaps.hashes}
     rows: list[tuple[str, str, int, str]] = []

@@ -63,7 +63,7 @@ class Job:
     tables: tuple[Table, ...]  # in the order in which a part's shards appear
     overlaps: Overlaps
     producer: Mapping[str, Any]
-    placeholders: frozenset[str] = frozenset()  # SHA-256 of images that are none
+    placeholders: frozenset[str] = frozenset()  # SHA-256 of placeholders
     fetched: "FetchedImages | None" = None  # images that were downloaded for this run
     require_images: bool = False
     rows_per_shard: int = 100_000
@@ -71,12 +71,14 @@ class Job:
 
     @property
     def with_images(self) -> bool:
-        """Whether the table of images is written."""
+        """Returns whether the table of images is written."""
         return IMAGES in self.tables
 
     @property
     def judges_images(self) -> bool:
-        """Whether an image that cannot be read, or is on a list, drops the rows that name it."""
+        """Returns whether an image that cannot be read, or is on a list, drops the rows that name
+        it.
+        """
         return self.with_images and (self.require_images or self.overlaps.by_hash)
 
     @property
@@ -87,7 +89,7 @@ class Job:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was read: entries by group, images that they name, and notes."""
+    """Counts of entries by group, of named images, and of notes."""
 
     groups: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -96,7 +98,9 @@ class Tally:
 
 
 def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:
-    """What came in, went out and was dropped, by stage and reason, from the rejects written."""
+    """Returns the funnel: inputs, outputs and drops, by stage and reason, from the written
+    rejects.
+    """
     dropped = rejects_by_stage(job.output)
     funnel: list[dict[str, Any]] = []
     stages = (ROWS, *((EXCLUDE,) if job.overlaps.has_lists else ()))
@@ -119,11 +123,11 @@ def _unpack(values: tuple[str, str | None]) -> Drop:
 
 
 class FirstImages:
-    """Tells which images of an entry no entry before it has named."""
+    """Returns which images of an entry no earlier entry has named."""
 
     def __init__(self) -> None:
         self._named = NumberStore()
-        self._last: ListedImage | None = None  # named before: its entries often stand together
+        self._last: ListedImage | None = None  # named before: its entries are often adjacent
 
     def select(self, entry: Entry) -> Sequence[ListedImage]:
         """Returns the images that are named for the first time, by an entry that has rows."""
@@ -142,9 +146,9 @@ class FirstImages:
 
 
 class Run:
-    """The state of one run over entries: what was counted, and what came of their images.
+    """The state of one run over entries: counts, and the outcomes of their images.
 
-    ``note`` is told of each image that drops the rows which name it, by its key.
+    ``note`` is called with the key of each image that drops the rows which name it.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Run:
         self.tally = Tally()
         self._note = note or self.keep_verdict
         self._verdicts = ValueStore(_pack, _unpack)  # of images whose rows are dropped
-        self._own_verdicts: dict[int, Drop] = {}  # of those that one entry alone names
+        self._own_verdicts: dict[int, Drop] = {}  # images that only one entry names
         self._has_verdicts = False
         self._judges = job.require_images or job.overlaps.has_lists
 
@@ -209,12 +213,16 @@ class Run:
         return rejected
 
     def _is_required(self, row: dict[str, Any] | Drop | None) -> bool:
-        """Whether it is its rows that are rejected, as its image cannot be read."""
+        """Returns whether the rows of an image that cannot be read are rejected instead of the
+        image.
+        """
         lost = isinstance(row, Drop) and row.reason is not Reason.EXCLUDED
         return lost and self.job.require_images
 
     def _judged(self, entry: Entry) -> Rows | Reject:
-        """The rows of an entry that passes all stages; else which of them drops it, and why."""
+        """Returns the rows of an entry that passes all stages; else the dropping stage and the
+        reason.
+        """
         rows, job = entry.rows, self.job
         if isinstance(rows, Drop):
             return Reject(ROWS, rows)
@@ -306,7 +314,7 @@ class Parts:
 
     @property
     def ended(self) -> bool:
-        """Whether no part is left; there is one at least."""
+        """Returns whether no part remains; there is at least one."""
         return not self._head and self.index > 0
 
     def make(self, job: Job, unit: Unit) -> Result:
@@ -331,7 +339,7 @@ class Parts:
 
 
 def make_parts(job: Job) -> tuple[list[Shard], Tally]:
-    """Writes every part that is not there yet; returns all shards, and what was counted."""
+    """Writes every missing part; returns all shards and the counts."""
     shards: list[Shard] = []
     with open_run(job) as run, make_progress(job) as progress:
         parts = Parts(run, progress)
@@ -355,7 +363,7 @@ def _expected_rows(job: Job) -> int | None:
 
 
 def refuse_stale(job: Job, parts: int) -> None:
-    """Raises OSError for shards behind the last part, which another input must have left."""
+    """Raises OSError for shards after the last part, which must come from another input."""
     names = {shard_name(table, parts, None) for table in job.tables}
     stale = [name for name in sorted(names) if (job.output / name).exists()]
     if stale:

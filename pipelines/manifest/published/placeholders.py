@@ -1,7 +1,7 @@
-"""Placeholders: the same bytes under many ids, as "photo unavailable" of a dead link.
+"""Finds placeholders: the same bytes under many ids, such as "photo unavailable" for a dead link.
 
-They are looked for before anything is written, so that all of them are rejected and not only those
-behind the twentieth. Only images are read of whose size there are many.
+They are searched before anything is written, so that all of them are rejected and not only those
+after the twentieth. Only images whose size occurs often are read.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ LEAST_IDS = 3  # of a placeholder in a set that is too small for more than 20 of
 
 
 def is_unavailable(content: bytes) -> bool:
-    """Whether an image is the one that Flickr serves in the place of a photo that is gone."""
+    """Returns whether an image is the one that Flickr serves instead of a deleted photo."""
     return hashlib.sha1(content, usedforsecurity=False).hexdigest() == UNAVAILABLE_SHA1
 
 
 def compute_min_ids(num_images: int) -> int:
-    """Returns how many ids the bytes of a placeholder have at least, in a set of so many images:
-    21, in small ones half of all.
+    """Returns the smallest number of ids of a placeholder's bytes for a number of images: 21, in
+    small sets half of all.
     """
     return min(MOST_IDS + 1, max(LEAST_IDS, -(-num_images // 2)))
 

@@ -1,6 +1,7 @@
-"""report.html of a published data set: counts beside the published ones, examples, overlaps.
+"""Writes report.html of a published data set: counts and published counts, examples, overlaps.
 
-Examples are drawn on their images: annotated boxes, what an expression names or a question tags.
+Examples are drawn on their images: annotated boxes, the box of an expression, the tags of a
+question.
 """
 
 import io
@@ -115,7 +116,7 @@ def _annotated(row: Row, names: Sequence[str]) -> CardContent:
 
 
 def _names(folder: Path) -> list[str]:
-    """The names of classes beside a table of boxes; none where there are none."""
+    """Returns the names of classes in the folder of a table of boxes; none if there are none."""
     path = folder / "classes.json"
     return read_json(path) if path.is_file() else []
 
@@ -141,7 +142,7 @@ def write_published_report(
     about: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> None:
-    """Writes ``folder/report.html`` from the tables there and what was counted."""
+    """Writes ``folder/report.html`` from its tables and the counts."""
     counts = [Count(*count) for count in about["counts"]]
     rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
     write_page(

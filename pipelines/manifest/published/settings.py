@@ -19,7 +19,7 @@ from vlmill.runtime.files.inputs import Input
 def read_settings(
     name: str, data_set: DataSet, reading: Reading, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """What decides the rows: the files by name and size, and the flags."""
+    """Returns the settings that determine the rows: the files by name and size, and the flags."""
     options = {option: _plain(getattr(args, option)) for option in data_set.options}
     lists = ("exclude", "exclude_hash", "compare", "compare_hash")
     return {
@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_overlaps(folder: Folder, args: argparse.Namespace) -> Overlaps:
-    """The lists of the flags, read. Raises InputError."""
+    """Reads the lists of the flags. Raises InputError."""
     ids = [
         id_list(path, flag=flag, excludes=flag == "--exclude")
         for flag, paths in (("--exclude", args.exclude), ("--compare", args.compare))

@@ -23,7 +23,7 @@ def guess_column(
 ) -> str:
     """Returns the column of texts or of images: ``requested``, or the only one with a usual name.
 
-    Raises InputError that lists the candidates, or the columns where there is none.
+    Raises InputError that lists the candidates, or the columns if there is none.
     """
     if requested is not None:
         if requested not in names:
@@ -44,7 +44,7 @@ def guess_column(
 
 
 def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns columns that differ only in their number, by what they share: ``caption_0`` and
+    """Returns columns that differ only in their number, by their common part: ``caption_0`` and
     ``caption_1`` under ``caption``, in the order of the numbers.
     """
     numbers: dict[str, list[tuple[int, str]]] = {}
@@ -60,7 +60,7 @@ def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def text_columns(names: Sequence[str], requested: str | None, display_name: str) -> tuple[str, ...]:
     """Returns the column of texts, or the numbered ones: those of ``requested``, or the only ones
-    with a usual name. Raises InputError as :func:`guessed` does.
+    with a usual name. Raises InputError like :func:`guess_column`.
     """
     numbered = {s: c for s, c in numbered_columns(names).items() if s not in names}
     column = guess_column([*names, *numbered], TEXTS, requested, "--text-column", display_name)
@@ -70,10 +70,11 @@ def text_columns(names: Sequence[str], requested: str | None, display_name: str)
 def split_column(
     names: Sequence[str], requested: str | None, excluded: Sequence[str], display_name: str
 ) -> str | None:
-    """Returns the column of splits: ``requested``, or the one called split in any case, unless it
-    is one of ``excluded``; None where there is none.
+    """Returns the column of splits: ``requested``, or the one named split in any case, unless it is
+    one of ``excluded``; None if there is none.
 
-    Raises InputError for a given column that is not there, and where several are called so.
+    Raises InputError for a requested column that does not exist, and for several columns of that
+    name.
     """
     if requested is not None:
         return guess_column(names, (), requested, "--split-column", display_name)
@@ -88,7 +89,7 @@ def split_column(
 
 
 def read_schema(source: Source) -> pa.Schema:
-    """The schema of a Parquet file. Raises InputError if it is none."""
+    """Returns the schema of a Parquet file. Raises InputError for other files."""
     try:
         return pq.read_schema(readable(source.path))
     except (OSError, pa.ArrowException) as error:
@@ -97,7 +98,7 @@ def read_schema(source: Source) -> pa.Schema:
 
 
 def num_rows(source: Source) -> int:
-    """The rows that the file's footer counts."""
+    """Returns the number of rows in the file's footer."""
     return int(pq.read_metadata(readable(source.path)).num_rows)
 
 

@@ -21,15 +21,15 @@ _UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
 
 
 def is_unsafe(name: str) -> bool:
-    """Whether a name may lead out of the folder that it is joined to."""
+    """Returns whether a name may lead out of the folder that it is joined to."""
     return _UNSAFE.search(name) is not None
 
 
 def image_path(root: Path, name: str) -> Path | Drop:
-    """The file of an image under ``root``, or why there is none.
+    """Returns the file of an image under ``root``, or why there is none.
 
-    Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused.
-    A name may be composed and its file decomposed (macOS), or the other way round.
+    Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused. A
+    name may be composed and its file decomposed (macOS), or the other way round.
     """
     missing = Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
     if is_unsafe(name):
@@ -48,7 +48,9 @@ def image_path(root: Path, name: str) -> Path | Drop:
 
 
 def image_row(root: Path, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """The row of ``images`` for an image under ``root``, decoded once; or why it has none."""
+    """Returns the row of ``images`` for an image under ``root``, decoded once; or why it
+    has none.
+    """
     path = image_path(root, _below(root, image_id))
     if isinstance(path, Drop):
         return path
@@ -71,9 +73,9 @@ def _below(root: Path, name: str) -> str:
 
 
 def make_image_row(content: bytes, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """The row of ``images`` for an image's bytes, decoded once; or why it has none.
+    """Returns the row of ``images`` for an image's bytes, decoded once; or why it has none.
 
-    An examiner that hashes adds the perceptual hash as ``phash``, which is no column.
+    An examiner that hashes adds the perceptual hash as ``phash``, which is not a column.
     """
     facts = examiner.examine(content)
     if isinstance(facts, Drop):
@@ -91,7 +93,7 @@ def make_image_row(content: bytes, image_id: str, examiner: Examiner) -> dict[st
 
 
 def image_content(root: Path, name: str) -> bytes | Drop | None:
-    """The bytes of a published image under ``root``; None if there is no such file."""
+    """Returns the bytes of a published image under ``root``; None if there is no such file."""
     path = image_path(root, name)
     if isinstance(path, Drop):
         return None if path.reason is Reason.MISSING_IMAGE else path

@@ -1,4 +1,4 @@
-"""JSON as published: no NaN, at most 64 deep; of a key that stands twice the last counts."""
+"""Parses JSON as published: no NaN, at most 64 levels; the last one of repeated keys counts."""
 
 import json
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def json_decoder(remarks: Remarks) -> json.JSONDecoder:
-    """A decoder that refuses NaN and infinities and notes keys that stand twice."""
+    """Returns a decoder that refuses NaN and infinities and notes repeated keys."""
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
@@ -25,7 +25,7 @@ def json_decoder(remarks: Remarks) -> json.JSONDecoder:
 
 
 def parse_json(content: bytes, remarks: Remarks) -> Any:
-    """A small file of JSON. Raises ValueError for what is none, or is nested too deeply."""
+    """Parses a small JSON file. Raises ValueError for invalid JSON, and for too deep nesting."""
     text = content.decode("utf-8-sig")
     try:
         value = json_decoder(remarks).decode(text)

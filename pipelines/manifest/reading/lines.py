@@ -1,6 +1,6 @@
-r"""Lines of large published files, one at a time: plain ones, JSON, TSV.
+r"""Reads lines of large published files, one at a time: plain ones, JSON, TSV.
 
-Memory is bounded by one line. A line that is broken is a Drop in its place, and costs no other.
+Memory is bounded by one line. A broken line is replaced by a Drop and affects no other.
 """
 
 import json
@@ -19,7 +19,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_lines(source: Source) -> Iterator[tuple[int, str | Drop]]:
-    r"""A file's lines with their numbers from 0, without their ends; a line ends at ``\n`` alone.
+    r"""Yields lines with their numbers from 0, without line ends; only ``\n`` ends a line.
 
     A line that is too long or is not UTF-8 is a Drop. Raises InputError for a file in UTF-16.
     """
@@ -33,9 +33,9 @@ def read_lines(source: Source) -> Iterator[tuple[int, str | Drop]]:
 
 
 def without_mark(line: bytes, display_name: str) -> bytes:
-    """A file's first line without a byte order mark. Raises InputError for that of UTF-16.
+    """Returns a file's first line without a byte order mark. Raises InputError for UTF-16.
 
-    Most lines of UTF-16 are UTF-8, too, with a NUL beside each letter.
+    Most lines of UTF-16 are also valid UTF-8, with a NUL next to each letter.
     """
     if line.startswith(UTF16):
         raise InputError(f"{display_name} is UTF-16: convert it, iconv -f UTF-16 -t UTF-8")
@@ -56,9 +56,10 @@ def _line(line: bytes, file: BinaryIO) -> str | Drop:
 def json_lines(
     source: Source, known: frozenset[str]
 ) -> Iterator[tuple[int, dict[str, Any] | Drop]]:
-    """The objects of a file of JSON lines with their lines' numbers from 0; blank lines are none.
+    """Yields the objects of a file of JSON lines with their lines' numbers from 0, skipping empty
+    lines.
 
-    A line that is no JSON object is a Drop. Keys that are not ``known`` are noted.
+    A line that is not a JSON object is a Drop. Keys that are not ``known`` are noted.
     """
     decoder = json_decoder(source.remarks)
     for number, line in read_lines(source):

@@ -1,13 +1,12 @@
-"""Rows of other people's tables, CSV, TSV, JSON lines and Parquet: a stream, whatever is in them.
+"""Streams rows of foreign tables: CSV, TSV, JSON lines and Parquet, with any content.
 
-Nothing here raises for a bad row: it becomes a :class:`~vlmill.runtime.units.funnel.Drop` in
-its place, and costs no other row.
+Nothing here raises for a bad row: it is replaced by a :class:`~vlmill.runtime.units.funnel.Drop`
+and affects no other row.
 
 The keys of a JSON line's object are its columns.
 """
 
 import difflib
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -31,7 +30,9 @@ _ANY: frozenset[str] = frozenset()
 
 
 def json_columns(path: Path) -> list[str]:
-    """The keys of the first lines, in the order in which they come. Raises InputError for none."""
+    """Returns the keys of the first lines, in order of appearance. Raises InputError if there are
+    none.
+    """
     names: dict[str, None] = {}
     for _, record in islice(json_lines(_source(path), _ANY), FIRST_LINES):
         if not isinstance(record, Drop):
@@ -42,9 +43,9 @@ def json_columns(path: Path) -> list[str]:
 
 
 def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str | None] | Drop]]:
-    """The values under these keys with their lines' numbers from 1; absent ones are None.
+    """Yields the values of these keys with their lines' numbers from 1; absent ones are None.
 
-    A list under the first key, that of captions, is a row for each of its texts.
+    A list under the first key, that of captions, gives a row for each of its texts.
     """
     for number, record in json_lines(_source(path), _ANY):
         if isinstance(record, Drop):
@@ -86,10 +87,10 @@ BATCH_ROWS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """Names a file of rows, and says how it is read.
+    """A file of rows and how it is read.
 
     ``delimiter``, ``encoding`` and ``header`` are those of CSV and TSV; without a header the
-    columns are called 1, 2, 3, ...
+    columns are 1, 2, 3, ...
     """
 
     path: Path
@@ -107,7 +108,9 @@ def table_file(
     encoding: str = "utf-8",
     header: bool = True,
 ) -> TableFile:
-    """Describes the file as its name and the flags say. Raises InputError if it is unreadable."""
+    """Returns the description of a file by its name and the flags. Raises InputError if it is
+    unreadable.
+    """
     known = ", ".join(FORMATS)
     if not path.is_file():
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
@@ -158,7 +161,7 @@ def column_names(table: TableFile) -> list[str]:
 
 
 def find_column_indices(table: TableFile, flags: Sequence[tuple[str, str]]) -> list[int]:
-    """Returns where columns, (flag, name) each, stand. Raises InputError for an absent one."""
+    """Returns the indices of columns, (flag, name) each. Raises InputError for an absent one."""
     names = column_names(table)
     indices = []
     for flag, name in flags:
@@ -182,8 +185,8 @@ def _remedy(table: TableFile, name: str, names: list[str]) -> str:
 
 
 def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
-    """The fields at ``column_indices`` of every row, or why a row has none. Memory: a batch of
-    rows.
+    """Yields the fields at ``column_indices`` of every row, or why a row has none. Memory: a batch
+    of rows.
     """
     if table.format == "parquet":
         yield from _parquet_rows(table.path, column_indices)
@@ -217,19 +220,13 @@ def count_rows(rows: Iterable[Row]) -> Iterator[int]:
     yield count
 
 
-def compute_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
     read = tsv_records if table.format == "tsv" else csv_records
     return read(Lines(file, table.path, table.encoding), table.delimiter)
 
 
 def _readable(fields: Fields) -> Fields | Drop:
-    """Bytes that could not be decoded stand as lone surrogates in a field."""
+    """Replaces lone surrogates, which represent bytes that could not be decoded in a field."""
     for field in fields:
         if field is not None and not field.isascii():
             try:
@@ -280,7 +277,7 @@ def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
 
 
 def _texts(column: pa.Array) -> Fields:
-    """A column's values as texts; bytes that are no UTF-8 become lone surrogates."""
+    """Returns a column's values as strings; bytes that are not UTF-8 become lone surrogates."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_integer(column.type):

@@ -1,9 +1,9 @@
-"""Files of a published data set where people have them: in a folder, packed, in a zip or a tar.
+"""Finds files of a published data set: in a folder, packed, in a zip or a tar.
 
-Nothing is unpacked to the disk. What is read is bounded by the bytes that come out, not by what a
-header says; names that lead elsewhere, links, devices and encrypted members are never opened.
+Nothing is unpacked to disk. Reading is limited by the unpacked bytes, not by a header's statement;
+names that lead elsewhere, links, devices and encrypted members are never opened.
 
-An archive gives its plain members by name, and reads each in place.
+An archive lists its plain members by name, and reads each directly.
 """
 
 import io
@@ -55,7 +55,7 @@ class Archive:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The members' bytes in the archive; of a name that comes again the first."""
+        """Returns the members' bytes in the archive; for a repeated name the first one's."""
         return {name: size for name, (_, size) in self._index.items()}
 
     @cached_property
@@ -76,7 +76,7 @@ class Archive:
         if ends(self.path, (".zip",)):
             self._zip = open_zip(self.path)
             for entry in self._zip.infolist():
-                kind = entry.external_attr >> 28  # of Unix: 8 is a plain file, 0 not said
+                kind = entry.external_attr >> 28  # Unix file type: 8 plain file, 0 not stated
                 if not entry.is_dir() and not entry.flag_bits & 1 and kind in (0, 8):
                     self._infos.setdefault(entry.filename, entry)
                     yield entry.filename, 0, entry.compress_size
@@ -86,22 +86,22 @@ class Archive:
                 yield plain_name(info), info.offset_data, info.size
 
     def find_member(self, name: str) -> str | None:
-        """The member with a published name, whatever folders it lies in."""
+        """Returns the member with a published name, in any folder."""
         if name in self._index:
             return name
         end = "/" + name
         return next((member for member in self._index if member.endswith(end)), None)
 
     def is_called(self, name: str) -> bool:
-        """Whether the archive is a packed folder of this name."""
+        """Returns whether the archive is a packed folder of this name."""
         return self.path.stem == name.rpartition("/")[2]
 
     def has_folder(self, name: str) -> bool:
-        """Whether a member lies in the folder."""
+        """Returns whether a member is in the folder."""
         return any(member.startswith(name + "/") for member in self._index)
 
     def content(self, name: str) -> bytes | Drop | None:
-        """A member's bytes; None if there is none, or why it is not read."""
+        """Returns a member's bytes; None if there is none, or why it is not read."""
         if name not in self._index:
             return None
         offset, size = self._index[name]
@@ -132,8 +132,8 @@ class Archive:
 
 
 class Remarks:
-    """What was seen in a file beside what is read of it: columns and keys that nothing reads, and
-    keys that stood twice in one object. Some of each: a file may be anything.
+    """Notes about a file: columns and keys that nothing reads, and repeated keys of an object. The
+    numbers are limited, since a file may contain anything.
     """
 
     MOST, LENGTH = 20, 60
@@ -143,12 +143,12 @@ class Remarks:
         self.repeated: dict[str, None] = {}
 
     def check(self, names: Collection[str], known: frozenset[str]) -> None:
-        """Notes those of the names that are not known."""
+        """Notes the names that are not known."""
         if not known.issuperset(names):
             self._note(self.unread, (name for name in names if name not in known))
 
     def repeat(self, names: Sequence[str]) -> None:
-        """Notes those of an object's keys that come twice."""
+        """Notes the repeated keys of an object."""
         self._note(self.repeated, (name for name, n in Counter(names).items() if n > 1))
 
     def _note(self, noted: dict[str, None], names: Iterable[str]) -> None:
@@ -178,7 +178,7 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the file; what is read is unpacked. Raises InputError where it is damaged."""
+        """Opens the file for reading unpacked. Raises InputError for damage."""
         with ExitStack() as stack:
             try:
                 file = _open_source(self, stack)
@@ -211,7 +211,7 @@ def _open_source(source: Source, stack: ExitStack) -> Bounded:
     return Bounded(member_file(tar, entry), MAX_BYTES, source.display_name)
 
 
-# Names that say which image it is only with their folder: row 1000 of SBU is 0001/000.jpg.
+# Names that identify an image only with their folder: row 1000 of SBU is 0001/000.jpg.
 _NUMBERED_IN_FOLDER = re.compile(r"(?:.*/)?\d{4}/\d{3}\.jpg", re.ASCII)
 
 
@@ -226,11 +226,10 @@ def _list_names(paths: Sequence[str]) -> list[str]:
 
 
 class Folder:
-    """``--input`` with its archives, and where images lie: there, and under each of ``images``.
+    """``--input`` with its archives, and the folders of images: it, and each of ``images``.
 
-    An ``--input`` that is a file is its folder with no other file of entries.
-
-    Raises InputError for a folder that is not there.
+    An ``--input`` that is a file represents its folder without other files of entries. Raises
+    InputError for a missing folder.
     """
 
     def __init__(self, root: Path, images: Sequence[Path] = ()) -> None:
@@ -246,7 +245,7 @@ class Folder:
 
     @cached_property
     def _names(self) -> dict[str, Path]:
-        """Files of the folder by their name without what a download has put behind it."""
+        """Returns files of the folder by their name without suffixes that a download has added."""
         names: dict[str, Path] = {}
         for path in sorted(self.root.iterdir()):
             if path.is_file() and not path.name.startswith(".") and self._is_meant(path):
@@ -254,11 +253,13 @@ class Folder:
         return names
 
     def _is_meant(self, path: Path) -> bool:
-        """A file that --input names is the only one."""
+        """Returns whether a file may be used: one that --input names is the only one."""
         return self._only is None or path == self._only
 
     def find(self, *names: str) -> Source | None:
-        """The first of the published names that is there: as a file, packed, in an archive."""
+        """Returns the first of the published names that exists: as a file, packed, or in an
+        archive.
+        """
         for name in names:
             for tried in dict.fromkeys((name, _base(name))):
                 for ending in ("", ".gz"):
@@ -277,13 +278,15 @@ class Folder:
         return None
 
     def require(self, *names: str) -> Source:
-        """Like :meth:`find`. Raises InputError that says what is wanted and what is there."""
+        """Like :meth:`find`, but raises InputError that names the expected and the
+        existing files.
+        """
         if (source := self.find(*names)) is not None:
             return source
         raise self.lacks(" or ".join(names))
 
     def lacks(self, files: str) -> InputError:
-        """What to raise where the folder does not hold a data set."""
+        """Returns the error for a folder without a data set."""
         there = sorted(path.name for path in self.root.iterdir() if path.name[0] != ".")
         preview = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
         return InputError(
@@ -308,8 +311,8 @@ class Folder:
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
     def has_images(self, folders: Sequence[str]) -> bool:
-        """Whether images are there: ``--images``, one of the published folders, or the folder
-        itself where it has been found to be flat.
+        """Returns whether there are images: ``--images``, one of the published folders, or the
+        folder itself if it was found to be flat.
         """
         if self.is_flat or self.images or any((self.root / name).is_dir() for name in folders):
             return True
@@ -317,7 +320,9 @@ class Folder:
         return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
 
     def image(self, paths: Sequence[str]) -> bytes | Drop:
-        """An image's bytes, by the first of its names that is there, or why there are none."""
+        """Returns an image's bytes, by the first existing one of its names, or why there
+        are none.
+        """
         names = _list_names(paths)
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
@@ -337,11 +342,13 @@ class Folder:
         )
 
     def has_any(self, names: Iterable[Sequence[str]]) -> bool:
-        """Whether an image is there, by one of its names."""
+        """Returns whether an image exists under one of its names."""
         return any(paths and self.image_size(paths) is not None for paths in names)
 
     def image_size(self, paths: Sequence[str]) -> int | None:
-        """The stored bytes of an image, by the first of its names; None if there is none."""
+        """Returns the stored bytes of an image, by the first of its names; None if there
+        is none.
+        """
         names = _list_names(paths)
         for location in self._locations:
             for name in names:

@@ -1,7 +1,7 @@
-"""Large files of JSON, one element of a list at a time.
+"""Streams large JSON files, one element of a list at a time.
 
-Memory is bounded by one element, whatever the file's size. A file that is cut or is no JSON raises
-InputError with its place.
+Memory is bounded by one element, for any file size. A cut or invalid file raises InputError with
+the position.
 """
 
 import codecs
@@ -21,7 +21,7 @@ _BLANKS = " \t\n\r"
 
 
 class _Text:
-    """A file's characters, of which ``buffer[at:]`` have not been used."""
+    """A file's characters; ``buffer[at:]`` have not been consumed."""
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
         self.source, self._file = source, file
@@ -41,7 +41,7 @@ class _Text:
         self.buffer, self.at, self.ended = self.buffer[self.at :] + text, 0, not content
 
     def peek(self) -> str:
-        """The next character that is no blank, or "" at the end."""
+        """Returns the next character that is not white space, or "" at the end."""
         while True:
             while self.at < len(self.buffer) and self.buffer[self.at] in _BLANKS:
                 self.at += 1
@@ -50,7 +50,7 @@ class _Text:
             self.more()
 
     def take(self, choices: str) -> str:
-        """The next character, which must be one of ``choices``."""
+        """Consumes the next character, which must be one of ``choices``."""
         char = self.peek()
         if not char or char not in choices:
             what = repr(char) if char else "the end of the file"
@@ -64,7 +64,7 @@ class _Text:
         while True:
             try:
                 value, end = self._decode(self.buffer, self.at)
-                if end < len(self.buffer) or self.ended:  # a number may go on
+                if end < len(self.buffer) or self.ended:  # a number may continue
                     check_depth(value, self.buffer, self.at, end)
                     self.at = end
                     return value
@@ -79,12 +79,14 @@ class _Text:
             self.more(max(CHUNK, len(self.buffer) - self.at))
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Whether more characters may mend it: a string without an end, or an error at the end."""
+        """Returns whether more characters may complete it: an open string, or an error at
+        the end.
+        """
         near = len(self.buffer) - error.pos <= LONGEST_WORD
         return near or error.msg.startswith("Unterminated string")
 
     def broken(self, why: str) -> InputError:
-        """What to raise where the file is no JSON."""
+        """Returns the error for invalid JSON."""
         position = self._used + self.at
         return InputError(
             f"{self.source.display_name} is broken or cut at character {position}: {why}; fetch "
@@ -94,7 +96,7 @@ class _Text:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLists:
-    """A JSON file that is a list, or an object of which some members are long lists.
+    """A JSON file that is a list, or an object with some long lists as members.
 
     ``known`` are the published keys of each member's elements, and of the file's own object or its
     list's elements under "": others are noted in the file's remarks.
@@ -104,7 +106,7 @@ class JsonLists:
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def elements(self, member: str | None = None) -> Iterator[Any]:
-        """Yields the elements of the list that the file is (None), or of its member.
+        """Yields the elements of the file's list (None), or of its member.
 
         Raises InputError if there is no such list.
         """
@@ -120,8 +122,10 @@ class JsonLists:
             yield from self._member(text, member)
 
     def member_elements(self, *members: str) -> Iterator[tuple[str, Any]]:
-        """Yields the elements of several members of the object that the file is, in its order, each
-        with the member's name; those that are not there have none. Ends behind the last of them.
+        """Yields the elements of several members of the file's object, in its order, each with the
+        member's name.
+
+        Missing members have none. Ends after the last of them.
         """
         left = set(members)
         with self.source.open() as file:
@@ -139,7 +143,7 @@ class JsonLists:
                     return
 
     def members(self) -> list[str]:
-        """The names of the object's members; none if the file is a list."""
+        """Returns the names of the object's members; none if the file is a list."""
         with self.source.open() as file:
             text, names = _Text(self.source, file), []
             for name in _names(text) if text.peek() == "{" else ():
@@ -148,7 +152,7 @@ class JsonLists:
             return names
 
     def is_list(self) -> bool:
-        """Whether the file begins like a list."""
+        """Returns whether the file begins like a list."""
         with self.source.open() as file:
             return _Text(self.source, file).peek() == "["
 
@@ -170,7 +174,7 @@ class JsonLists:
             raise self._other_layout(f"the member {member}; it has {', '.join(names)[:200]}")
 
     def _checked(self, elements: Iterator[Any], member: str) -> Iterator[Any]:
-        """The elements; of those that are objects the keys are compared with the known ones."""
+        """Yields the elements, comparing the keys of objects with the known ones."""
         known, check = self.known.get(member), self.source.remarks.check
         if known is None:
             yield from elements
@@ -189,7 +193,7 @@ class JsonLists:
 
 
 def _names(text: _Text) -> Iterator[str]:
-    """The names of an object's members; whoever asks for the next has taken the value."""
+    """Yields the names of an object's members; the caller must consume each value first."""
     text.take("{")
     if text.peek() == "}":
         text.take("}")

@@ -20,7 +20,7 @@ class Member(NamedTuple):
 
 
 def read_members(tar: tarfile.TarFile) -> Iterator[Member]:
-    """The plain files of a tar with what is in them.
+    """Yields the plain files of a tar with their content.
 
     A name that leads elsewhere and a file that is too large are Drops.
     """

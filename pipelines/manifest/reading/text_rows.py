@@ -18,7 +18,7 @@ Row = tuple[int, Fields | Drop]
 
 
 class Lines:
-    """Lines with their numbers; some can be given back. One that is too long is None."""
+    """Yields lines with their numbers; some can be put back. A line that is too long is None."""
 
     def __init__(self, file: BinaryIO, path: Path, encoding: str) -> None:
         self._file, self._path, self._encoding = file, path, encoding
@@ -26,14 +26,14 @@ class Lines:
         self._back: deque[tuple[int, str | None]] = deque()
 
     def take(self) -> tuple[int, str | None] | None:
-        """The next line that is not blank, or None at the end."""
+        """Returns the next line that is not empty, or None at the end."""
         while True:
             line = self._back.popleft() if self._back else self._read()
             if line is None or line[1] is None or line[1].strip("\r\n"):
                 return line
 
     def take_any(self) -> tuple[int, str | None] | None:
-        """The next line: inside a quoted field blank ones are text."""
+        """Returns the next line; inside a quoted field empty lines are text."""
         return self._back.popleft() if self._back else self._read()
 
     def give_back(self, lines: Sequence[tuple[int, str | None]]) -> None:
@@ -76,7 +76,7 @@ def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
         try:
             fields = next(csv.reader(_pull(lines, pulled), delimiter=delimiter, strict=True))
         except csv.Error as error:
-            # A quote that nothing closes: the line alone is lost, not what was read in search of
+            # A quote that is never closed: only this line is lost, not the lines read in search of
             # the quote's end.
             lines.give_back(pulled[1:])
             yield number, Drop(Reason.BAD_RECORD, str(error))

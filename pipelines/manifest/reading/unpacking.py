@@ -1,7 +1,7 @@
-"""Packed files of strangers: what comes out is counted, and no header is believed.
+"""Unpacks untrusted files: the unpacked bytes are counted, and no header is trusted.
 
-A zip whose entries share bytes is refused: some kilobytes can be a thousand members that way
-(Fifield 2019, "A better zip bomb"). Nothing is unpacked to the disk.
+A zip whose entries share bytes is refused: some kilobytes can become a thousand members this way
+(Fifield 2019, "A better zip bomb"). Nothing is unpacked to disk.
 """
 
 import bz2
@@ -36,7 +36,7 @@ _PACKINGS: dict[bytes, Callable[[IO[bytes]], Any]] = {  # by how files begin
 
 
 def ends(path: Path, endings: Sequence[str]) -> bool:
-    """Whether a file's name ends like one of these, in either case."""
+    """Returns whether a file's name ends like one of these, ignoring case."""
     return path.name.lower().endswith(tuple(endings))
 
 
@@ -68,7 +68,7 @@ class Bounded(io.RawIOBase):
 
 
 def max_unpacked_bytes(packed_size: int, ratio: int = MAX_RATIO) -> int:
-    """How many bytes so many packed ones may become."""
+    """Returns the allowed unpacked size of a number of packed bytes."""
     return min(max(FREE_BYTES, packed_size * ratio), MAX_BYTES)
 
 
@@ -108,7 +108,7 @@ def _check_overlaps(archive: zipfile.ZipFile) -> None:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """Opens a tar to be read once in its order, a plain one without what is not asked for.
+    """Opens a tar to be read once in its order; a plain one skips unrequested members.
 
     Raises InputError for damage, and for a packed one that unpacks to 50 times its size.
     """
@@ -132,7 +132,7 @@ def _stream(file: IO[bytes]) -> tarfile.TarFile:
 
 
 def plain_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The plain files of a tar; links, devices, folders and sparse files are passed over."""
+    """Yields the plain files of a tar; links, devices, folders and sparse files are skipped."""
     for entry in tar:
         tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
         if entry.isfile() and not entry.issparse():
@@ -145,7 +145,9 @@ def plain_name(entry: tarfile.TarInfo) -> str:
 
 
 def inner_tar(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tarfile.TarFile:
-    """A tar inside of a tar, to be read once in its order: unpacked, as published ones are."""
+    """Opens a tar inside of a tar, to be read once in its order: unpacked, as published
+    ones are.
+    """
     return _stream(member_file(tar, entry))
 
 

@@ -115,8 +115,8 @@ def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
 def _read_images(
     file: JsonLists, split: str, images: Images, licenses: dict[str, str]
 ) -> Iterator[Entry]:
-    """Puts the images of a file into ``images`` by their number, and the licences by theirs;
-    yields what is no image.
+    """Adds the images of a file to ``images`` by number, and the licences by theirs; yields invalid
+    images.
     """
     index = -1
     for member, element in file.member_elements("images", "licenses"):
@@ -137,7 +137,9 @@ def _read_images(
 
 
 def _image(image: Mapping[str, Any], split: str) -> ListedImage | None:
-    """An image, None without id or name: an annotation of it finds none, and says so."""
+    """Returns an image, None without id or name: annotations of it then report the missing
+    image.
+    """
     image_id, name = coco_id(image.get("id")), image.get("file_name")
     if image_id is None or not isinstance(name, str):
         return None

@@ -94,9 +94,9 @@ def _own_id(value: object) -> str | None:
 def _read_images(
     file: JsonLists, name: str, images: ValueStore[ListedImage], claims: NamedClaims
 ) -> Iterator[Entry]:
-    """Puts the images of a file into ``images`` by their id; yields what is none.
+    """Adds the images of a file to ``images`` by id; yields invalid ones.
 
-    ``claims`` are those of all files: one id is one image, also in another file.
+    ``claims`` are those of all files: an id is one image, also in another file.
     """
     for index, element in enumerate(file.elements("images")):
         image_id = _own_id(element.get("id")) if isinstance(element, dict) else None

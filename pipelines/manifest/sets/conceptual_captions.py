@@ -1,8 +1,8 @@
-"""Conceptual Captions, 3M and 12M: lines of captions and URLs.
+"""Reads Conceptual Captions, 3M and 12M: lines of captions and URLs.
 
-Images lie under whichever of the published tools' names is there: the decimal CRC-32 of the URL
-(ViLBERT), the row's number in eight digits (VL-BERT), or in folders of a thousand (ViLT, VLMo).
-Sharma et al. 2018; Changpinyo et al. 2021.
+Images have the names of one of the published tools: the decimal CRC-32 of the URL (ViLBERT), the
+row's number in eight digits (VL-BERT), or that in folders of a thousand (ViLT, VLMo). Sharma et al.
+2018; Changpinyo et al. 2021.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PAGE = "ai.google.com/research/ConceptualCaptions"
 
 @dataclass(frozen=True, kw_only=True)
 class ListFile:
-    """A file of captions and URLs; ``images``: some lie in the folder, under one of the names."""
+    """A file of captions and URLs; ``images``: some are in the folder, under one of the names."""
 
     name: str
     split: str
@@ -92,7 +92,7 @@ def _open_12m(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _entries_12m(file: ListFile) -> Iterator[Entry]:
-    """The URL stands first, and a caption may hold tabs."""
+    """Yields entries of 12M: the URL is first, and a caption may contain tabs."""
     source = file.source
     for number, line in read_lines(source):
         url, tab, text = ("", "", "") if isinstance(line, Drop) else line.partition("\t")
@@ -111,7 +111,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
     text, url = validate_text(published), url.strip()
     if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
         text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
-    elif not is_url(url):  # as of CC3M's columns, which stand the other way round in CC12M
+    elif not is_url(url):  # the columns of CC3M, which are in reverse order in CC12M
         text = Drop(Reason.BAD_ROW, f"no URL: {url[:200]!a}")
     if isinstance(text, Drop):
         return Entry(key=key, group=source.name, rows=text)
@@ -144,12 +144,12 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
 
 
 def is_url(text: str) -> bool:
-    """Whether a text may be the URL of a published image."""
+    """Returns whether a text may be the URL of a published image."""
     return len(text) <= MAX_URL and text.isprintable() and _SCHEME.match(text) is not None
 
 
 def url_aliases(url: str) -> tuple[str, ...]:
-    """The names under which other lists have an image of this URL."""
+    """Returns the names of this URL's image in other lists."""
     digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
     photo = flickr_id(url) if "flickr" in url else None
     return (f"url-sha256/{digest}", *((f"flickr/{photo}",) if photo else ()))

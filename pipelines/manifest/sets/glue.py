@@ -1,6 +1,7 @@
-"""GLUE: eight text tasks, as tab-separated files that know no quoting.
+"""Reads GLUE: eight text tasks, as tab-separated files without quoting.
 
-Columns are found by their names in the header, as their places differ between the files of a task.
+Columns are found by their names in the header, as their positions differ between the files of a
+task.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 
-# All columns of the published files, whatever task they are of.
+# All columns of the published files, for any task.
 COLUMNS = frozenset(
     (
         *("index", "id", "source", "label", "mark", "sentence", "Quality", "score", "question"),
@@ -187,7 +188,7 @@ def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def has_raw_mrpc(folder: Folder) -> bool:
-    """Whether MRPC is there as it was before GLUE, without its split."""
+    """Returns whether MRPC has its form from before GLUE, without its split."""
     return any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))
 
 
@@ -197,7 +198,7 @@ def make_file_name(task: Task, split: str) -> str:
 
 
 def find_file(folder: Folder, task: Task, split: str) -> Source | None:
-    """Returns a split's file in the folder of its task: all tasks' are called alike."""
+    """Returns a split's file in the folder of its task: the names are the same for all tasks."""
     source = folder.find(make_file_name(task, split))
     if source is None or (source.member is None and source.path.parent.name != task.folder):
         return None

@@ -39,8 +39,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 @dataclass(kw_only=True)
 class Ids:
-    """What the rows so far have claimed of the ids of ``--id-column``, by their hashes: the
-    content of each image, and the number of its captions.
+    """The claims of the rows so far on the ids of ``--id-column``, by hash: the content of each
+    image, and the number of its captions.
     """
 
     contents: NumberStore = field(default_factory=NumberStore)

@@ -24,7 +24,7 @@ from vlmill.schemas.tables import IMAGES
 
 NAME = "imagenet22k"
 GROUP = "images of all synsets"
-SIDECARS = (".cls", ".json", ".txt", ".xml")  # what is published alongside an image
+SIDECARS = (".cls", ".json", ".txt", ".xml")  # extensions published next to an image
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
 # Which release a folder is of is not known: the number of its synsets is nearer to one of them.
 RELEASES = {
@@ -65,7 +65,7 @@ def _left_out(folder: Folder, paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _size(path: Path) -> int:
-    """The bytes of a tar; a folder has none of its own."""
+    """Returns the bytes of a tar; None for a folder."""
     return path.stat().st_size if path.is_file() else 0
 
 
@@ -78,7 +78,9 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    """Whether a file counts as an image, which decoding proves: its ending may be any or none."""
+    """Returns whether a file counts as an image, which decoding confirms: it may have any
+    extension.
+    """
     base = name.rpartition("/")[2]
     return not base.startswith((".", "__")) and not base.lower().endswith(SIDECARS)
 

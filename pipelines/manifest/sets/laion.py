@@ -23,7 +23,7 @@ from vlmill.schemas.tables import PAIRS
 
 URLS = ("URL", "url", "image_url")
 SCORES = ("similarity", "SIMILARITY")
-# What the published lists hold besides; a list of one's own may hold anything.
+# Further columns of the published lists; a list of the user's may have any.
 OTHERS = frozenset(
     (
         *("SAMPLE_ID", "HEIGHT", "WIDTH", "LICENSE", "NSFW", "hash", "key", "status", "punsafe"),
@@ -55,7 +55,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def _columns(source: Source, text: str | None) -> dict[str, str]:
-    """The file's names of what is read."""
+    """Returns the file's names of the columns to read."""
     schema: pa.Schema = read_schema(source)
     columns = {
         "text": guess_column(schema.names, TEXTS, text, "--text-column", source.display_name),

@@ -45,7 +45,9 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
 
 
 def parse_pair(identifier: Any) -> str | None:
-    """Returns split, set and pair of an identifier SPLIT-SET-PAIR-SENTENCE; None if it is none."""
+    """Returns split, set and pair of an identifier SPLIT-SET-PAIR-SENTENCE; None if it is
+    invalid.
+    """
     parts = identifier.split("-") if isinstance(identifier, str) else []
     if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
         return None
@@ -56,7 +58,7 @@ def parse_pair(identifier: Any) -> str | None:
 
 ROWS = {"train": 86_373, "dev": 6_982, "test1": 6_967, "test2": 6_970}
 FOLDERS = ("images/train", "dev", "test1", "test2")
-WITH_SUBSETS = ("dev", "test1")  # of which parts are scored by themselves
+WITH_SUBSETS = ("dev", "test1")  # splits whose parts are scored separately
 KEYS = frozenset(
     (
         *("identifier", "sentence", "left_url", "right_url", "label", "writer", "synset"),
@@ -83,7 +85,7 @@ def open_nlvr2(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def read_subsets(source: Source) -> dict[tuple[str, str], str]:
-    """The subset of each pair of URLs that has several statements: balanced, if some of them are
+    """Returns the subset of each pair of URLs with several statements: balanced if some of them are
     true and some false, else unbalanced (filter_data.py of the data set's repository).
     """
     labels: dict[tuple[str, str], list[str]] = {}
@@ -128,7 +130,7 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
 
 
 def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> ListedImage:
-    """Names a statement's image: those of training lie in numbered folders."""
+    """Names a statement's image: those of training are in numbered folders."""
     name = image_id.partition("/")[2] + ".png"
     folder = f"images/train/{record.get('directory')}" if split == "train" else split
     side = "left_url" if image_id.endswith(SIDES[0]) else "right_url"

@@ -1,4 +1,6 @@
-"""Anyone's own annotated boxes, for training a detector: TSV, COCO's JSON, Pascal VOC, YOLO."""
+"""Reads the user's own annotated boxes for detector training: TSV, COCO's JSON, Pascal
+VOC, YOLO.
+"""
 
 import argparse
 from collections import Counter
@@ -45,7 +47,7 @@ class Layout:
 
     sources: tuple[Source, ...]
     images: Images
-    classes: tuple[str, ...] = ()  # as the files list them; none: those that come, sorted
+    classes: tuple[str, ...] = ()  # in the files' order; none: sorted by appearance
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
@@ -112,7 +114,7 @@ def count_labels(images: Iterator[AnnotatedImage]) -> tuple[Counter[str], Counte
 
 
 def find_layout(folder: Folder) -> Layout:
-    """Returns what lies in ``--input``, the first layout that is there. Raises InputError."""
+    """Returns the first known layout in ``--input``. Raises InputError."""
     root = folder.root
     if coco := coco_files(folder):
         names = dict.fromkeys(name for s in coco for name in coco_categories(s).values())
@@ -148,8 +150,8 @@ def find_layout(folder: Folder) -> Layout:
 
 
 def coco_files(folder: Folder) -> list[Source]:
-    """Returns COCO's instances in ``--input``, else in its folders; by name where keypoints or
-    segments lie beside them.
+    """Returns COCO's instances in ``--input``, else in its folders; by name if keypoints or
+    segments are in the same folder.
     """
     root = folder.root
     below = sorted([*root.glob("*/*.json"), *root.glob("*/*.json.gz")])

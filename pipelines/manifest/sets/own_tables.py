@@ -45,7 +45,7 @@ def _sources(folder: Folder) -> list[Source]:
 
 
 def _columns(source: Source, known: tuple[str, ...], required: tuple[str, ...]) -> list[str]:
-    """The known columns that the file has. Raises InputError where a required one is missing."""
+    """Returns the known columns of the file. Raises InputError if a required one is missing."""
     names = column_names(table_file(source.path))
     missing = [name for name in required if name not in names]
     if missing:
@@ -142,7 +142,7 @@ def _number(value: str | None) -> float | Drop | None:
 
 
 def _open_web_pairs(folder: Path) -> Reading:
-    """What our web_pairs has written is LAIT as it stands."""
+    """Opens the output of web_pairs, which is used as LAIT unchanged."""
     images = ImageReader(folder, flag="--input")
     paths = sorted([*folder.glob("pairs-*.parquet"), *folder.glob("images-*.parquet")])
 

@@ -37,7 +37,7 @@ def expression_rows(
 ) -> Iterator[tuple[str, dict[str, Any] | Drop, tuple[str, ...]]]:
     """Reads an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts.
 
-    Yields the key of each, its row and what was mended in it.
+    Yields the key of each, its row and its repairs.
     """
     ref = decode_keys(ref)
     try:
@@ -212,9 +212,9 @@ def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
 
 
 def read_refs(source: Source) -> Iterator[Any]:
-    """Yields the refs of ``refs(...).p`` as plain data, read in a process of its own.
+    """Yields the refs of ``refs(...).p`` as plain data, read in a separate process.
 
-    Raises InputError for a pickle of anything else, or one that needs more than it may take.
+    Raises InputError for a pickle of anything else, or one beyond the limits.
     """
     with source.open() as file:
         content = file.read(MAX_PICKLE + 1)

@@ -1,7 +1,7 @@
-"""SBU captioned photos (Ordonez et al. 2011): a million Flickr photos with their titles.
+"""Reads SBU captioned photos (Ordonez et al. 2011): a million Flickr photos with their titles.
 
-The new file is one object of three lists of equal length, the old two text files of which line i
-belongs to line i. Ids are Flickr's photo ids, and photos come again with other texts.
+The new file is one object of three lists of equal length; the two old text files are parallel, line
+by line. Ids are Flickr's photo ids, and photos are repeated with other texts.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def _entry(
 
 
 def _count(photo_counts: NumberStore, photo: str | None) -> int:
-    """How often the photo came before: which of its captions this is."""
+    """Returns how often the photo occurred before, the number of this caption."""
     if photo is None:
         return 0
     number = photo_counts.get(int(photo)) or 0

@@ -89,7 +89,7 @@ def _entries(source: Source, source_name: str | None, language: str) -> Iterator
     doc, text_in_doc = 0, False
     for number, line in read_lines(source):
         if isinstance(line, str) and not line.strip():
-            doc, text_in_doc = doc + text_in_doc, False  # blank lines part documents
+            doc, text_in_doc = doc + text_in_doc, False  # empty lines separate documents
             continue
         text_in_doc = True
         key = f"{source.name}:{number}"

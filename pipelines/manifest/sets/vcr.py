@@ -173,7 +173,7 @@ LINE_KEYS = frozenset(
         *("interesting_scores", "answer_likelihood", "question_number"),
     )
 )
-REMEMBERED = 64  # metadata files: the questions of an image stand together
+REMEMBERED = 64  # number of cached metadata files: the questions of an image are adjacent
 
 
 def open_vcr(folder: Folder, args: argparse.Namespace) -> Reading:
@@ -226,7 +226,7 @@ def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry
 def line_objects(
     line: Mapping[str, Any], split: str, read: Callable[[str, str], Objects | Drop]
 ) -> Objects | Drop:
-    """Returns the objects of a line of the file of ``split``; ``read`` gives those of both its
+    """Returns the objects of a line of the file of ``split``; ``read`` returns those of both its
     files.
     """
     file, image, annot_id = (line.get(key) for key in ("metadata_fn", "img_fn", "annot_id"))

@@ -1,7 +1,7 @@
-"""Visual Genome's objects and attributes in the 1600-400-20 vocabularies: what the detector of
-bottom-up attention was trained on (Anderson et al. 2018).
+"""Reads Visual Genome's objects and attributes in the 1600-400-20 vocabularies of bottom-up
+attention's detector (Anderson et al. 2018).
 
-The vocabularies were cut by hand and cannot be made again: they are files of its repository.
+The vocabularies were made by hand and cannot be recomputed: they are files of its repository.
 """
 
 import argparse
@@ -59,7 +59,8 @@ class Vocabulary:
 
 
 def read_names(source: Source) -> dict[str, int]:
-    """The names of a vocabulary's lines, synonyms after commas. Raises InputError for a bad line.
+    """Returns the names of a vocabulary's lines, synonyms after commas. Raises InputError for a bad
+    line.
 
     The last line has no newline.
     """
@@ -74,7 +75,7 @@ def read_names(source: Source) -> dict[str, int]:
 
 
 def lines_by_number(numbers: Mapping[str, int]) -> list[str]:
-    """Returns the names of a vocabulary by their numbers, synonyms divided by commas."""
+    """Returns the names of a vocabulary by their numbers, synonyms separated by commas."""
     lines: dict[int, list[str]] = {}
     for name, number in numbers.items():
         lines.setdefault(number, []).append(name)
@@ -82,7 +83,7 @@ def lines_by_number(numbers: Mapping[str, int]) -> list[str]:
 
 
 def split_name(name: str, objects: Mapping[str, int]) -> tuple[str, list[str]]:
-    """An object's name as the vocabulary has it, and the attributes that stood in front of it."""
+    """Returns an object's name as in the vocabulary, and the attributes before it."""
     name = " ".join(name.lower().split()).removesuffix(".").strip()
     words = name.split(" ")
     if name not in objects and len(words) > 1 and ADJECTIVES.issuperset(words[:-1]):
@@ -91,7 +92,7 @@ def split_name(name: str, objects: Mapping[str, int]) -> tuple[str, list[str]]:
 
 
 def split_attributes(published: str) -> list[str]:
-    """An attribute's words: "tall and green" is two, "black and white" one."""
+    """Returns an attribute's words: "tall and green" is two, "black and white" one."""
     text = " ".join(published.lower().split()).removesuffix(".").strip()
     return [text] if text == "black and white" else text.split(" and ")
 

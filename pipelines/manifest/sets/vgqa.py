@@ -21,8 +21,8 @@ from vlmill.schemas.tables import QUESTIONS
 def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] | Drop:
     """Reads an entry of Visual Genome's ``qas`` as a row of ``questions``.
 
-    Its one answer, without the period and processed as VQA's, is the label of score 1; a question
-    whose answer is no label is dropped: it could teach nothing.
+    Its one answer, without the period and processed like VQA's, is the label of score 1. A question
+    whose answer is not a label is dropped, because it has no loss.
     """
     try:
         qa_id, image_id = record["qa_id"], record["image_id"]

@@ -1,7 +1,7 @@
-"""VQA v1 and v2: questions on COCO's images, with what ten annotators answered.
+"""Reads VQA v1 and v2: questions on COCO's images, with the answers of ten annotators.
 
-Questions and annotations are in different orders in places and are joined by question_id. The ids
-of the two versions overlap, so each has its version in front.
+Questions and annotations are partly in different orders and are joined by question_id. The ids of
+the two versions overlap, so each is prefixed with its version.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def question_row(
 ) -> dict[str, Any] | Drop:
     """Reads an entry of ``*_questions.json`` as a row of ``questions``.
 
-    ``find`` gives a question's annotation; without (test sets) its answers are null, without
-    ``numbers`` of labels (their places in the list) its labels. A question whose answers are no
-    labels has empty lists.
+    ``find`` returns a question's annotation; without it (test sets) its answers are null, and
+    without ``numbers`` of labels (their indices in the list) its labels. A question whose answers
+    are not labels has empty lists.
     """
     try:
         question_id, image_id, text = record["question_id"], record["image_id"], record["question"]
@@ -164,9 +164,9 @@ def split_files(version: Version, folder: Folder) -> list[SplitFiles]:
 def labels_for(
     splits: Sequence[SplitFiles], path: Path | None
 ) -> tuple[list[str] | None, tuple[str, ...]]:
-    """Returns the labels and what to say of them: those of the file, else of these answers.
+    """Returns the labels and a message about them: those of the file, else of these answers.
 
-    None where there is neither. Raises InputError for a file of which no label is an answer here.
+    None if there are neither. Raises InputError for a file without any of the answers.
     """
     annotated = [files.annotations for files in splits if files.annotations is not None]
     if path is not None:

@@ -60,7 +60,7 @@ def _size(path: Path) -> int:
 
 
 def _successes(source: Source) -> Expected | None:
-    """The images that img2dataset says it has downloaded into a shard."""
+    """Returns the images that img2dataset records as downloaded into a shard."""
     path = source.path.parent / f"{source.path.name.split('.')[0]}_stats.json"
     try:
         rows = json.loads(path.read_bytes()[:MAX_MEMBER])["successes"]
@@ -98,9 +98,9 @@ def _content(path: Path) -> bytes | Drop:
 
 
 def group_members(members: Iterator[Member]) -> Iterator[tuple[str, Parts]]:
-    """Members by consecutive keys: a name up to the first dot of its last part.
+    """Groups members by consecutive keys: a name up to the first dot of its last part.
 
-    Names that begin with ``__`` or have no dot are no samples.
+    Names that begin with ``__`` or have no dot are not samples.
     """
     current, parts = "", Parts()
     for member in members:
@@ -185,7 +185,7 @@ def _metadata(parts: Parts, remarks: Remarks) -> dict[str, Any] | Drop:
 
 
 def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[str | Drop] | Drop:
-    """The captions: of the .txt, or of the metadata where there is none; a Drop if none is one."""
+    """Returns the captions: of the .txt, else of the metadata; a Drop if there is no valid one."""
     content = parts.get("txt", parts.get("caption"))
     if isinstance(content, Drop):
         return content

@@ -2,6 +2,8 @@
 
 Nothing here judges: which images are content and which texts describe them is the matter of
 ``choice``, once it is known which images are at hand and how large they are.
+
+An image's texts include the names that it has for screen readers in addition to its alt text.
 """
 
 import bisect
@@ -23,9 +25,8 @@ from vlmill.pipelines.web.pages.addresses import (
     inline_image,
 )
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
-from vlmill.pipelines.web.pages.labels import Labels
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
-from vlmill.pipelines.web.pages.references import captions_by_reference
+from vlmill.pipelines.web.pages.references import Labels, captions_by_reference
 from vlmill.pipelines.web.pages.tables import captions_in_tables
 from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out

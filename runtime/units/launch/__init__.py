@@ -1,5 +1,5 @@
-"""Jobs on clusters: Beam is loaded (``loading``) and given its ``options``, and shows ``metrics``.
+"""Runs jobs on clusters: loads Beam (``loading``), sets its ``options`` and shows ``metrics``.
 
-``flink_worker`` starts Python workers on Flink, and ``flink_watch`` ends jobs that none of them can
-do; ``clusters`` asks for what their jobs need, ``failures`` what a worker elsewhere died of.
+``flink_worker`` starts Python workers on Flink, and ``flink_watch`` ends jobs that no worker can
+do; ``clusters`` checks the requirements of jobs, ``failures`` explains the end of remote workers.
 """

@@ -1,4 +1,4 @@
-"""What a job on a cluster needs is asked for before anything starts there."""
+"""Checks the requirements of a job on a cluster before it starts."""
 
 import os
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ RUNNERS = ("dataflowrunner", "apache_beam.runners.dataflow.dataflow_runner.dataf
 
 
 def runs_on_dataflow(options: PipelineOptions) -> bool:
-    """Whether the options name Dataflow's runner."""
+    """Returns whether the options name Dataflow's runner."""
     return str(options.view_as(StandardOptions).runner).lower() in RUNNERS
 
 
 def require_for_cluster(options: PipelineOptions, paths: Mapping[str, str | None]) -> None:
-    """Raises InputError for a job whose workers would find neither vlmill nor its places.
+    """Raises InputError for a job whose workers would find neither vlmill nor its files.
 
-    ``paths`` are flags and what they name. Whether workers elsewhere share a file system with this
-    process, nobody can tell from here; but they stand in other folders, so that a path below this
-    one is another place to each, and Flink would start what does not find it again for hours.
+    ``paths`` are flags with their paths. Whether remote workers share a file system with this
+    process cannot be checked here. But they run in other folders, so a relative path would refer to
+    another file on each, and Flink would restart the failing tasks for hours.
     """
     local_paths = {flag: path for flag, path in paths.items() if path and "://" not in path}
     if runs_on_dataflow(options):
@@ -54,6 +54,6 @@ def _require_for_dataflow(options: PipelineOptions, local: Mapping[str, str]) ->
 
 
 def get_container_image(options: PipelineOptions) -> str | None:
-    """The container image that workers start from, if it is not Beam's own."""
+    """Returns the container image of the workers, if it is not Beam's own."""
     image: str | None = options.view_as(WorkerOptions).sdk_container_image
     return image

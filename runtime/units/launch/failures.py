@@ -1,6 +1,6 @@
-"""What a worker of another process or machine died of, from the text that its runner hands on.
+"""Explains the end of a worker in another process or machine from the text that its runner reports.
 
-There is no exception to look at: a cluster gives the worker's traceback as a part of its own.
+There is no exception object: a cluster includes the worker's traceback in its own.
 """
 
 import builtins
@@ -22,18 +22,20 @@ OURS = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (InputError, 
 
 
 def without_step(error: BaseException) -> BaseException:
-    """The error as it was raised: Beam writes the step's name behind what it says."""
+    """Returns the error as it was raised: Beam appends the step's name."""
     error.args = tuple(STEP.sub("", arg) if isinstance(arg, str) else arg for arg in error.args)
     return error
 
 
 def format_refusal(message: str) -> str:
-    """What a worker answers that cannot work: a line that :func:`useless_worker` finds again."""
+    """Returns the response of a worker that cannot work: a line that :func:`useless_worker`
+    recognises.
+    """
     return f"VLMILL-WORKER: {' '.join(message.split())} :VLMILL-WORKER"
 
 
 def useless_worker(text: str) -> OSError | None:
-    """The error of a worker that cannot work wherever its task is started again, or None."""
+    """Returns the error of a worker that would fail wherever its task is restarted, or None."""
     if refused := REFUSED.search(text):
         return OSError(refused["said"])
     raised = _last_raised(text)
@@ -51,7 +53,7 @@ def useless_worker(text: str) -> OSError | None:
 
 
 def worker_error(text: str) -> OSError | InputError | StoreFailed | None:
-    """The error of a worker that one line can answer, or None: then the text is what there is."""
+    """Returns the error of a worker if one line explains it, or None: then the text is shown."""
     if (useless := useless_worker(text)) is not None:
         return useless
     raised = _last_raised(text)
@@ -64,12 +66,14 @@ def worker_error(text: str) -> OSError | InputError | StoreFailed | None:
 
 
 def _last_raised(text: str) -> re.Match[str] | None:
-    """The line of the error that a worker ended with; those before it may have been handled."""
+    """Returns the line of the last error of a worker; earlier ones may have been handled."""
     raised = [match for match in RAISED.finditer(text) if not match["name"].startswith(JAVA)]
     return raised[-1] if raised else None
 
 
 def _is_answered(name: str) -> bool:
-    """Whether a class of errors is the operating system's, a store's, or a user's mistake."""
+    """Returns whether a class of errors is the operating system's, a store's, or a user's
+    mistake.
+    """
     kind = getattr(builtins, name, None)
     return name in OURS or (isinstance(kind, type) and issubclass(kind, OSError))

@@ -1,8 +1,9 @@
-"""Says where a job on Flink is seen, and ends it at the first failure that no worker can mend.
+"""Prints the address of a job on Flink, and ends the job at the first failure that no worker can
+fix.
 
-Flink starts a failed task again whatever it failed of, as often as its restart strategy says: a job
-whose workers lack a library seemed to wait for ever. Its REST interface tells what failed. A job
-that wants more slots than there are waits, too; more may come, so that it is only told.
+Flink restarts a failed task regardless of the cause, as often as its restart strategy allows: a job
+whose workers lack a library would seem to wait forever. Its REST interface reports the failures. A
+job that needs more slots than exist waits too; more may be added, so this is only reported.
 """
 
 import json
@@ -28,10 +29,12 @@ AT_WORK = ("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "FAILING")
 
 @contextmanager
 def watching(options: PipelineOptions) -> Iterator[list[OSError]]:
-    """Watches the job of these options while the block runs; gives what has ended it, if anything.
+    """Watches the job of these options while the block runs; yields the error that ended it, if
+    any.
 
-    Only ``--flink_master=HOST:PORT`` says whom to ask; without it nothing is watched. Ctrl-C ends
-    the job, too: on the cluster it would hold its slots and write beside the next run.
+    Only ``--flink_master=HOST:PORT`` gives the address; without it nothing is watched. Ctrl-C ends
+    the job as well: on the cluster it would keep its slots and write at the same time as the next
+    run.
     """
     errors: list[OSError] = []
     master = str(options.view_as(FlinkRunnerOptions).flink_master).removeprefix("http://")
@@ -60,7 +63,7 @@ def _watch(
 ) -> None:
     announced = False
     while not ended.wait(EVERY_S):
-        # A job manager that does not answer now may be busy: the job itself tells of its loss.
+        # A job manager that does not respond now may be busy: the job itself reports its loss.
         with suppress(OSError, ValueError):
             for job in _find_running_jobs(master, name):
                 if not announced:
@@ -74,13 +77,15 @@ def _watch(
 
 
 def _find_running_jobs(master: str, name: str) -> list[str]:
-    """The ids of the jobs of this name that have not ended."""
+    """Returns the ids of the running jobs of this name."""
     jobs = _fetch_json(f"{master}/jobs/overview")["jobs"]
     return [job["jid"] for job in jobs if job["name"] == name and job["state"] in AT_WORK]
 
 
 def _print_status(master: str, job: str, parallelism: int) -> None:
-    """Prints where the job's progress is, and what it waits for if the cluster is too small."""
+    """Prints where the job's progress is shown, and what it waits for if the cluster is
+    too small.
+    """
     print(f"Flink has the job; its progress: {master}/#/job/{job}", file=sys.stderr, flush=True)
     slots = int(_fetch_json(f"{master}/overview")["slots-total"])
     if slots < parallelism:
@@ -94,7 +99,7 @@ def _print_status(master: str, job: str, parallelism: int) -> None:
 
 
 def _find_fatal_errors(job: str) -> list[OSError]:
-    """What no worker can mend among the failures that a job has been through."""
+    """Returns failures of a job that no worker can fix."""
     failures = _fetch_json(f"{job}/exceptions")["exceptionHistory"]["entries"]
     worker_errors = (useless_worker(failure["stacktrace"]) for failure in failures)
     return [error for error in worker_errors if error is not None]

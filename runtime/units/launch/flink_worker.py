@@ -1,10 +1,10 @@
-"""The command with which a Flink task manager starts a Python worker: vlmill-flink-worker
+"""Defines vlmill-flink-worker, the command with which a Flink task manager starts a Python worker.
 
-Beam's own is a program of its container image, and no part of the package. Give its path with
+Beam's own is a program in its container image and not part of the package. Pass its path with
 ``--environment_type=PROCESS --environment_config='{"command": "/venv/bin/vlmill-flink-worker"}'``
-(docs/clusters.md). It fetches no files: vlmill has to be installed where it runs, in the version of
-the process that starts the job. A worker that cannot do the job says so as the answer to the first
-work that it is given.
+(docs/clusters.md). It downloads no files: vlmill must be installed where it runs, in the version of
+the process that starts the job. A worker that cannot do the job reports this in response to its
+first work.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from vlmill.runtime.console.command import run_command
 from vlmill.runtime.units.launch.failures import format_refusal
 
 LOGS = "VLMILL_WORKER_LOGS"
-"""Names a folder in which each worker writes its errors: a task manager throws them away."""
+"""Names a folder in which each worker writes its errors, because a task manager discards them."""
 DATA = ("beam:runner:source:v1", "beam:runner:sink:v1")
-WAIT_S = 60  # for the task manager to say what is to run
+WAIT_S = 60  # for the task manager to describe the work
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def work(argv: Sequence[str]) -> int:
 
 
 def log_into(folder: str) -> None:
-    """Sends what this process writes on its standard outputs into a file of its own."""
+    """Redirects the standard outputs of this process to its own file."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"worker-{os.uname().nodename}-{os.getpid()}.log")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -75,7 +75,9 @@ def log_into(folder: str) -> None:
 
 
 def provision(endpoint: str, worker_id: str) -> Any:
-    """Asks the task manager what a worker of this name needs to know: a ``ProvisionInfo``."""
+    """Requests the information for a worker of this name from the task manager: a
+    ``ProvisionInfo``.
+    """
     import grpc
     from apache_beam.portability.api import (
         beam_provision_api_pb2,
@@ -91,7 +93,7 @@ def provision(endpoint: str, worker_id: str) -> Any:
 
 
 def worker_environment(info: Any, worker_id: str) -> Mapping[str, str]:
-    """The variables that Beam's worker reads, from a ``ProvisionInfo``."""
+    """Returns the variables that Beam's worker reads, from a ``ProvisionInfo``."""
     from apache_beam.portability.api import endpoints_pb2
     from google.protobuf import json_format, text_format
 
@@ -109,9 +111,9 @@ def worker_environment(info: Any, worker_id: str) -> Mapping[str, str]:
 
 
 def find_missing(options: Mapping[str, Any]) -> str | None:
-    """Why this worker cannot do a job with these options of Beam's, or None.
+    """Returns why this worker cannot do a job with these Beam options, or None.
 
-    A job that is none of vlmill's asks for nothing.
+    A job that is not vlmill's has no requirements.
     """
     names = ("beam:option:vlmill_version:v1", "beam:option:vlmill_module:v1")
     version, module = (options.get(name) for name in names)
@@ -122,14 +124,14 @@ def find_missing(options: Mapping[str, Any]) -> str | None:
     if module is not None:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever it is: no step of the job can be loaded
+        except Exception as error:  # any exception: no step of the job can be loaded
             kind = type(error).__name__
             return f"{where} cannot import {module} ({kind}: {error}): {remedy}"
     return None
 
 
 def refuse(endpoint: str, worker_id: str, message: str) -> None:
-    """Answers whatever is asked of the worker by an error, until nothing more is."""
+    """Answers every request to the worker with an error, until there are no more."""
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
@@ -157,7 +159,7 @@ def refuse(endpoint: str, worker_id: str, message: str) -> None:
 
 
 def data_endpoints(control: Any, bundle: Any) -> set[str]:
-    """Where the data of a bundle is fetched; of another instruction's there is none."""
+    """Returns the endpoints of a bundle's data; other instructions have none."""
     from apache_beam.portability.api import beam_fn_api_pb2
 
     name = bundle.process_bundle_descriptor_id

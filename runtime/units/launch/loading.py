@@ -1,6 +1,6 @@
-"""What a job does before Beam is loaded, and how it loads Beam.
+"""Prepares a job before Beam is loaded, and loads Beam.
 
-Beam takes seconds to load, and warns wherever its Google Cloud extra is missing.
+Beam takes seconds to load, and prints a warning if its Google Cloud extra is missing.
 """
 
 import argparse
@@ -38,18 +38,18 @@ def parsed(
 
 
 def require_flags(words: Sequence[str]) -> None:
-    """Raises InputError for words for Beam of which the first is no flag."""
+    """Raises InputError for Beam's arguments if the first one is not a flag."""
     if words and not words[0].startswith("-"):
         raise InputError(f"{words[0]}: no flag stands before it; quote a glob, and see --help")
 
 
 def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:
-    """The error of a word that nobody takes: Beam alone would go on without it."""
+    """Returns the error for an unknown argument; Beam alone would ignore it."""
     return InputError(f"{flag}: neither this job nor Apache Beam knows it; {remedy}")
 
 
 def flags_of_beam() -> set[str]:
-    """Every flag that the text of Beam's options names, which is not loaded for it."""
+    """Returns every flag in the source text of Beam's options, without loading Beam."""
     spec = find_spec("apache_beam")
     assert spec is not None and spec.submodule_search_locations
     text = Path(spec.submodule_search_locations[0], OPTIONS).read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ ANSWERED = (OSError, InputError, StoreFailed)
 
 
 class WorkerOptions(PipelineOptions):
-    """What a worker is to have; no flags of a user's."""
+    """Requirements of a worker; these are not flags for users."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -60,11 +60,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOptions:
-    """Beam's options from the flags that a job did not take itself.
+    """Returns Beam's options from the flags that a job does not define.
 
-    The runner is the local one unless ``--runner`` says otherwise. ``module`` is what the steps of
-    the job stand in, or import: a worker is asked for it before it works. Raises InputError for a
-    flag that Beam does not know either: Beam alone would go on without it.
+    The runner is the local one unless ``--runner`` is given. ``module`` contains or imports the
+    steps of the job: a worker must be able to import it. Raises InputError for a flag that Beam
+    does not define either; Beam alone would ignore it.
     """
     parser = make_parser()
     for group in PipelineOptions.__subclasses__():
@@ -76,7 +76,7 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
     chosen = any(f == "--runner" or f.startswith("--runner=") for f in flags)
     options = PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
     if not chosen:
-        # Inferring the types of steps is a quarter of what a small job costs; mypy knows them. A
+        # Inferring the types of steps is a quarter of a small job's cost; mypy checks them. A
         # cluster's runner takes coders from them.
         options.view_as(TypeOptions).pipeline_type_check = False
     worker = options.view_as(WorkerOptions)
@@ -90,11 +90,11 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
 
 @contextmanager
 def run_pipeline(options: PipelineOptions) -> Iterator[beam.Pipeline]:
-    """A pipeline that runs at the end of the block.
+    """Yields a pipeline that runs at the end of the block.
 
-    What the operating system or a user's input did to a step is raised as it was, and not as the
-    RuntimeError that Beam makes of it: a full disk is one line and not a hundred. The traceback
-    that Beam logs of it first is dropped. Of a worker elsewhere it is what the runner hands on.
+    Errors of the operating system or of a user's input in a step are raised unchanged, not as
+    Beam's RuntimeError: a full disk gives one line instead of a hundred. The traceback that Beam
+    logs first is dropped. For a remote worker the error is the runner's report.
     """
     log = logging.getLogger("apache_beam.runners.common")
     log.addFilter(_is_no_answered_error)

@@ -64,6 +64,16 @@ def test_resize_equals_opencv(name: str) -> None:
     torch.testing.assert_close(resized, recorded, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("factor", [0.3, 0.77, 1.0, 1.6])
+def test_pixels_are_resized_as_their_differences_from_the_mean(factor: float) -> None:
+    """Bit for bit, though only the rows that count become float32."""
+    pixels = torch.randint(0, 256, (71, 53, 3), dtype=torch.uint8)
+    mean = torch.tensor(MEAN)
+    assert torch.equal(
+        resize_bilinear(pixels, factor, mean), resize_bilinear(pixels.float() - mean, factor)
+    )
+
+
 @pytest.mark.parametrize(
     ("height", "width", "factor"),
     [(480, 640, 1.25), (640, 480, 1.25), (300, 900, 1000 / 900), (1200, 1200, 0.5)],

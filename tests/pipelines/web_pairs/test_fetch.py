@@ -18,6 +18,7 @@ import pytest
 from tests.object_stores import download_folder, upload_folder
 
 from vlmill.pipelines.web_pairs import fetch
+from vlmill.pipelines.web_pairs import job as job_module
 from vlmill.pipelines.web_pairs.command import main
 
 ROOT = Path(__file__).parents[3]
@@ -108,6 +109,23 @@ def test_candidates_get_their_images(archive: Path, site: Site, tmp_path: Path) 
     assert all(s["in"] == s["out"] + sum(s["rejects"].values()) for s in funnel)
 
 
+def test_a_fetched_archive_that_is_damaged_is_refused(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is mined of it."""
+    output = tmp_path / "out"
+    args = arguments(archive, output, "--delay", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_module, "prepare_work", _stop)
+        assert main(args) == 1
+    (fetched,) = (path for path in output.glob("work/fetch-*/*.gz") if path.stat().st_size)
+    content = bytearray(fetched.read_bytes())
+    content[-9] ^= 1
+    fetched.write_bytes(content)
+    assert main(args) == 2
+    assert f"{fetched} has changed since it was written" in capsys.readouterr().err
+
+
 def test_a_fetch_in_a_store_goes_on(
     archive: Path, site: Site, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +144,7 @@ def test_a_fetch_in_a_store_goes_on(
     assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))
 
 
-def _stop(*_: object) -> None:
+def _stop(*_: object, **__: object) -> None:
     raise OSError("the machine is gone")
 
 

@@ -112,10 +112,8 @@ def test_parts_give_the_bytes_of_one_piece(
     counts = {stage["stage"]: stage for stage in funnel}
     assert counts["redirects"]["in"] >= 6 and counts["records"]["rejects"]["revisit"] >= 2
     again: list[Any] = []
-    mine_in_one = parts_module.mine_in_one
-    monkeypatch.setattr(
-        parts_module, "mine_in_one", lambda *a: (again.append(a), mine_in_one(*a))[1]
-    )
+    mine_whole = parts_module.mine_whole
+    monkeypatch.setattr(parts_module, "mine_whole", lambda *a: (again.append(a), mine_whole(*a))[1])
     for part_bytes in (len(archives[kind]) // 7, len(archives[kind]) // 2):
         monkeypatch.setattr(units, "PART_BYTES", part_bytes)
         out = tmp_path / f"parts-{part_bytes}"

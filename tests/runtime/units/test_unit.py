@@ -8,8 +8,9 @@ import pytest
 from tests.runtime.units.jobs import SQUARES, STEPS, Sums, log
 
 from vlmill.runtime.files.atomic import atomic_folder, atomic_path, write_text
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import write_shard
-from vlmill.runtime.files.written import compute_sha256, record_files
+from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.run_here import run_here
 from vlmill.schemas.tables import REJECTS
 
@@ -29,7 +30,7 @@ def test_a_record_has_each_file_with_its_size_and_digest(job: Sums) -> None:
     run(job)
     record = json.loads(Path(job.output, "work/units/square-1.json").read_text())
     path = Path(job.output, "work/square-1.txt")
-    entry = {"bytes": 1, "sha256": compute_sha256(path)}
+    entry = {"bytes": 1, "sha256": hash_file(path)}
     assert record["files"] == {"work/square-1.txt": entry}
     assert [result.metrics["square"] for result in SQUARES.results(job)] == [1, 4, 9, 16, 25]
     assert Path(job.output, "sum.txt").read_text() == "55.0"
@@ -46,8 +47,11 @@ def test_what_is_intact_is_not_done_again(job: Sums, workers: int) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("8", "has other bytes than when it was written"),  # a flipped bit: 9 is 0x39, 8 0x38
-        ("", "has 0 bytes and had 1 when it was written"),
+        (
+            "8",
+            "has changed since it was written: its SHA-256 differs",
+        ),  # a flipped bit: 9 is 0x39, 8 0x38
+        ("", "has 0 bytes and was written with 1"),
         (None, "is missing"),
     ],
 )
@@ -81,5 +85,5 @@ def test_files_are_noted_as_they_are_finished(tmp_path: Path) -> None:
     write_text(tmp_path / "d", "four")
     names = [os.path.relpath(file.path, tmp_path) for file in files]
     assert names == ["a", shard.name, "folder/b"]
-    assert [compute_sha256(file.path) for file in files] == [file.sha256 for file in files]
+    assert [hash_file(file.path) for file in files] == [file.sha256 for file in files]
     assert (files[1].sha256, files[1].bytes) == (shard.sha256, shard.bytes)

@@ -388,7 +388,7 @@ def test_compiled_blocks_train_the_same_detector(
 def test_a_checkpoint_with_momenta_alone_goes_on(
     shapes: Path, trained: Path, tmp_path: Path
 ) -> None:
-    """As vlmill 0.1 wrote it."""
+    """As an earlier version wrote it."""
     output = tmp_path / "out"
     shutil.copytree(trained, output)
     shutil.rmtree(saved_steps(output)[4])

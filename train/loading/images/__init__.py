@@ -1,5 +1,5 @@
 """Images become pixels for the models that read them.
 
-Reading order: ``crop`` (decoding, crops, jitter), ``augment``, ``boxed`` (images with boxes) and
+Reading order: ``crop`` (decoding, crops, jitter, RandAugment), ``boxed`` (images with boxes) and
 ``tokenizer`` (image tokens).
 """

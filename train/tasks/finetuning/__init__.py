@@ -1,6 +1,6 @@
 """Any task is fine-tuned here.
 
-Reading order: ``job`` (tables, a recipe and a starting checkpoint in; a run out), ``start`` (the
-task's model and where its weights come from), ``learning`` (the step on a task's batches, and what
+Reading order: ``job`` (tables, a recipe and a starting checkpoint in; a run out; the
+model's start), ``learning`` (the step on a task's batches, and what
 is measured of held-out examples), ``seeds``, ``dry_run`` and ``command``.
 """

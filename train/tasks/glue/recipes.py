@@ -26,7 +26,7 @@ from vlmill.models.vlmo.config import (
     vlmo_large,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import bert_feeding
+from vlmill.train.recipes.bert import bert_feeding
 from vlmill.train.recipes.fine_tuning import BERT, for_trials, from_bert, task_recipe
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage

@@ -28,6 +28,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
@@ -37,6 +38,7 @@ from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.pairs import COLUMNS, Examples
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.loading.vocabulary import CLS, SEP
 from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
@@ -44,7 +46,6 @@ from vlmill.train.tasks.glue.evaluation import decode_logits, evaluate_predictio
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
 from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import BEST_SCORE
-from vlmill.train.tasks.glue.texts import encode_text, join_texts
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,
@@ -53,6 +54,31 @@ from vlmill.train.tasks.task import (
     Task,
     require_variant,
 )
+from vlmill.train.tasks.vcr.texts import cut_pair
+
+
+def encode_text(text: str, words: Tokenizer) -> list[int]:
+    """Returns a text's word pieces, without [CLS] and [SEP]."""
+    ids: list[int] = words.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def join_texts(
+    first: Sequence[int], second: Sequence[int] | None, words: Tokenizer, longest: int
+) -> tuple[Ids, int]:
+    """Returns at most ``longest`` tokens int64 [T], and how many of them are of segment 0.
+
+    Of two texts the longer one is cut at its end, token by token; its [SEP] stays, as all of them
+    do (arXiv:1810.04805, released code). ``longest`` is 4 at least.
+    """
+    cls, sep = words.token_to_id(CLS), words.token_to_id(SEP)
+    if second is None:
+        ids = list(first[: longest - 2])
+        return np.array([cls, *ids, sep], dtype=np.int64), len(ids) + 2
+    num_first, num_second = cut_pair(first, second, longest - 3)
+    tokens = [cls, *first[:num_first], sep, *second[:num_second], sep]
+    return np.array(tokens, dtype=np.int64), num_first + 2
+
 
 LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "label_id", "score")])
 

@@ -31,7 +31,6 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import interbert_feeding, vilbert_feeding, vlmo_feeding
 from vlmill.train.recipes.fine_tuning import (
     for_trials,
     from_bert,
@@ -39,6 +38,9 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_task_optimizer,
     vlmo_task_optimizer,
 )
+from vlmill.train.recipes.interbert import interbert_feeding
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlmo import vlmo_feeding
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe

@@ -22,7 +22,6 @@ from vlmill.models.vlbert.config import (
     vlbert_paper,
     vlbert_small,
 )
-from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding
 from vlmill.train.recipes.fine_tuning import (
     for_trials,
     from_bert,
@@ -33,6 +32,8 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_paper,
     vilbert_task_optimizer,
 )
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlbert import vlbert_feeding
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe

@@ -1,7 +1,7 @@
 """Retrieval finds images by texts, and texts by images.
 
-It is learnt in ``base`` (what it is), ``task`` (texts and images read together), ``drawing``
-(what a pair is told from), ``losses``, ``dual`` (read apart), ``held_out`` (how it is followed),
+It is learnt in ``base`` (what it is), ``task`` (texts and images read together; candidates
+and losses), ``dual`` (read apart), ``held_out`` (how it is followed),
 ``settings``, ``recipes``, ``vlmo_recipes`` and ``row``.
 
 It is ranked in ``command`` (arguments), ``evaluation``, ``job``, ``candidates`` (what is ranked),

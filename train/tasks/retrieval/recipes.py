@@ -22,11 +22,6 @@ from vlmill.models.interbert.config import (
     interbert_small,
 )
 from vlmill.models.vilbert.config import VilbertTasksConfig, vilbert_base, vilbert_small
-from vlmill.train.recipes.feeding import (
-    imagebert_feeding,
-    interbert_retrieval_feeding,
-    vilbert_retrieval_feeding,
-)
 from vlmill.train.recipes.fine_tuning import (
     INTERBERT_AVERAGE,
     for_trials,
@@ -37,6 +32,9 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_paper,
     vilbert_task_optimizer,
 )
+from vlmill.train.recipes.imagebert import imagebert_feeding
+from vlmill.train.recipes.interbert import interbert_retrieval_feeding
+from vlmill.train.recipes.vilbert import vilbert_retrieval_feeding
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe

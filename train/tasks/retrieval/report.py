@@ -13,7 +13,8 @@ from vlmill.runtime.console.report import (
     settings_table,
     template,
 )
-from vlmill.train.tasks.published import published_section
+from vlmill.schemas.plurals import format_count
+from vlmill.train.tasks.published import PAPERS_TITLE, published_section
 from vlmill.train.tasks.report import WeighedImage, read_thumbnails, weighed_section
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, unmoved
@@ -48,14 +49,14 @@ _IMAGE = template(
 )
 
 
-KINDS = {"best": "surest right", "worst": "furthest off", "spread": "evenly spread over all"}
-EXAMPLES = 4  # of each kind
+KINDS = {"best": "most confident correct", "worst": "furthest off", "spread": "evenly spread"}
+EXAMPLES = 4  # per kind
 
 
 def shown_image_ids(
     candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> set[str]:
-    """Returns the images that the examples show."""
+    """Returns the ids of the images in the examples."""
     numbers = {n.candidate for outcome in by_text for n in (*outcome.neighbours, outcome.right)}
     return {candidates.image_ids[n] for n in numbers | {outcome.query for outcome in by_image}}
 
@@ -72,8 +73,9 @@ def sections(
     score: str,
     weighed: Sequence[WeighedImage] = (),
 ) -> list[Section]:
-    """Returns all of the page but its title; ``score`` says what kind of number ranks, ``weighed``
-    are images with the weights of their regions.
+    """Returns all sections of the page.
+
+    ``score`` names the ranking score, ``weighed`` are images with the weights of their regions.
     """
     texts, found_captions = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
     ids = shown_image_ids(candidates, texts.all, found_captions.all)
@@ -81,15 +83,15 @@ def sections(
     return [
         Section(
             title="Recall",
-            intro="Share of queries with a right answer among the first K, and what a random order "
-            "would reach. Equal scores count against the model.",
+            intro="Fraction of queries with a correct result among the first K, and that of a "
+            "random order. Equal scores count as wrong.",
             body=_recall_table(metrics),
         ),
-        published_section(TASK, metrics, PUBLISHED, model=str(settings["recipe"])),
+        papers_section(metrics, model=str(settings["recipe"])),
         *(
             Section(
                 title=f"Images found for captions: {name}",
-                intro="The first images for a caption; framed the right one, wherever it stands. "
+                intro="The first images for a caption; the correct one has a frame. "
                 f"Scores are {score}.",
                 body=_image_examples(getattr(texts, kind), candidates, uris),
             )
@@ -98,22 +100,31 @@ def sections(
         *(
             Section(
                 title=f"Captions found for images: {name}",
-                intro="The first captions for an image; marked the right ones, or the best placed "
-                f"of them. Scores are {score}.",
+                intro="The first captions for an image; the correct ones, or the best of them, are "
+                f"marked. Scores are {score}.",
                 body=_text_examples(getattr(found_captions, kind), candidates, uris),
             )
             for kind, name in KINDS.items()
         ),
         *([weighed_section(weighed, images)] if weighed else []),
-        Section(title="Ranks of the right answer", body=_rank_charts(by_text, by_image)),
+        Section(title="Ranks of the correct result", body=_rank_charts(by_text, by_image)),
         Section(
-            title="Pairs left out",
+            title="Rejected pairs",
             body=html_table(["reason", "pairs"], list(rejects.items()))
             if rejects
             else Markup("<p>None.</p>"),
         ),
         Section(title="Settings", body=settings_table(settings)),
     ]
+
+
+def papers_section(metrics: Mapping[str, float], model: str) -> Section:
+    """Returns the comparison with the papers, or why there is none: pairs of the training."""
+    if not (num_memorised := metrics.get("pairs_trained_on")):
+        return published_section(TASK, metrics, PUBLISHED, model=model)
+    count = format_count(int(num_memorised), "ranked pair")
+    text = f"Not shown: the checkpoint was trained on {count}. Rank held-out pairs to compare."
+    return Section(title=PAPERS_TITLE, body=Markup("<p>{}</p>").format(text))
 
 
 def _recall_table(metrics: Mapping[str, float]) -> Markup:

@@ -6,16 +6,21 @@ itself, the pair among its candidates, or the hardest of these by a margin. Metr
 each text of some held-out images meets each of these images.
 
 S captions, P candidates of each, K heads.
+
+The first candidate of a pair (column 0) is the pair itself. Losses over a pair and its negatives
+are those of ImageBERT (arXiv:2001.07966, sec. 4.2). The paper prints the signs of the first and
+third otherwise, and the third without margin and difference: misprints.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -24,26 +29,143 @@ from vlmill.models.registry import get_variant
 from vlmill.models.rows import get_part
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.order import Visit
-from vlmill.train.loading.random import Uniforms
+from vlmill.train.loading.pairing import draw_row
+from vlmill.train.loading.random import Draws, Uniforms
 from vlmill.train.loading.sample import Sample
 from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
+from vlmill.train.loading.visited_pairs import StagePairs
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import NAME, RetrievalTask
-from vlmill.train.tasks.retrieval.drawing import Candidate, draw_candidates
 from vlmill.train.tasks.retrieval.dual import dual_encoder
 from vlmill.train.tasks.retrieval.held_out import (
     measure_recalls,
     one_row_each,
     scores_of_candidates,
 )
-from vlmill.train.tasks.retrieval.losses import candidate_losses
-from vlmill.train.tasks.retrieval.settings import RetrievalSettings
+from vlmill.train.tasks.retrieval.settings import MARGIN, RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
+
+
+def candidate_losses(
+    scores: Float[Tensor, "S P K"], names: Sequence[str], margin: float = MARGIN
+) -> dict[str, Float[Tensor, ""]]:
+    """Returns the losses of these names: pairs by themselves by the first head, candidates by the
+    last one.
+    """
+    losses: dict[str, Callable[[], Tensor]] = {
+        "binary": lambda: binary_candidates(scores[..., 0]),
+        "softmax": lambda: softmax_candidates(scores[..., -1]),
+        "triplet": lambda: hardest_triplet(scores[..., -1], margin),
+    }
+    return {name: losses[name]() for name in names}
+
+
+def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
+    """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss.
+
+    Of log odds that are the difference of two logits it is the cross-entropy of their two classes
+    (InterBERT's code).
+    """
+    targets = torch.zeros_like(logits)
+    targets[:, 0] = 1.0
+    total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    return total / max(logits.numel(), 1)
+
+
+def softmax_candidates(scores: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
+    """Returns the mean over S of the cross-entropy among P candidates (its multi-class loss)."""
+    target = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    return F.cross_entropy(scores, target, reduction="sum") / max(len(scores), 1)
+
+
+def hardest_triplet(scores: Float[Tensor, "S P"], margin: float = MARGIN) -> Float[Tensor, ""]:
+    """Returns the mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0
+    and 1.
+
+    Of negative texts and negative images in one sample the losses are taken apart and added.
+    Without a negative it is 0.
+    """
+    bounded = scores.sigmoid()
+    if not scores.numel() or scores.shape[1] < 2:
+        return bounded.sum() * 0.0
+    hardest = bounded[:, 1:].max(dim=1).values
+    return (margin + hardest - bounded[:, 0]).clamp(min=0).mean()
+
+
+TEXT, IMAGE, NEAR_TEXT = "text", "picture", "near text"
+
+
+class Candidate(NamedTuple):
+    """The rows whose text and whose image are paired."""
+
+    text_row: int
+    image_row: int
+
+
+def draw_candidates(
+    row: int, pool: Ids, pairs: StagePairs, draws: Draws, settings: RetrievalSettings
+) -> list[Candidate]:
+    """A row's own pair and its negatives, as many as the settings say, from the rows of ``pool``.
+
+    No negative is a caption of its image, and none comes twice. Raises InputError where there are
+    too few.
+    """
+    candidates, texts, images = [Candidate(row, row)], {row}, {row}
+    for kind in choose_negative_kinds(settings, draws):
+        near = pairs.near_caption(row, draws) if kind == NEAR_TEXT else None
+        met = images if kind == IMAGE else texts
+        other = near if near is not None else _other(row, pool, pairs, draws, met, kind)
+        if other is None:
+            raise InputError(
+                f"--examples: {pairs.table.pair_id(row)} finds {len(candidates) - 1} of the "
+                f"{settings.num_candidates - 1} negatives of settings.num_candidates="
+                f"{settings.num_candidates} among {len(pool)} pairs; give captions of more "
+                "images, or fewer candidates"
+            )
+        met.add(other)
+        candidates.append(Candidate(row, other) if kind == IMAGE else Candidate(other, row))
+    return candidates
+
+
+def choose_negative_kinds(settings: RetrievalSettings, draws: Draws) -> list[str]:
+    """What each of a sample's negatives replaces."""
+    if settings.negatives == "alignment":
+        # The near one first: what is drawn from all is then another.
+        return [NEAR_TEXT if settings.nearest else TEXT, TEXT, IMAGE]
+    kind = TEXT if settings.negatives == "texts" else IMAGE
+    if settings.negatives == "both":
+        kind = TEXT if draws.random() < 0.5 else IMAGE
+    return [kind] * (settings.num_candidates - 1)
+
+
+def _other(
+    row: int, pool: Ids, pairs: StagePairs, draws: Draws, met: Set[int], kind: str
+) -> int | None:
+    """Another row of the pool that is no match, by chance; if that meets none, the first of all."""
+    table = pairs.table
+    keys = {get_key(table, used_row, kind) for used_row in met}
+
+    def is_negative(other: int) -> bool:
+        if get_key(table, other, kind) in keys:
+            return False
+        return not (pairs.matches(row, other) if kind == IMAGE else pairs.matches(other, row))
+
+    drawn = draw_row(pool, draws, is_negative)
+    if drawn is None:
+        drawn = next((other for other in np.unique(pool).tolist() if is_negative(other)), None)
+    return drawn
+
+
+def get_key(table: SampleTable, row: int, kind: str) -> int:
+    """What two negatives of a sample may not have in common: the image, or the words."""
+    return int(table.image_keys[row] if kind == IMAGE else table.text_keys[row])
+
 
 TWO_HEADS = "match and score"  # each pair by itself, and among candidates
 

@@ -20,9 +20,8 @@ from vlmill.models.vlmo.config import (
     vlmo_large_paper,
     vlmo_small,
 )
-from vlmill.train.recipes.feeding import vlmo_feeding
 from vlmill.train.recipes.fine_tuning import for_trials, task_recipe, vlmo_task_optimizer
-from vlmill.train.recipes.vlmo import EVERYWHERE
+from vlmill.train.recipes.vlmo import EVERYWHERE, vlmo_feeding
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings

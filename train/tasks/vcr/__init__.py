@@ -2,6 +2,6 @@
 
 Reading order: ``row``, ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of
 a row), ``categories``, ``outlines`` and ``named_objects`` (of its objects), ``batch_tensors`` (a
-batch of them), ``heads``, ``settings``, ``recipes`` and ``interbert_recipes``, ``evaluation``
+batch of them), ``heads``, ``settings``, ``recipes``, ``evaluation``
 and ``submission``.
 """

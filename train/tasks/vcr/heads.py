@@ -3,6 +3,7 @@
 B questions, C choices, T tokens, R regions with the full image in row 0, L and N labels.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlmill.models.interbert.config import InterBertConfig
 from vlmill.models.positions import Cells
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.loading.batch import Batch
@@ -56,15 +56,13 @@ def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutput
     return outputs
 
 
-def pooled_scores(model: Any, batch: Batch) -> Float[Tensor, "B C"]:
+def pooled_scores(model: Any, batch: Batch, options: Mapping[str, Any]) -> Float[Tensor, "B C"]:
     """ViLBERT, its baseline and InterBERT: a linear layer on what is pooled of each pair; the
-    image's regions are embedded once for its choices.
+    image's regions are embedded once for its choices, with the variant's ``choice_options``.
     """
     labels, inputs = batch.labels, batch.inputs
     choices = labels["tokens"].shape[1]
-    # InterBERT's segments of modalities are for captions; those of a choice are the text's parts.
-    fed = {"for_captions": False} if isinstance(model.trunk.config, InterBertConfig) else {}
-    regions = model.trunk.embed_regions(inputs.region_features, inputs.region_locations, **fed)
+    regions = model.trunk.embed_regions(inputs.region_features, inputs.region_locations, **options)
     encoded = model.trunk.encode(
         labels["tokens"].flatten(0, 1),
         labels["token_mask"].flatten(0, 1),

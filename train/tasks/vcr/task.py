@@ -248,9 +248,10 @@ class Vcr(Task):
 
     def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
         """The logits of the variant's heads."""
-        if MODELS[self.variant].heads[self.name] == WHOLE:
+        variant = MODELS[self.variant]
+        if variant.heads[self.name] == WHOLE:
             return own_outputs(model, batch, self.settings)
-        return ChoiceOutputs(choices=pooled_scores(model, batch))
+        return ChoiceOutputs(choices=pooled_scores(model, batch, variant.choice_options))
 
     def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
         """The loss of the choices, and those of regions and words where they are learnt."""

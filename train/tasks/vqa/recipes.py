@@ -33,7 +33,6 @@ from vlmill.models.vlmo.config import (
     vlmo_small,
 )
 from vlmill.schemas.answers import MIN_QUESTIONS
-from vlmill.train.recipes.feeding import vilbert_feeding, vlbert_feeding, vlmo_feeding
 from vlmill.train.recipes.fine_tuning import (
     for_trials,
     from_bert,
@@ -43,6 +42,9 @@ from vlmill.train.recipes.fine_tuning import (
     vilbert_task_optimizer,
     vlmo_task_optimizer,
 )
+from vlmill.train.recipes.vilbert import vilbert_feeding
+from vlmill.train.recipes.vlbert import vlbert_feeding
+from vlmill.train.recipes.vlmo import vlmo_feeding
 from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe

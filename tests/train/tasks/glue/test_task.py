@@ -31,8 +31,7 @@ from vlmill.train.tasks.glue.evaluation import compute_averages, evaluate_predic
 from vlmill.train.tasks.glue.metrics import INTERBERT
 from vlmill.train.tasks.glue.metrics import TASKS as GLUE_TASKS
 from vlmill.train.tasks.glue.recipes import GlueSettings
-from vlmill.train.tasks.glue.task import Glue, second_segments
-from vlmill.train.tasks.glue.texts import join_texts
+from vlmill.train.tasks.glue.task import Glue, join_texts, second_segments
 from vlmill.train.tasks.registry import TASKS, task_recipe_named
 
 if TYPE_CHECKING:

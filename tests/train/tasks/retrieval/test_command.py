@@ -269,6 +269,7 @@ def test_pairs_and_images_known_from_training_are_counted(
     metrics = place.metrics()
     assert (metrics["pairs_trained_on"], metrics["images_trained_on"]) == (3, 2)
     page = (place.folder / "out" / "report.html").read_text()
+    assert "trained on 3 ranked pairs" in page and "58.20" not in page
     said = "was trained on 3 of these 5 pairs and 2 of these 4 images"
     assert said in page.split("Recall")[0] and said in capsys.readouterr().err
     assert "do not say" not in page and "does not say" not in page
@@ -388,7 +389,7 @@ def test_the_report_shows_images_and_escapes_texts(place: Workplace) -> None:
     assert "data:image/jpeg;base64," in page
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
-    assert "Beside the papers" in page and "58.20" in page
+    assert "Comparison with the papers" in page and "58.20" in page
     drawn = page.split("What the answer rests on")[-1]
     assert "<rect" in drawn and "nan" not in drawn.split("</section>")[0]
 

@@ -11,8 +11,8 @@ import pytest
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.tasks.retrieval.drawing import draw_candidates
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
+from vlmill.train.tasks.retrieval.task import draw_candidates
 
 ALL = np.arange(8)  # rows, two captions an image
 ALIGNMENT = RetrievalSettings(negatives="alignment")

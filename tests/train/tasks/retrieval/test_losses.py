@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vlmill.train.tasks.retrieval.dual import compute_contrast
-from vlmill.train.tasks.retrieval.losses import (
+from vlmill.train.tasks.retrieval.task import (
     binary_candidates,
     candidate_losses,
     hardest_triplet,

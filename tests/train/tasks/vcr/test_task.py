@@ -386,7 +386,9 @@ def test_interberts_segments_are_those_of_the_texts_parts() -> None:
     )
     with torch.no_grad():
         expected = model.scores(model(inputs).pooled).view(2, 4)
-        torch.testing.assert_close(pooled_scores(model, batch), expected)
+        torch.testing.assert_close(
+            pooled_scores(model, batch, MODELS["interbert-tasks"].choice_options), expected
+        )
 
 
 def test_vilbert_learns_what_an_object_is(tmp_path: Path) -> None:
