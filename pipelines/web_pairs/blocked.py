@@ -1,4 +1,4 @@
-"""Pages that a user keeps out: lists of domains and of URLs, as data."""
+"""Reads lists of domains and URLs whose pages are dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Reads the size of an image from the first bytes of its file, without a decoder.
 
-What is not as plain as most files are gives None: a decoder looks at it then.
+Unusual files give None and are left to a decoder.
 """
 
 import struct
@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-    """Returns what a JPEG, PNG, GIF or WebP says of itself; None for what is not plain."""
+    """Returns the header of a common JPEG, PNG, GIF or WebP; None for other files."""
     name = format_name(data)
     with suppress(struct.error, IndexError):
         match name:

@@ -80,7 +80,7 @@ class Candidate:
     images_between: int = 0
     tag: str = ""
     common: int = 9  # how many elements above the image the first that holds both is
-    block: int = -1  # the page's block that it is in, if it stands beside images
+    block: int = -1  # index of its block on the page, for surrounding texts
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
     block_words: float = 0.0
@@ -143,7 +143,7 @@ def _side(
 ) -> Iterator[Candidate]:
     """Sentences before (step -1) or after (step 1) the image, the nearest first."""
     kind: Kind = "before" if step < 0 else "after"
-    # A paragraph beside a row of images is about all of them or none, unless one names it.
+    # A paragraph next to a row of images describes all or none, unless it names one of them.
     in_row = _in_a_row(images, image.block) > max_in_row
     number = image.block - 1 if step < 0 else image.block
     sentences_away = blocks_away = 0
@@ -155,7 +155,7 @@ def _side(
         if not block.code:
             blocks_away += 1
             if _between(images, image.block, number):
-                return  # it is nearer to that image
+                return  # the text is nearer to that image
             cut = list(sentences(block.text))
             numbered_sentences = list(enumerate(cut))
             for position, text in reversed(numbered_sentences) if step < 0 else numbered_sentences:

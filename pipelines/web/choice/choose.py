@@ -28,7 +28,7 @@ class Claim(NamedTuple):
     """A cleaned text that an image may take, with the block that it is a sentence of."""
 
     text: ScoredText
-    block: int  # of the page's blocks, which one image takes; -1 for what several may have
+    block: int  # index of a block that only one image may use; -1: any number of images
 
 
 def choose(
@@ -131,7 +131,7 @@ def _claims(
         if isinstance(text, Drop):
             faults.append(text)
         else:
-            # Several images may have a text that each of them names.
+            # A text that names several images may be used by each of them.
             block = -1 if is_named_by(candidate.text, scene.image) else candidate.block
             kept = values if rules.keep_texts > 1 else None
             texts.setdefault(text, Claim(ScoredText(source, text, score, kept), block))
@@ -143,8 +143,8 @@ def _claims(
 def _own_texts(scene: Scene, rules: WebPairRules, lists: TextLists) -> Sequence[Candidate]:
     """Returns the image's own texts alone where it has a caption that passes, else all candidates.
 
-    What stands around an image with a caption is about something else, or less precise, unless it
-    shares more words with the name of the file.
+    Other texts around an image with a caption are less precise, unless they share more words with
+    the name of the file.
     """
     captions = [c for c in scene.candidates if c.kind == "caption"]
     language = scene.page.language or None

@@ -56,8 +56,8 @@ class ArchivedImage:
     offset: int
 
 
-# Formats whose further frames are a film. A TIFF's are pages, and a camera's JPEG (MPO) has its
-# preview or its gain map behind the image.
+# Formats whose further frames are an animation. Those of a TIFF are pages, and a camera's JPEG
+# (MPO) contains a preview or a gain map in addition to the image.
 _ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
 _FLAT_HASHES = frozenset((0, 1 << 63))  # of images whose grey has no frequency but its mean
 _ONE_COLOUR = 3  # levels between the darkest and the brightest pixel of each channel
@@ -200,7 +200,7 @@ def examine_image(
                 )
             width, height = upright_size(image, bounds)
             phash = upright_hash(image) if hashed else None
-            # All pixels are looked at only where the few of the hash have no contrast.
+            # All pixels are compared only if the hash shows no contrast.
             if not blank and phash in _FLAT_HASHES | {None} and _is_blank(image):
                 return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             if judge is not None and (drop := judge(image)) is not None:
@@ -215,9 +215,9 @@ def examine_image(
 
 
 def measure_header(data: bytes, *, min_side_px: int, max_pixels: int) -> ImageFacts | Drop | None:
-    """Returns what :func:`examine_image` with ``headers`` would, for files as most are; else None.
+    """Returns the result of :func:`examine_image` with ``headers`` for common files, else None.
 
-    No decoder is asked: this needs no process of its own. The size is that of the stored image.
+    No decoder is used, so this needs no separate process. The size is that of the stored image.
     """
     header = read_header(data)
     if header is None:
@@ -229,7 +229,7 @@ def measure_header(data: bytes, *, min_side_px: int, max_pixels: int) -> ImageFa
         return Drop(Reason.TOO_LARGE, f"{size} pixels, limit {max_pixels} altogether")
     if header.is_animated:
         return Drop(Reason.ANIMATED, size)
-    # Whether a GIF is animated is seen at its second image, and a damaged file by decoding it.
+    # An animated GIF is recognised by its second image, a damaged file by decoding it.
     if header.format == "gif" or seems_cut(data, header.format):
         return None
     try:
@@ -244,7 +244,7 @@ def measure_header(data: bytes, *, min_side_px: int, max_pixels: int) -> ImageFa
     )
 
 
-_TAIL = 256  # bytes in which a whole file ends; one with more behind its end is decoded at once
+_TAIL = 256  # bytes that hold the end of a complete file; a file with a longer tail is decoded
 
 
 def seems_cut(data: bytes, name: str) -> bool:
@@ -261,7 +261,7 @@ def seems_cut(data: bytes, name: str) -> bool:
         case "avif":
             return _last_box_end(data) > len(data)
         case _:
-            return True  # decoded at once: few are of these
+            return True  # rare formats are decoded immediately
 
 
 def _last_box_end(data: bytes) -> int:

@@ -32,7 +32,7 @@ _FLAT = word_set(
 )
 # An open one of these is opened again in every following block, so their number multiplies.
 _FORMATTING = word_set("a b big code em font i nobr s small strike strong tt u")
-# Python's names of encodings that browsers read by a larger table than the name says.
+# Encodings for which browsers use a larger table than Python does under the same name.
 _WHATWG = {
     **dict.fromkeys(("gbk", "gb2312", "gb18030"), "gb18030"),
     **{"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"},
@@ -187,9 +187,9 @@ _SHADOW = re.compile(r"\sshadowroot(?:mode)?\s*=", re.IGNORECASE)
 
 
 def show_shadow_roots(text: str) -> str:
-    """Returns a page with its declarative shadow roots as ordinary elements, which browsers show.
+    """Returns a page with its declarative shadow roots as ordinary elements.
 
-    Other templates stay: they are not shown.
+    Browsers display them; other templates are not displayed and stay templates.
     """
     parts, position, open_templates = list[str](), 0, list[bool]()
     for tag in _TEMPLATE.finditer(text):
@@ -206,7 +206,7 @@ def show_shadow_roots(text: str) -> str:
     return "".join((*parts, text[position:]))
 
 
-# From so many characters on a data: URI is taken out of the markup before anything else reads it.
+# Longer data: URIs are removed from the markup before anything else reads it.
 _LONG_URI = 4_096
 _DATA_URI = re.compile(rf"data:([\w.+-]+/[\w.+-]+)?[^\"'\s<>()]{{{_LONG_URI},}}+")
 INLINE = "urn:data:"
