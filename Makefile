@@ -84,13 +84,12 @@ dist: $(READY) ## wheel and source of a release: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 
-test-nightly: $(READY) ## the rest that runs once: benchmarks, the harness of parity, more kills; GPU tests, without one on the CPU
+test-nightly: $(READY) ## the tests outside make test: benchmarks, the harness of parity, more kills; those of GPUs, on the CPU where there is none
 	$(TEST) --nightly -m "nightly or gpu" --durations 15
 
-# The bounds of setup.py are lifted but for uv's own choice: this says today what breaks with the
-# next release of a dependency, and that a bound can be raised.
+# Ignores constraints.txt: the newest versions that setup.py and the dependencies allow.
 NEWEST := build/newest
-test-newest: ## the fast tests with the newest version of every dependency, in an environment of its own: build/newest
+test-newest: ## the fast tests with the newest version of every dependency, in build/newest
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.7'

@@ -12,11 +12,14 @@ import argparse
 import base64
 import contextlib
 import hashlib
+import io
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,8 @@ from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.tables import REGIONS
 
-SHORT = {"images": 200, "rounds": 1}
-FULL = {"images": 2_000, "rounds": 3}
+SHORT = {"images": 100, "rounds": 1}
+FULL = {"images": 1_000, "rounds": 2}
 BOXES, WIDTH, CLASSES, ATTRIBUTES = 36, 2048, 16, 8
 GROUP = 16
 BLOCK = 1 << 20
@@ -75,10 +78,13 @@ def write_regions(folder: Path, images: int) -> Path:
     return folder
 
 
-def cpu_seconds(work: Callable[[], Any], rounds: int) -> float:
-    """Returns the least CPU seconds, of user and system, of some rounds."""
+def cpu_seconds(
+    work: Callable[[], Any], rounds: int, prepare: Callable[[], Any] = lambda: None
+) -> float:
+    """Returns the least CPU seconds, of user and system, of some rounds, each after ``prepare``."""
     times = []
     for _ in range(rounds):
+        prepare()
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
@@ -99,7 +105,7 @@ def copy(files: Sequence[Path], target: Path) -> None:
 
 
 def code_base64(images: int, *, decode: bool) -> None:
-    """Decodes or encodes the payload of one image so many times."""
+    """Decodes or encodes the payload of one image, once for each of ``images``."""
     payload = np.random.default_rng(0).standard_normal((BOXES, WIDTH), np.float32)
     data = base64.b64encode(payload) if decode else payload
     for _ in range(images):
@@ -110,10 +116,9 @@ def code_base64(images: int, *, decode: bool) -> None:
 
 
 def measure(name: str, source: Path, folder: Path, images: int, rounds: int) -> list[Any]:
-    """Returns the lines of one format: export, then import of what was exported."""
+    """Returns the result lines of one format: its export, then the import of that export."""
     gigabytes = images * BOXES * WIDTH * 4 / 1e9
     output = folder / f"{name}-out" / "features"
-    output.parent.mkdir()
     names = {}
     for what, count in (("classes", CLASSES), ("attributes", ATTRIBUTES)):
         file = folder / f"{what}.txt"
@@ -123,24 +128,30 @@ def measure(name: str, source: Path, folder: Path, images: int, rounds: int) -> 
     root = output.parent if name == "npz-cocobu" else output
 
     def run_export() -> None:
-        export_file(source, output, name, fresh=True, **named)
+        export_file(source, output, name, **named)
+
+    def clear() -> None:
+        for path in (output.parent, imported):
+            shutil.rmtree(path, ignore_errors=True)
+        output.parent.mkdir()
 
     def run_import() -> None:
-        job = Import(files=[root], output=folder / f"{name}-in", background="first")
-        import_file(job, fresh=True)
+        import_file(Import(files=[root], output=imported, background="first"))
 
-    seconds = {"export": cpu_seconds(run_export, rounds), "import": cpu_seconds(run_import, rounds)}
+    imported = folder / f"{name}-in"
+    seconds = {"export": cpu_seconds(run_export, rounds, clear)}
+    seconds["import"] = cpu_seconds(run_import, rounds, partial(shutil.rmtree, imported, True))
     files = [source / "regions-00000-of-00001.parquet"]
     exported = list(walk_files(root, ""))
     lines = []
     for step, value in seconds.items():
         if name in IN_BASE64:
             peer = f"base64.b64{'encode' if step == 'export' else 'decode'}"
-            work = lambda step=step: code_base64(images, decode=step == "import")  # noqa: E731
+            work = partial(code_base64, images, decode=step == "import")
         else:
             peer = "copy with SHA-256"
             inputs = files if step == "export" else exported
-            work = lambda inputs=inputs: copy(inputs, folder / "copy")  # noqa: E731
+            work = partial(copy, inputs, folder / "copy")
         limit = cpu_seconds(work, rounds)
         line = result_line(
             f"formats/{step}/{name}",
@@ -170,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         source = write_regions(Path(name) / "source", args.images)
         for format_ in args.formats:
             with tempfile.TemporaryDirectory(dir=name) as folder:
-                with contextlib.redirect_stderr(None):
+                with contextlib.redirect_stderr(io.StringIO()):
                     lines = measure(format_, source, Path(folder), args.images, args.rounds)
                 for line in lines:
                     print(json.dumps(line), flush=True)

@@ -14,7 +14,8 @@ exports checkpoints, which ``convert`` reads and writes; ``from_bert``, ``from_b
 
 from typing import TYPE_CHECKING
 
-from vlmill.models.registry import MODELS, PRESETS, VARIANTS, Variant, preset
+from vlmill.models.registry import MODELS, PRESETS, VARIANTS, preset
+from vlmill.models.rows import Variant
 
 if TYPE_CHECKING:
     from vlmill.models.inputs import PixelInputs, VLInputs

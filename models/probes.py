@@ -1,4 +1,4 @@
-"""Says whether a private function of a library works here, by one call.
+"""Finds out by one call whether a private function of a library works.
 
 Such functions are faster than the public ones, and the next version of their library may lack them
 or change them. Callers take their plain path where the probe fails.
@@ -6,7 +6,7 @@ or change them. Callers take their plain path where the probe fails.
 
 from collections.abc import Callable
 
-# What a function that is missing, or takes other arguments, raises.
+# Raised by a function that is missing or takes other arguments.
 REFUSALS = (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 

@@ -1,4 +1,4 @@
-"""The row of a model: what other folders must know of it, without importing torch."""
+"""The row of a model holds its facts for other folders; importing it needs no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,36 +42,34 @@ class Variant:
     config: type[Any]
     networks: Callable[[], Networks] = _no_networks  # of its paper
     pretrains: bool = True  # False: the model of a task, a trunk with other heads
-    # Reading. The kind of feeding that it takes, and the objectives that it learns; empty: any that
-    # its heads fit.
+    # Input: the one value of ``feeding.kind`` that it takes, and its objectives; empty: any value,
+    # and any objective that it has a head for.
     kind: str = ""
     objectives: tuple[str, ...] = ()
     reads_text: bool = True
     reads_pixels: bool = False  # of full images; regions' features otherwise
-    # The model inside it, and the field of its configuration, that has words and regions: where a
-    # network of its own makes the regions' features, or a task's heads are on it, or both, from
-    # the outermost in. Empty: itself.
+    # The path of the inner model, and of its configuration, that reads words and regions. The
+    # outer model computes the regions' features, or has a task's heads, or both. Empty: itself.
     body: str = ""
-    makes_features: bool = False  # whether that network makes them
-    # Scoring. The head that says how well a text and an image fit, and the method that asks it, of
-    # what the body has pooled.
+    makes_features: bool = False  # whether the outer model computes the regions' features
+    # Scoring: the head that scores a pair of text and image, and the method that applies it to the
+    # body's pooled vector.
     match_head: str = "match_head"
     match_logit: str = "match_logit"
     contrasts: bool = False  # whether it may have a contrastive head
-    # How retrieval computes its pairs: together, from streams that are computed once, or from
-    # pixels.
+    # How retrieval computes pairs: together, from streams that are computed once, or from pixels.
     scores_pairs: Literal["encoded", "streams", "pixels"] = "encoded"
-    # The tasks that it has heads for, and how a task asks them.
+    # The tasks that it has heads for, and which of the task's ways to apply them.
     heads: Mapping[str, str] = field(default_factory=dict)
-    # Options of the body's ``embed_regions`` for texts that are no captions (VCR's choices).
+    # Options of the body's ``embed_regions`` for texts other than captions (VCR's choices).
     choice_options: Mapping[str, Any] = field(default_factory=dict)
-    # Starting. The other variants whose weights ``--init`` may bring: sizes are the recipe's then.
+    # Start: the other variants that ``--init`` may be; sizes are then the recipe's.
     starts_from: tuple[str, ...] = ("bert",)
     # Its stages differ in sizes, which come from the recipe; ``--init`` has to agree in these
     # alone. Empty: the configuration is that of ``--init``.
     shared_sizes: tuple[str, ...] = ()
-    # The fields of the body that a task's recipe sets, whatever ``--init`` has, and how a task
-    # changes the body of ``--init`` to fit its own.
+    # The fields of the body that a task takes from its recipe and not from ``--init``, and how it
+    # adapts the body of ``--init`` to the recipe's.
     task_sizes: tuple[str, ...] = ()
     fit_body: Callable[[Any, Any], Any] = _keep_body
 

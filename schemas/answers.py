@@ -79,7 +79,7 @@ def soft_score(votes: int) -> float:
     It is the mean of the official accuracy over the annotators, leaving each one out in turn.
     """
     if votes < 0:
-        raise ValueError(f"votes={votes}: want at least 0")
+        raise ValueError(f"votes={votes}: expected at least 0")
     return min(1.0, 3 * votes / 10)
 
 

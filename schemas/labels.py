@@ -28,7 +28,7 @@ def read_labels(path: Path) -> list[str]:
     repeated = [label for label, count in Counter(labels).items() if count > 1]
     if repeated or not labels:
         what = f"the label {repeated[0]!r} twice" if repeated else "no labels"
-        raise InputError(f"--labels {path} has {what}; each label is a line or entry of its own")
+        raise InputError(f"--labels {path} has {what}; give one label per line or entry")
     return labels
 
 

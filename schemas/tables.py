@@ -401,7 +401,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
         if counts := sum((count_faults(c, field) for c in column.chunks), Counter[str]()):
             raise ValueError(values_fault(counts, field, spec))
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
-            raise ValueError(f"{spec.name}.{field.name} has NaN; what is missing is null")
+            raise ValueError(f"{spec.name}.{field.name} has NaN; use null for a missing value")
     return table.select(spec.schema.names).cast(spec.schema)
 
 

@@ -1,8 +1,8 @@
-"""Scripts in processes of their own, forked from one that has imported PyTorch and run nothing.
+"""Runs scripts in forks of a process that has imported PyTorch and run nothing.
 
-torch.compile cannot trace what checks its shapes, as the package does while tests run, and a rank
-of several is a process. A new interpreter would import for five seconds before each script; these
-forks are as untouched, and have their own environment, arguments and output.
+torch.compile cannot trace the package while tests run, because its shapes are checked then, and
+each rank of a distributed run is a process. A new interpreter imports for five seconds before each
+script. A fork has the same untouched modules, and its own environment, arguments and output.
 """
 
 import functools
@@ -60,7 +60,7 @@ def run_script(
 
 
 def _rank_variables(ranks: int) -> list[dict[str, str]]:
-    """The variables by which torchrun tells a process its rank; none to one that is alone."""
+    """Returns the variables that torchrun sets for each rank; none for a single process."""
     if ranks == 1:
         return [{}]
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -52,7 +52,38 @@ ODD_NAMES = re.compile(
 HITS = re.compile("|".join(f"(?:{pattern})" for pattern in WORDS), re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+")
 FOLDERS = ("schemas", "runtime", "models", "extract", "pipelines", "train", "inference")
-LIMITS: dict[str, float] = {}
+LIMITS: dict[str, float] = {
+    "docs": 2.5,
+    "help": 1.5,
+    "schemas messages": 7.5,
+    "schemas docstrings": 2.0,
+    "schemas comments": 1.0,
+    "schemas names": 3.5,
+    "runtime messages": 11.5,
+    "runtime docstrings": 2.5,
+    "runtime comments": 1.5,
+    "runtime names": 2.5,
+    "models messages": 14.5,
+    "models docstrings": 21.0,
+    "models comments": 21.0,
+    "models names": 4.5,
+    "extract messages": 3.5,
+    "extract docstrings": 8.5,
+    "extract comments": 4.5,
+    "extract names": 9.5,
+    "pipelines messages": 11.0,
+    "pipelines docstrings": 17.0,
+    "pipelines comments": 19.0,
+    "pipelines names": 3.0,
+    "train messages": 10.0,
+    "train docstrings": 24.0,
+    "train comments": 23.0,
+    "train names": 2.0,
+    "inference messages": 3.0,
+    "inference docstrings": 2.5,
+    "inference comments": 0.5,
+    "inference names": 2.0,
+}
 """Hits per 1,000 words (of names: per 1,000 names), by group: docs, help, or folder and type"""
 
 

@@ -120,7 +120,8 @@ def add_export(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             f"--{name}",
             metavar="FILE",
-            help=f"names of the detector's {name}, one a line, for formats that have names (oscar)",
+            help=f"names of the detector's {name}, one a line, for formats that have names (oscar);"
+            " by default those that the regions carry",
         )
     command.add_argument("--fresh", action="store_true", help="replace an earlier export")
 

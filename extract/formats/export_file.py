@@ -1,7 +1,7 @@
 """Writes regions to a feature file of another project, and what made them next to it."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.shards import SOFTWARE
-from vlmill.runtime.readers.class_names import first_names, require_names
+from vlmill.runtime.readers.class_names import first_names, require_names, stored_names
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 
@@ -112,23 +112,22 @@ def make_plan(
             "hdf5-fixed needs the same number for all; give --format hdf5-adaptive, or run with "
             "--min-boxes 36 --max-boxes 36"
         )
-    held = check_columns(reader, regions, name, format_)
+    columns = check_columns(reader, regions, name, format_)
     names = {
-        "classes": read_own_names(classes, "classes", regions),
-        "attributes": read_own_names(attributes, "attributes", regions),
+        "classes": read_own_names(classes, "classes", regions, reader.producer),
+        "attributes": read_own_names(attributes, "attributes", regions, reader.producer),
     }
     require_names(names, reader.producer, str(regions))
     if format_.reader == "oscar" and not names["classes"]:
         raise InputError(
-            f"--format {name} has names of classes; give --classes FILE, one name a line in the "
-            "order of the detector's classes"
+            f"--format {name} has names of classes, and the regions carry none; give --classes "
+            "FILE, one name a line in the order of the detector's classes"
         )
     if name == "oscar-retrieval" and not all(i.isdecimal() for i in reader.image_ids[:1]):
         print_status("note: Oscar's retrieval code takes image_ids that are numbers only")
-    columns = {column: payload for payload, column in COLUMNS.items()}
     return ExportPlan(
         name=name,
-        payloads=tuple(p for p in COLUMNS if p in {columns[c] for c in held}),
+        payloads=tuple(p for p, column in COLUMNS.items() if column in columns),
         stated={"classes_from": 0} | ({"background": background} if background else {}),
         made_by=make_provenance(reader, name),
         count=len(reader),
@@ -141,12 +140,16 @@ def make_plan(
     )
 
 
-def read_own_names(file: str | None, what: str, regions: str | Path) -> list[str]:
-    """Returns the names of a file, else those that an import has left in the table's folder."""
+def read_own_names(
+    file: str | None, what: str, regions: str | Path, producer: Mapping[str, Any]
+) -> list[str]:
+    """Returns the names of a file, else those that an import has left in the table's folder, else
+    those of the detector that the table carries.
+    """
     own = Path(regions) / f"{what}.json"
     if file is None and own.is_file():
         file = str(own)
-    return first_names(file, f"--{what}")
+    return first_names(file, f"--{what}") or stored_names(producer)[what]
 
 
 def check_columns(
@@ -173,7 +176,7 @@ def check_columns(
     for column in format_.keeps:
         if column in present and missing[column]:
             print_status(
-                f"note: {column} is left out: {missing[column]} of {len(reader)} rows have none"
+                f"note: {column} is not written: {missing[column]} of {len(reader)} rows lack it"
             )
     if "class_probs" in format_.keeps and missing["class_probs"]:
         print_status(
@@ -291,7 +294,8 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
         folders = [n for n in other if name == "npy-mmf" and (target / n).is_dir()]
         if other and other != folders:
             raise InputError(
-                f"--output {target} holds {other[0]}, which is no export; give a new folder"
+                f"--output {target} holds {other[0]}, which is not part of an export; give a new "
+                "folder"
             )
 
 

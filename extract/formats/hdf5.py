@@ -59,15 +59,14 @@ def is_hdf5(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Holds what one file has: data sets by known name, and where the boxes of an image are.
+    """Holds what one file has: open data sets by known name, and where an image's boxes are.
 
     ``count`` images have each a row of the data sets (``ranges`` None) or the range of rows that
     ``ranges`` holds for it.
     """
 
-    file: h5py.File
     path: Path
-    names: Mapping[str, str]
+    data: Mapping[str, h5py.Dataset]
     count: int
     ranges: Array | None
     states: Mapping[str, Any]
@@ -146,9 +145,8 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         raise InputError(f"FILE {path}: ids, sizes and pos_boxes disagree; write it again")
     sizes = None if sized or SPATIAL in names else context.sizes_near(path)
     return Layout(
-        file=file,
         path=path,
-        names=names,
+        data={name: file[stored] for name, stored in names.items()},
         count=count,
         ranges=ranges,
         states={name: file.attrs.get(name) for name in STATED},
@@ -163,18 +161,17 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
     data = file[name]
     linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
     if linked or not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
-        raise InputError(f"FILE {path}: {name} lies in another file; give a file that holds it")
+        raise InputError(f"FILE {path}: {name} is in another file; give a file that contains it")
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
     if data.ndim > 3 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
-    if data.ndim == 1 and len(data) > path.stat().st_size:
-        raise InputError(f"FILE {path}: {len(data)} {name} are more than it has bytes")
+    if not data.ndim or len(data) > path.stat().st_size:
+        raise InputError(f"FILE {path}: {name} is {data.shape}, more rows than the file has bytes")
 
 
 def list_images(layout: Layout) -> list[tuple[int, str]]:
     """Returns row and id of each image: of the file, else of the pickle next to it."""
-    if name := layout.names.get("image_id"):
-        data = layout.file[name]
+    if (data := layout.data.get("image_id")) is not None:
         texts = h5py.check_string_dtype(data.dtype) is not None
         ids = data.asstr(errors="replace")[:] if texts else data[:]
         return [(row, str(image_id)) for row, image_id in enumerate(ids)]
@@ -190,15 +187,15 @@ def list_images(layout: Layout) -> list[tuple[int, str]]:
 
 def find_index(path: Path) -> Path:
     """Returns the pickle of ids that belongs to a file. Raises InputError without one."""
-    own = path.with_name(f"{path.stem}{INDEX}")
-    others = sorted(path.parent.glob(f"*{INDEX}"))
-    if own.is_file():
-        return own
-    if len(others) == 1 and len(list(path.parent.glob(f"*{path.suffix}"))) == 1:
-        return others[0]
+    index = path.with_name(f"{path.stem}{INDEX}")
+    if index.is_file():
+        return index
+    indices = list(path.parent.glob(f"*{INDEX}"))
+    if len(indices) == 1 and len(list(path.parent.glob(f"*{path.suffix}"))) == 1:
+        return indices[0]
     raise InputError(
-        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {own.name}: put it "
-        "into the same folder"
+        f"FILE {path} has no ids; bottom-up-attention-vqa and BAN keep them in {index.name}: put "
+        "it into the same folder"
     )
 
 
@@ -209,7 +206,7 @@ def read_index(path: Path) -> dict[int, str]:
         raise InputError(f"{path} has {size} bytes, at most {MAX_INDEX_BYTES}; give another file")
     try:
         with path.open("rb") as file:
-            value = plain_pickle.load(file, size)  # type: ignore[arg-type]
+            value = plain_pickle.load(file, size)
     except plain_pickle.BadPickle as error:
         raise InputError(f"{path}: {error}; expected a pickled dict of rows by id") from None
     rows: dict[int, str] = {}
@@ -223,23 +220,23 @@ def read_index(path: Path) -> dict[int, str]:
 
 def read_record(layout: Layout, row: int, image_id: str) -> Record:
     """Returns one image's row."""
-    file, names = layout.file, layout.names
+    data = layout.data
     fields: dict[str, Any] = {**layout.states, "image_id": image_id}
     part: Any = row
     try:
         if layout.ranges is not None:
             low, high = layout.ranges[row].tolist()
-            total = len(file[names["boxes"]])
+            total = len(data["boxes"])
             if not 0 <= low <= high <= min(total, low + MAX_BOXES):
                 detail = f"pos_boxes {low}..{high} of {total} boxes"
                 return InvalidRecord(key=image_id, detail=detail)
             part = slice(low, high)
-        arrays = {n: file[stored][part] for n, stored in names.items() if n in KINDS}
+        arrays = {name: data[name][part] for name in data if name in KINDS}
         fields |= arrays | {"num_boxes": len(arrays["boxes"])}
-        if "image_w" in names and "image_h" in names:
-            fields |= {name: file[names[name]][row] for name in ("image_w", "image_h")}
-        elif SPATIAL in names:
-            fields |= find_size(arrays["boxes"], file[names[SPATIAL]][part])
+        if "image_w" in data and "image_h" in data:
+            fields |= {name: data[name][row] for name in ("image_w", "image_h")}
+        elif SPATIAL in data:
+            fields |= find_size(arrays["boxes"], data[SPATIAL][part])
         else:
             layout.add_size(fields)
     except BadRecord as error:

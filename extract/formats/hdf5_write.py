@@ -28,7 +28,7 @@ _NUMBER_AT_END = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})(?:\.[A-Za-z]{2,4})?")
 
 
 def is_fixed(plan: ExportPlan) -> bool:
-    """Says whether the file has [P, N, D]: as the format says, else if all N are equal."""
+    """Returns whether the file has [P, N, D]: by the format, or because all N are equal."""
     return plan.name == "hdf5-fixed" or (plan.name == "hdf5" and bool(plan.every))
 
 

@@ -1,7 +1,7 @@
 """Turns feature files of other projects into tables of regions and rejects.
 
-The output is written in parts, a shard of each table. The record of a part says where in the
-sources it ended, so that an import that was killed goes on after its last finished part.
+The output is written in parts, a shard of each table. The record of a part has the position in the
+sources at which it ended, so that a killed import continues after its last finished part.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ Position = tuple[int, int]  # of a source, and of a record in it
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Holds the options of one import; what is None, the file's content decides."""
+    """Holds the options of one import; the content of the files decides an option of None."""
 
     files: Sequence[str | Path]
     output: Path
@@ -69,7 +69,7 @@ class Import:
         return f"{self.files[0]}{f' and {more} more' if more else ''}"
 
     def context(self) -> Context:
-        """Returns what the readers need in addition to the files. Raises InputError."""
+        """Returns the sizes and names that the user gave. Raises InputError."""
         return Context(
             sizes=None if self.sizes is None else read_sizes(self.sizes),
             classes=Vocabulary(first_names(self.classes, "--classes"), flag="--classes"),
@@ -91,7 +91,7 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
     if state is State.FINISHED:
         print(f"{job.output} is finished already; nothing to do", file=sys.stderr)
         return count_rows(read_manifest(job.output)["shards"])
-    inputs = [path_input("FILE", one.path) for one in sources]
+    inputs = [path_input("FILE", source.path) for source in sources]
     shards = convert(job, sources, settings)
     write_manifest(job.output, shards, job=JOB, settings=settings, inputs=inputs)
     remove_work(job.output)
@@ -99,7 +99,7 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
 
 
 def make_settings(job: Import, sources: Sequence[Source]) -> dict[str, Any]:
-    """Returns what decides the output, for the plan and the shards' metadata."""
+    """Returns the settings that decide the output, for the plan and the shards' metadata."""
     options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
     for name in ("output", "files", "format"):
         options.pop(name, None)
@@ -107,7 +107,7 @@ def make_settings(job: Import, sources: Sequence[Source]) -> dict[str, Any]:
     return {
         **options,
         "file": names[0] if len(names) == 1 else names,
-        "bytes": sum(one.bytes for one in sources),
+        "bytes": sum(source.bytes for source in sources),
         "format": formats[0] if len(formats) == 1 else formats,
         "software": SOFTWARE,
     }
@@ -174,7 +174,7 @@ class Converter:
         with Progress(total=None, unit="image", label="import") as progress:
             self._progress = progress
             start = tuple(self._last["position"]) if self._last else (0, 0)
-            records = self.read_records(start)  # type: ignore[arg-type]
+            records = self.read_records(start)
             before, sorter = self.start(records)
             try:
                 self.write_parts(chain(before, records), sorter)
@@ -191,16 +191,16 @@ class Converter:
 
     def read_records(self, start: Position) -> Iterator[tuple[Position, Record]]:
         """Yields the records from a position on, each with the position after it."""
-        total, before = max(1, sum(one.bytes for one in self._sources)), 0
-        for number, one in enumerate(self._sources):
+        total, before = max(1, sum(source.bytes for source in self._sources)), 0
+        for number, source in enumerate(self._sources):
             if number >= start[0]:
-                for index, item in enumerate(read_items(one, self._context)):
+                for index, item in enumerate(read_items(source, self._context)):
                     if (number, index) < start:
                         continue
-                    done = (before + self._context.done * one.bytes) / total
+                    done = (before + self._context.done * source.bytes) / total
                     self._read = f"{100 * done:.0f} %"
                     yield (number, index + 1), item()
-            before += one.bytes
+            before += source.bytes
 
     def start(
         self, records: Iterator[tuple[Position, Record]]
@@ -208,7 +208,7 @@ class Converter:
         """Returns the records up to the first row that has a box, and a sorter by that row."""
         before: list[tuple[Position, Record]] = []
         job, first = self._job, None
-        is_port = any(one.reader == "npz" for one in self._sources)
+        is_port = any(source.reader == "npz" for source in self._sources)
         if self._last:
             widths = Widths(**self._last["widths"])
             numbering = Numbering(**self._last["numbering"])
@@ -274,12 +274,12 @@ class Converter:
         return f"error: FILE {self._job.name} is damaged: {detail}; copy or download it again"
 
 
-def read_items(one: Source, context: Context) -> Iterator[Item]:
+def read_items(source: Source, context: Context) -> Iterator[Item]:
     """Yields the records of a source, each to be read when it is called."""
     context.done = 0.0
-    if one.reader == "tsv":
-        return tsv.read(one.path, context, one.format)
-    return READ[one.reader](one.path, context)
+    if source.reader == "tsv":
+        return tsv.read(source.path, context, source.format)
+    return READ[source.reader](source.path, context)
 
 
 def part_unit(number: int) -> Unit:

@@ -33,6 +33,7 @@ from vlmill.extract.formats.records import (
     to_base64,
     widen_payload,
 )
+from vlmill.extract.formats.sizes import Sizes
 from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
 from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.readers.regions import RegionRow
@@ -41,13 +42,13 @@ from vlmill.schemas.rejects import Reason
 
 Row = TypeVar("Row")
 KEYS = b"keys"
-MAP_BYTES = 2**40  # room in the address space; the file takes what it holds
+MAP_BYTES = 2**40  # of address space; the file is as large as its content
 MAX_KEY_BYTES = 511
 ROWS_PER_COMMIT = 500
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
-NEEDED = {"image_w", "image_h", "boxes", "features"}
+NEEDED = {"boxes", "features"}
 # Keys of databases with other values: UNITER's msgpack, tensorpack's and plain images.
 KNOWN_OTHERS = {b"__keys__": "UNITER's or tensorpack's: give the .npz or .h5 it was made from"}
 
@@ -84,6 +85,7 @@ def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
     Where the file is damaged another one has the number of the other records that are lost.
     """
     pickled_keys: bytes | None = None
+    sizes = context.sizes_near(path)
     named_losses = read_before = 0
     for key, value in pages.records():
         context.done = len(pages.keys) / max(pages.num_records or 0, len(pages.keys), 1)
@@ -97,7 +99,7 @@ def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
             if not read_before:
                 require_layout(key, value, path)
             read_before += 1
-            yield partial(parse_record, key, value)
+            yield partial(parse_record, key, value, context, sizes, path)
     absent = [] if pickled_keys is None else list(find_missing_keys(pickled_keys, pages))
     yield from (partial(_same, bad) for bad in absent)
     if pages.damage is None:
@@ -128,8 +130,10 @@ def require_layout(key: bytes, value: bytes, path: Path) -> None:
     except BadPickle:
         return
     names = rename_fields(item).keys() if isinstance(item, dict) else set()
-    if not isinstance(item, dict) or not names & NEEDED:
-        what = f"a dict of {', '.join(map(str, item))[:200]}" if names else type(item).__name__
+    if not names >= NEEDED:
+        what = type(item).__name__
+        if isinstance(item, dict):
+            what = f"a dict of {', '.join(map(str, item))[:200]}"
         raise InputError(
             f"FILE {path} is an LMDB of other values: {decode_key(key)[:80]} is {what}, expected a "
             "dict with features and boxes (vilbert_beta, vilbert-multi-task, VOLTA or MMF)"
@@ -141,8 +145,10 @@ def decode_key(key: bytes) -> str:
     return key.decode("utf-8", "replace")
 
 
-def parse_record(key: bytes, value: bytes) -> Record:
-    """Returns the row that one value holds."""
+def parse_record(
+    key: bytes, value: bytes, context: Context, sizes: Sizes | None, path: Path
+) -> Record:
+    """Returns the row that one value holds. Raises InputError for one without a size."""
     name = decode_key(key)
     try:
         item = loads(value)
@@ -154,10 +160,13 @@ def parse_record(key: bytes, value: bytes) -> Record:
             raise BadRecord(f"no {', '.join(sorted(absent))}")
         if (stated_id := str(fields.get("image_id", name))) != name and "feature_path" not in item:
             raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
+        fields["image_id"] = name
+        if not {"image_w", "image_h"} <= fields.keys():
+            context.add_size(fields, sizes, path, "an LMDB of features")
         count_arrays(fields)
     except (BadPickle, BadRecord) as error:
         return InvalidRecord(key=name, detail=str(error))
-    return make_record(name, {**fields, "image_id": name})
+    return make_record(name, fields)
 
 
 def parse_field(name: str, value: Any) -> Any:
@@ -240,9 +249,11 @@ def make_multitask(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
 
 def make_volta(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
     """Returns VOLTA's entries (``features_extraction/h5_to_lmdb.py``)."""
-    own = {"objects_id": "obj_id", "objects_conf": "obj_conf"}
-    own |= {"attrs_id": "attr_id", "attrs_conf": "attr_conf"}
-    arrays = {own.get(n, n): widen_payload(n, row) for n in ("features", "boxes", *names)}
+    names_of_volta = {"objects_id": "obj_id", "objects_conf": "obj_conf"}
+    names_of_volta |= {"attrs_id": "attr_id", "attrs_conf": "attr_conf"}
+    arrays = {
+        names_of_volta.get(n, n): widen_payload(n, row) for n in ("features", "boxes", *names)
+    }
     return {**arrays, "img_w": row.width, "img_h": row.height, "img_id": row.image_id}
 
 

@@ -26,6 +26,7 @@ from vlmill.extract.formats.records import (
     rename_fields,
     widen_payload,
 )
+from vlmill.extract.formats.sizes import Sizes
 from vlmill.models.convert.plain_pickle import plain_value
 from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.readers.regions import RegionRow
@@ -41,12 +42,12 @@ def read(path: Path, context: Context) -> Iterator[Item]:
     Raises InputError for a folder whose first readable file has a layout that nobody knows.
     """
     require_layout(path)
-    total = count_files(path, ENDING)
+    total, sizes = count_files(path, ENDING), context.sizes_near(path)
     root = path if path.is_dir() else path.parent
     for number, file in enumerate(walk_files(path, ENDING)):
         context.done = number / total
         if not file.name.endswith(INFO):
-            yield partial(read_record, file, root)
+            yield partial(read_record, file, root, context, sizes)
 
 
 def require_layout(path: Path) -> None:
@@ -85,8 +86,11 @@ def info_file(file: Path) -> Path:
     return file.with_name(f"{file.name.removesuffix(ENDING)}{INFO}")
 
 
-def read_record(file: Path, root: Path) -> Record:
-    """Returns the row of one file, of MMF's with its ``_info.npy``."""
+def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -> Record:
+    """Returns the row of one file, of MMF's with its ``_info.npy``.
+
+    Raises InputError for one without a size.
+    """
     key = file.relative_to(root).as_posix().removesuffix(ENDING)
     try:
         value = read_array(file)
@@ -94,12 +98,15 @@ def read_record(file: Path, root: Path) -> Record:
         if isinstance(value, np.ndarray):
             entries = {**parse_entries(read_array(info_file(file))), "features": value}
         fields = {"image_id": key, **entries}
-        if absent := {"image_w", "image_h", "boxes", "features"} - fields.keys():
+        if absent := {"boxes", "features"} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
+        fields["image_id"] = str(fields["image_id"])
+        if not {"image_w", "image_h"} <= fields.keys():
+            context.add_size(fields, sizes, root, "features in .npy")
         count_arrays(fields)
     except BadRecord as error:
         return InvalidRecord(key=key, detail=str(error), reason=error.reason)
-    return make_record(str(fields["image_id"]), {**fields, "image_id": str(fields["image_id"])})
+    return make_record(fields["image_id"], fields)
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:

@@ -30,6 +30,7 @@ from vlmill.extract.formats.records import (
     Record,
     from_base64,
     make_record,
+    parse_payloads,
     whole_number,
 )
 from vlmill.extract.formats.sizes import Sizes
@@ -98,7 +99,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
             if line is None:
                 detail = f"a line of more than {MAX_LINE} bytes"
                 yield partial(InvalidRecord, key=location, detail=detail)
-            elif line:
+            elif line.strip():
                 yield partial(read_record, line, location, path, companions, context, sizes)
 
 
@@ -139,7 +140,7 @@ class Companion:
 
 def _parse(text: bytes) -> Any:
     try:
-        return parse_json(text)
+        return parse_payloads(text, ["features"])
     except ValueError as error:
         raise BadRecord(f"not readable JSON: {error}") from None
 
@@ -153,7 +154,7 @@ def read_record(
     sizes: Sizes | None,
 ) -> Record:
     """Returns the row of one line."""
-    raw, *texts = line.split(b"\t")
+    raw, *texts = line.split(b"\t", 2)
     raw = raw.strip().removeprefix(BYTE_ORDER_MARK)
     key = raw.decode("utf-8", "replace") or location
     try:

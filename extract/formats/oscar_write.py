@@ -33,9 +33,10 @@ class LineFile:
     def add(self, *fields: bytes) -> None:
         """Writes one line."""
         self._offsets.write(b"%d\n" % self._size)
-        line = b"\t".join(fields) + b"\n"
-        self._size += len(line)
+        line = b"\t".join(fields)
+        self._size += len(line) + 1
         self._lines.write(line)
+        self._lines.write(b"\n")
 
 
 @contextmanager
@@ -65,9 +66,9 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
             sizes = {"image_h": row.height, "image_w": row.width, "num_boxes": len(row.boxes)}
             text = encode_features(row)
             if retrieval:
-                features.add(key, b"%d" % len(row.boxes), text.encode())
+                features.add(key, b"%d" % len(row.boxes), text)
             else:
-                features.add(key, _json({"num_boxes": len(row.boxes), "features": text}))
+                features.add(key, b'{"num_boxes": %d, "features": "%s"}' % (len(row.boxes), text))
             predictions.add(key, _json({**sizes, "objects": objects}))
             if labels is not None:
                 names = ("class", "rect", "conf")
@@ -86,10 +87,10 @@ def _json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def encode_features(row: RegionRow) -> str:
+def encode_features(row: RegionRow) -> bytes:
     """Returns base64 of [N, D + 6]: features, corners, width and height as fractions."""
     joined = np.concatenate([widen_payload("features", row), spatial(row)], axis=1)
-    return base64.b64encode(np.ascontiguousarray(joined, dtype="<f4")).decode("ascii")
+    return base64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
 
 
 def make_objects(row: RegionRow, plan: ExportPlan) -> list[dict[str, Any]]:

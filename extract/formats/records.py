@@ -6,7 +6,7 @@ n boxes of an image, D feature width, K classes. The names are those of the orig
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,7 @@ STATED = ("background", "classes_from")  # of a FileRow
 IMPORTED_BORDER_PX = 1.0
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
+LONG_PAYLOAD = 1_000  # characters of base64 from which on they are not parsed as JSON
 WRAPPED_AT = 76  # characters of base64 in a line, as MIME has it
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
 
@@ -96,18 +98,20 @@ class InvalidRecord:
 Record = FileRow | InvalidRecord
 
 
-def from_base64(name: str, text: bytes | str) -> Array:
+def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     """Returns a payload as a flat array of its type. Raises BadRecord.
 
     Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are removed.
     Base64 may be wrapped to lines of 76 characters.
     """
     raw = text.encode("ascii", "replace") if isinstance(text, str) else text
-    if raw[:2] in (b"b'", b'b"') and raw[-1:] == raw[1:2]:
-        raw = raw[2:-1].replace(b"\\n", b"")
-    if len(raw) > WRAPPED_AT and b"\n" in raw[: WRAPPED_AT + 2]:
-        raw = raw.translate(None, b"\r\n")
-    raw = raw.strip()
+    start, end = bytes(raw[: WRAPPED_AT + 2]), bytes(raw[-1:])
+    if start[:2] in (b"b'", b'b"') and end == start[1:2]:
+        raw = bytes(raw[2:-1]).replace(b"\\n", b"")
+    elif b"\n" in start:
+        raw = bytes(raw).translate(None, b"\r\n")
+    if start[:1].isspace() or end.isspace():
+        raw = bytes(raw).strip()
     try:
         data = base64.b64decode(raw, validate=True)
     except binascii.Error as error:
@@ -118,9 +122,33 @@ def from_base64(name: str, text: bytes | str) -> Array:
     return np.frombuffer(data, dtype=kind)
 
 
+def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
+    """Returns the value of a JSON text, in which the texts of some keys are views of its bytes.
+
+    Base64 is found by its quotes: a parser would look at each of its characters. Raises ValueError.
+    """
+    cut: dict[str, memoryview] = {}
+    view = memoryview(text)
+    for name in names:
+        label = b'"%s": "' % name.encode()
+        start, end = text.find(label) + len(label), -1
+        if start >= len(label):
+            end = text.find(b'"', start)
+        if end - start >= LONG_PAYLOAD and b"\\" not in (payload := text[start:end]):
+            cut[name] = memoryview(payload)
+            text = b"".join([view[:start], view[end:]])
+            view = memoryview(text)
+    value = parse_json(text)
+    if isinstance(value, dict) and all(value.get(name) == "" for name in cut):
+        return {**value, **cut}
+    if cut:
+        raise ValueError("not an object of texts in base64")
+    return value
+
+
 def to_base64(name: str, row: RegionRow) -> bytes:
     """Returns a row's payload; bfloat16 and float16 are widened, which is exact."""
-    return base64.b64encode(widen_payload(name, row))
+    return base64.b64encode(widen_payload(name, row).data)
 
 
 def widen_payload(name: str, row: RegionRow) -> Array:
@@ -221,7 +249,7 @@ def count_arrays(fields: dict[str, Any]) -> None:
 
 
 def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a record of our own exports states about classes; of others nothing."""
+    """Returns how classes are counted, which records of our own exports state."""
     known = {"background": ("first", "none"), "classes_from": (0, 1)}
     return {
         name: next((value for value in values if str(fields.get(name)) == str(value)), None)
@@ -236,7 +264,7 @@ def shaped(name: str, value: Any, count: int) -> Array:
     OpenVQA's and MCAN's files have features [D, n]; where both sides are n it is [n, D].
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
-        raise BadRecord(f"{name} is no array of numbers")
+        raise BadRecord(f"{name} is not an array of numbers")
     flat = row_major(name, value, count).reshape(-1)
     if name in LISTS or name == "boxes":
         expected = count * (4 if name == "boxes" else 1)

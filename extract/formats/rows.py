@@ -11,7 +11,7 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 STAGE = "import"
-DAMAGE = Reason.BROKEN_ARCHIVE  # of what a damaged file has lost
+DAMAGE = Reason.BROKEN_ARCHIVE  # records that a damaged file has lost
 
 
 @dataclass(frozen=True, kw_only=True)

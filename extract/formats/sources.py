@@ -62,7 +62,7 @@ def expand(argument: str | Path) -> list[Path]:
 
 def sources_of(path: Path, name: str | None) -> list[Source]:
     """Returns the sources of one path. Raises InputError."""
-    found = [source(path, recognised)] if (recognised := recognise(path)) else []
+    found = [make_source(path, recognised)] if (recognised := recognise(path)) else []
     if not found and path.is_dir():
         found = list(sources_in(path))
     if name is None:
@@ -70,16 +70,16 @@ def sources_of(path: Path, name: str | None) -> list[Source]:
             raise InputError(f"FILE {path}: {describe(path)}; known formats: {', '.join(READERS)}")
         return found
     reader = FORMATS[name].reader
-    if wrong := [one for one in found if one.reader != reader]:
+    if wrong := [source for source in found if source.reader != reader]:
         raise InputError(
             f"FILE {wrong[0].path} is {wrong[0].format} by its content, not {name}; remove "
             "--format, or give the right one"
         )
     format_ = name if reader == "tsv" else reader
-    return [source(one.path, format_) for one in found] or [source(path, format_)]
+    return [make_source(source.path, format_) for source in found] or [make_source(path, format_)]
 
 
-def source(path: Path, format_: str) -> Source:
+def make_source(path: Path, format_: str) -> Source:
     """Returns a path as a source, with the bytes below it."""
     files = [path] if path.is_file() else walk_files(path, "")
     return Source(path=path, format=format_, bytes=sum(file.stat().st_size for file in files))
@@ -141,17 +141,17 @@ def sources_in(folder: Path) -> Iterator[Source]:
         elif ending == vlbert.ENDING:
             first_json = first_json or file
         elif file.name == lmdb.FILE:
-            yield source(file.parent, "lmdb")
+            yield make_source(file.parent, "lmdb")
         elif (
             file.name != "lock.mdb"
             and not file.name.lower().endswith(OTHER_ENDINGS)
             and (format_ := recognise(file)) is not None
         ):
             per_image.setdefault("", None)
-            yield source(file, format_)
-    yield from (source(folder, name) for name in per_image if name)
+            yield make_source(file, format_)
+    yield from (make_source(folder, name) for name in per_image if name)
     if not per_image and first_json is not None and is_vlbert(first_json):
-        yield source(folder, "vl-bert")
+        yield make_source(folder, "vl-bert")
 
 
 def belongs_to_npz(folder: Path) -> bool:
@@ -167,15 +167,16 @@ def drop_companions(sources: list[Source]) -> list[Source]:
     """Returns the sources without the TSV of Oscar that only complete others of their folder."""
     kinds = {s.path: oscar.sniff_kind(s.path) for s in sources if s.format == "oscar"}
     kept = []
-    for one in sources:
-        kind = kinds.get(one.path)
-        others = {kind for path, kind in kinds.items() if path.parent == one.path.parent}
+    for source in sources:
+        kind = kinds.get(source.path)
+        others = {kind for path, kind in kinds.items() if path.parent == source.path.parent}
         if kind == oscar.FEATURES and oscar.OBJECTS in others:
             print_status(
-                f"note: FILE {one.path} is left out: the predictions in its folder have features"
+                f"note: FILE {source.path} is not imported: the predictions in its folder have "
+                "the features"
             )
         elif kind in (None, oscar.FEATURES, oscar.OBJECTS) or others <= {oscar.LABELS, oscar.SIZES}:
-            kept.append(one)
+            kept.append(source)
     return kept
 
 

@@ -49,7 +49,7 @@ FIELDS = {
         "features",
     ),
 }
-# What these layouts state about classes.
+# How these layouts count classes.
 STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"background": "first"}}
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
 HEADERS = (b"img_id", b"image_id")
@@ -59,6 +59,7 @@ BUFFER = 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # What csv.DictWriter of the original scripts ends lines with.
 LINE_END = b"\r\n"
+BLANK = (b"\n", LINE_END)
 
 
 def sniff_format(path: Path) -> str | None:
@@ -94,8 +95,13 @@ def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item
                 detail = f"a line of more than {MAX_LINE} bytes"
                 bad = InvalidRecord(key=location, detail=detail, reason=Reason.TOO_LARGE)
                 yield partial(_same, bad)
-            elif line and not (number == 1 and line.split(b"\t", 1)[0].strip(b'"') in HEADERS):
+            elif line not in BLANK and not (number == 1 and is_header(line)):
                 yield partial(parse_record, line, layout, location)
+
+
+def is_header(line: bytes) -> bool:
+    """Says whether a line has the names of the fields."""
+    return line[:20].split(b"\t", 1)[0].strip(b'"') in HEADERS
 
 
 def _same(bad: InvalidRecord) -> Record:
@@ -103,7 +109,7 @@ def _same(bad: InvalidRecord) -> Record:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yields the lines without their ends; None for one that is too long, of which no more is kept.
+    """Yields the lines with their ends; None for one that is too long, of which no more is kept.
 
     A quoted field may have several lines, as the csv module writes base64 with line ends in it.
     """
@@ -118,14 +124,14 @@ def lines(file: BinaryIO) -> Iterator[bytes | None]:
         held = file.readline(MAX_LINE)
         if b'"' in line and line.count(b'"') % 2:
             line, held = _join_quoted(line, held, file)
-        yield line.rstrip(b"\r\n")
+        yield line
 
 
 def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, bytes]:
-    """Returns a line with those that continue its last field, and the line after them.
+    """Returns a line joined with the lines that continue its last field, and the next line.
 
     A line does not continue a quoted field if it has a tab before its first quote: then a quote is
-    missing, as in a file that was cut, and each line stands for itself.
+    missing, as in a file that was cut, and the lines are separate records.
     """
     parts, is_open = [line], True
     size = len(line)
@@ -142,16 +148,14 @@ def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, 
 def parse_record(line: bytes, layout: str, location: str) -> Record:
     """Returns the row of one line in a layout of FIELDS."""
     names = FIELDS[layout]
-    texts = line.split(b"\t")
-    if b'"' in line:
-        texts = [_unquote(text) for text in texts]
-    key = texts[0].decode("utf-8", "replace")
+    texts = split_fields(line)
+    key = str(texts[0], "utf-8", "replace")
     key = key if len(texts) > 1 and key else location
     if len(texts) != len(names):
         detail = f"{location}: {len(texts)} fields, must be {len(names)}"
         return InvalidRecord(key=key, detail=detail)
     try:
-        texts[0].decode("utf-8")
+        str(texts[0], "utf-8")
         fields: dict[str, Any] = {
             name: from_base64(name, text) if name in KINDS else _plain_text(text)
             for name, text in zip(names, texts, strict=True)
@@ -165,15 +169,29 @@ def parse_record(line: bytes, layout: str, location: str) -> Record:
     )
 
 
-def _unquote(text: bytes) -> bytes:
-    """Returns a field without the quotes of the csv module."""
+def split_fields(line: bytes) -> list[memoryview]:
+    """Returns the fields of a line, without a copy, and without the quotes of the csv module."""
+    end = len(line)
+    while end and line[end - 1] in b"\r\n":
+        end -= 1
+    view, start, fields = memoryview(line), 0, []
+    while (tab := line.find(b"\t", start, end)) >= 0:
+        fields.append(view[start:tab])
+        start = tab + 1
+    fields.append(view[start:end])
+    return [_unquote(field) for field in fields] if b'"' in line else fields
+
+
+def _unquote(field: memoryview) -> memoryview:
+    text = bytes(field)
     if len(text) >= 2 and text[:1] == b'"' == text[-1:]:
-        return text[1:-1].replace(b'""', b'"')
-    return text
+        return memoryview(text[1:-1].replace(b'""', b'"'))
+    return field
 
 
-def _plain_text(text: bytes) -> str:
+def _plain_text(field: memoryview) -> str:
     """Returns a field as text, without the ``b'...'`` that Python 3 made of Python 2's code."""
+    text = bytes(field)
     if text[:2] == b"b'" and text[-1:] == b"'" and len(text) > 2:
         text = text[2:-1]
     return text.decode("utf-8")

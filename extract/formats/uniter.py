@@ -27,7 +27,7 @@ def parse_members(
     """Returns the fields of one file. Raises BadRecord, and InputError without sizes."""
     fractions = members.get("norm_bb")
     if not isinstance(fractions, np.ndarray) or fractions.ndim != 2 or fractions.shape[1] < 4:
-        raise BadRecord(f"norm_bb is {np.shape(fractions)}, expected [N, 6]")
+        raise BadRecord(f"norm_bb is {getattr(fractions, 'shape', None)}, expected [N, 6]")
     fields: dict[str, Any] = {"image_id": image_id, "num_boxes": len(fractions)}
     context.add_size(fields, sizes, root, LAYOUT)
     scale = np.array([fields["image_w"], fields["image_h"]] * 2, np.float64)

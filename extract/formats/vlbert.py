@@ -22,6 +22,7 @@ from vlmill.extract.formats.records import (
     Record,
     from_base64,
     make_record,
+    parse_payloads,
     to_base64,
 )
 from vlmill.runtime.files.atomic import atomic_path
@@ -95,7 +96,7 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
     """Returns the row of one JSON."""
     key = id_of_file(file, ENDING)
     try:
-        value = parse_json(load())
+        value = parse_payloads(load(), ["boxes", "features", "classes"])
         if not isinstance(value, dict):
             raise BadRecord("not a JSON object")
         if absent := [name for name in NEEDED if name not in value]:
@@ -104,7 +105,7 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
         fields: dict[str, Any] = {
             known: from_base64(known, value[name])
             for name, known in payloads.items()
-            if isinstance(value.get(name), str)
+            if isinstance(value.get(name), str | memoryview)
         }
         plain = ("image_w", "image_h", "num_boxes", *STATED)
         fields |= {name: value[name] for name in plain if name in value}
@@ -132,12 +133,15 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
                 "image_w": row.width,
                 "image_h": row.height,
                 "num_boxes": len(row.boxes),
-                **{name: to_base64(name, row).decode("ascii") for name in ("boxes", "features")},
+                **plan.stated,
             }
-            if "cls_prob" in plan.payloads:
-                entries["classes"] = to_base64("cls_prob", row).decode("ascii")
+            names = {"boxes": "boxes", "features": "features"}
+            names |= {"classes": "cls_prob"} if "cls_prob" in plan.payloads else {}
+            # Base64 needs no escapes, and json would look at each character for one.
+            payloads = [b'"%s": "%s"' % (n.encode(), to_base64(k, row)) for n, k in names.items()]
+            content = b", ".join([json.dumps(entries)[:-1].encode(), *payloads]) + b"}"
             name = f"{path.stem}/{file_name(row.image_id, ENDING, name=plan.name)}"
             member = zipfile.ZipInfo(name, ZIP_TIME)
-            archive.writestr(member, json.dumps(entries | dict(plan.stated)))
+            archive.writestr(member, content)
             count += 1
     return count

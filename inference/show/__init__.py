@@ -1,4 +1,4 @@
 """Prints the contents of a run or a checkpoint (``train-vl show``) without loading a model.
 
-Reading order: ``command`` (arguments), ``folder`` (reads DIR), ``sheet`` (the lines).
+Reading order: ``command`` (arguments), ``folder`` (reads DIR), ``sheet`` (the lines), ``rejects``.
 """

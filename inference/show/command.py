@@ -1,4 +1,4 @@
-"""``train-vl show``: its arguments, and what prints."""
+"""Defines the arguments of ``train-vl show`` and runs it."""
 
 import argparse
 
@@ -9,17 +9,19 @@ EPILOG = """\
 examples:
   train-vl show runs/small
   train-vl show runs/small --lineage
+  train-vl show demo/pairs --rejects
 
 DIR is the --output of `train-vl pretrain`, one of its checkpoints/step-*, the output of `train-vl
 convert`, or the output of any other job. --lineage follows the recorded inputs of each job, from
 the checkpoint to pairs, regions, archives and weights, and compares them with the present files
 (by names, sizes and checksums, without reading tables again: docs/tables.md). It exits with 1 if
-an input is changed or missing. No weights are loaded, so a model of any size takes a second.
+an input is changed or missing. --rejects prints reason, stage, key and detail of every rejected
+item, separated by tabs. No weights are loaded, so a model of any size takes a second.
 """
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``train-vl show`` on a subcommand's parser."""
+    """Adds the arguments of ``train-vl show`` to a subcommand's parser."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Print a checkpoint's variant, recipe, stages, data, detector and size."
@@ -31,6 +33,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_allow_address(parser)
     parser.add_argument(
+        "--rejects", action="store_true", help="print the rejected items of DIR instead"
+    )
+    parser.add_argument(
         "--lineage",
         action="store_true",
         help="also show how the inputs were made, and which inputs have changed since",
@@ -38,12 +43,16 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
+    """Prints DIR; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
     # pyarrow takes a while to load, so it is not needed for a help text.
     from vlmill.inference.show.folder import read_folder
+    from vlmill.inference.show.rejects import print_rejects
     from vlmill.inference.show.sheet import sheet
     from vlmill.runtime.console.lineage import format_lines, lineage, mismatches
 
+    if args.rejects:
+        print_rejects(args.folder)
+        return 0
     summary = read_folder(args.folder)
     print("\n".join(sheet(summary)))
     if not args.lineage:

@@ -217,7 +217,7 @@ def can_fuse(x: Tensor) -> bool:
 
 
 def _probed() -> tuple[Tensor, FoldedConv]:
-    """A small image and a 1x1 convolution of it, on the CPU whatever is set as default."""
+    """Returns a small image and a 1x1 convolution on the CPU, regardless of the default device."""
     numbers = torch.linspace(-1.0, 1.0, 32, dtype=torch.float32, device="cpu")
     weight, bias = numbers[:6].view(3, 2, 1, 1), numbers[10:13]
     no_padding, each = [0, 0], [1, 1]
@@ -229,7 +229,7 @@ def _probed() -> tuple[Tensor, FoldedConv]:
 
 @functools.cache
 def has_fused_convolutions() -> bool:
-    """Says whether PyTorch's private convolutions of oneDNN do as they are called here."""
+    """Returns whether PyTorch's private convolutions of oneDNN work as they are called here."""
 
     def matches() -> bool:
         x, conv = _probed()
@@ -248,8 +248,9 @@ def has_fused_convolutions() -> bool:
 
 @functools.cache
 def rectifies_products() -> bool:
-    """Says whether PyTorch's private product with a ReLU does as it is called here: on a CPU, as
-    GPUs may be recording a graph.
+    """Returns whether PyTorch's private product with a ReLU works as it is called here.
+
+    The probe runs on the CPU, because a GPU may be recording a graph.
     """
 
     def matches() -> bool:

@@ -328,10 +328,21 @@ def print_status(line: str) -> None:
 
 
 def print_reading_hint(folder: str | Path, table: str) -> None:
-    """Prints how to read one table of a job's local folder, which has several, in Python."""
+    """Prints how to list the rejects of a job's finished local folder, and how to read a table."""
     if is_remote(folder):
         return
+    if num_rejects(Path(folder)):
+        print_status(f"to list the rejects: train-vl show {folder} --rejects")
     pattern = f"{folder}/{table}-*.parquet"
     print_status(
         f"to read this table in Python: pq.read_table(sorted(glob({pattern!r})))  (docs/tables.md)"
     )
+
+
+def num_rejects(folder: Path) -> int:
+    """Returns the number of rejects in a folder's manifest; 0 without a manifest."""
+    from vlmill.runtime.files.manifest import MANIFEST, read_manifest  # loads pyarrow
+
+    if not (folder / MANIFEST).exists():
+        return 0
+    return sum(s.rows for s in read_manifest(folder)["shards"] if s.table == "rejects")

@@ -81,7 +81,7 @@ def _wrong_image(row: Row) -> str | None:
 def _wrong_pair(row: Row, image_ids: set[str] | None) -> str | None:
     if row["image_id"] is None or image_ids is None or row["image_id"] in image_ids:
         return None
-    return f"{row['pair_id']}: its image_id {row['image_id']} is no image of this folder"
+    return f"{row['pair_id']}: its image_id {row['image_id']} is not an image of this folder"
 
 
 def _wrong_negatives(row: Row) -> str | None:

@@ -98,7 +98,7 @@ def _evict_copies(folder: Path, size: int, url: str) -> None:
             total -= length
     if total + size > bound:
         raise InputError(
-            f"{url}: its {size} bytes do not fit beside the {total} of copies in use in "
+            f"{url}: its {size} bytes do not fit with the {total} bytes of copies in use in "
             f"{folder.parent}; let {BOUND} ({bound}) be larger, or {FOLDER} be another folder"
         )
 

@@ -86,7 +86,7 @@ def measure_path(path: str, rule: Rule, table: str | None = None) -> Measure:
     Raises InputError or OSError where there is nothing to measure.
     """
     if table is not None and table not in TABLES:
-        raise InputError(f"{path}: table {table!r} is none of {', '.join(TABLES)}")
+        raise InputError(f"{path}: table {table!r} is not one of {', '.join(TABLES)}")
     return MEASURES[rule](path, None if table is None else TABLES[table])
 
 

@@ -80,5 +80,7 @@ def parse_inputs(records: Any) -> list[Input]:
         if not all(isinstance(text, str) for text in texts) or not are_integers:
             raise ValueError(f"input {entry.flag}: a field has another type")
         if entry.rule not in get_args(Rule):
-            raise ValueError(f"input {entry.flag}: rule {entry.rule!r} is none of {get_args(Rule)}")
+            raise ValueError(
+                f"input {entry.flag}: rule {entry.rule!r} is not one of {get_args(Rule)}"
+            )
     return inputs

@@ -75,7 +75,7 @@ def parse_record(record: object) -> list[ListedFile]:
     if record is None:
         return []
     if not isinstance(record, Mapping):
-        raise ValueError("its record of files is no JSON object")
+        raise ValueError("its record of files is not a JSON object")
     try:
         entries = [
             {"name": name, **(entry if isinstance(entry, Mapping) else {"sha256": entry})}

@@ -182,7 +182,7 @@ def _take_lock(path: Path, display_name: str, operation: int) -> int:
                 os.close(descriptor)
                 raise
             warnings.warn(
-                f"{display_name} lies where files cannot be locked; start no second run",
+                f"{display_name} is on a file system without file locks; do not start a second run",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -212,7 +212,7 @@ def _open_lock_file(path: Path, display_name: str) -> int:
             raise InputError(
                 f"{display_name} cannot be written ({error.strerror}: {error.filename}); give a "
                 "place "
-                "that you may write to"
+                "that you can write to"
             ) from None
     raise InputError(f"{display_name} cannot be written: no folder can be made there; give another")
 

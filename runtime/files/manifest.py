@@ -144,7 +144,7 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
         for group in range(file.num_row_groups):
             table = conform(file.read_row_group(group), spec)
             problems += [
-                f"{path}: row group {group}: values of {name} are not where its metadata says"
+                f"{path}: row group {group}: values of {name} are not at their recorded place"
                 for name in find_misplaced(byte_ranges, group, table, binary_columns(spec), mapped)
             ]
     except (OSError, ValueError, KeyError) as error:

@@ -118,7 +118,7 @@ class Mirror:
             if there:
                 raise InputError(
                     f"--output {self.place} holds {min(there)} and was not made by such a run; "
-                    "give an empty or a new place"
+                    "give an empty or new folder"
                 )
             write_json(listing, {"files": {}})
             return

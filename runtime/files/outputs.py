@@ -84,7 +84,7 @@ def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> Sta
         if entries:
             raise InputError(
                 f"--output {folder} holds {entries[0]} and was not made by this job; "
-                "give an empty or a new folder"
+                "give an empty or new folder"
             )
         write_json(folder / PLAN, plan)
         return State.NEW

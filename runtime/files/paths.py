@@ -44,7 +44,7 @@ def require_local(flag: str, argument: str | Path | None) -> None:
     """Raises InputError for a URL where only a path of this machine serves."""
     if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
         raise InputError(
-            f"{flag} {argument}: this command takes no place in a store here; give a local path"
+            f"{flag} {argument}: must be on a local disk for this command; give a local path"
         )
 
 
@@ -59,7 +59,7 @@ def expand_braces(argument: str) -> list[str]:
     while match := _BRACES.search(remainder):
         parts = _choices(match[1], argument)
         if len(names) * len(parts) > MOST_NAMES:
-            raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
+            raise InputError(f"{argument}: the braces expand to more than {MOST_NAMES} names")
         names = [f"{name}{remainder[: match.start()]}{part}" for name in names for part in parts]
         remainder = remainder[match.end() :]
     return [f"{name}{remainder}" for name in names]
@@ -73,7 +73,7 @@ def _choices(text: str, argument: str) -> list[str]:
         return [f"{{{text}}}"]
     first, last = int(match[1]), int(match[2])
     if abs(last - first) >= MOST_NAMES:
-        raise InputError(f"{argument}: the braces stand for over {MOST_NAMES} names")
+        raise InputError(f"{argument}: the braces expand to more than {MOST_NAMES} names")
     step = 1 if first <= last else -1
     padded = any(end.startswith("0") and len(end) > 1 for end in match.groups())
     digits = max(map(len, match.groups())) if padded else 0

@@ -126,9 +126,9 @@ def _json_metadata(path: Path, key: bytes) -> dict[str, Any]:
     try:
         value = parse_json((read_parquet_footer(path).metadata or {}).get(key, b"{}"))
     except ValueError as error:
-        raise InputError(f"{path}: its metadata {key.decode()} is no JSON ({error})") from None
+        raise InputError(f"{path}: its metadata {key.decode()} is not JSON ({error})") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path}: its metadata {key.decode()} is no JSON object")
+        raise InputError(f"{path}: its metadata {key.decode()} is not a JSON object")
     return value
 
 
@@ -191,7 +191,7 @@ def read_table(
 def open_dataset(argument: str | Path, name: str) -> "Dataset":
     """Opens a table's shards as a dataset. Raises InputError for a name that no table has."""
     if name not in TABLES:
-        raise InputError(f"table {name!r} is none of {', '.join(TABLES)}")
+        raise InputError(f"table {name!r} is not one of {', '.join(TABLES)}")
     import pyarrow.dataset as ds  # of no job: its libraries take their time
 
     paths = [os.fspath(path) for path in find_shards(argument, TABLES[name])]

@@ -53,7 +53,7 @@ def hold_lock_object(
     """
     if parse_scheme(path.url) == "hdfs":
         warnings.warn(
-            f"{display_name} lies where files cannot be locked; start no second run",
+            f"{display_name} is in a store without file locks; do not start a second run",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -68,7 +68,7 @@ def parse_scheme(url: str) -> str:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise InputError(
-            f"{url}: {scheme}:// is none of {known}; give one of these or a local path"
+            f"{url}: {scheme}:// is not one of {known}; give one of these or a local path"
         )
     if not location.strip("/"):
         raise InputError(f"{url} names no bucket; give {scheme}://BUCKET/FOLDER")
@@ -134,7 +134,7 @@ def has_credentials() -> bool:
 def bucket_missing_error(url: str) -> InputError:
     """Returns the error for a path with a missing bucket."""
     bucket = url.partition("://")[2].partition("/")[0]
-    return InputError(f"{url}: there is no bucket {bucket}; make it, or give another")
+    return InputError(f"{url}: the bucket {bucket} does not exist; create it, or give another")
 
 
 def retry_write(url: str, action: Callable[[], Answer]) -> Answer:

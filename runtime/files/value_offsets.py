@@ -66,6 +66,18 @@ def length_prefix(size: int) -> bytes:
     return size.to_bytes(LENGTH_BYTES, "little")
 
 
+def slice_values(array: pa.LargeBinaryArray) -> list[pa.Buffer | None]:
+    """Returns the bytes of each value, None for a null: slices, where scalars would be copies."""
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1].tolist()
+    valid = array.is_valid().to_pylist() if array.null_count else [True] * len(array)
+    none = pa.py_buffer(b"")
+    return [
+        (none if data is None else data.slice(low, high - low)) if is_valid else None
+        for low, high, is_valid in zip(ends[:-1], ends[1:], valid, strict=True)
+    ]
+
+
 class ByteRangesWriter:
     """Collects the positions of a shard's values, row group by row group."""
 
@@ -77,7 +89,7 @@ class ByteRangesWriter:
         """Find the values of ``table`` in its row group, which is the part of the file."""
         begin = written.begin
         for name in self._sizes:
-            values = [value.as_buffer() if value.is_valid else None for value in table.column(name)]
+            values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]
             filled = [value for value in values if value is not None and value.size]
             found = find_values(filled, written.mapped, begin, written.end, table.num_rows)
             if found is None:

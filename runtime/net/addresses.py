@@ -114,7 +114,7 @@ def _refusal(origin: str) -> str | None:
         try:
             IPv6Address(host)
         except AddressValueError:
-            return f"{host} is no IPv6 address"
+            return f"{host} is not an IPv6 address"
     elif _NUMBER.fullmatch(host.rstrip(".").rsplit(".", 1)[-1]) and not _is_dotted(host):
         return f"{host} is a number, but not as a.b.c.d"
     if port is not None and port not in _WEB_PORTS and (port < 1_024 or port in _OTHER_PORTS):

@@ -68,7 +68,7 @@ def web_url(path: str) -> str:
     """
     parts = urlsplit(path)
     if not parts.hostname or (parts.scheme == "s3" and not parts.path.strip("/")):
-        raise InputError(f"{path} is no address of a file; give scheme://host/path")
+        raise InputError(f"{path} is not the address of a file; give scheme://host/path")
     if parts.scheme != "s3":
         return path
     bucket, key = parts.netloc, quote(path.removeprefix(f"s3://{parts.netloc}/"), safe="/~=+")

@@ -21,7 +21,7 @@ def mapped_keys(path: Path) -> Keys:
     except EOFError:
         raise ValueError(f"{path.name} is empty") from None
     if keys.ndim != 1 or keys.dtype != np.uint64:
-        raise ValueError(f"{path.name} holds {keys.dtype} {list(keys.shape)}, want uint64 [N]")
+        raise ValueError(f"{path.name} holds {keys.dtype} {list(keys.shape)}, expected uint64 [N]")
     return keys
 
 

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from vlmill.runtime.service.connections import CONNECTION, Connections
 from vlmill.runtime.service.metrics import Metrics
 
-NO_HTTP_SAID = b'{"error": "this is no request of HTTP/1.1", "reason": "bad_http"}'
+NO_HTTP_SAID = b'{"error": "this is not an HTTP/1.1 request", "reason": "bad_http"}'
 NO_HTTP = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(NO_HTTP_SAID), NO_HTTP_SAID)

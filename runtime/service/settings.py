@@ -203,9 +203,7 @@ def read_token(file: Path | None) -> str | None:
             raise InputError(f"{where}: {error.strerror}; give a readable file") from None
     token = text.strip()
     if not token:
-        raise InputError(
-            f"{where} is empty; write a token to it, or remove the flag to require none"
-        )
+        raise InputError(f"{where} is empty; write a token to it, or remove it to require none")
     if not TOKEN.fullmatch(token):
         raise InputError(f"{where}: expected one word of 8 to 512 letters, digits or marks")
     return token

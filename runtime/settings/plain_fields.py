@@ -81,7 +81,7 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{flag} {path} cannot be read: {error}") from None
     except BadYaml as error:
-        raise InputError(f"{flag} {path}:{error.line}: no plain YAML ({error}); mend it") from None
+        raise InputError(f"{flag} {path}:{error.line}: invalid YAML ({error}); fix it") from None
     if not isinstance(values, dict):
         raise InputError(f"{flag} {path} holds no fields; give a recipe's")
     return values
@@ -156,7 +156,7 @@ def _key(node: Any, name: str, path: str, plain: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
         if name.isdecimal() and int(name) < len(node):
             return int(name)
-        raise InputError(f"{path}: want a number below {len(node)} in place of {name!r}")
+        raise InputError(f"{path}: expected a number below {len(node)}, got {name!r}")
     full = {leaf.rsplit(".", 1)[-1]: leaf for leaf in flatten(plain)}
     names = list(node) if isinstance(node, Mapping) else []
     raise InputError(_unknown(path, name, [*names, *full], full))
@@ -205,14 +205,14 @@ def _read(kind: Any, value: Any, where: str) -> Any:
             return "no"
         if value in args:
             return value
-        raise InputError(f"{where}: {value!r} is none of {', '.join(map(str, args))}")
+        raise InputError(f"{where}: {value!r} is not one of {', '.join(map(str, args))}")
     if kind is float:
         return _read_float(value, where)
     if kind is int and type(value) is int and abs(value) > MAX_WHOLE:
-        raise InputError(f"{where}={value}: want a whole number of at most {MAX_WHOLE}")
+        raise InputError(f"{where}={value}: expected a whole number of at most {MAX_WHOLE}")
     if isinstance(kind, type) and type(value) is kind:
         return value
-    raise InputError(f"{where}: want {_kind_name(kind)}, got {value!r}")
+    raise InputError(f"{where}: expected {_kind_name(kind)}, got {value!r}")
 
 
 def _member(kinds: Sequence[Any], value: Any) -> Any:
@@ -230,7 +230,7 @@ def _read_float(value: Any, where: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{where}: want a number, got {value!r}")
+        raise InputError(f"{where}: expected a number, got {value!r}")
     return number
 
 

@@ -107,7 +107,7 @@ class Reader:
             line = self.parser.peek_event().start_mark.line + 1
             key = self.node(path, depth + 1)
             if not isinstance(key, str) or not key or "." in key or key == "<<":
-                raise BadYaml(f"{shorten_value(key)} is no name of a key", line)
+                raise BadYaml(f"{shorten_value(key)} cannot be a key", line)
             if key in values:
                 raise BadYaml(f"{path}{key} comes twice", line)
             self.result.lines[path + key] = line
@@ -133,7 +133,7 @@ class Reader:
         try:
             return build(yaml.ScalarNode(tag, event.value))
         except (ValueError, KeyError, OverflowError):
-            raise BadYaml(f"{shorten_value(event.value)} is no {kind}", line) from None
+            raise BadYaml(f"{shorten_value(event.value)} is not of type {kind}", line) from None
 
     def text(self, text: str) -> Any:
         """Returns a text, or the list that it writes in Python: "(10.0, 5.0)"."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, write_json
 from vlmill.runtime.files.listed import ListedFile, file_problem
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
@@ -145,6 +145,10 @@ def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
 
 
 def _relative(job: Job, path: Path) -> str | None:
-    """Returns the name of a file below the job's output, or None."""
+    """Returns the name of a file below the job's output, or None.
+
+    None too in a folder that had a temporary name, which it was listed again without.
+    """
     root, name = f"{to_path(job.output)}/", str(path)
-    return name.removeprefix(root) if name.startswith(root) else None
+    is_below = name.startswith(root) and f"/{TEMPORARY_PREFIX}" not in name
+    return name.removeprefix(root) if is_below else None

@@ -88,7 +88,7 @@ def killed_and_started_again(folder: Path, words: list[str]) -> tuple[int, int, 
             process.terminate()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_machine_that_is_killed_and_started_again_changes_no_loss(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:

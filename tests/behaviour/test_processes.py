@@ -47,13 +47,13 @@ print(pretrain(from_plain(Recipe, read_yaml(config)), inputs, Path(output)))
 FINETUNE = """
 import sys
 from pathlib import Path
-from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
-from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.train.tasks.finetuning.job import TaskInputs
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
+from vlmill.train.tasks.registry import read_task_recipe
 config, examples, regions, images, output = sys.argv[1:]
 inputs = TaskInputs(examples=examples, regions=regions or None, images=images or None)
-recipe = from_plain(TaskRecipe, read_yaml(config))
+recipe = read_task_recipe(read_yaml(config))
 print(finetune_seeds(recipe, inputs, Path(output), fresh=False, force=False))
 """
 

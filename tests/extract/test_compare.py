@@ -96,7 +96,7 @@ def test_the_first_column_that_differs_tells_the_stage(
 def test_a_bad_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jpg").write_bytes(b"none")
     one = detector()
-    for name, message in (("none.jpg", "cannot be read"), ("b.jpg", "is no image")):
+    for name, message in (("none.jpg", "cannot be read"), ("b.jpg", "cannot be used")):
         with pytest.raises(InputError, match=f"{name} {message}"):
             compared(tmp_path / name, one, one)
 

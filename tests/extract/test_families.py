@@ -144,7 +144,7 @@ def test_a_grid_is_asked_for(
         (["--weights", path], "whose regions are the cells of res5 (--grid)"),
         (["--config", config], "grid features, whose regions are cells; add --grid"),
         (["--grid", "--class-probs", "full"], "--class-probs full: a grid's cells have no classes"),
-        (["--grid", "--global-feature"], "--global-feature: a grid's cells cover"),
+        (["--grid", "--global-feature"], "--global-feature: the cells of a grid cover"),
         (["--arch", "grid-r50", "--boxes", path], "--boxes: the regions of --grid are its cells"),
         (["--grid", "--backend", "detectron2"], "--grid: --backend detectron2"),
     ):

@@ -223,7 +223,7 @@ def test_an_address_is_downloaded_once(
     assert len(web.asked) == asked
     assert RegionReader(tmp_path / "two").producer["weights"] == "detector.pth"
     assert extract(photos, tmp_path / "no", f"{web.url}/zoo/detector.pth", *allowed) == 2
-    assert "http:// does not protect a file" in capsys.readouterr().err
+    assert "http:// does not protect a download" in capsys.readouterr().err
 
 
 def test_a_trained_detector_by_its_address(web: FileServer, photos: Path, tmp_path: Path) -> None:
@@ -231,7 +231,14 @@ def test_a_trained_detector_by_its_address(web: FileServer, photos: Path, tmp_pa
     folder.mkdir()
     model = FasterRCNN(hf_frcnn(depth=50, stem_channels=4, res2_channels=8, res2_width=2))
     randomise(model, 5)
-    save_detector(folder, model, classes=(), attributes=(), training={"recipe": "small"})
+    save_detector(
+        folder,
+        model.config,
+        model.state_dict(),
+        classes=(),
+        attributes=(),
+        training={"recipe": "small"},
+    )
     for path in folder.iterdir():
         web.files[f"/trained/{path.name}"] = path.read_bytes()
     digest = hash_file(folder / "detector.json")
@@ -267,7 +274,19 @@ def test_tables_carry_the_names_of_their_detector(
     assert names.label(row, 0).startswith(
         f"{names.attributes[row.attribute_ids[0]]} {names.classes[row.class_ids[0]]} "
     )
+    tags = tmp_path / "tags"  # object tags as text, for Oscar
+    words = ["export", str(tmp_path / "named"), "--format", "oscar", "--output", str(tags)]
+    assert run_command(command, words) == 0
+    line = json.loads((tags / "predictions.tsv").read_text().split("\t")[1])
+    found = [(entry["class"], entry["attributes"][0]) for entry in line["objects"]]
+    assert found == [
+        (names.classes[number], names.attributes[attribute])
+        for number, attribute in zip(row.class_ids, row.attribute_ids, strict=True)
+    ]
+    words = ["export", str(tmp_path / "none"), "--format", "oscar", "--output", f"{tags}2"]
     capsys.readouterr()
+    assert run_command(command, words) == 2
+    assert "the regions carry none; give --classes" in capsys.readouterr().err
     assert extract(photos, tmp_path / "no", weights, "--classes", str(attributes)) == 2
     assert "--classes has 5 names, the detector 6 classes" in capsys.readouterr().err
 
@@ -278,7 +297,14 @@ def test_a_trained_detectors_own_names_are_carried(photos: Path, tmp_path: Path)
     model = FasterRCNN(SMALL)
     randomise(model, 6)
     names = ("a", "b", "c", "d", "e", "f")
-    save_detector(folder, model, classes=names, attributes=(), training={"recipe": "small"})
+    save_detector(
+        folder,
+        model.config,
+        model.state_dict(),
+        classes=names,
+        attributes=(),
+        training={"recipe": "small"},
+    )
     assert extract(photos, tmp_path / "out", folder) == 0
     producer = RegionReader(tmp_path / "out").producer
     assert stored_names(producer) == {"classes": list(names), "attributes": []}

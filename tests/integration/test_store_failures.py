@@ -20,7 +20,7 @@ COMMANDS = {
     "crawl.command": ["--urls", "{0}/urls.txt", "--contact", "me@example.org"],
 }
 FAILURES = {
-    "no bucket": (2, "there is no bucket vlmill-nowhere; make it"),
+    "no bucket": (2, "the bucket vlmill-nowhere does not exist; create it"),
     "no credentials": (2, "no credentials"),
     "500": (1, "the store has failed for"),
     "cut": (1, "the store has failed for"),

@@ -1,4 +1,4 @@
-"""One call for many tensors, where PyTorch's private functions for it work; else one for each.
+"""Operations on many tensors: one call where PyTorch's private functions work, else a loop.
 
 On a GPU a call for all is one kernel, where a loop launches one for each tensor.
 """
@@ -38,7 +38,7 @@ def add_(tensors: Sequence[Tensor], number: float) -> None:
 
 
 def lerp_(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float) -> None:
-    """Moves each tensor by a share of the way to its end, in place."""
+    """Interpolates between each tensor and its end, in place; share 1 is the end."""
     if has_foreach():
         torch._foreach_lerp_(list(tensors), list(ends), share)
         return
@@ -57,7 +57,7 @@ def copy_(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 @functools.cache
 def has_foreach() -> bool:
-    """Says whether PyTorch's private functions for many tensors do as they are called here."""
+    """Returns whether PyTorch's private functions for many tensors work as they are called here."""
 
     def matches() -> bool:
         ones = [torch.ones(4, dtype=torch.float32, device="cpu") for _ in range(2)]

@@ -77,7 +77,8 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
         return prepared
     module.to(device)
     model: Any = module.model
-    if (divided := vars(model).get(DIVIDED)) is not None:
+    divided: DividedStep | None = vars(model).get(DIVIDED)
+    if divided is not None:
         divided.step = module
         return divided
     mesh = init_device_mesh(device.type, (processes,))

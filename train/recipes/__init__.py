@@ -55,7 +55,9 @@ def get_training(variant: str | None) -> "VariantTraining":
     """
     from vlmill.train.recipes.training import VariantTraining
 
-    rows = {name: row for paper in PAPERS for name, row in paper.trainings().items()}
+    rows: dict[str, VariantTraining] = {}
+    for paper in PAPERS:
+        rows |= paper.trainings()
     return rows.get(variant or "", VariantTraining())
 
 

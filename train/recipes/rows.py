@@ -19,7 +19,7 @@ class PaperTraining:
     """How the models of a paper's folder are trained.
 
     recipes: its pretraining runs by name. trainings: imports torch and returns the rows
-    (`VariantTraining`) of the variants that are no plain models on regions.
+    (`VariantTraining`) of the variants that differ from plain models on regions.
     """
 
     recipes: Mapping[str, Callable[[], Recipe]]

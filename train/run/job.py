@@ -71,16 +71,16 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
 
 
 def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
-    init, training = sources.init, get_variant(recipe.variant)
+    init, variant = sources.init, get_variant(recipe.variant)
     if sources.picture_tokenizer is not None:
         return _image_config(recipe, sources.picture_tokenizer)
     sizes = {"vocab_size": tokenizer.get_vocab_size()}
     config = continued_config(recipe, init)
     if sources.regions is None:
-        return training.with_sizes(recipe.model, **sizes) if config is None else config
-    body = training.get_body(recipe.model if config is None else config)
+        return variant.with_sizes(recipe.model, **sizes) if config is None else config
+    body = variant.get_body(recipe.model if config is None else config)
     # Its own network's features are as wide as that makes them.
-    width = body.region_width if training.makes_features else sources.reader.feature_dim
+    width = body.region_width if variant.makes_features else sources.reader.feature_dim
     if config is not None:
         _check_sizes(body, width, recipe, sources)
         return config
@@ -89,7 +89,7 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
         "region_width": width,
         "num_region_classes": max(body.num_region_classes, classes),
     }
-    return training.with_sizes(recipe.model, **sizes)
+    return variant.with_sizes(recipe.model, **sizes)
 
 
 def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:

@@ -13,10 +13,10 @@ class TaskRecipe(RunSettings):
     """A run of fine-tuning, of one stage. Each task has its subclass, with its settings."""
 
     command = "finetune"
-    published: ClassVar[Mapping[str, Any]] = {}  # the fields that the task's published runs share
+    published: ClassVar[dict[str, Any]] = {}  # the fields that the task's published runs share
 
     task: str = ""  # a name of `vlmill.train.tasks.registry.TASKS`
-    settings: Any  # the task's own fields
+    settings: Any = None  # the task's own fields
     starts_from: tuple[str, ...]  # the variants that ``--init`` may be
     # One run for each of them, in a folder of its own, and the spread of their results; if empty,
     # one run with ``seed``.
@@ -28,14 +28,14 @@ class TaskRecipe(RunSettings):
         """The types of the fields: the variant decides the model's."""
         variant, task = values.get("variant"), values.get("task", cls.task)
         if variant not in MODELS:
-            raise ValueError(f"variant: {variant!r} is none of {', '.join(MODELS)}")
+            raise ValueError(f"variant: {variant!r}: expected one of {', '.join(MODELS)}")
         if task != cls.task:
-            raise ValueError(f"task: {task!r} has other settings than {cls.task}; leave task out")
+            raise ValueError(f"task: {task!r} has other settings than {cls.task}; remove it")
         return get_type_hints(cls) | {"model": MODELS[variant].config}
 
     @property
     def samples_of_pair(self) -> int:
-        """What the task's settings say, if they do."""
+        """The samples of a pair in the task's settings; 1 where these have no such field."""
         samples: int = getattr(self.settings, "samples_of_pair", 1)
         return samples
 

@@ -29,7 +29,7 @@ def task_recipes() -> dict[str, Callable[[], TaskRecipe]]:
 def read_task_recipe(values: Mapping[Any, Any]) -> TaskRecipe:
     """Builds a task's recipe from plain values. Raises InputError for an unknown task too."""
     if (task := values.get("task")) not in TASKS:
-        raise InputError(f"task: {task!r} is none of {', '.join(TASKS)}")
+        raise InputError(f"task: {task!r}: expected one of {', '.join(TASKS)}")
     return from_plain(TASKS[task].recipe, values)
 
 
@@ -49,8 +49,7 @@ def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
                 f"TASK {name}: no recipe starts from {with_article(variant)}; there are "
                 f"{', '.join(TASKS[name].recipes)}"
             )
-        first: TaskRecipe = fitting[0]
-        return first
+        return fitting[0]
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
     if name in TASKS:

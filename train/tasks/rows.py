@@ -1,17 +1,11 @@
-"""The row of a task: what it reads, its recipes, and what makes it; listing them needs no torch."""
+"""The row of a task holds its tables, its recipes and its function; importing it needs no torch."""
 
-from __future__ import annotations
-
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlmill.train.settings.tasks import TaskRecipe
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from vlmill.train.tasks.task import LearntTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +18,11 @@ class TaskRow:
     examples: str  # the name of the table that ``--examples`` holds
     recipe: type[TaskRecipe]  # with the class of the fields that only this task has
     recipes: Mapping[str, Callable[[], TaskRecipe]]
-    make: Callable[..., LearntTask]
+    make: Callable[..., Any]
     negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
     # Evaluates it given the command's arguments; None: its examples are predicted one by one.
     evaluate: Callable[[Namespace], int] | None = None
 
-    def make_recipes(self) -> list[Any]:
+    def make_recipes(self) -> list[TaskRecipe]:
         """Returns the task's recipes, in their order."""
         return [make() for make in self.recipes.values()]

@@ -99,14 +99,14 @@ def _product(
 
 
 def _probed() -> tuple[Tensor, Tensor]:
-    """Two rows and a weight, small, on the CPU whatever is set as default."""
+    """Returns two rows and a weight on the CPU, regardless of the default device."""
     numbers = torch.linspace(-1.0, 1.0, 20, dtype=torch.float32, device="cpu")
     return numbers[:8].view(2, 4), numbers[8:].view(3, 4)
 
 
 @functools.cache
 def has_onednn_linear() -> bool:
-    """Says whether PyTorch's private linear layer of oneDNN does as it is called here."""
+    """Returns whether PyTorch's private linear layer of oneDNN works as it is called here."""
     _bound_caches()
 
     def matches() -> bool:
@@ -122,7 +122,7 @@ def has_onednn_linear() -> bool:
 
 @functools.cache
 def packs_weights() -> bool:
-    """Says whether PyTorch's private function lays a weight out in oneDNN's blocks."""
+    """Returns whether PyTorch's private function lays a weight out in oneDNN's blocks."""
 
     def matches() -> bool:
         rows, weight = _probed()

@@ -35,7 +35,7 @@ def require_for_cluster(options: PipelineOptions, paths: Mapping[str, str | None
         for flag, path in local_paths.items():
             if not os.path.isabs(path):
                 raise InputError(
-                    f"{flag} {path} is a path from this folder, where the workers do not stand; "
+                    f"{flag} {path} is a relative path, which the workers cannot resolve; "
                     f"give {os.path.abspath(path)} (docs/clusters.md)"
                 )
 
@@ -43,7 +43,7 @@ def require_for_cluster(options: PipelineOptions, paths: Mapping[str, str | None
 def _require_for_dataflow(options: PipelineOptions, local: Mapping[str, str]) -> None:
     for flag, path in local.items():
         raise InputError(
-            f"{flag} {path} lies on this machine, where Dataflow's workers do not see it; "
+            f"{flag} {path} is on this machine, which Dataflow's workers cannot read; "
             "give gs://... (docs/clusters.md)"
         )
     if not (get_container_image(options) or options.view_as(SetupOptions).setup_file):

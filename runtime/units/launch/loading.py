@@ -40,7 +40,9 @@ def parsed(
 def require_flags(words: Sequence[str]) -> None:
     """Raises InputError for Beam's arguments if the first one is not a flag."""
     if words and not words[0].startswith("-"):
-        raise InputError(f"{words[0]}: no flag stands before it; quote a glob, and see --help")
+        raise InputError(
+            f"{words[0]}: there is no flag before it; quote a glob pattern, and see --help"
+        )
 
 
 def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:

@@ -275,7 +275,7 @@ def test_our_network_honours_what_detectron2_does(
     ("config", "message"),
     [
         ("MODEL: {ROI_HEADS: {NAME: CascadeROIHeads}}", "give one with GeneralizedRCNN"),
-        ("MODEL: {NO_SUCH: 1}", "is no configuration of Detectron2"),
+        ("MODEL: {NO_SUCH: 1}", "is not a Detectron2 configuration"),
         ("!!python/object/apply:os.getcwd []", "would build something else than data"),
         ("MODEL: {RESNETS: {DEPTH: 101}}", "missing backbone.res4.6"),
     ],

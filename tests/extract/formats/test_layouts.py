@@ -116,7 +116,19 @@ def test_mmf_lmdb_with_keys_that_are_paths(tmp_path: Path) -> None:
     assert_row(reader[row.image_id], row, "class_ids")
 
 
-@pytest.mark.parametrize("value", [{"image": b"jpeg", "label": 3}, [1, 2], b"bytes"])
+def test_an_lmdb_without_sizes_asks_for_them_once(tmp_path: Path) -> None:
+    row = make_row("9", 3)
+    items = {"9": mmf_item(row, image_height=None, image_width=None)}
+    path = write_lmdb(tmp_path / "db", items)
+    with pytest.raises(InputError, match=r"an LMDB of features, without the sizes.*--sizes FILE"):
+        rows_of(tmp_path / "none", path)
+    reader = rows_of(tmp_path / "out", path, sizes=f"{WIDTH}x{HEIGHT}")
+    assert_row(reader["9"], row, "class_ids")
+
+
+@pytest.mark.parametrize(
+    "value", [{"image": b"jpeg", "label": 3}, {"features": np.ones((2, 6))}, [1, 2], b"bytes"]
+)
 def test_an_lmdb_of_other_values_is_named_once(tmp_path: Path, value: Any) -> None:
     path = write_lmdb(tmp_path / "db", {"a": value, "b": value})
     with pytest.raises(InputError, match="is an LMDB of other values: a is"):
@@ -255,7 +267,7 @@ def test_bottom_up_attention_vqa_with_its_pickle(tmp_path: Path) -> None:
 def test_ban_adaptive_with_rows_that_no_image_has(tmp_path: Path) -> None:
     rows = [make_row("9", 3), make_row("25", 5)]
     ranges = np.array([[0, 3], [3, 8], [0, 0]], np.int32)
-    index = pickle.dumps({25: 1, 9: 0})
+    index = pickle.dumps({np.int64(25): np.int32(1), "9": 0})
     path = write_butd(tmp_path / "train.hdf5", rows, index, pos_boxes=ranges)
     reader = rows_of(tmp_path / "out", path)
     assert reader.image_ids == ["9", "25"]

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import dataclasses
 import json
 import pickle
 import sys
@@ -23,8 +24,10 @@ from tests.extract.formats.test_import_export import (
 )
 
 from vlmill.extract.formats.export_file import export_file
-from vlmill.runtime.readers.regions import RegionRow
+from vlmill.runtime.files.shards import ShardWriter
+from vlmill.runtime.readers.regions import RegionRow, encode_regions, region_arrays
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REGIONS
 
 A, B = make_row("COCO_train2014_000000000009", 3), make_row("COCO_train2014_000000000025", 5)
 csv.field_size_limit(sys.maxsize)
@@ -250,6 +253,41 @@ def test_lost_columns_and_missing_ones_are_printed_first(
         rows = [make_row("x", 2, class_ids=np.array([0, 300], np.int16))]
         export_file(write_regions(tmp_path / "s", rows), tmp_path / "o", "oscar", **names)
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("name", ["tsv6", "lmdb", "npz", "hdf5", "npz-cocobu", "vl-bert"])
+def test_an_export_states_what_made_it_and_warns_of_random_weights(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    producer = {"weights": "random weights, seed 0", "selection": {"max_boxes": 36}}
+    arrays = region_arrays(dtype="float32", feature_dim=DIM, class_probs_dim=CLASSES)
+    source, path = tmp_path / "source", tmp_path / "out"
+    with ShardWriter(source, REGIONS, 0, 1, producer=producer, arrays=arrays) as writer:
+        writer.write(encode_regions([A, B], dtype="float32"))
+    export_file(source, path, name)
+    assert "RANDOM weights" in capsys.readouterr().err
+    if name == "hdf5":
+        with h5py.File(path) as file:
+            record = json.loads(file.attrs["made_by"])
+    elif name == "npz":
+        info = np.load(path / f"{A.image_id}.npz", allow_pickle=True)["info"].item()
+        record = json.loads(info["made_by"])
+    else:
+        record = json.loads((tmp_path / "out.json").read_text())
+    assert record["random_weights"] is True and record["images"] == 2
+    assert record["made_by"].items() >= producer.items()
+
+
+def test_a_part_of_the_distribution_is_not_enough(tmp_path: Path) -> None:
+    arrays = region_arrays(dtype="float32", feature_dim=DIM, class_probs_dim=CLASSES, top_k=2)
+    assert A.class_probs is not None
+    numbers = np.tile(np.array([5, 7], np.uint16), (3, 1))
+    row = dataclasses.replace(A, class_probs=A.class_probs[:, :2], class_prob_ids=numbers)
+    with ShardWriter(tmp_path / "source", REGIONS, 0, 1, arrays=arrays) as writer:
+        writer.write(encode_regions([row], dtype="float32"))
+    with pytest.raises(InputError, match=r"has no class_probs.*--class-probs full"):
+        export_file(tmp_path / "source", tmp_path / "out", "tsv7")
+    assert export_file(tmp_path / "source", tmp_path / "out", "lmdb") == 1
 
 
 @pytest.mark.parametrize(

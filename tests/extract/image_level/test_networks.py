@@ -149,7 +149,7 @@ def saved(state: Any) -> bytes:
     ("make", "message"),
     [
         (lambda: b"nothing", "is no readable checkpoint"),
-        (lambda: saved({"a": torch.ones(1)}), "is no googlenet of torchvision's: missing conv1"),
+        (lambda: saved({"a": torch.ones(1)}), "is not torchvision's googlenet: missing conv1"),
         (lambda: saved(models.resnet18().state_dict()), "missing conv1.conv.weight, "),
         (
             lambda: saved(

@@ -425,7 +425,7 @@ def test_boxes_outside_by_more_than_a_pixel_are_rejected() -> None:
 def test_boxes_that_name_no_image_are_a_mistake(images: Path, tmp_path: Path) -> None:
     (tmp_path / "boxes").write_text('{"image_id": 77, "boxes": []}')
     given = read_boxes(tmp_path / "boxes")
-    with pytest.raises(InputError, match=r"--boxes has 77, INPUT has 0\.jpg, 1\.jpg, 2\.jpg; call"):
+    with pytest.raises(InputError, match=r"--boxes has 77, INPUT has 0\.jpg, 1\.jpg, 2\.jpg; name"):
         with_missing_boxes(plan_images([str(images)]), given, "boxes")
     (tmp_path / "hashes").write_text(json.dumps({"image_id": "a" * 64, "boxes": []}))
     with_missing_boxes(plan_images([str(images)]), read_boxes(tmp_path / "hashes"), "hashes")
@@ -456,7 +456,7 @@ def test_what_is_no_list_of_boxes(boxes: Any) -> None:
     [
         ("", "no entry"),
         ("{", "no JSON"),
-        ("[1]", "no JSON object"),
+        ("[1]", "is not a JSON object"),
         ("a,1,2,3,4", "no JSON"),
         ('{"images": [],\n "annotations": []}', "manifest boxes"),
         ('[{"image_id": 9, "bbox": [1, 2, 3, 4]}]', "COCO's results"),

@@ -113,7 +113,14 @@ def test_rows_of_batches_are_those_of_each_alone(
     assert tables[0].equals(tables[1])
 
 
-@pytest.mark.parametrize(("workers", "ring_bytes"), [(0, 0), (2, 1 << 30), (2, 1 << 18)])
+@pytest.mark.parametrize(
+    ("workers", "ring_bytes"),
+    [
+        (0, 0),
+        pytest.param(2, 1 << 30, marks=pytest.mark.nightly),
+        (2, 1 << 18),  # a ring that is full
+    ],
+)
 def test_rows_of_images_that_the_device_resizes(
     mixed: Path,
     tmp_path: Path,

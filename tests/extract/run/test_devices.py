@@ -44,7 +44,14 @@ def alone(shared_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return run(shared_images, tmp_path_factory.mktemp("alone") / "out")
 
 
-@pytest.mark.parametrize("flags", [["--workers", "2"], ["--device", "cpu,cpu", "--workers", "1"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # Both are in the test below, of batches.
+        pytest.param(["--workers", "2"], marks=pytest.mark.nightly),
+        ["--device", "cpu,cpu", "--workers", "1"],
+    ],
+)
 def test_the_same_bytes_by_more_processes(
     shared_images: Path, alone: Path, tmp_path: Path, flags: list[str]
 ) -> None:

@@ -18,6 +18,7 @@ from vlmill.inference.convert import command
 from vlmill.inference.convert.conversion import STARTS
 from vlmill.models import VARIANTS, preset
 from vlmill.models.published import FAMILIES, export_reference, load_reference
+from vlmill.models.registry import FAMILY_NAMES
 from vlmill.runtime.settings.plain_fields import override, to_yaml
 from vlmill.train.checkpoints.files import (
     CheckpointRecord,
@@ -46,7 +47,7 @@ SIZES_OF_VIT = [
 
 
 def test_every_family_can_be_asked_for() -> None:
-    assert list(command.FAMILIES) == sorted(FAMILIES)
+    assert list(FAMILY_NAMES) == sorted(FAMILIES)
     assert set(command.SOURCES) == {*FAMILIES, *STARTS}
 
 
@@ -150,7 +151,7 @@ def test_what_their_layout_has_no_place_for_is_left_out_by_name(
     assert convert(tmp_path / "ours", *words, *without, family="vl-bert") == 0
     assert not [name for name in load_file(back) if "mask_visual" in name]
     assert convert(tmp_path / "ours", *without, "--output", str(back), family="vl-bert") == 2
-    assert "--without masked_vector.weight: want --to reference" in capsys.readouterr().err
+    assert "--without masked_vector.weight: add --to reference" in capsys.readouterr().err
 
 
 def test_vlmo_starts_from_beit(tmp_path: Path, capsys: Any) -> None:

@@ -94,7 +94,7 @@ def test_what_cannot_be_grounded_is_refused(trained: tuple[Path, TaskInputs]) ->
         model.ground(image, " ")
     with (
         pytest.warns(UserWarning, match="random weights"),
-        pytest.raises(InputError, match="nothing can be said of the image: unsupported_format"),
+        pytest.raises(InputError, match="the image has no result: unsupported_format"),
     ):
         model.ground(b"no picture", EXPRESSION)
     with pytest.raises(InputError, match="fine-tuned for refcoco"):

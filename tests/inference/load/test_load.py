@@ -220,7 +220,7 @@ def test_a_converted_checkpoint_takes_its_papers_regions(
         model = vlmill.load(checkpoint, detector=weights)
         assert np.isfinite(model.score(images, ["dog"])).all()
     words = " ".join(str(one.message) for one in said)
-    assert "regions are chosen as vilbert's paper says" in words
+    assert "regions are selected as in vilbert's paper" in words
     assert "it is not checked that this is detector.safetensors" in words
     with pytest.raises(InputError, match="detector=FILE"):
         vlmill.load(checkpoint).score(images, ["dog"])
@@ -256,7 +256,7 @@ def test_a_question_is_answered_as_the_evaluation_does(tmp_path: Path) -> None:
     image = Image.open(io.BytesIO(reader["image-3"] or b""))
     said = model.answer(image, "what is left of number 1?")
     assert said in ANSWERS
-    with pytest.raises(InputError, match="nothing can be said of the image"):
+    with pytest.raises(InputError, match="the image has no result"):
         model.answer(b"no picture", "what is left of number 1?")
     with pytest.raises(InputError, match="has no word"):
         model.answer(image, " ")

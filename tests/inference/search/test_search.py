@@ -237,7 +237,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["search", "--index", str(saved), "--queries", table]) == 2
     assert "is damaged" in capsys.readouterr().err
     assert main(["search", "--index", str(tmp_path / "none"), "--queries", table]) == 2
-    assert "holds no index" in capsys.readouterr().err
+    assert "has no index" in capsys.readouterr().err
     (saved / SETTINGS).unlink()
     assert main(["search", "--vectors", table, "--save-index", str(tmp_path / "other")]) == 0
     assert verify(tmp_path / "other") == []

@@ -17,7 +17,10 @@ from vlmill.inference.show.sheet import sheet, stage_lines
 from vlmill.runtime.files.checkpoints import step_folder
 from vlmill.runtime.files.inputs import parse_inputs
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
+from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.detector import detector_words
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS
@@ -49,7 +52,7 @@ def test_a_finished_run_says_what_it_is(run: Path) -> None:
     said = facts(run)
     assert (said["variant"], said["recipe"]) == ("imagebert", "tiny")
     assert said["stages"] == "pairs: 6 steps of 4 pairs, done this checkpoint: pairs, step 6"
-    assert said["checkpoints"] == "steps 2, 4, 6" and said["data"] == "12 pairs, 0 left out"
+    assert said["checkpoints"] == "steps 2, 4, 6" and said["data"] == "12 pairs, 0 rejected"
     assert "--pairs" in said["inputs"] and "12 regions" in said["inputs"]
     assert "fingerprint detector-a" in said["detector"]
     assert "at step 6: loss" in said["metrics"] and "loss/mlm" in said["metrics"]
@@ -193,3 +196,20 @@ def test_the_last_whole_line_of_a_log(content: bytes, line: Any, tmp_path: Path)
     (tmp_path / "log.jsonl").write_bytes(content)
     assert last_line(tmp_path / "log.jsonl") == line
     assert last_line(tmp_path / "none") == {}
+
+
+def test_rejects_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        reject("rows", "captions.csv:3", Reason.NO_TEXT),
+        reject("images", "46.jpg", Reason.UNREADABLE_IMAGE, "cut\tshort"),
+    ]
+    write_shard(tmp_path, REJECTS, rows)
+    assert main(["show", str(tmp_path), "--rejects"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "no_text\trows\tcaptions.csv:3\t",
+        "unreadable_image\timages\t46.jpg\tcut short",
+    ]
+    assert "2 rejects (1 no_text, 1 unreadable_image)" in printed.err
+    assert main(["show", str(tmp_path / "absent"), "--rejects"]) == 2
+    assert "DIR" in capsys.readouterr().err

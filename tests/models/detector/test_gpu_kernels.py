@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not there for this system")
-@pytest.mark.parametrize("way", ["interpret", "compile"])
+@pytest.mark.parametrize("way", ["interpret", pytest.param("compile", marks=pytest.mark.nightly)])
 def test_kernels(way: str, tmp_path: Path) -> None:
     """In another process: Triton is told to interpret before it sees a kernel."""
     settings = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not there for this system")
-@pytest.mark.parametrize("case", ["interpret", "compile"])
+@pytest.mark.parametrize(
+    "case",
+    ["numbers", *(pytest.param(c, marks=pytest.mark.nightly) for c in ("interpret", "compile"))],
+)
 def test_kernels(case: str, tmp_path: Path) -> None:
     """In another process: Triton is told to interpret before it sees a kernel."""
     settings = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

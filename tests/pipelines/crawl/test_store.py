@@ -53,7 +53,7 @@ def asked(served: Served, hits: Sequence[Hit]) -> Counter[str]:
     return Counter(served.site.url(h.host, h.path) for h in hits if h.host not in patient)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # its kill is in test_site.py, its store in tests/integration
 def test_a_killed_crawl_in_a_store_goes_on(tmp_path: Path, fresh: Served, bucket: str) -> None:
     write_list(tmp_path / "urls.txt", fresh.site.urls())
     (tmp_path / "in").mkdir()

@@ -144,8 +144,10 @@ def test_a_column_called_split_is_used_and_said(
     assert own(tmp_path / "x.csv", tmp_path / "out") == 0
     assert split_values(tmp_path / "out") == ["train", "Test", "tset", None]
     said = capsys.readouterr().out
-    assert "splits (column Split): no split 1, train 1 trained on; Test 1 for test; tset 1 " in said
-    assert "train-vl pretrain stops at them" in said
+    assert (
+        "splits (column Split): no split 1, train 1 for training; Test 1 for test; tset 1 " in said
+    )
+    assert "train-vl pretrain refuses them" in said
 
 
 def test_a_column_called_split_can_be_left_alone(

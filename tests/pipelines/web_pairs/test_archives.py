@@ -211,7 +211,7 @@ def test_an_outage_is_no_damage_of_the_archive(
         (["--warc", "@lost"], "lost.warc.gz is no file that is there; see --base"),
         (["--warc", "@bad.gz"], "give a list of archives"),
         (["--warc", "@zeros"], "line 1 is no path"),
-        (["--warc", "https://"], "no address of a file"),
+        (["--warc", "https://"], "not the address of a file"),
         (["--warc", "http://127.0.0.1:9/a"], "give a public address"),
         (["--warc", "a", "--allow-address", "all"], "--allow-address"),
         (["--index", "nothing"], "--index nothing: no file"),

@@ -126,6 +126,7 @@ def test_a_fetched_archive_that_is_damaged_is_refused(
     assert f"{fetched} has changed since it was written" in capsys.readouterr().err
 
 
+@pytest.mark.nightly  # that of manifest does the same
 def test_a_fetch_in_a_store_goes_on(
     archive: Path, site: Site, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

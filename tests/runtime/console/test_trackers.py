@@ -134,7 +134,7 @@ def test_a_server_that_is_gone_costs_its_curves_alone(
 
     monkeypatch.setattr(trackers, "_start_mlflow", lambda output, run: (Gone(), "1"))
     assert next(starts(tmp_path, MLFLOW)) == 4
-    said = "mlflow failed and gets no further values; the run's log has all of it: "
+    said = "mlflow failed and gets no further values; the run's log is complete: "
     assert capsys.readouterr().err == f"warning: {said}ConnectionError: no route to the server\n"
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 2, 3, 4]
 

@@ -29,9 +29,9 @@ def test_files_come_and_go(gs_bucket: str) -> None:
     assert [str(p) for p in matches(f"{gs_bucket}/a/*.txt")] == [str(path)]
     path.unlink()
     assert names_below(gs_bucket) == []
-    with pytest.raises(InputError, match="there is no bucket vlmill-nowhere"):
+    with pytest.raises(InputError, match="the bucket vlmill-nowhere does not exist"):
         write_text(to_path("gs://vlmill-nowhere/x"), "x")
-    with pytest.raises(InputError, match="there is no bucket vlmill-nowhere"):
+    with pytest.raises(InputError, match="the bucket vlmill-nowhere does not exist"):
         matches("gs://vlmill-nowhere/*.gz")
 
 

@@ -194,6 +194,9 @@ def test_a_file_system_without_locks_is_told(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with pytest.warns(RuntimeWarning, match="start no second run"), lock_output(tmp_path / "out"):
+    with (
+        pytest.warns(RuntimeWarning, match="do not start a second run"),
+        lock_output(tmp_path / "out"),
+    ):
         pass
     assert not list(tmp_path.iterdir())

@@ -91,7 +91,7 @@ def test_a_bucket_that_is_missing_is_named(bucket: str) -> None:
         lambda: lock_output("s3://vlmill-nowhere/x").__enter__(),
         lambda: matches("s3://vlmill-nowhere/*.gz"),
     ):
-        with pytest.raises(InputError, match="there is no bucket vlmill-nowhere; make it"):
+        with pytest.raises(InputError, match="the bucket vlmill-nowhere does not exist; create it"):
             act()
 
 

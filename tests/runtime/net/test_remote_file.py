@@ -137,7 +137,7 @@ def test_buckets_that_anybody_may_read(server: FileServer, monkeypatch: pytest.M
     # The user's own environment names the server: it may stand anywhere.
     assert open_web("s3://crawl/x/a.gz").read() == CONTENT
     for path in ("s3://", "s3://bucket", "https:///a"):
-        with pytest.raises(InputError, match="no address of a file"):
+        with pytest.raises(InputError, match="not the address of a file"):
             web_url(path)
 
 

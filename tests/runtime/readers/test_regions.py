@@ -361,9 +361,9 @@ def test_features_that_moved_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(content)
     reader = RegionReader(path)
     assert reader["a"].features is not None
-    with pytest.raises(InputError, match="features of b is not where its metadata says"):
+    with pytest.raises(InputError, match="features of b is not at its recorded place"):
         reader["b"]
-    with pytest.raises(InputError, match="features of b is not where its metadata says"):
+    with pytest.raises(InputError, match="features of b is not at its recorded place"):
         reader.locate_value("features", 1)
 
 

@@ -482,10 +482,10 @@ def test_tokens_are_read_from_a_file_or_the_environment(
     file.write_text("from-the-file\n")
     assert read_token(file) == "from-the-file"
     file.write_text("two words of a token")
-    with pytest.raises(InputError, match="in one word"):
+    with pytest.raises(InputError, match="expected one word"):
         read_token(file)
     with pytest.raises(InputError, match="give a readable file"):
         read_token(file.parent)
     monkeypatch.setenv("VLMILL_TOKEN", "")
-    with pytest.raises(InputError, match="VLMILL_TOKEN is empty: put a token there, or leave"):
+    with pytest.raises(InputError, match="VLMILL_TOKEN is empty; write a token to it, or remove"):
         read_token(None)

@@ -72,5 +72,5 @@ def test_the_flags_choose_the_runner(tmp_path: Path) -> None:
     local = select(["--runner=FnApiRunner"], workers=2, module=MODULE, paths=paths)
     assert local.func is run_beam  # type: ignore[attr-defined]
     flags = ["--runner=FlinkRunner", "--environment_type=PROCESS"]
-    with pytest.raises(InputError, match="--output here is a path from this folder"):
+    with pytest.raises(InputError, match="--output here is a relative path"):
         select(flags, workers=2, module=MODULE, paths=paths)

@@ -101,7 +101,11 @@ def test_what_does_not_go_with_parts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["web_pairs", "hard_negatives", "nearest_images", "manifest", "tables"]
+    "name",
+    [
+        *("web_pairs", "hard_negatives", "tables"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("nearest_images", "manifest")),
+    ],
 )
 def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path) -> None:
     inputs = Tables(tmp_path)
@@ -118,14 +122,15 @@ def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path)
             (f"{site}/{number}.jpg", make_image(400, 320, seed=number), "image/jpeg"),
         ]
         write_archive(tmp_path / f"{number}.warc.gz", responses)
-    (tmp_path / "own.csv").write_text("text\n" + "".join(f"boat {n}\n" for n in range(9)))
+    lines = ["image,text", *(f"{n}.jpg,boat {n}" for n in range(9))]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
     command = {
         "web_pairs": ["--warc", str(tmp_path / "*.warc.gz"), *NO_MODELS, "--shards", "2"],
         "hard_negatives": [*pairs, "--pairs-per-shard", "5", "--workers", "1"],
         "nearest_images": ["--regions", inputs.regions, *pairs, "--images-per-shard", "5"],
         "manifest": [
             *["own", "--input", str(tmp_path / "own.csv"), "--text-column", "text"],
-            *["--rows-per-shard", "2"],
+            *["--image-column", "image", "--rows-per-shard", "2"],
         ],
         "tables": ["concat", inputs.pairs, inputs.pairs],
     }[name]

@@ -12,6 +12,14 @@ from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.unit import (
+    Result,
+    Unit,
+    read_record,
+    record_path,
+    run_unit,
+    work_folder,
+)
 from vlmill.schemas.tables import REJECTS
 
 MODULE = "tests.runtime.units.jobs"
@@ -71,6 +79,20 @@ def test_a_damaged_record_is_no_record(job: Sums) -> None:
     Path(job.output, "work/units/square-0.json").write_text('{"files": ')
     run(job)
     assert log(job)[5:] == ["square-0"]
+
+
+def test_a_folder_with_atomic_files_is_finished(job: Sums) -> None:
+    """The files are recorded under the name that the folder has at last."""
+
+    def work(job: Sums, unit: Unit) -> Result:
+        with atomic_folder(Path(job.output, "work", "folder")) as folder:
+            write_text(folder / "a", "one")
+        return Result()
+
+    unit = Unit(name="folder", number=0)
+    assert run_unit(job, work_folder(job), unit, work) is not None
+    assert run_unit(job, work_folder(job), unit, work) is None
+    assert list(read_record(record_path(work_folder(job), unit))["files"]) == ["work/folder/a"]
 
 
 def test_files_are_noted_as_they_are_finished(tmp_path: Path) -> None:

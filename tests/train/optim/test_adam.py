@@ -55,6 +55,14 @@ def test_known_norms_change_no_bit(values: list[float]) -> None:
         assert torch.equal(first, second)
 
 
+def test_after_a_joined_gradient_the_next_one_is_clipped_by_its_own_norm() -> None:
+    joined, other = torch.tensor([[3.0], [0.1], [0.2]]), torch.tensor([4.0])
+    norms = gradient_norms([joined, other], [3, 1]).tolist()
+    clip_each_([joined, other], [3, 1], norms, 1.0)
+    torch.testing.assert_close(joined, torch.tensor([[1.0], [0.1], [0.2]]))
+    torch.testing.assert_close(other, torch.tensor([1.0]))
+
+
 class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that are called inside."""
 

@@ -23,9 +23,10 @@ from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.checkpoints.state import num_processes
 from vlmill.train.loading.features import load_features
-from vlmill.train.objectives import pretraining as objectives
+from vlmill.train.objectives.pretraining import region_losses
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
-from vlmill.train.run import loop
+from vlmill.train.recipes.training import VariantTraining
+from vlmill.train.run import loop, pretraining
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.loop import NonFiniteLoss
@@ -456,13 +457,13 @@ def test_a_loss_that_is_not_finite_names_the_loss_and_no_innocent_image(
     tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = tables.write()
-    losses = objectives.region_losses
+    losses = region_losses
 
     def broken(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
         found = losses(*args, **options)
         return {**found, "mrfr": found["mrfr"] * float("nan")}
 
-    monkeypatch.setattr(objectives, "region_losses", broken)
+    monkeypatch.setattr(pretraining, "get_training", lambda _: VariantTraining(losses=broken))
     with pytest.raises(NonFiniteLoss, match=r"step 1: loss nan, .*mrfr nan.*optimizer.lr") as error:
         pretrain(recipe, inputs, tmp_path / "out")
     assert not saved_steps(tmp_path / "out")

@@ -286,5 +286,5 @@ def test_bfloat16_trains(tables: Tables, recipe: Recipe, tmp_path: Path) -> None
 
 
 def test_an_unknown_variant_is_refused(recipe: Recipe) -> None:
-    with pytest.raises(InputError, match="variant: 'albert' is none of"):
+    with pytest.raises(InputError, match="variant: 'albert' is not one of"):
         change_recipe(recipe, ["variant=albert"])

@@ -72,8 +72,8 @@ def select_ranking(
 
 
 def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
-    training = get_variant(loaded.variant)
-    paths = (training.match_head, training.match_logit)
+    variant = get_variant(loaded.variant)
+    paths = (variant.match_head, variant.match_logit)
     return all(get_part(loaded.model, path) is not None for path in paths)
 
 

@@ -21,7 +21,7 @@ def test_workers_need_vlmill(runner: str) -> None:
 
 def test_workers_need_places_that_they_see() -> None:
     options = beam_options(["--runner=DataflowRunner", "--sdk_container_image=image"])
-    with pytest.raises(InputError, match=r"--output out lies on this machine, .* give gs://"):
+    with pytest.raises(InputError, match=r"--output out is on this machine, .* give gs://"):
         require_for_cluster(options, {**CLOUD, "--output": "out"})
 
 
@@ -35,7 +35,7 @@ FLINK = ["--runner=FlinkRunner", "--flink_master=host:8081"]
 
 def test_workers_of_flink_stand_in_other_folders() -> None:
     options = beam_options([*FLINK, "--environment_type=PROCESS"])
-    with pytest.raises(InputError, match=r"--output out is a path from this folder, .* give /"):
+    with pytest.raises(InputError, match=r"--output out is a relative path, .* give /"):
         require_for_cluster(options, {"--pairs": "/shared/pairs", "--output": "out"})
     require_for_cluster(options, {"--pairs": "s3://bucket/pairs", "--output": "/shared/out"})
     here = beam_options([*FLINK, "--environment_type=LOOPBACK"])
@@ -51,5 +51,5 @@ def test_the_job_says_so_in_one_line(
     words += ["--safety-model", "none", "--realism-model", "none", "--runner=DataflowRunner"]
     assert command.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --warc ") and "lies on this machine" in line
+    assert line.startswith("error: --warc ") and "is on this machine" in line
     assert not (folder / "out").exists()

@@ -12,14 +12,13 @@ import torch
 from tests.train.tasks.finetuning.starts import logged, vqa_start
 from tests.train.tasks.questions import ANSWERS, question, tiny, world, write_questions
 
-from vlmill.runtime.settings.plain_fields import from_plain, to_plain
+from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.run import loop
-from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.finetuning.seeds import finetune_seeds
-from vlmill.train.tasks.registry import task_recipe_named, task_recipes
+from vlmill.train.tasks.registry import read_task_recipe, task_recipe_named, task_recipes
 
 
 def test_a_run_that_is_killed_goes_on_bit_for_bit(
@@ -127,4 +126,4 @@ def test_a_task_names_its_recipe_by_what_it_starts_from() -> None:
 def test_recipes_say_their_names_and_come_back_from_yaml(name: str) -> None:
     recipe = task_recipe_named(name)
     assert recipe.name == name and recipe.about
-    assert from_plain(TaskRecipe, to_plain(recipe)) == recipe
+    assert read_task_recipe(to_plain(recipe)) == recipe
