@@ -63,8 +63,8 @@ def choose(
     for image, choice in zip(joined.page.images, choices, strict=True):
         if isinstance(choice, Drop):
             result.append(choice)
-        elif texts := owned[image.order]:
-            result.append(Choice(image.order, choice, texts))
+        elif own := owned[image.order]:
+            result.append(Choice(image.order, choice, own))
         else:
             lost = claims[image.order][0].text.text
             result.append(Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}"))
