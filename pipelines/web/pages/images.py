@@ -229,8 +229,8 @@ def measure_header(data: bytes, *, min_side_px: int, max_pixels: int) -> ImageFa
         return Drop(Reason.TOO_LARGE, f"{size} pixels, limit {max_pixels} altogether")
     if header.is_animated:
         return Drop(Reason.ANIMATED, size)
-    # An animated GIF is recognised by its second image, a damaged file by decoding it.
-    if header.format == "gif" or seems_cut(data, header.format):
+    # A damaged file is recognised by decoding it, and an animated GIF when it is decoded later.
+    if seems_cut(data, header.format):
         return None
     try:
         check_structure(data, header.format.upper())
