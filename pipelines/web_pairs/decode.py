@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from vlmill.pipelines.filters.scorer import PairFacts, Scorer, look_at
-from vlmill.pipelines.filters.statistics import MAX_PIXELS
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, ImageFacts
 from vlmill.pipelines.web_pairs import rows
@@ -27,6 +26,9 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.filters.scorer import Scorer
 
 READ_AHEAD = 2 * BATCH  # images that are read while others are decoded
 
@@ -81,12 +83,15 @@ class DecodedPairs:
         self._counts.dropped(DECODE, pair.image.url, drop)
 
 
-def choose_scored(pair: Pair, body: bytes | None, scorer: Scorer) -> Pair | Drop:
+def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Drop:
     """Returns the pair with the text that suits its image best by the scorer, and the others.
 
     In LAIT's order (ImageBERT, arXiv:2001.07966, section 3): each text is scored with the image,
     those below the threshold go, and of the others the best is kept.
     """
+    from vlmill.pipelines.filters.scorer import PairFacts, look_at  # only some runs have a scorer
+    from vlmill.pipelines.filters.statistics import MAX_PIXELS
+
     texts = [pair.as_other(), *pair.others]
     look = None if body is None else look_at(body, max_pixels=MAX_PIXELS)
     facts = [PairFacts(pair=_scored_row(pair, text), image=look) for text in texts]

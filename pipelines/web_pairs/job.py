@@ -9,11 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.image import ImageFilters
-from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
@@ -65,6 +64,9 @@ from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.filters.scorer import Scorer
 
 SHARD_BYTES = 512 << 20  # of archives, which bounds the images of a shard
 TABLE_NAMES = ("pairs", "images", "rejects")
@@ -191,8 +193,16 @@ def build_job(
         webdataset=args.format == "webdataset",
         indexed=args.index is not None,
         allowed=tuple(args.allow_address),
-        scorer=None if args.scorer is None else Scorer.load(args.scorer),
+        scorer=_load_scorer(args.scorer),
     )
+
+
+def _load_scorer(path: str | None) -> "Scorer | None":
+    if path is None:
+        return None
+    from vlmill.pipelines.filters.scorer import Scorer  # takes its time to load
+
+    return Scorer.load(path)
 
 
 def with_mined(

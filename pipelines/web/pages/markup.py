@@ -19,11 +19,12 @@ _META_CHARSET = re.compile(
 )
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,15})")
 _IMAGE = re.compile(
-    rb"<(?:img|image|amp-img|picture|source|object\s)|\sposter\s*=|:image|image_src|data-b(?:g|ack)|"
-    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']|"
-    rb"__next_data__",
+    rb"<img|<image|<amp-img|<picture|<source|\sposter\s*=|:image|image_src|"
+    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
     re.IGNORECASE,
 )
+# Found faster one by one than by the expression.
+_IMAGE_WORDS = (b"<object", b"data-bg", b"data-back", b"__NEXT_DATA__")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Void elements, and those that close each other: they do not nest.
 _FLAT = word_set(
@@ -69,7 +70,12 @@ _ATTRIBUTES = re.compile(_ATTRIBUTE)
 def mentions_image(body: bytes) -> bool:
     """Whether a page can have an image at all; most cannot, and need no parser."""
     # Nearly every page has the first one, which is found without an expression.
-    return b"<img" in body or _IMAGE.search(body) is not None or body.startswith(_UTF_16)
+    return (
+        b"<img" in body
+        or any(word in body for word in _IMAGE_WORDS)
+        or _IMAGE.search(body) is not None
+        or body.startswith(_UTF_16)
+    )
 
 
 def decode(body: bytes, charset: str | None) -> str:
