@@ -34,6 +34,8 @@ class WebPairRules:
     min_declared_px: int = 120  # ours; a thumbnail's file may be larger than it is shown
     max_declared_aspect: float = 4.0  # ours; banners and rules
     max_repeats_on_page: int = 2  # ours; bullets and spacers are repeated
+    min_large_px: int = 500  # ours; an image with such sides is no bullet, whatever its name
+    max_images_in_row: int = 2  # ours; a text beside more images in a row describes none of them
 
     # Images.
     min_side_px: int = 300  # LAIT: width and height above 300, both strict

@@ -211,8 +211,8 @@ def busy(site: Site, host: int) -> None:
 
 
 def unavailable(site: Site, host: int) -> None:
-    """Is away once, then answers; a date says until when."""
-    wait = response(status="503 Oh", headers={"Retry-After": "Thu, 01 Jan 2015 00:00:00 GMT"})
+    """Is away once, then answers; it says for how long in fractions of a second."""
+    wait = response(status="503 Oh", headers={"Retry-After": "0.2"})
     site.add(host, "/a.jpg", FETCHED, wait, shown(seed=host))
 
 

@@ -26,6 +26,14 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
         "(repeatable)",
     )
     parser.add_argument(
+        "--blocked-pages",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="list of domains (with their subdomains) and URLs, one per line, whose pages are "
+        "dropped (repeatable)",
+    )
+    parser.add_argument(
         "--vocabulary",
         metavar="FILE|PAIRS",
         help="list of words, or a table of pairs whose words occur three times or more; "

@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +63,8 @@ def require_archives(args: argparse.Namespace) -> None:
     if args.index is not None:
         if args.warc is not None:
             raise InputError(f"--index {args.index} names its archives; leave --warc out")
-        index_files(args.index)
+        if not is_remote(args.index):
+            index_files(args.index)
     else:
         require_archive(args.warc)
 
@@ -222,13 +225,39 @@ def placed(name: str, base: str | None, source: str) -> str:
     return f"{source.rpartition('/')[0]}/{name}" if "/" in source else name
 
 
-def indexed_archives(pattern: str, base: str | None) -> "Index":
-    """Reads ``--index``: the records by the places of their archives. Raises InputError."""
+def indexed_archives(pattern: str, base: str | None, allowed: Sequence[str] = ()) -> "Index":
+    """Reads ``--index``: the records by the places of their archives. Raises InputError.
+
+    What lies on the web or in a store is copied to a temporary file first.
+    """
     from vlmill.pipelines.web.archives.index import read_index  # numpy and pyarrow take their time
 
-    paths = index_files(pattern)
-    source = str(paths[0])
-    return read_index(paths, "--index").rename_archives(lambda name: placed(name, base, source))
+    if not is_remote(pattern):
+        paths = index_files(pattern)
+        index, source = read_index(paths, "--index"), str(paths[0])
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            sources = _copy_index(pattern, Path(folder), allowed)
+            index, source = read_index(sorted(Path(folder).iterdir()), "--index"), sources[0]
+    return index.rename_archives(lambda name: placed(name, base, source))
+
+
+def _copy_index(pattern: str, folder: Path, allowed: Sequence[str]) -> list[str]:
+    """Copies the files of an index on the web or in a store; returns their places.
+
+    Raises InputError if there is none or one cannot be read.
+    """
+    sources = [pattern] if is_web(pattern) else [str(path) for path in files_matching(pattern)]
+    if not sources:
+        raise InputError(f"--index {pattern}: no file matches; give a file of CDX lines or Parquet")
+    for number, source in enumerate(sources):
+        try:
+            opened = open_web(source, allowed) if is_web(source) else to_path(source).open("rb")
+            with opened as file, (folder / f"{number:08d}").open("wb") as copy:
+                shutil.copyfileobj(file, copy, 1 << 20)
+        except OSError as error:
+            raise InputError(f"--index {source}: {error}") from None
+    return sources
 
 
 def index_files(pattern: str) -> list[Path]:

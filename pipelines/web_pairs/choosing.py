@@ -61,8 +61,7 @@ def choose_candidates(args: argparse.Namespace) -> int:
     candidates = table_input("--candidates", str(source), CANDIDATES)
     settings = {
         "candidates": candidates.digest,
-        "scoring": {name: scoring.about[name] for name in ("by", "threshold")},
-        "inputs": [(entry["flag"], entry["sha256"]) for entry in scoring.about["inputs"]],
+        "scoring": scoring.about,
         "max_images_per_text": most,
     }
     if prepare_output(output, job=JOB, settings=settings, fresh=args.fresh) is State.FINISHED:
@@ -84,7 +83,7 @@ def _write_tables(output: Path, source: Path, scoring: Scoring, most: int) -> li
         reject_writer.write(rejects)
         rejects.clear()
 
-    # How many images a text suits is known only after all: the scores are computed twice.
+    # The number of images of a text is known only at the end, so scores are computed twice.
     images_by_text: Counter[bytes] = Counter(
         rows.shared_key(row["text"]) for row in _best_rows(source, scoring, Counts(lambda _: None))
     )

@@ -69,7 +69,10 @@ def parser() -> Parser:
     add_fetch(p)
     add_filter_arguments(p)
     p.add_argument(
-        "--shards", type=int_at_least(1), default=1, help="number of files per table (default: 1)"
+        "--shards",
+        type=int_at_least(1),
+        metavar="N",
+        help="number of files per table (default: one for each 512 MB of archives)",
     )
     add_workers(p)
     add_part(p)

@@ -1,7 +1,7 @@
-"""Images that pairs need are decoded, an archive or a part of one a unit.
+"""Decodes the images of the remaining pairs; a unit is an archive or a part of one.
 
-Mining reads only their headers: most images of a page are no content, and decoding is what costs
-most. An image that turns out to be damaged, of one colour or refused by a filter ends here.
+Mining reads only their headers, because most images are not content and decoding is the most
+expensive part. Damaged images, images of one colour and those a filter refuses are dropped here.
 """
 
 from collections import deque
@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from vlmill.pipelines.filters.scorer import PairFacts, Scorer, look_at
-from vlmill.pipelines.filters.statistics import MAX_PIXELS
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, ImageFacts
 from vlmill.pipelines.web_pairs import rows
@@ -28,11 +27,14 @@ from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
+if TYPE_CHECKING:
+    from vlmill.pipelines.filters.scorer import Scorer
+
 READ_AHEAD = 2 * BATCH  # images that are read while others are decoded
 
 
 class DecodedPairs:
-    """Leaves pairs whose images are decoded: by shards, and their hashes for the groups."""
+    """Writes pairs whose images are decoded, by shard, and their hashes for the groups."""
 
     def __init__(self, job: Job, name: str, stack: ExitStack) -> None:
         def open_spool(kind: str) -> SpoolWriter:
@@ -52,9 +54,9 @@ class DecodedPairs:
         return self._counts
 
     def add(self, pair: Pair, body: bytes | None = None) -> None:
-        """Adds a pair unless its image looks like an excluded one, or no text of it suits.
+        """Adds a pair unless its image looks like an excluded one or no text passes the scorer.
 
-        ``body`` is the image, if it is at hand: a scorer looks at it.
+        ``body`` is the image file, if it is available, for the scorer.
         """
         image = pair.image
         if (why := self._excluded.why_looks(image)) is not None:
@@ -81,12 +83,15 @@ class DecodedPairs:
         self._counts.dropped(DECODE, pair.image.url, drop)
 
 
-def choose_scored(pair: Pair, body: bytes | None, scorer: Scorer) -> Pair | Drop:
+def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Drop:
     """Returns the pair with the text that suits its image best by the scorer, and the others.
 
     In LAIT's order (ImageBERT, arXiv:2001.07966, section 3): each text is scored with the image,
     those below the threshold go, and of the others the best is kept.
     """
+    from vlmill.pipelines.filters.scorer import PairFacts, look_at  # only some runs have a scorer
+    from vlmill.pipelines.filters.statistics import MAX_PIXELS
+
     texts = [pair.as_other(), *pair.others]
     look = None if body is None else look_at(body, max_pixels=MAX_PIXELS)
     facts = [PairFacts(pair=_scored_row(pair, text), image=look) for text in texts]
@@ -139,7 +144,7 @@ def decode_images(job: Job, unit: Unit) -> Result:
     begin, end = archive.id, archive.id + b"\xff" * 9
     if unit.slices:
         begin += rows.number_key(unit.slices.start)
-        # The offsets of what is read as one stream may lie behind the archive's end.
+        # Offsets in an archive that is one compressed stream may exceed its size.
         if unit.slices.stop < archive.size:
             end = archive.id + rows.number_key(unit.slices.stop)
     stored = sorted_rows(job.spools("undecoded"), archive.id[0], between=(begin, end))

@@ -5,14 +5,14 @@ archives, then ranges of keys, then shards.
 """
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmill.pipelines.filters.flags import filter_files
 from vlmill.pipelines.filters.image import ImageFilters
-from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
@@ -25,12 +25,13 @@ from vlmill.pipelines.web_pairs.archives import (
     indexed_archives,
     refuse_derived,
 )
+from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.shards import JOB
-from vlmill.pipelines.web_pairs.stages import STAGES
+from vlmill.pipelines.web_pairs.stages import RECORDS, STAGES
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import (
     Archive,
@@ -46,7 +47,13 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import FIRST_SCORES, RESCORING, State, prepare_output
+from vlmill.runtime.files.outputs import (
+    FIRST_SCORES,
+    PLAN,
+    RESCORING,
+    State,
+    prepare_output,
+)
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.shards import Shard
@@ -55,8 +62,13 @@ from vlmill.runtime.units.funnel import Tally, build_funnel
 from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 
+if TYPE_CHECKING:
+    from vlmill.pipelines.filters.scorer import Scorer
+
+SHARD_BYTES = 512 << 20  # of archives, which bounds the images of a shard
 TABLE_NAMES = ("pairs", "images", "rejects")
 
 
@@ -76,6 +88,8 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     if args.dry_run:
         rate = measure(archives, rules, args.allow_address)
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
+    if args.shards is None:
+        args.shards = choose_shards(output, sized_by(index, archives))
     settings = read_settings(args, rules, filters)
     shared = args.part is not None
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
@@ -110,9 +124,18 @@ def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple
         archives = find_archives(args.warc, base=args.base, allowed=args.allow_address)
         refuse_derived(f"--warc {args.warc}", [path for path, _ in archives])
         return None, archives
-    index = indexed_archives(args.index, args.base)
+    index = indexed_archives(args.index, args.base, args.allow_address)
     argument = f"--index {args.index}"
     return index, add_sizes(argument, list(index.ranges), args.allow_address)
+
+
+def choose_shards(output: Path, archives: Sequence[tuple[str, int]]) -> int:
+    """Returns the number of shards: that of an earlier run, else one for each ``SHARD_BYTES``."""
+    plan = output / PLAN
+    if plan.exists():
+        number = read_json(plan).get("settings", {}).get("shards", 1)
+        return number if isinstance(number, int) else 1
+    return max(1, math.ceil(sum(size for _, size in archives) / SHARD_BYTES))
 
 
 def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -126,7 +149,11 @@ def read_settings(
     args: argparse.Namespace, rules: WebPairRules, filters: ImageFilters
 ) -> dict[str, Any]:
     """What decides the output beside the archives, to which more may come."""
-    lists = [*args.blocked_words, *([args.vocabulary] if args.vocabulary else [])]
+    lists = [
+        *args.blocked_words,
+        *args.blocked_pages,
+        *([args.vocabulary] if args.vocabulary else []),
+    ]
     return {
         "lists": {path: file_input("", path).digest for path in lists},
         **{
@@ -160,13 +187,22 @@ def build_job(
         rules=rules,
         filters=filters,
         lists=lists,
+        blocked_pages=read_blocked_pages(args.blocked_pages),
         exclude=tuple(args.exclude),
         exclude_hash=tuple(args.exclude_hash),
         webdataset=args.format == "webdataset",
         indexed=args.index is not None,
         allowed=tuple(args.allow_address),
-        scorer=None if args.scorer is None else Scorer.load(args.scorer),
+        scorer=_load_scorer(args.scorer),
     )
+
+
+def _load_scorer(path: str | None) -> "Scorer | None":
+    if path is None:
+        return None
+    from vlmill.pipelines.filters.scorer import Scorer  # takes its time to load
+
+    return Scorer.load(path)
 
 
 def with_mined(
@@ -212,6 +248,7 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
     files = {
         **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
         "--blocked-words": args.blocked_words,
+        "--blocked-pages": args.blocked_pages,
         "--vocabulary": [args.vocabulary] if args.vocabulary else [],
         "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
@@ -276,4 +313,10 @@ def say_result(output: Path, done: str) -> int:
     if not rows["pairs"]:
         print_status(f"warning: no pair came out; {output / 'report.html'} counts why")
     print_reading_hint(output, TABLE_NAMES[0])
-    return 0
+    return 0 if rows["pairs"] or not rows["rejects"] or _has_records(output) else 1
+
+
+def _has_records(output: Path) -> bool:
+    """Returns whether the archives had a page or an image that could be read."""
+    stages = {stage["stage"]: stage for stage in read_json(output / "funnel.json")}
+    return bool(stages[RECORDS.name]["out"])

@@ -25,6 +25,7 @@ from vlmill.pipelines.web.pages.images import (
     ArchivedImage,
     Examiner,
     ImageFacts,
+    measure_header,
     open_examiner,
 )
 from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
@@ -107,7 +108,12 @@ class Miner:
             self._measure(IMAGES, record)
 
     def _take_page(self, record: Record) -> None:
-        source = decode_source(record, self._rules)
+        blocked = self._job.blocked_pages.find_block(record.url)
+        source = (
+            Drop(Reason.EXCLUDED, f"blocked: {blocked}")
+            if blocked
+            else decode_source(record, self._rules)
+        )
         if isinstance(source, Drop):
             self._counts.dropped(PAGES, record.url, source)
             return
@@ -155,8 +161,12 @@ class Miner:
     def _measure(self, stage: Stage, record: Record) -> None:
         """Begins to measure an image, while the archive is read on."""
         # The bytes of those in pages are at hand now alone.
-        examiner = self._decoder if stage is INLINE_IMAGES else self._examiner
-        wait = measure(record, self._rules, examiner)
+        is_inline = stage is INLINE_IMAGES
+        wait = (
+            measure(record, self._rules, self._decoder, decode=True)
+            if is_inline
+            else measure(record, self._rules, self._examiner)
+        )
         self._measured.append(MeasuredImage(stage, record, wait))
         self._measured_bytes += len(record.body)
         while self._measured_bytes > MEASURED_BYTES or len(self._measured) > MOST_MEASURED:
@@ -255,12 +265,21 @@ def examining(
 
 
 def measure(
-    record: Record, rules: WebPairRules, examiner: Examiner
+    record: Record, rules: WebPairRules, examiner: Examiner, *, decode: bool = False
 ) -> Callable[[], ArchivedImage | Drop]:
-    """Returns what waits for an image's facts and its place, or for why it is dropped."""
+    """Returns what waits for an image's facts and its place, or for why it is dropped.
+
+    Its header is enough for most; with ``decode`` it is decoded unless its header rules it out.
+    """
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         drop = Drop(why)
         return lambda: drop
+    measured = measure_header(
+        record.body, min_side_px=rules.min_side_px, max_pixels=rules.max_pixels
+    )
+    if isinstance(measured, Drop) or (measured is not None and not decode):
+        outcome = locate(record, measured)
+        return lambda: outcome
     facts = examiner.submit(record.body)
     return lambda: locate(record, facts())
 

@@ -1,4 +1,4 @@
-"""The texts that too many images share: sorted keys in files, looked up by bisection."""
+"""Looks up texts that too many images share, in files of sorted keys."""
 
 from pathlib import Path
 

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vlmill.pipelines.filters.image import ImageFilters
-from vlmill.pipelines.filters.scorer import Scorer
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index, Ranges
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
+from vlmill.pipelines.web_pairs.blocked import NO_BLOCKED_PAGES, BlockedPages
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.rows import reject_row
 from vlmill.pipelines.web_pairs.spool import (
@@ -34,6 +34,9 @@ from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.unit import Unit, read_record
+
+if TYPE_CHECKING:
+    from vlmill.pipelines.filters.scorer import Scorer
 
 # Of what archives left: the joins are cut into so many ranges. A thousand pages, 4 s of choosing
 # texts: with fewer ranges a run of minutes waits for one process.
@@ -91,11 +94,12 @@ class Job:
     rules: WebPairRules
     filters: ImageFilters = field(default_factory=ImageFilters)
     lists: TextLists = NO_LISTS
+    blocked_pages: BlockedPages = NO_BLOCKED_PAGES
     exclude: tuple[str, ...] = ()
     exclude_hash: tuple[str, ...] = ()
     webdataset: bool = False
     indexed: bool = False  # an index names the records: the others are not read
-    scorer: Scorer | None = None  # chooses among the texts of each image
+    scorer: "Scorer | None" = None  # chooses among the texts of each image
     allowed: tuple[str, ...] = ()  # networks that are not public, and may be read
 
     @property

@@ -114,10 +114,30 @@ def _escape(part: str) -> str:
     return ESCAPED.sub(lambda match: match.group().upper(), escaped)
 
 
+_VERSION = re.compile(
+    r"(\.(?:jpe?g|png|webp|avif|gif))\?"
+    r"(?:(?:v|ver|version|t|ts|time|timestamp|_|cb|cachebuster|cache|rev|mtime|lastmod|updated)"
+    r"=[\w.-]{0,40}(?:&|$))+$",
+    re.IGNORECASE,
+)
+_RESERVED = frozenset("%/?#&+")  # escaped, they have another meaning
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    character = chr(int(escape[0][1:], 16))
+    is_plain = " " < character < "\x7f" and character not in _RESERVED
+    return character if is_plain else escape[0]
+
+
 def join_key(url: str) -> str:
     """Returns the key that joins images with their references: 32 hexadecimal digits.
 
-    The scheme is ignored: archives and pages mix http and https for the same file.
+    Archives and pages mix the forms of one file's URL, so these are ignored: the scheme, ``www.``,
+    escapes of characters that need none, and a version in the query (``a.jpg?v=12``).
     """
-    schemeless_url = url.split("://", 1)[-1]
+    schemeless_url = url.split("://", 1)[-1].removeprefix("www.")
+    if "?" in schemeless_url:
+        schemeless_url = _VERSION.sub(r"\1", schemeless_url)
+    if "%" in schemeless_url:
+        schemeless_url = ESCAPED.sub(_unescape, schemeless_url)
     return hashlib.blake2b(schemeless_url.encode("utf-8", "replace"), digest_size=16).hexdigest()

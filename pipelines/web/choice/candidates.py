@@ -28,7 +28,6 @@ SOURCES: dict[Kind, TextSource] = {
     "after": "surrounding",
 }
 _SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
-_ROW = 3  # images without a text between them
 _REACH = 12  # blocks before and after, listings included
 _HEADINGS, _HEADING_REACH = 2, 200
 _LINKED = 0.5  # of a heading's characters: it leads on, as its image does
@@ -81,7 +80,7 @@ class Candidate:
     images_between: int = 0
     tag: str = ""
     common: int = 9  # how many elements above the image the first that holds both is
-    block: int = -1  # the page's block that it is in, if it stands beside images
+    block: int = -1  # index of its block on the page, for surrounding texts
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
     block_words: float = 0.0
@@ -89,17 +88,23 @@ class Candidate:
 
 
 def find_candidates(
-    page: Page, image: PageImage, images: Sequence[int], *, is_card: bool = False
+    page: Page,
+    image: PageImage,
+    images: Sequence[int],
+    *,
+    is_card: bool = False,
+    max_in_row: int = 2,
 ) -> list[Candidate]:
     """Every text that may describe the image, each once, the most explicit kind first.
 
     ``images`` are places (block numbers) of the page's images at hand, sorted. ``is_card`` says
-    that the image stands for another page: what this page says of itself describes a list.
+    that the image stands for another page: what this page says of itself describes a list. Beside
+    more than ``max_in_row`` images without a text between them only texts that name it count.
     """
     texts = [
         *_explicit(image),
-        *_side(page.blocks, image, images, -1),
-        *_side(page.blocks, image, images, 1),
+        *_side(page.blocks, image, images, -1, max_in_row),
+        *_side(page.blocks, image, images, 1, max_in_row),
         *_headings(page.blocks, image, images),
         *_title(page),
         *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
@@ -134,12 +139,12 @@ def _explicit(image: PageImage) -> Iterator[Candidate]:
 
 
 def _side(
-    blocks: Sequence[Block], image: PageImage, images: Sequence[int], step: int
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int], step: int, max_in_row: int
 ) -> Iterator[Candidate]:
     """Sentences before (step -1) or after (step 1) the image, the nearest first."""
     kind: Kind = "before" if step < 0 else "after"
-    # A paragraph beside a row of images is about all of them or none, unless one names it.
-    in_row = _in_a_row(images, image.block) >= _ROW
+    # A paragraph next to a row of images describes all or none, unless it names one of them.
+    in_row = _in_a_row(images, image.block) > max_in_row
     number = image.block - 1 if step < 0 else image.block
     sentences_away = blocks_away = 0
     stop = image.block + step * _REACH
@@ -150,7 +155,7 @@ def _side(
         if not block.code:
             blocks_away += 1
             if _between(images, image.block, number):
-                return  # it is nearer to that image
+                return  # the text is nearer to that image
             cut = list(sentences(block.text))
             numbered_sentences = list(enumerate(cut))
             for position, text in reversed(numbered_sentences) if step < 0 else numbered_sentences:

@@ -21,12 +21,14 @@ from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
+DEFAULT_RULES = WebPairRules()
+
 
 class Claim(NamedTuple):
     """A cleaned text that an image may take, with the block that it is a sentence of."""
 
     text: ScoredText
-    block: int  # of the page's blocks, which one image takes; -1 for what several may have
+    block: int  # index of a block that only one image may use; -1: any number of images
 
 
 def choose(
@@ -46,7 +48,7 @@ def choose(
     judged = judge_images(joined, site, rules)
     claims: dict[int, list[Claim]] = {}
     choices: list[float | Drop] = []
-    for verdict, scene in zip(judged, scenes(joined, site, judged), strict=True):
+    for verdict, scene in zip(judged, scenes(joined, site, judged, rules), strict=True):
         order = scene.image.order
         outcome: float | Drop = verdict
         if not isinstance(verdict, Drop):
@@ -61,8 +63,8 @@ def choose(
     for image, choice in zip(joined.page.images, choices, strict=True):
         if isinstance(choice, Drop):
             result.append(choice)
-        elif texts := owned[image.order]:
-            result.append(Choice(image.order, choice, texts))
+        elif own := owned[image.order]:
+            result.append(Choice(image.order, choice, own))
         else:
             lost = claims[image.order][0].text.text
             result.append(Drop(Reason.LOW_SCORE, f"nearer to another image: {lost}"))
@@ -129,7 +131,7 @@ def _claims(
         if isinstance(text, Drop):
             faults.append(text)
         else:
-            # Several images may have a text that each of them names.
+            # A text that names several images may be used by each of them.
             block = -1 if is_named_by(candidate.text, scene.image) else candidate.block
             kept = values if rules.keep_texts > 1 else None
             texts.setdefault(text, Claim(ScoredText(source, text, score, kept), block))
@@ -141,8 +143,8 @@ def _claims(
 def _own_texts(scene: Scene, rules: WebPairRules, lists: TextLists) -> Sequence[Candidate]:
     """Returns the image's own texts alone where it has a caption that passes, else all candidates.
 
-    What stands around an image with a caption is about something else, or less precise, unless it
-    shares more words with the name of the file.
+    Other texts around an image with a caption are less precise, unless they share more words with
+    the name of the file.
     """
     captions = [c for c in scene.candidates if c.kind == "caption"]
     language = scene.page.language or None
@@ -164,7 +166,12 @@ def _for_surrounding(rules: WebPairRules) -> WebPairRules:
     return replace(rules, max_words=most)
 
 
-def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[Scene]:
+def scenes(
+    joined: JoinedPage,
+    site: Site,
+    judged: list[float | Drop],
+    rules: WebPairRules = DEFAULT_RULES,
+) -> list[Scene]:
     """Each image among the others, with its candidates; those that are not content without."""
     image_blocks = find_image_blocks(joined)
     above, below = sides(joined)
@@ -186,7 +193,11 @@ def scenes(joined: JoinedPage, site: Site, judged: list[float | Drop]) -> list[S
             else [
                 candidate
                 for candidate in find_candidates(
-                    joined.page, image, image_blocks, is_card=_is_card(joined, image, site)
+                    joined.page,
+                    image,
+                    image_blocks,
+                    is_card=_is_card(joined, image, site),
+                    max_in_row=rules.max_images_in_row,
                 )
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],

@@ -21,13 +21,13 @@ from vlmill.schemas.rejects import Reason
 
 _TOKENS = re.compile(r"[^a-z0-9]+")
 
-# Of an image itself or of its parent. A word alone removes nothing: see ``_is_shown_on_purpose``.
+# In the class of an image or of its parent. Size, caption and figure outweigh them.
 _ICON_WORDS = word_set(
     "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar emoji "
     "emoticon smiley badge badges bullet spacer captcha userpic tracker beacon "
     "spinner loader rss topicon qrcode"
 )
-# These name what is no content at any size.
+# Words for images that are not content at any size.
 _SURE_ICON_WORDS = word_set(
     "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar captcha "
     "userpic spinner qrcode placeholder noimage"
@@ -41,7 +41,7 @@ _AD_WORDS = word_set(
     "ad ads adv advert adverts advertisement advertising adsense adslot adbox adunit sponsor "
     "sponsors sponsored doubleclick taboola outbrain"
 )
-# Beside these a class says whether there is advertising: "ad-free", "ads-loaded", "has-ads".
+# With these words a class states whether a page has advertising: "ad-free", "ads-loaded".
 _NO_AD_WORDS = word_set(
     "free no non without off disabled enabled loaded hide hidden less block blocker blocked is has "
     "with supports support layout page site body root app main content"
@@ -50,7 +50,7 @@ _AD_HOSTS = re.compile(
     r"(?:^|\.)(?:doubleclick\.net|googlesyndication\.com|googleadservices\.com|adnxs\.com|"
     r"amazon-adsystem\.com|scorecardresearch\.com|quantserve\.com|taboola\.com|outbrain\.com)$"
 )
-# First names of hosts that mostly serve what nobody looks at, and sometimes a magazine's images.
+# Host names that usually serve tracking pixels, and sometimes a magazine's images.
 _AD_HOST_NAMES = re.compile(r"^(?:ads?|adserver|banners?|pixel|beacon|stats|track(?:er|ing)?)\d*\.")
 _CONTENT_CLASSES = word_set(
     "article post entry story entry-content post-content article-content article-body "
@@ -58,8 +58,7 @@ _CONTENT_CLASSES = word_set(
     "wp-block-image wp-caption e-content markdown-body postcontent content main"
 )
 _STRIP_PX = 400  # a lower strip is a banner, a higher one a panorama
-_LARGE_PX = 500  # a side of what is no bullet, whatever it is called
-_NEAR_MARKS = 4  # elements around an image that may be an advertisement's own
+_NEAR_MARKS = 4  # elements around an image that may be an advertisement
 _SPOKEN = 4  # words of an alt text that nobody writes for an icon
 
 WEIGHTS: Mapping[str, float] = {
@@ -88,10 +87,10 @@ class _PageStats:
     texts: Mapping[str, set[str]]
 
     def is_one_image(self, image_id: str) -> bool:
-        """Returns whether the places of a repeated image say one and the same of it.
+        """Returns whether all positions of a repeated image have the same alt text.
 
-        A gallery, its thumbnails and its dialog show one image; bullets and stand-ins are not
-        described, or each otherwise.
+        A gallery, its thumbnails and its dialog show one image; bullets and placeholders have no
+        alt text, or different ones.
         """
         texts = self.texts.get(image_id, set())
         return len(texts) == 1 and len(next(iter(texts)).split()) > 1
@@ -143,7 +142,7 @@ def _reason_against(
     if not image.is_metadata and not _is_shown_on_purpose(image, rules):
         if _AD_HOST_NAMES.search(host):
             return Drop(Reason.ADVERTISEMENT, host)
-        if icon := _icon_words(image, archived):
+        if icon := _icon_words(image, archived, rules):
             return Drop(Reason.ICON, " ".join(sorted(icon))[:100])
         if words := _ad_words(image):
             return Drop(Reason.ADVERTISEMENT, " ".join(sorted(words)))
@@ -175,7 +174,7 @@ def _ad_words(image: PageImage) -> set[str]:
     return words
 
 
-def _icon_words(image: PageImage, archived: Measured) -> set[str]:
+def _icon_words(image: PageImage, archived: Measured, rules: WebPairRules) -> set[str]:
     """Returns the words that mark an image as an icon, unless its size or its alt text outweighs
     them.
     """
@@ -187,7 +186,7 @@ def _icon_words(image: PageImage, archived: Measured) -> set[str]:
     if len(image.alt.split()) < _SPOKEN:
         name = urlsplit(image.urls[0]).path.rsplit("/", 1)[-1].lower()
         words |= _ICON_FILE_WORDS.intersection(_TOKENS.split(name))
-    is_large = min(archived.width, archived.height) >= _LARGE_PX
+    is_large = min(archived.width, archived.height) >= rules.min_large_px
     return words & _SURE_ICON_WORDS if is_large else words
 
 

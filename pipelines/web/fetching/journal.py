@@ -193,8 +193,10 @@ class Journal:
             "alternatives FROM urls WHERE host = ? AND state = 0 AND id > ? ORDER BY id LIMIT ?",
             (host, after, limit),
         )
-        names = ("id", "url", "source", "follow", "hops", "attempts", "etag", "modified")
-        names += ("referrer",)
+        names = (
+            *("id", "url", "source", "follow", "hops", "attempts"),
+            *("etag", "modified", "referrer"),
+        )
         return [
             QueuedUrl(**dict(zip(names, row, strict=True)), alternatives=split_urls(alternatives))
             for *row, alternatives in rows

@@ -35,7 +35,7 @@ _LAZY = (
     "data-actualsrc",
 )
 _SETS = ("srcset", "data-srcset", "data-lazy-srcset", "data-original-set")
-# What scripts paint late behind an element.
+# Attributes with a background image that a script loads later.
 _BACKGROUNDS = (
     *("data-bg", "data-background-image", "data-background", "data-bg-image", "data-bg-src"),
     *("data-lazy-background", "data-background-src", "data-image-src"),
@@ -44,9 +44,9 @@ _BACKGROUND_SETS = ("data-bgset", "data-bg-srcset")
 PAINTED = ",".join(
     ('[style*="background"][style*="url("]', *(f"[{name}]" for name in _BACKGROUNDS))
 ) + "".join(f",[{name}]" for name in _BACKGROUND_SETS)
-"""Selects the elements that may have an image painted behind them."""
+"""Selector of the elements that may have a background image."""
 PAINTED_WORDS = (b"url(", b"data-b", b"data-lazy-b", b"data-image-src")
-"""One of these is in the source of a page that has such elements."""
+"""Every page with such elements contains one of these."""
 # Before all other attributes.
 _READ = frozenset((*_LAZY, *_SETS, "src", "href", "xlink:href", "data"))
 _READ |= frozenset(("alt", "title", "class", "id", "style", "sizes", "width", "height"))

@@ -19,7 +19,9 @@ from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds, check_size, open_image, upright_size
 from vlmill.schemas.images.formats import format_name
 from vlmill.schemas.images.hashes import perceptual_hash
+from vlmill.schemas.images.headers import read_header
 from vlmill.schemas.images.orientation import read_orientation, turn_size, turn_upright
+from vlmill.schemas.images.structure import check_structure
 from vlmill.schemas.rejects import Reason, Rejected
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
@@ -54,9 +56,10 @@ class ArchivedImage:
     offset: int
 
 
-# Formats whose further frames are a film. A TIFF's are pages, and a camera's JPEG (MPO) has its
-# preview or its gain map behind the image.
+# Formats whose further frames are an animation. Those of a TIFF are pages, and a camera's JPEG
+# (MPO) contains a preview or a gain map in addition to the image.
 _ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
+_FLAT_HASHES = frozenset((0, 1 << 63))  # of images whose grey has no frequency but its mean
 _ONE_COLOUR = 3  # levels between the darkest and the brightest pixel of each channel
 
 Outcomes = list["ImageFacts | Drop"]
@@ -196,9 +199,10 @@ def examine_image(
                     image_id=compute_image_id(data), width=width, height=height, format=name
                 )
             width, height = upright_size(image, bounds)
-            if not blank and _is_blank(image):
-                return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             phash = upright_hash(image) if hashed else None
+            # All pixels are compared only if the hash shows no contrast.
+            if not blank and phash in _FLAT_HASHES | {None} and _is_blank(image):
+                return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
             if judge is not None and (drop := judge(image)) is not None:
                 return drop
     except Rejected as why:
@@ -210,24 +214,54 @@ def examine_image(
     )
 
 
-_JPEG_TAIL = 1 << 16  # bytes in which a whole JPEG ends; cameras append some
+def measure_header(data: bytes, *, min_side_px: int, max_pixels: int) -> ImageFacts | Drop | None:
+    """Returns the result of :func:`examine_image` with ``headers`` for common files, else None.
+
+    No decoder is used, so this needs no separate process. The size is that of the stored image.
+    """
+    header = read_header(data)
+    if header is None:
+        return None
+    size = f"{header.width}x{header.height}"
+    if min(header.width, header.height) <= min_side_px:
+        return Drop(Reason.TOO_SMALL, size)
+    if header.width * header.height > max_pixels:
+        return Drop(Reason.TOO_LARGE, f"{size} pixels, limit {max_pixels} altogether")
+    if header.is_animated:
+        return Drop(Reason.ANIMATED, size)
+    # A damaged file is recognised by decoding it, and an animated GIF when it is decoded later.
+    if seems_cut(data, header.format):
+        return None
+    try:
+        check_structure(data, header.format.upper())
+    except Rejected as why:
+        return Drop(why.reason, why.detail)
+    return ImageFacts(
+        image_id=compute_image_id(data),
+        width=header.width,
+        height=header.height,
+        format=header.format,
+    )
+
+
+_TAIL = 256  # bytes that hold the end of a complete file; a file with a longer tail is decoded
 
 
 def seems_cut(data: bytes, name: str) -> bool:
     """Returns whether an image's end is missing, as far as its bytes tell without decoding."""
     match name:
         case "jpeg":
-            return b"\xff\xd9" not in data[-_JPEG_TAIL:]
+            return b"\xff\xd9" not in data[-_TAIL:]
         case "png":
-            return b"IEND" not in data[-_JPEG_TAIL:]
+            return b"IEND" not in data[-_TAIL:]
         case "gif":
-            return b";" not in data[-1_024:]
+            return data[-1:] != b";"
         case "webp":
             return int.from_bytes(data[4:8], "little") + 8 > len(data)
         case "avif":
             return _last_box_end(data) > len(data)
         case _:
-            return True  # decoded at once: few are of these
+            return True  # rare formats are decoded immediately
 
 
 def _last_box_end(data: bytes) -> int:

@@ -19,11 +19,12 @@ _META_CHARSET = re.compile(
 )
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,15})")
 _IMAGE = re.compile(
-    rb"<(?:img|image|amp-img|picture|source|object\s)|\sposter\s*=|:image|image_src|data-b(?:g|ack)|"
-    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']|"
-    rb"__next_data__",
+    rb"<img|<image|<amp-img|<picture|<source|\sposter\s*=|:image|image_src|"
+    rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
     re.IGNORECASE,
 )
+# Found faster one by one than by the expression.
+_IMAGE_WORDS = (b"<object", b"data-bg", b"data-back", b"__NEXT_DATA__")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Void elements, and those that close each other: they do not nest.
 _FLAT = word_set(
@@ -32,7 +33,7 @@ _FLAT = word_set(
 )
 # An open one of these is opened again in every following block, so their number multiplies.
 _FORMATTING = word_set("a b big code em font i nobr s small strike strong tt u")
-# Python's names of encodings that browsers read by a larger table than the name says.
+# Encodings for which browsers use a larger table than Python does under the same name.
 _WHATWG = {
     **dict.fromkeys(("gbk", "gb2312", "gb18030"), "gb18030"),
     **{"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"},
@@ -69,7 +70,12 @@ _ATTRIBUTES = re.compile(_ATTRIBUTE)
 def mentions_image(body: bytes) -> bool:
     """Whether a page can have an image at all; most cannot, and need no parser."""
     # Nearly every page has the first one, which is found without an expression.
-    return b"<img" in body or _IMAGE.search(body) is not None or body.startswith(_UTF_16)
+    return (
+        b"<img" in body
+        or any(word in body for word in _IMAGE_WORDS)
+        or _IMAGE.search(body) is not None
+        or body.startswith(_UTF_16)
+    )
 
 
 def decode(body: bytes, charset: str | None) -> str:
@@ -187,9 +193,9 @@ _SHADOW = re.compile(r"\sshadowroot(?:mode)?\s*=", re.IGNORECASE)
 
 
 def show_shadow_roots(text: str) -> str:
-    """Returns a page with its declarative shadow roots as ordinary elements, which browsers show.
+    """Returns a page with its declarative shadow roots as ordinary elements.
 
-    Other templates stay: they are not shown.
+    Browsers display them; other templates are not displayed and stay templates.
     """
     parts, position, open_templates = list[str](), 0, list[bool]()
     for tag in _TEMPLATE.finditer(text):
@@ -206,7 +212,7 @@ def show_shadow_roots(text: str) -> str:
     return "".join((*parts, text[position:]))
 
 
-# From so many characters on a data: URI is taken out of the markup before anything else reads it.
+# Longer data: URIs are removed from the markup before anything else reads it.
 _LONG_URI = 4_096
 _DATA_URI = re.compile(rf"data:([\w.+-]+/[\w.+-]+)?[^\"'\s<>()]{{{_LONG_URI},}}+")
 INLINE = "urn:data:"

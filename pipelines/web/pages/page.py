@@ -8,7 +8,7 @@ An image's texts include the names that it has for screen readers in addition to
 
 import bisect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -26,63 +26,12 @@ from vlmill.pipelines.web.pages.addresses import (
 )
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
+from vlmill.pipelines.web.pages.references import Labels, captions_by_reference
 from vlmill.pipelines.web.pages.tables import captions_in_tables
 from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
-
-_MAX_LABELS, _MAX_IDS = 500, 4  # of a page, and of an image
-_MAX_CHARS = 2_000
-
-
-class Labels:
-    """Finds what ``aria-label``, ``aria-labelledby`` and a drawing's title say of an image."""
-
-    def __init__(self, tree: LexborHTMLParser) -> None:
-        self._tree = tree
-        self._texts: dict[str, str] = {}
-        self._named: Mapping[str, LexborNode] | None = None
-
-    def find_label(self, node: LexborNode) -> str:
-        """Returns the label of an image or of its link, "" for none."""
-        attributes = node.attributes
-        if label := attributes.get("aria-label"):
-            return label
-        if ids := attributes.get("aria-labelledby"):
-            return " ".join(
-                filter(None, (self._text(element_id) for element_id in ids.split()[:_MAX_IDS]))
-            )
-        if node.tag == "image":
-            return _title_of_drawing(node)
-        return ""
-
-    def _text(self, name: str) -> str:
-        """The text of the element with an id; each is read once, and not too many."""
-        text = self._texts.get(name)
-        if text is None:
-            if len(self._texts) >= _MAX_LABELS:
-                return ""
-            if self._named is None:
-                nodes = reversed(self._tree.css("[id]"))  # of several with one id the first counts
-                self._named = {node.attributes["id"] or "": node for node in nodes}
-            node = self._named.get(name)
-            text = self._texts[name] = "" if node is None else _plain(node)
-        return text
-
-
-def _plain(node: LexborNode) -> str:
-    return (node.attributes.get("aria-label") or node.text(deep=True) or "")[:_MAX_CHARS]
-
-
-def _title_of_drawing(node: LexborNode) -> str:
-    """The ``title`` of the SVG drawing that an image is part of."""
-    above = node.parent
-    while above is not None and above.tag not in ("svg", "body"):
-        above = above.parent
-    title = above.css_first("title") if above is not None and above.tag == "svg" else None
-    return "" if title is None else _plain(title)
-
 
 _MAX_LINK, _MAX_LINK_TEXT = 300, 500
 _BASE = re.compile(rb"<base[\s/]", re.IGNORECASE)  # most pages have none
@@ -180,6 +129,7 @@ def _images(
     in_cells = sum("td" in spot.ancestors for spot in spots)
     in_tables = captions_in_tables(tree) if in_cells > 1 else {}
     labels = Labels(tree)
+    referenced = captions_by_reference(tree, labels)
     bytes_left = MAX_INLINE_BYTES
     images = []
     for order, spot in enumerate(spots):
@@ -206,7 +156,9 @@ def _images(
                 or fold(link.attributes.get("title") if link else "", _MAX_LINK_TEXT),
                 label=fold(labels.find_label(spot.node), max_chars)
                 or fold(labels.find_label(link) if link else "", _MAX_LINK_TEXT),
-                caption=captions.get(order) or in_tables.get(spot.node.mem_id, ""),
+                caption=captions.get(order)
+                or in_tables.get(spot.node.mem_id)
+                or fold(referenced.get(spot.node.mem_id), max_chars),
                 block=bisect.bisect_left(numbers, spot.block),
                 path=spot.path,
                 width=width,

@@ -30,8 +30,8 @@ MIN_CASED = 15  # words; of fewer, capitals may be a name or a headline's style
 MAX_CAPITALS = 0.8  # of the letters
 MAX_MARKS = 0.3  # of what is no space
 MAX_NAME_CHARS = 200
-# Agencies whose names are nothing else, and those that are also names or words: these are credits
-# only beside a slash or a word for images.
+# Agencies with unambiguous names, and agencies whose names are also words: these are credits only
+# next to a slash or a word for images.
 _AGENCY = (
     r"(?:getty|reuters|shutterstock|istock|alamy|flickr|wikimedia|unsplash|pexels|corbis|afp|"
     r"associated press|ap photo|ap images|a\.?p\.?|epa|abc news|cbs|nbc|cnn|bbc|fox news)"
@@ -103,8 +103,8 @@ _REPEATED_MARKS = re.compile(r"([!?*~$^])\s?\1\s?\1|[#@]\w+\s[^#@]{0,20}[#@]\w+\
 _MARKS = re.compile(r"[^\w\s]")
 _DENSE = re.compile(f"[{DENSE_LETTERS}]")
 
-# A button's or a link's words: a verb and right after it what it does it to. A view from the top of
-# the tower and a shop full of things begin like these.
+# Labels of buttons and links: a verb directly followed by its object. "View from the top of the
+# tower" and "Shop window full of eggs" only begin like them.
 _VERB = (
     r"(?:read|see|view|show|learn|find out|load|skip|go|back|next|previous|share|follow|register|"
     r"download|buy|shop|get|watch)(?: (?:to|the|our|your|my|a|on|in|for|it|at|us))*"
@@ -133,8 +133,8 @@ _BOILERPLATE = re.compile(
     r"|^\d+ (?:comments?|likes?|views?|shares?|replies|reviews?)\b(?! of\b)",
     _I,
 )
-# Short on purpose: what in a caption means pornography or spam and little else. A frigate escorts,
-# a duck lives in torrents, and XXX is a number: such words count with their company alone.
+# Short on purpose: words that in a caption mean pornography or spam and little else. Words with a
+# second meaning ("escorts", "torrent", "XXX") count only next to words that exclude it.
 _BLOCKED = re.compile(
     r"\b(?:porn\w*|(?-i:xxx)|xxx[- ](?:rated|videos?|movies?|porn|tube|pics?|sex|girls?)|"
     r"hentai|milfs?|blowjobs?|cumshots?|camgirls?|gangbang|deepthroat|"

@@ -18,7 +18,7 @@ from vlmill.runtime.net.urls import ESCAPED
 
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 JOINERS = "\u200c\u200d"
-"""They join or part the letters of a word (Persian, Indic scripts), and the parts of an emoji."""
+"""They join or separate letters of a word (Persian, Indic scripts) and join parts of an emoji."""
 # Inside a character class: scripts whose writers put no spaces between words. A letter of theirs
 # stands for a syllable or more, as does one of Korean.
 UNSPACED_LETTERS = (
@@ -65,7 +65,7 @@ def word_pattern() -> str:
     return rf"(?:{letters})+(?:['’.-](?:{letters})+)*"
 
 
-# Where Unicode 17 has marks; looking through all of it would take 0.1 s.
+# Blocks of Unicode 17 that contain marks; searching all of Unicode takes 0.1 s.
 _MARK_BLOCKS = (
     *((0x300, 0x3100), (0xA600, 0xAC00), (0xFB1E, 0xFB1F), (0xFE00, 0xFE30), (0x10000, 0x12000)),
     *((0x13400, 0x13480), (0x16100, 0x17000), (0x1BC00, 0x1BD00), (0x1CF00, 0x1D300)),
@@ -98,7 +98,7 @@ def without_marks(text: str) -> str:
     return text if text.isascii() else _attached().sub("", text)
 
 
-# What "F-16", "A380", "Boeing 747-400", "R2-D2" and "COVID-19" are like, and "IMG-1234" is not.
+# Matches "F-16", "A380", "Boeing 747-400", "R2-D2" and "COVID-19", but not "IMG-1234".
 _DESIGNATION = re.compile(
     r"(?!(?:img|image|dsc\w?|pict?|cimg|mvi|sam|wp|photo|picture|file|slide|fig|figure|abb|"
     r"page|screen|screenshot|bild|foto|thumb|banner|header|icon|logo|untitled|scan|p)[ -]?\d)"

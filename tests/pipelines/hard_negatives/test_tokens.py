@@ -12,6 +12,8 @@ CHINESE, JAPANESE, THAI = "红色的猫在垫子上", "赤い猫がマットの�
     ("tokenizer", "text", "words"),
     [
         ("words", "A red Cat, 2 mats", {"red", "cat", "mats"}),
+        ("words", "किसान खेत में, बच्चे नदी पर", {"किसान", "खेत", "बच्चे", "नदी"}),
+        ("words", "سَيَّارَةٌ حَمْرَاءُ", {"سَيَّارَةٌ", "حَمْرَاءُ"}),
         ("whitespace", "红色 的 Cat", {"红色", "的", "cat"}),
         ("jieba", f"{CHINESE} Mat", {"红色", "垫子", "mat"}),
         ("sudachi", JAPANESE, {"猫", "マット"}),

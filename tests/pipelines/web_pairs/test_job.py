@@ -242,8 +242,9 @@ def test_finished_continued_refused_fresh(
     capsys.readouterr()
     assert run(warcs, out, "--min-side", "330") == 2
     assert "--fresh" in capsys.readouterr().err
-    assert run(warcs, out, "--min-side", "330", "--fresh") == 1
-    assert "0 pairs" in capsys.readouterr().out
+    assert run(warcs, out, "--min-side", "330", "--fresh") == 0
+    captured = capsys.readouterr()
+    assert "0 pairs" in captured.out and "warning: no pair" in captured.err
 
 
 @pytest.mark.usefixtures("in_a_loop")

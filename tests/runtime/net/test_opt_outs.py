@@ -8,6 +8,8 @@ from vlmill.runtime.net.opt_outs import (
     first_opt_out,
     header_opt_outs,
     meta_opt_outs,
+    robots_signals,
+    signals_forbid,
     tdmrep_reserves,
     tdmrep_url,
 )
@@ -109,3 +111,41 @@ def test_what_is_no_tdmrep_reserves_nothing(content: bytes) -> None:
 
 def test_where_tdmrep_stands() -> None:
     assert tdmrep_url("http://a.org:81/b?c") == "http://a.org:81/.well-known/tdmrep.json"
+
+
+@pytest.mark.parametrize(
+    ("value", "forbidden"),
+    [
+        ("search=yes, ai-train=no", True),
+        ("train-ai=n", True),
+        ("Train-AI = N;exp=1, search=y", True),
+        ("search=no, ai-train=yes", False),
+        ("ai-input=no", False),
+        ("", False),
+    ],
+)
+def test_content_signals(value: str, forbidden: bool) -> None:
+    expected = {Reason.NO_AI} if forbidden else set()
+    assert header_opt_outs({"content-usage": value}) == expected
+    assert header_opt_outs({"content-signal": value}) == expected
+
+
+@pytest.mark.parametrize("content", ["noindex nofollow", "noai; noimageai", "NoAI,NoImageAI"])
+def test_directives_are_separated_by_whatever_sites_write(content: str) -> None:
+    assert meta_opt_outs([("robots", content)])
+
+
+def test_signals_of_robots_txt_by_group_and_path() -> None:
+    text = (
+        "User-agent: *\nContent-Signal: search=yes, ai-train=no\nDisallow: /private\n\n"
+        "User-agent: other\nContent-Usage: train-ai=y\n"
+    )
+    assert signals_forbid(robots_signals(text), "http://a.org/x")
+    paths = "User-agent: *\nContent-Usage: train-ai=n\nContent-Usage: /open train-ai=y\n"
+    signals = robots_signals(paths)
+    assert signals_forbid(signals, "http://a.org/x")
+    assert not signals_forbid(signals, "http://a.org/open/x")
+    own = "User-agent: *\nContent-Usage: train-ai=n\n\n"
+    own += "User-agent: vlmill\nContent-Usage: train-ai=y\n"
+    assert not signals_forbid(robots_signals(own), "http://a.org/x")
+    assert robots_signals("<html>Content-Signal</html>") == []

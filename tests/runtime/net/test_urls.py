@@ -78,3 +78,28 @@ def test_international_hosts(host: str, ascii_host: str | None) -> None:
 )
 def test_the_fast_way_gives_what_the_whole_rule_gives(base: str, reference: str) -> None:
     assert resolve(base, reference) == resolve_any(base, reference)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://www.a.org/b.jpg", "https://a.org/b.jpg"),
+        ("http://a.org/b%2Cc~d.jpg", "http://a.org/b,c%7Ed.jpg"),
+        ("http://a.org/b.jpg?v=17&t=2", "http://a.org/b.jpg"),
+    ],
+)
+def test_forms_of_one_image_join(one: str, other: str) -> None:
+    assert join_key(one) == join_key(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://a.org/b.jpg?w=17", "http://a.org/b.jpg"),
+        ("http://a.org/show.php?v=17", "http://a.org/show.php?v=18"),
+        ("http://a.org/b%2Fc.jpg", "http://a.org/b/c.jpg"),
+        ("http://a.org/b.jpg", "http://b.org/b.jpg"),
+    ],
+)
+def test_different_images_do_not_join(one: str, other: str) -> None:
+    assert join_key(one) != join_key(other)

@@ -138,3 +138,54 @@ def test_a_image_of_every_page_belongs_to_the_site() -> None:
 def test_scores_are_probabilities() -> None:
     assert probability(0.0) == 0.5
     assert (probability(-1e9), probability(1e9)) == (0.0, 1.0)
+
+
+def test_a_text_belongs_to_the_nearest_image_or_to_none() -> None:
+    """A sentence after several images is not the caption of all; a row of images has none."""
+    two = ARTICLE.format("<img src=1.jpg><img src=2.jpg><p>Here is the harbour at dawn.")
+    found = chosen(joined(two))
+    assert found.count("Here is the harbour at dawn.") <= 1
+    row = ARTICLE.format(
+        "<p>Before.<img src=1.jpg><img src=2.jpg><img src=3.jpg><p>Here is the harbour at dawn."
+    )
+    assert "Here is the harbour at dawn." not in chosen(joined(row))
+    named = row.replace("3.jpg", "harbour-dawn.jpg")
+    assert chosen(joined(named))[2] == "Here is the harbour at dawn."
+
+
+def test_a_caption_comes_before_headings() -> None:
+    page = (
+        "<title>Kettle Mill</title><main><h1>Kettle Mill</h1><table class=infobox><tr><td>"
+        "<img src=Kettle_mill.jpg><div class=infobox-caption>Kettle Mill from the south in spring"
+        "</div></table><p>It is a water mill of the seventeenth century.</main>"
+    )
+    assert chosen(joined(page)) == ["Kettle Mill from the south in spring"]
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<div class='layout ad-free'><figure>{}<figcaption>{}</figcaption></figure></div>",
+        "<figure><button class='btn btn-link'>{}</button><figcaption>{}</figcaption></figure>",
+        "<figure><a class='image-magnify-lightbox'>{}</a><figcaption>{}</figcaption></figure>",
+        "<aside><figure>{}<figcaption>{}</figcaption></figure></aside>",
+        "<div class='no-ads badge'><figure>{}<figcaption>{}</figcaption></figure></div>",
+    ],
+)
+def test_no_single_word_removes_an_image(markup: str) -> None:
+    body = markup.format("<img src=http://pixel.a.org/counter-7.jpg>", "A baker arranges loaves.")
+    assert chosen(joined(ARTICLE.format(body))) == ["A baker arranges loaves."]
+
+
+def test_copies_of_a_gallery_are_one_image() -> None:
+    shirt = "<div><img src=shirt.jpg alt='Blue linen shirt on a hanger'></div>"
+    assert chosen(joined(ARTICLE.format(shirt * 4))) == ["Blue linen shirt on a hanger"] * 4
+    bullets = ARTICLE.format("<p><img src=b.jpg alt=''> A point of the list of many points." * 4)
+    assert chosen(joined(bullets)) == [Reason.REPEATED] * 4
+
+
+def test_an_alt_text_may_be_long_and_a_sentence_nearby_may_not() -> None:
+    words = "with a baker in a white apron who arranges loaves of dark bread on a wooden stall "
+    long = f"A wide street market in a small town {words}{words}and a black dog below it all"
+    assert chosen(joined(ARTICLE.format(f"<img src=1.jpg alt='{long}'>"))) == [long]
+    assert long not in chosen(joined(ARTICLE.format(f"<img src=1.jpg><p>{long}.")))

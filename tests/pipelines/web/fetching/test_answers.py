@@ -62,11 +62,16 @@ def test_a_image_is_archived() -> None:
 
 def test_of_a_page_its_images_are_wanted() -> None:
     judgement = judged(content=PAGE, headers=HTML)
-    assert [(w.url, w.source, w.follow) for w in judgement.entries] == [
-        ("http://a.org/x/a.jpg", "fetch_pictures", -1),
-        ("http://a.org/x/c.jpg", "fetch_pictures", -1),
-        ("http://a.org/a2.jpg", "fetch_pictures", -1),
+    assert [(w.url, w.alternatives, w.source, w.follow) for w in judgement.entries] == [
+        (
+            "http://a.org/x/c.jpg",  # the largest; the others only if it fails
+            ("http://a.org/x/b.jpg", "http://a.org/x/a.jpg"),
+            "fetch_pictures",
+            -1,
+        ),
+        ("http://a.org/a2.jpg", (), "fetch_pictures", -1),
     ]
+    assert {w.referrer for w in judgement.entries} == {URL}
 
 
 def test_links_are_wanted_where_they_are_followed() -> None:
@@ -144,7 +149,9 @@ def test_not_modified_is_an_outcome_of_a_question_alone() -> None:
     [
         ("7", 7.0),
         ("Thu, 01 Jan 1970 00:00:30 GMT", 20.0),
-        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("1.5", 1.5),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", None),  # it is over
+        ("2026-11-27T12:00:00Z", None),
         ("soon", None),
         ("-1", None),
         ("", None),

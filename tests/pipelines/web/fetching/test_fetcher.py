@@ -296,3 +296,33 @@ def test_a_killed_run_waits_before_it_asks(run: Run, journal: Journal) -> None:
     world = World(images(url))
     run(world)
     assert world.asked[0][0] >= 1_001
+
+
+def moved(url: str) -> dict[str, Any]:
+    return {"status": 302, "headers": {"location": url}, "location": url}
+
+
+def test_redirects_in_a_circle_are_rejects(run: Run) -> None:
+    own, first, second = (f"http://a.org/{name}" for name in ("own", "1", "2"))
+    world = World({own: [moved(own)], first: [moved(second)], second: [moved(first)]})
+    found = run(world, own, first, second)
+    assert {outcome for outcome, _ in found.values()} == {"too_many_redirects"}
+    assert "cookies are not kept" in str(found[own][1])
+
+
+def test_of_an_image_the_next_address_is_asked_for_only_after_a_failure(run: Run) -> None:
+    page = b"<img srcset='s.jpg 1x, m.jpg 2x, l.jpg 3x'><img srcset='x.jpg 1x, y.jpg 2x'>"
+    url = "http://a.org/"
+    answer = {"status": 200, "content": page, "headers": {"content-type": "text/html"}}
+    world = World({**images(*(f"{url}{n}.jpg" for n in "msxy")), url: [answer]})
+    assert run(world, url)[f"{url}l.jpg"][0] == "bad_status"
+    asked = [url.rpartition("/")[2] for url in world.urls()]
+    assert asked == ["", "l.jpg", "y.jpg", "m.jpg"]
+
+
+def test_a_site_that_forbids_training_is_not_fetched(run: Run) -> None:
+    url = "http://a.org/a.jpg"
+    robots = {"status": 200, "content": b"User-agent: *\nContent-Signal: ai-train=no\n"}
+    world = World({**images(url), "http://a.org/robots.txt": [robots]})
+    assert run(world, url)[url] == ("no_ai", "by robots.txt")
+    assert world.urls() == []

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from worlds.hostile_images import IMAGES
 
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_image, open_examiner
@@ -36,7 +37,8 @@ def test_both_sides_must_be_above_the_limit(image: Make) -> None:
 
 def test_reasons(image: Make) -> None:
     assert examine(image(1001, 1000)) == Reason.TOO_LARGE
-    assert examine(image(400, 400, format="BMP")) == Reason.UNSUPPORTED_FORMAT
+    assert isinstance(examine(image(400, 400, format="BMP")), ImageFacts)
+    assert examine(image(400, 400, format="PPM")) == Reason.UNSUPPORTED_FORMAT
     assert examine(b"<svg xmlns='http://www.w3.org/2000/svg'/>") == Reason.UNSUPPORTED_FORMAT
     assert examine(image(400, 400)[:-600]) == Reason.UNREADABLE_IMAGE
     assert examine(b"") == Reason.UNREADABLE_IMAGE
@@ -97,3 +99,39 @@ def test_costly_image_is_dropped_and_the_next_one_is_not(image: Make) -> None:
         drop = examiner.examine(hostile)
         assert isinstance(drop, Drop) and drop.reason is Reason.TOO_EXPENSIVE
         assert isinstance(examiner.examine(image(301, 302)), ImageFacts)
+
+
+def test_a_camera_s_jpeg_with_a_second_image_is_a_jpeg(image: Make) -> None:
+    first, preview = (Image.open(io.BytesIO(image(side, side, seed=side))) for side in (400, 320))
+    out = io.BytesIO()
+    first.save(out, "MPO", save_all=True, append_images=[preview])
+    facts = examine(out.getvalue())
+    assert isinstance(facts, ImageFacts) and (facts.width, facts.format) == (400, "jpeg")
+
+
+def test_the_history_that_an_editor_left_in_a_png_is_not_read(image: Make) -> None:
+    info = PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", "x" * (2 << 20), zip=True)
+    out = io.BytesIO()
+    Image.open(io.BytesIO(image(400, 400, format="PNG"))).save(out, "PNG", pnginfo=info)
+    assert isinstance(examine(out.getvalue()), ImageFacts)
+
+
+def test_an_image_of_one_colour_is_refused_where_that_is_asked() -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (400, 400), (200, 30, 30)).save(out, "JPEG")
+    settings = {"min_side_px": 300, "max_pixels": 1_000_000}
+    found = examine_image(out.getvalue(), blank=False, **settings)
+    assert isinstance(found, Drop) and found.reason is Reason.BLANK_IMAGE
+    assert isinstance(examine_image(out.getvalue(), **settings), ImageFacts)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF"])
+def test_headers_give_the_size_and_a_cut_is_seen(image: Make, format: str) -> None:
+    data = image(400, 420, format=format)
+    settings = {"min_side_px": 300, "max_pixels": 1_000_000, "headers": True}
+    facts = examine_image(data, **settings)
+    assert isinstance(facts, ImageFacts)
+    assert (facts.width, facts.height, facts.phash) == (400, 420, None)
+    cut = examine_image(data[: len(data) // 2], **settings)
+    assert isinstance(cut, Drop) and cut.reason is Reason.UNREADABLE_IMAGE

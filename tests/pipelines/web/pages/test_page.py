@@ -1,8 +1,9 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.web.pages.addresses import srcset
-from vlmill.pipelines.web.pages.markup import parse
+from vlmill.pipelines.web.pages.addresses import proxied, srcset
+from vlmill.pipelines.web.pages.markup import parse, take_out_data
 from vlmill.pipelines.web.pages.page import Page, PageImage, read_page
 from vlmill.runtime.units.funnel import Drop
 
@@ -40,7 +41,7 @@ def test_variants_of_one_image() -> None:
         "<img src=small.jpg data-src=lazy.jpg srcset='m.jpg 400w, l.jpg 800w'></picture></a>"
     )
     names = [url.rsplit("/", 1)[1] for url in image.urls]
-    assert names == ["lazy.jpg", "small.jpg", "l.jpg", "m.jpg", "s.webp", "full.jpg"]
+    assert names == ["l.jpg", "m.jpg", "lazy.jpg", "small.jpg", "s.webp", "full.jpg"]
     assert image.links_to_picture
 
 
@@ -176,3 +177,108 @@ def test_images_in_drawings() -> None:
     assert one("<svg><image href=b.jpg></image></svg>").urls == ("http://a.org/dir/b.jpg",)
     assert page("<svg><image></image><path/></svg>").images[0].urls == ()
     assert len(page("<svg><image href=b.jpg /><image href=c.jpg /></svg>", images=1).images) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "references"),
+    [
+        ("a.jpg, b.jpg 2x", ["b.jpg", "a.jpg"]),
+        ("x,y.jpg 300w,z.jpg 1e3w", ["z.jpg", "x,y.jpg"]),
+        ("a.jpg 300w 200h, b.jpg 600w 400h", ["b.jpg", "a.jpg"]),
+        ("data:image/gif;base64,AAAA 1x, b.jpg 2x", ["b.jpg", "data:image/gif;base64,AAAA"]),
+        (" , a.jpg 1.5x,b.jpg 3x , ", ["b.jpg", "a.jpg"]),
+    ],
+)
+def test_every_form_of_srcset(value: str, references: list[str]) -> None:
+    assert srcset(value) == references
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://a.org/_next/image?url=https%3A%2F%2Fb.org%2Fa.jpg&w=3", "https://b.org/a.jpg"),
+        ("http://a.org/_next/image?url=%2Fa.jpg&w=3", "http://a.org/a.jpg"),
+        ("http://a.org/_ipx/w_640/https://b.org/a.jpg", "https://b.org/a.jpg"),
+        ("http://a.org/image/fetch/w_4/https%3A%2F%2Fb.org%2Fa.jpeg", "https://b.org/a.jpeg"),
+        ("https://i0.wp.com/b.org/a.jpg?w=3", "https://b.org/a.jpg"),
+        ("http://a.org/login?url=https://b.org/", None),
+    ],
+)
+def test_the_original_of_an_image_proxy(url: str, origin: str | None) -> None:
+    assert proxied(url) == origin
+
+
+def test_images_of_objects_and_late_backgrounds() -> None:
+    image = one("<object data=a.jpg type=image/jpeg width=640>Loaves</object>")
+    assert (image.urls, image.width) == (("http://a.org/dir/a.jpg",), 640)
+    assert one("<object data=a.svg type=image/svg+xml><img src=b.jpg></object>").urls == (
+        "http://a.org/dir/b.jpg",
+    )
+    pier = one("<div class=hero role=img aria-label='A pier at dawn' data-bg='/pier.jpg'></div>")
+    assert (pier.urls, pier.label) == (("http://a.org/pier.jpg",), "A pier at dawn")
+
+
+def test_preloads_give_further_addresses() -> None:
+    markup = (
+        "<head><link rel=preload as=image imagesrcset='s.jpg 640w, l.jpg 1920w'></head>"
+        "<body><img src=s.jpg></body>"
+    )
+    assert one(markup).urls == ("http://a.org/dir/s.jpg", "http://a.org/dir/l.jpg")
+
+
+def test_shadow_roots_are_shown_and_templates_are_not() -> None:
+    markup = (
+        "<x-card><template shadowrootmode=open><template><img src=no.jpg></template>"
+        "<img src=a.jpg></template></x-card><template><img src=b.jpg></template>"
+    )
+    assert one(markup).urls == ("http://a.org/dir/a.jpg",)
+
+
+@pytest.mark.parametrize(
+    "json",
+    [
+        '{"@type": "ImageObject", "url": "a.jpg", "caption": "Two lines\nof text"}',
+        '//<![CDATA[\n{"@type":"ImageObject","url":"a.jpg","caption":"Two lines of text"}\n//]]>',
+        '<!-- {"@type":"ImageObject",/* c */"url":"a.jpg","caption":"Two lines of text",} -->',
+    ],
+)
+def test_json_ld_as_themes_write_it(json: str) -> None:
+    image = one(f'<script type="application/ld+json">{json}</script>')
+    assert (image.urls, image.label) == (("http://a.org/dir/a.jpg",), "Two lines of text")
+
+
+def test_data_of_a_front_end_names_images_with_their_texts() -> None:
+    data = '{"props": {"hero": {"src": "/h.jpg", "alt": "A boat at low tide"}, "x": {"src": "y"}}}'
+    image = one(f'<script id=__NEXT_DATA__ type="application/json">{data}</script>')
+    assert (image.urls, image.label) == (("http://a.org/h.jpg",), "A boat at low tide")
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<img src=a.jpg aria-describedby=d><p id=d>A red boat</p>",
+        "<div role=figure aria-labelledby=d><img src=a.jpg></div><p id=d>A red boat</p>",
+        "<div itemscope itemtype='https://schema.org/ImageObject'><img itemprop=contentUrl "
+        "src=a.jpg><meta itemprop=caption content='A red boat'></div>",
+        "<table class='infobox v'><tr><td colspan=2><img src=a.jpg><tr><td>A red boat</table>",
+        "<figure><img src=a.jpg><figcaption>A red boat <span class=photo-credit>Jane Doe</span>"
+        "</figcaption></figure>",
+        "<figure><img src=a.jpg><figcaption><small class=credit>Jane Doe</small> A red boat"
+        "</figcaption></figure>",
+    ],
+)
+def test_captions_by_reference_without_credits(markup: str) -> None:
+    assert one(f"<body>{markup}</body>").caption == "A red boat"
+
+
+def test_data_uris_leave_the_markup_and_their_images_stay() -> None:
+    jpeg = "data:image/jpeg;base64," + "/9j/" * 2_000
+    font = "data:font/woff2;base64," + "AAAA" * 2_000
+    source = take_out_data(f"<style>@font-face{{src:url({font})}}</style><img src='{jpeg}'>")
+    assert len(source.text) < 200 and source.data_images == [jpeg]
+    tree = parse(source.text, max_nesting=1_000)
+    assert not isinstance(tree, Drop)
+    read = read_page(tree, URL, max_text_chars=9, max_images=9, data_images=source.data_images)
+    assert not isinstance(read, Drop)
+    ((name, data),) = read.inline
+    assert read.images[0].urls == (name,) and data == b"\xff\xd8\xff" * 2_000

@@ -101,7 +101,10 @@ def test_captions_are_in_their_pages_language(text: str, language: str, is_dropp
 
 def test_lists_of_languages() -> None:
     assert parse_languages("en") == frozenset({"en"})
-    assert parse_languages("EN, zh-Hant,iw") == frozenset({"en", "zh", "he"})
+    assert parse_languages("EN, zh-Hant,iw") == frozenset({"en", "zh-hant", "he"})
+    assert parse_languages("zh-TW,zh_CN,zh") == frozenset({"zh-hant", "zh-hans", "zh"})
+    assert parse_languages("pt-BR,eng,nb,fil") == frozenset({"pt", "en", "no", "tl"})
+    assert parse_languages("no") == frozenset({"no", "nn"})
     assert parse_languages("any") is None
     for wrong in ("", "en,", "english", "en;de", "any,en,x1"):
         with pytest.raises(InputError, match="--language"):
