@@ -3,7 +3,7 @@
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vlmill.extract.config import PAGE, ExtractConfig, InputLimits, require_weights
@@ -285,7 +285,7 @@ def command_show(arguments: argparse.Namespace) -> int:
 def command(argv: Sequence[str]) -> int:
     """Parses and runs; raises InputError for a user's mistake."""
     arguments = parser().parse_args(argv)
-    commands = {
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "run": command_run,
         "serve": command_serve,
         "verify": command_verify,

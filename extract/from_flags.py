@@ -212,8 +212,12 @@ def attach_parts(detector: "Detector", arguments: argparse.Namespace) -> "Detect
     """
     from vlmill.extract.detect.names import given_names
 
-    files = [getattr(arguments, f"names_of_{what}", None) for what in ("classes", "attributes")]
-    names_found = given_names(detector.model.config, *files, detector.names)
+    names_found = given_names(
+        detector.model.config,
+        getattr(arguments, "names_of_classes", None),
+        getattr(arguments, "names_of_attributes", None),
+        detector.names,
+    )
     detector = dataclasses.replace(detector, names=names_found)
     names = parse_global_names(arguments)
     if not names:

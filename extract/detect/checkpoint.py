@@ -51,7 +51,7 @@ def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]
     notes = dict[Any, Any]()
     for state in states:
         metadata = getattr(state, "_metadata", None)
-        notes |= {name: metadata[name] for name in metadata or ()}
+        notes |= metadata if isinstance(metadata, dict) else {}
     while prefix := wrapping_prefix(tensors, PREFIXES):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         notes = {

@@ -15,7 +15,7 @@ from vlmill.inference.show.folder import FolderSummary, read_folder
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.atomic import temporary_folder
-from vlmill.runtime.files.checkpoints import CHECKPOINTS
+from vlmill.runtime.files.checkpoints import CHECKPOINTS, TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.runtime.files.listed import FILE_RECORD
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath
@@ -27,7 +27,6 @@ from vlmill.schemas.plurals import format_count
 from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint, save_tensors
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 from vlmill.train.checkpoints.named import CARD, DETECTOR, FILES, RECIPE, find_pickles
-from vlmill.train.checkpoints.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 
 # A recipe's absolute paths are reduced to names: the paths are private.

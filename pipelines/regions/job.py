@@ -32,6 +32,7 @@ from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
@@ -104,7 +105,7 @@ def extract(run: RegionsRun, unit: Unit) -> Result:
     from vlmill.extract.images.plan import InputImage
     from vlmill.extract.run.job import Part, make_shards
 
-    planned = json.loads(run.plan_path(unit.number).read_bytes())
+    planned = parse_json(run.plan_path(unit.number).read_bytes())
     images = [InputImage(**image) for image in planned]
     part = Part(index=unit.number, total=run.num_shards, images=images)
     label = f"regions, shard {unit.number}"

@@ -12,14 +12,9 @@ import pyarrow.compute as pc
 from vlmill.pipelines.tables.choice import NO_KEYS, Bools, Dropped, compute_keys, groups
 from vlmill.pipelines.tables.inputs import TableInput
 from vlmill.runtime.console.lineage import CHECKPOINT
+from vlmill.runtime.files.checkpoints import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.runtime.files.listed import FILE_RECORD, parse_record, require_unchanged
-from vlmill.runtime.readers.trained_on import (
-    TRAINED_IMAGES,
-    TRAINED_PAIRS,
-    Keys,
-    known_keys,
-    mapped_keys,
-)
+from vlmill.runtime.readers.trained_on import Keys, known_keys, mapped_keys
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
 from vlmill.schemas.plain_json import read_json

@@ -12,6 +12,8 @@ from pathlib import Path
 from vlmill.runtime.files.atomic import TEMPORARY_PREFIX
 
 CHECKPOINTS, STEP = "checkpoints", "step-"
+# Of a checkpoint: the hashes of its training data (vlmill.runtime.readers.trained_on).
+TRAINED_PAIRS, TRAINED_IMAGES = "trained_pairs.npy", "trained_images.npy"
 
 
 def step_folder(output: str | Path, step: int) -> Path:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from vlmill.schemas.ids import key64
 
 Keys = npt.NDArray[np.uint64]
-TRAINED_PAIRS, TRAINED_IMAGES = "trained_pairs.npy", "trained_images.npy"
 
 
 def mapped_keys(path: Path) -> Keys:

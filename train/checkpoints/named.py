@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.files.checkpoints import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.runtime.net.addresses import parse_networks
-from vlmill.runtime.readers.trained_on import TRAINED_IMAGES, TRAINED_PAIRS
 from vlmill.runtime.weights.download import download_recorded
 from vlmill.runtime.weights.hub import fetch_files, select_below
 from vlmill.runtime.weights.names import HubLocation, is_named, parse_name
@@ -76,7 +76,8 @@ def resolve_arguments(args: argparse.Namespace) -> None:
     Raises what :func:`resolve_checkpoint` does.
     """
     for flag in ("init", "checkpoint", "first_stage", "folder"):
-        if is_named(value := getattr(args, flag, None)):
+        value = getattr(args, flag, None)
+        if value is not None and is_named(value):
             folder = resolve_checkpoint(value, allow_addresses=args.allow_address)
             setattr(args, flag, folder if flag in ("checkpoint", "folder") else str(folder))
 

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vlmill.runtime.readers.trained_on import (
-    TRAINED_IMAGES,
-    TRAINED_PAIRS,
-    count_known,
-    mapped_keys,
-)
+from vlmill.runtime.files.checkpoints import TRAINED_IMAGES, TRAINED_PAIRS
+from vlmill.runtime.readers.trained_on import count_known, mapped_keys
 from vlmill.train.loading.arrays import Keys
 
 __all__ = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vlmill.runtime.settings.plain_fields import to_plain
+from vlmill.schemas.plain_json import read_json
 from vlmill.train.settings.spec import RunSettings
 
 FILE = Path(__file__).with_name("sizes.json")
@@ -44,4 +45,4 @@ def size_key(recipe: RunSettings) -> str:
 @cache
 def read_sizes() -> dict[str, ModelSize]:
     """Returns the sizes in the file, by `size_key`."""
-    return {k: ModelSize(*size) for k, size in json.loads(FILE.read_bytes()).items()}
+    return {k: ModelSize(*size) for k, size in read_json(FILE).items()}

@@ -47,7 +47,7 @@ class _PlainParser(argparse.ArgumentParser):
         self.add_argument(*args, **kwargs)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Any:
     """Returns an empty parser for the declarations of Beam's options: Beam's, a private class, or
     a plain one.
     """
@@ -55,8 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
         from apache_beam.options.pipeline_options import _BeamArgumentParser
     except ImportError:
         return _PlainParser(add_help=False, allow_abbrev=False)
-    parser: argparse.ArgumentParser = _BeamArgumentParser(add_help=False, allow_abbrev=False)
-    return parser
+    return _BeamArgumentParser(add_help=False, allow_abbrev=False)
 
 
 def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOptions:

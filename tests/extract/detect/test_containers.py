@@ -112,8 +112,8 @@ def test_half_precision_is_read_up_to_rounding(dtype: torch.dtype, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("w.pth.gz", gzip.compress(b"x"), "compressed by gzip; unpack it first"),
-        ("w.pth", gzip.compress(b"x"), "compressed by gzip; unpack it first"),
+        ("w.pth.gz", gzip.compress(b"x", mtime=0), "compressed by gzip; unpack it first"),
+        ("w.pth", gzip.compress(b"x", mtime=0), "compressed by gzip; unpack it first"),
         ("w.pth", b"version https://git-lfs.github.com/spec/v1\noid", "pointer of Git LFS"),
         ("w.pth", b"<!DOCTYPE html><html>", "a page of the web; download the file itself"),
     ],

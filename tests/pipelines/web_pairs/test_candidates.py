@@ -1,11 +1,13 @@
 """Several texts of an image are kept and scored with it; what a site's robots.txt says counts."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import write_world
@@ -141,6 +143,19 @@ def test_candidates_are_scored_and_chosen(kept: Path, scorer: Path, tmp_path: Pa
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     assert run(*flags) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+def test_broken_candidates_are_refused(
+    kept: Path, scorer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(kept, broken)
+    (path,) = broken.glob("candidates-*.parquet")
+    pq.write_table(pq.read_table(path).drop_columns("text"), path)
+    flags = ["--candidates", str(broken), "--scorer", str(scorer)]
+    assert run(*flags, "--output", str(tmp_path / "out")) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
+    assert str(path) in line
 
 
 def test_an_output_without_candidates_is_refused(

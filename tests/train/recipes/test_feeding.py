@@ -27,8 +27,16 @@ from vlmill.train.loading.store.pairs import pair_rows
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.loading.vocabulary import train_vocabulary
-from vlmill.train.recipes import Feeding, Masking, Optimizer, Stage
-from vlmill.train.recipes import feeding as feeds
+from vlmill.train.recipes import (
+    Feeding,
+    Masking,
+    Optimizer,
+    Stage,
+    interbert,
+    vilbert,
+    vlbert,
+    vlmo,
+)
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -130,8 +138,8 @@ def test_vilbert(tables: Tables, compression: str) -> None:
     regions = write_regions(tables.regions, compression=compression)
     batches = make(
         tables,
-        feeds.vilbert_feeding(),
-        feeds.vilbert_masking(),
+        vilbert.vilbert_feeding(),
+        vilbert.vilbert_masking(),
         regions=regions,
         negative_text_share=1.0,
     )
@@ -167,8 +175,8 @@ def test_vl_bert(tables: Tables) -> None:
     regions = write_regions(tables.regions, boxes=60)
     batches = make(
         tables,
-        feeds.vlbert_feeding(text_rows=3),
-        feeds.vlbert_masking(),
+        vlbert.vlbert_feeding(text_rows=3),
+        vlbert.vlbert_masking(),
         regions=regions,
         texts=3,
         negative_share=0.0,
@@ -207,8 +215,8 @@ def test_vl_bert(tables: Tables) -> None:
 def test_vl_bert_keeps_the_surest_regions(tables: Tables, compression: str, most: int) -> None:
     """Boxes, features, classes and distributions of a place are one region's of the table."""
     regions = write_regions(tables.regions, boxes=60, compression=compression)
-    feeding = dataclasses.replace(feeds.vlbert_feeding(), flip=0.0, max_regions=most)
-    masking = dataclasses.replace(feeds.vlbert_masking(), regions=0.6)
+    feeding = dataclasses.replace(vlbert.vlbert_feeding(), flip=0.0, max_regions=most)
+    masking = dataclasses.replace(vlbert.vlbert_masking(), regions=0.6)
     batches = make(tables, feeding, masking, regions=regions, negative_share=0.0)
     ids = [row["pair_id"] for b in pair_rows(tables.pairs) for row in b]
     batch = (stored := batches.assembled(0)).to("cpu")
@@ -245,8 +253,8 @@ def test_interbert(tables: Tables) -> None:
     for released in (False, True):
         batches = make(
             tables,
-            feeds.interbert_feeding(released=released),
-            feeds.interbert_masking(released=released),
+            interbert.interbert_feeding(released=released),
+            interbert.interbert_masking(released=released),
             regions=regions,
             negative_share=0.5,
             negative_text_share=1.0,
@@ -267,9 +275,9 @@ def test_interbert(tables: Tables) -> None:
 
 def test_vlmo_pairs_texts_and_images(tables: Tables, tmp_path: Path) -> None:
     images = write_images(tmp_path / "images")
-    feeding = feeds.vlmo_feeding(image_size=32)
+    feeding = vlmo.vlmo_feeding(image_size=32)
     batches = make(
-        tables, feeding, feeds.vlmo_masking(), images=images, caption="a dog runs", negative_share=0
+        tables, feeding, vlmo.vlmo_masking(), images=images, caption="a dog runs", negative_share=0
     )
     batch = batches.assembled(0).to("cpu")
     plain, masked = batch.pixel_inputs(masked=False), batch.pixel_inputs(masked=True)
@@ -281,12 +289,12 @@ def test_vlmo_pairs_texts_and_images(tables: Tables, tmp_path: Path) -> None:
     assert batch.pixels is not None and other.pixels is not None
     assert torch.equal(batch.pixels, other.pixels)
 
-    alone = make(tables, feeds.vlmo_text_feeding(), feeds.vlmo_masking(), caption="a dog runs")
+    alone = make(tables, vlmo.vlmo_text_feeding(), vlmo.vlmo_masking(), caption="a dog runs")
     text = alone.assembled(0).to("cpu")
     assert text.pixels is None and len(text.inputs.tokens) == 4
 
-    images_alone = feeds.vlmo_images_feeding(image_size=32, token_size=16)
-    batch = make(tables, images_alone, feeds.vlmo_masking(), images=images).assembled(0).to("cpu")
+    images_alone = vlmo.vlmo_images_feeding(image_size=32, token_size=16)
+    batch = make(tables, images_alone, vlmo.vlmo_masking(), images=images).assembled(0).to("cpu")
     assert batch.pixels is not None and batch.token_pixels is not None
     assert batch.pixels.shape == (4, 3, 32, 32) and batch.token_pixels.shape == (4, 3, 16, 16)
     assert batch.patch_mask is not None and batch.patch_mask.shape == (4, 2, 2)
@@ -299,7 +307,7 @@ def test_where_no_image_can_be_decoded_it_is_said(tables: Tables, tmp_path: Path
     ]
     write_shard(tmp_path / "images", IMAGES, rows)
     images = ImageReader(tmp_path / "images")
-    batches = make(tables, feeds.vlmo_feeding(image_size=32), Masking(), images=images)
+    batches = make(tables, vlmo.vlmo_feeding(image_size=32), Masking(), images=images)
     with pytest.raises(InputError, match=r"no image of stage x can be decoded \(image-\d+: no"):
         batches.assembled(0)
     batches.tolerance = Tolerance(images=NUM_IMAGES, share=0.2)
@@ -336,7 +344,7 @@ def test_hard_labels_where_regions_have_no_distribution(tables: Tables) -> None:
     names = [f"image-{i}" for i in range(NUM_IMAGES)]
     tables.write_regions(names, boxes=8)
     reader = RegionReader(tables.regions)
-    batches = make(tables, feeds.vilbert_feeding(), feeds.vilbert_masking(), regions=reader)
+    batches = make(tables, vilbert.vilbert_feeding(), vilbert.vilbert_masking(), regions=reader)
     batch = batches.assembled(0).to("cpu")
     assert batch.class_distributions is None
     columns = batch.masked_regions % batch.inputs.region_mask.shape[1]
