@@ -60,7 +60,7 @@ def test_the_column_of_splits_wins_over_the_name_of_the_file(
     out = made("hf", write_rows(tmp_path / FILE, hub_rows(image)))
     expected = [s for s in ("restval", "train", "test", "val", "test") for _ in range(2)]
     assert splits_of(out) == expected
-    said = "restval 2, train 2 trained on; val 2 for validation; test 4 for test"
+    said = "restval 2, train 2 for training; val 2 for validation; test 4 for test"
     assert f"splits (column split): {said}\n" in capsys.readouterr().out
     assert read_manifest(out)["settings"]["split_column"] == "split"
 

@@ -269,7 +269,7 @@ def test_images_beyond_the_limit_of_a_page_are_one_reject(
 def test_archives_without_a_record_are_rejects(tmp_path: Path) -> None:
     for number, content in enumerate((b"", b"no archive at all", b"\x1f\x8b")):
         (tmp_path / f"{number}.warc").write_bytes(content)
-    assert run(tmp_path / "*.warc", tmp_path / "out") == 0
+    assert run(tmp_path / "*.warc", tmp_path / "out") == 1  # nothing could be read
     rejects = rows(tmp_path / "out", REJECTS)
     assert [(r["stage"], r["reason"]) for r in rejects] == [("archives", "broken_archive")] * 3
     assert rows(tmp_path / "out", PAIRS) == [] and (tmp_path / "out" / "report.html").exists()

@@ -179,7 +179,7 @@ def test_errors_of_arguments_name_argument_and_remedy(tmp_path: Path) -> None:
         find_shards(tmp_path / "nowhere", PAIRS, "--pairs")
     text = tmp_path / "pairs-0.parquet"
     text.write_text("no parquet")
-    with pytest.raises(InputError, match="no readable Parquet file"):
+    with pytest.raises(InputError, match="not a readable Parquet file"):
         find_shards(text, PAIRS, "--pairs")
     write_shard(tmp_path, REJECTS, [])
     with pytest.raises(InputError, match="a table of rejects; give a table of pairs"):

@@ -462,7 +462,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
 def test_settings_that_cannot_be_are_told() -> None:
     for wrong, said in (
         ({"queue": 0}, "--queue 0"),
-        ({"max_images": 300}, "--queue 256: must hold"),
+        ({"max_images": 300}, "--queue 256: must be at least"),
         ({"max_connections": 0}, "--max-connections 0: expected at least 1"),
         ({"batch_wait": -0.001}, "--batch-wait -1: expected 0 or more"),
         ({"port": 65_536}, "--port"),
