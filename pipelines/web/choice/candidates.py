@@ -105,7 +105,7 @@ def find_candidates(
         *_explicit(image),
         *_side(page.blocks, image, images, -1, max_in_row),
         *_side(page.blocks, image, images, 1, max_in_row),
-        *_headings(page.blocks, image, images),
+        *_headings(page.blocks, image, images, max_in_row),
         *_title(page),
         *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
     ]
@@ -227,15 +227,20 @@ def _near(
 
 
 def _headings(
-    blocks: Sequence[Block], image: PageImage, images: Sequence[int]
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int], max_in_row: int
 ) -> Iterator[Candidate]:
     """The nearest headings above, whatever stands between."""
+    in_row = _in_a_row(images, image.block) > max_in_row
     away = 0
     above = min(image.block, len(blocks))
     for number in range(above - 1, max(-1, above - 1 - _HEADING_REACH), -1):
         block = blocks[number]
+        if away == _HEADINGS:
+            return
         if block.tag in HEADINGS and not block.furniture:
             away += 1
+            if in_row and not is_named_by(block.text, image):
+                continue
             yield _near(
                 "heading",
                 block.text,
@@ -247,8 +252,6 @@ def _headings(
                 1,
                 _between(images, image.block, number),
             )
-            if away == _HEADINGS:
-                return
 
 
 def _title(page: Page) -> Iterator[Candidate]:

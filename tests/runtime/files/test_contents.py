@@ -72,7 +72,7 @@ def change(name: str, column: str, value: object) -> Callable[[Rows], None]:
         (repeat("pairs"), "pairs: pair_id p0 comes twice"),
         (repeat("negatives"), "negatives: pair_id p0 comes twice"),
         (repeat("images"), "comes twice"),
-        (change("pairs", "image_id", "gone"), "pairs: p0: its image_id gone is no image"),
+        (change("pairs", "image_id", "gone"), "pairs: p0: its image_id gone is not an image"),
         (change("images", "bytes", b"other"), "its bytes are not those of its sha256"),
         (change("negatives", "similarities", []), "p0: 1 negatives and 0 similarities"),
         (change("negatives", "negative_pair_ids", ["p0"]), "a negative is the pair itself"),
