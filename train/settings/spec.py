@@ -309,7 +309,7 @@ class Recipe(RunSettings):
         hints = get_type_hints(cls)
         variant = values.get("variant")
         if variant not in VARIANTS:
-            raise ValueError(f"variant: {variant!r} is none of {', '.join(VARIANTS)}")
+            raise ValueError(f"variant: {variant!r} is not one of {', '.join(VARIANTS)}")
         return hints | {"model": VARIANTS[variant].config}
 
     def __post_init__(self) -> None:

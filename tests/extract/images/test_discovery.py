@@ -117,7 +117,7 @@ def test_braces_name_files(tmp_path: Path) -> None:
     assert [p.image_id for p in planned(tmp_path / "0{11,09}.tar")[0]] == ["11", "9"]
     with pytest.raises(InputError, match=r"1 of its 4 files are missing.*012\.tar"):
         planned(tmp_path / "{009..012}.tar")
-    with pytest.raises(InputError, match="over 100000 names"):
+    with pytest.raises(InputError, match="more than 100000 names"):
         planned(tmp_path / "{0..99999}{0..99999}.tar")
     (tmp_path / "{a,b}.jpg").write_bytes(b"x")
     assert names(planned(tmp_path / "{a,b}.jpg")[0]) == ["{a,b}.jpg"]
