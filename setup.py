@@ -152,5 +152,8 @@ setup(
     },
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
-    package_data={"": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"]},
+    package_data={
+        "": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"],
+        "vlmill.extract.detect": ["vocabularies/*.txt"],
+    },
 )
