@@ -19,6 +19,7 @@ from vlmill.train.run import job as stages
 from vlmill.train.run import loop
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.loop import NonFiniteLoss
+from vlmill.train.run.updates import Update
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -52,16 +53,17 @@ def losses(output: Path) -> list[float]:
 
 def overflow_at(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let gradients pass float16's range in these steps."""
-    clip = loop.clip_gradients
+    clip = Update.clip
     done = [0]
 
-    def clipped(training: Any, stage: Any) -> torch.Tensor:
+    def clipped(update: Update, accelerator: Accelerator) -> torch.Tensor:
         done[0] += 1
         if done[0] in steps:
-            next(iter(training.step_module.parameters())).grad.view(-1)[0] = torch.inf
-        return clip(training, stage)
+            gradients = (p.grad for g in update.optimizer.param_groups for p in g["params"])
+            next(grad for grad in gradients if grad is not None).view(-1)[0] = torch.inf
+        return clip(update, accelerator)
 
-    monkeypatch.setattr(loop, "clip_gradients", clipped)
+    monkeypatch.setattr(Update, "clip", clipped)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "bert-adam", "transformers-adamw"])
