@@ -107,7 +107,7 @@ def train_tokenizer(pixels: Tensor, steps: int) -> Dvae:
             temperature = WARM * (COLD / WARM) ** (step / steps)
             loss = F.mse_loss(model.reconstruct(pixels[rows], temperature), pixels[rows])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             progress.advance(loss=f"{loss.item():.4f}")
     return model.eval()
@@ -119,7 +119,7 @@ def tokenizer_lines(model: Dvae, pixels: Tensor) -> list[dict[str, object]]:
     tokens = model.tokens(pixels)
     error = F.mse_loss(model.decode(tokens), pixels).item()
     flat = F.mse_loss(pixels.mean((2, 3), keepdim=True).expand_as(pixels), pixels).item()
-    used = len(tokens.unique())
+    used = len(set(tokens.flatten().tolist()))
     limit = model.config.num_tokens
     return [
         result_line("rebuilt images", error, "squared error", peer=flat, ratio=error / flat),
@@ -129,8 +129,8 @@ def tokenizer_lines(model: Dvae, pixels: Tensor) -> list[dict[str, object]]:
 
 def entropy(tokens: Tensor) -> float:
     """Returns the entropy of tokens in nats: the loss of a guess by frequency alone."""
-    shares = torch.bincount(tokens.flatten()).double() / tokens.numel()
-    return -sum(share * math.log(share) for share in shares.tolist() if share)
+    shares: list[float] = (torch.bincount(tokens.flatten()) / tokens.numel()).tolist()
+    return -sum(share * math.log(share) for share in shares if share)
 
 
 def parser() -> Parser:

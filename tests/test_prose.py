@@ -92,7 +92,7 @@ def plain_text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(v.value if isinstance(v, ast.Constant) else "X" for v in node.values)
+        return "".join(str(v.value) if isinstance(v, ast.Constant) else "X" for v in node.values)
     return ""
 
 
@@ -191,4 +191,4 @@ def test_words_are_found_in_every_type_of_text() -> None:
     assert [text for kind, text in texts_of_code(source) if kind == "names"] == ["kept"]
     assert ODD_NAMES.search("kept") and ODD_NAMES.search("size_of") and not ODD_NAMES.search("size")
     page = "It lies `behind` [it](behind.md).\n```sh\nbehind\n```\n"
-    assert [HITS.search(line)[0] for line in texts_of_page(page) if HITS.search(line)] == ["lies"]
+    assert [hit[0] for line in texts_of_page(page) if (hit := HITS.search(line))] == ["lies"]

@@ -11,8 +11,10 @@ from benchmarks.gpu_check.setting import Setting
 
 # The project's own options name plugins that a bare machine lacks. Without a GPU, --nightly has the
 # tests compare the CPU with itself.
-OPTIONS = ("-q", "-m", "gpu", "--nightly", "-o", "addopts=")
-OPTIONS += ("--import-mode=importlib", "-p", "no:cacheprovider")
+OPTIONS = (
+    *("-q", "-m", "gpu", "--nightly", "-o", "addopts="),
+    *("--import-mode=importlib", "-p", "no:cacheprovider"),
+)
 RAN = (0, 1)  # pytest's exit statuses after which there are results
 
 

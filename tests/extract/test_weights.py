@@ -153,10 +153,10 @@ def test_a_folder_of_the_hub_is_taken_as_it_is(
     assert "Visual Genome" in metadata["names"]["source"]
 
     (folder / "pytorch_model.bin").unlink()
-    names = sorted(state)
+    tensors = sorted(state)
     shards = {
-        "model-00001-of-00002.safetensors": names[::2],
-        "model-00002-of-00002.safetensors": names[1::2],
+        "model-00001-of-00002.safetensors": tensors[::2],
+        "model-00002-of-00002.safetensors": tensors[1::2],
     }
     for shard, members in shards.items():
         save_file({name: state[name] for name in members}, folder / shard)

@@ -56,7 +56,10 @@ def saved(content: Callable[[], Any], **options: Any) -> Callable[[Path], None]:
 
 
 def pickled(content: Callable[[], Any], protocol: int) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(pickle.dumps(content(), protocol)) and None
+    def write(path: Path) -> None:
+        path.write_bytes(pickle.dumps(content(), protocol))
+
+    return write
 
 
 CONTAINERS: dict[str, Callable[[Path], None]] = {

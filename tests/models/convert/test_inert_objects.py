@@ -119,7 +119,7 @@ class Persistent:
         self.identity = identity
 
 
-class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+class Pickler(pickle._Pickler):
     def persistent_id(self, value: Any) -> Any:
         return value.identity if isinstance(value, Persistent) else None
 

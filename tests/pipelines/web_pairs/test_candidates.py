@@ -13,8 +13,10 @@ from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import write_world
 
 from vlmill.pipelines.fit_scorer.command import main as fit_scorer
+from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import decode
+from vlmill.pipelines.web_pairs.pair import OtherText, Pair
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.schemas.tables import CANDIDATES, PAIRS, REJECTS
@@ -94,7 +96,7 @@ def test_the_best_of_those_above_the_threshold_is_kept(kept: Path) -> None:
     other = ALT if row["text"] == CAPTION else CAPTION
 
     def choose(scores: dict[str, float]) -> Any:
-        image = decode.ArchivedImage(
+        image = ArchivedImage(
             image_id=row["image_id"],
             url=row["image_url"],
             width=9,
@@ -105,11 +107,11 @@ def test_the_best_of_those_above_the_threshold_is_kept(kept: Path) -> None:
             offset=0,
         )
         about = {"language": "en", "page_url": row["page_url"], "text_source": "alt"}
-        pair = decode.Pair(
+        pair = Pair(
             image=image,
             text=row["text"],
             score=0.9,
-            others=(decode.OtherText(text=other, score=0.8, **about),),
+            others=(OtherText(text=other, score=0.8, **about),),
             **about,
         )
         return decode.choose_scored(pair, None, Fixed(scores))  # type: ignore[arg-type]

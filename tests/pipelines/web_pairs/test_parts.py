@@ -113,7 +113,12 @@ def test_parts_give_the_bytes_of_one_piece(
     assert counts["redirects"]["in"] >= 6 and counts["records"]["rejects"]["revisit"] >= 2
     again: list[Any] = []
     mine_whole = parts_module.mine_whole
-    monkeypatch.setattr(parts_module, "mine_whole", lambda *a: (again.append(a), mine_whole(*a))[1])
+
+    def note_whole(*words: Any) -> Any:
+        again.append(words)
+        return mine_whole(*words)
+
+    monkeypatch.setattr(parts_module, "mine_whole", note_whole)
     for part_bytes in (len(archives[kind]) // 7, len(archives[kind]) // 2):
         monkeypatch.setattr(units, "PART_BYTES", part_bytes)
         out = tmp_path / f"parts-{part_bytes}"

@@ -61,9 +61,9 @@ def test_models_compute_the_same_without_the_folder(tmp_path: Path) -> None:
     package = tmp_path / "vlmill"
     package.mkdir()
     shutil.copy(ROOT / "src/vlmill/__init__.py", package)
-    shutil.copytree(
-        ROOT / "models", package / "models", ignore=shutil.ignore_patterns("cpu", "__pycache__")
-    )
+    for folder in ("models", "schemas"):
+        ignored = shutil.ignore_patterns("cpu", "__pycache__")
+        shutil.copytree(ROOT / folder, package / folder, ignore=ignored)
     file = tmp_path / "numbers.pt"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), str(file)],

@@ -2,6 +2,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -121,18 +122,18 @@ def test_the_history_that_an_editor_left_in_a_png_is_not_read(image: Make) -> No
 def test_an_image_of_one_colour_is_refused_where_that_is_asked() -> None:
     out = io.BytesIO()
     Image.new("RGB", (400, 400), (200, 30, 30)).save(out, "JPEG")
-    settings = {"min_side_px": 300, "max_pixels": 1_000_000}
-    found = examine_image(out.getvalue(), blank=False, **settings)
+    examine_all = partial(examine_image, min_side_px=300, max_pixels=1_000_000)
+    found = examine_all(out.getvalue(), blank=False)
     assert isinstance(found, Drop) and found.reason is Reason.BLANK_IMAGE
-    assert isinstance(examine_image(out.getvalue(), **settings), ImageFacts)
+    assert isinstance(examine_all(out.getvalue()), ImageFacts)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "AVIF", "BMP", "TIFF"])
 def test_headers_give_the_size_and_a_cut_is_seen(image: Make, format: str) -> None:
     data = image(400, 420, format=format)
-    settings = {"min_side_px": 300, "max_pixels": 1_000_000, "headers": True}
-    facts = examine_image(data, **settings)
+    read = partial(examine_image, min_side_px=300, max_pixels=1_000_000, headers=True)
+    facts = read(data)
     assert isinstance(facts, ImageFacts)
     assert (facts.width, facts.height, facts.phash) == (400, 420, None)
-    cut = examine_image(data[: len(data) // 2], **settings)
+    cut = read(data[: len(data) // 2])
     assert isinstance(cut, Drop) and cut.reason is Reason.UNREADABLE_IMAGE
