@@ -1,4 +1,5 @@
-"""Anchors are the boxes that proposals are regressed from, the same in every cell of the map.
+"""Computes anchors, the boxes that proposals are regressed from; each cell of a map has the same
+ones.
 
 A anchors per cell, G x H (or G x V) grid cells. Boxes are (x1, y1, x2, y2) in pixels of the
 network's input.
@@ -18,7 +19,7 @@ from vlmill.models.detector.config import DetectorConfig
 def legacy_cell_anchors(
     scales: Sequence[float], ratios: Sequence[float], base: int = 16
 ) -> Float[Tensor, "A 4"]:
-    """Returns one cell's anchors as the original Caffe code has them, in (ratio, scale) order.
+    """Returns one cell's anchors as in the original Caffe code, in (ratio, scale) order.
 
     The base box (0, 0, base-1, base-1) is reshaped to each ratio (height / width) with rounded
     sides, then scaled around its centre; corners are inclusive.
@@ -51,9 +52,9 @@ def centred_cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Flo
 def grid_anchors(
     cells: Float[Tensor, "A 4"], rows: int, columns: int, stride: int, shift: float = 0.0
 ) -> Float[Tensor, "GHA 4"]:
-    """Shifts the cell's anchors to every cell of a feature map; order is row, column, anchor.
+    """Shifts one cell's anchors to every cell of a feature map; order is row, column, anchor.
 
-    The first cell's anchors are ``shift`` cells from where they are defined.
+    The anchors of the first cell are shifted by ``shift`` cells from ``cells``.
     """
     x = (torch.arange(columns, dtype=cells.dtype, device=cells.device) + shift) * stride
     y = (torch.arange(rows, dtype=cells.dtype, device=cells.device) + shift) * stride
@@ -63,7 +64,7 @@ def grid_anchors(
 
 
 def make_cell_anchors(config: DetectorConfig, number: int = 0) -> Float[Tensor, "A 4"]:
-    """Returns the anchors of one cell of a feature map, by the map's ``number``, as configured."""
+    """Returns the configured anchors of one cell of feature map ``number``."""
     num_maps, stride = len(config.strides), config.strides[number]
     if config.cell_anchors is not None:
         first = number * config.num_anchors
@@ -76,7 +77,7 @@ def make_cell_anchors(config: DetectorConfig, number: int = 0) -> Float[Tensor, 
 
 
 class AnchorGenerator(nn.Module):
-    """Holds the cell anchors of each map, kept as buffers: published weights carry their own."""
+    """Holds the cell anchors of each map as buffers, because published weights contain anchors."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The ResNet's stages in a detector: those of the full image, and the one of its regions."""
+"""Builds the ResNet stages of a detector: the stages for full images and the one for regions."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -51,8 +51,8 @@ class Backbone(nn.Module):
         return tuple(maps)
 
     def pyramid(self, stages: Maps) -> Maps:
-        """Returns p2 to p6 (Lin et al. 2017, arXiv:1612.03144): coarser maps are added to finer
-        ones of just twice their size; p6 is every second cell of p5.
+        """Returns p2 to p6 (Lin et al. 2017, arXiv:1612.03144). Coarser maps are added to finer
+        maps of exactly twice their size; p6 has every second cell of p5.
         """
         maps: list[Tensor] = []
         merged: Tensor | None = None
@@ -72,7 +72,7 @@ def make_norm(config: DetectorConfig, number: int) -> Norm:
 
 
 def backbone_stage(config: DetectorConfig, number: int) -> nn.Sequential:
-    """Stage 2 to 5 of the configured ResNet; res2 keeps the stem's resolution."""
+    """Returns stage 2 to 5 of the configured ResNet; res2 keeps the stem's resolution."""
     factor = 2 ** (number - 2)
     before = config.stem_channels if number == 2 else config.res2_channels * factor // 2
     blocks = BLOCKS[config.depth][number - 2]

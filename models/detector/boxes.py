@@ -1,9 +1,8 @@
-"""Boxes are regressed, clipped and compared here.
+"""Decodes, clips and compares boxes.
 
-R boxes, C classes.  Boxes are (x1, y1, x2, y2) in pixels of
-the network's input.  ``offset`` is 1 where x2 and y2 are the last pixel inside (Caffe's convention,
-used by the published bottom-up-attention weights) and 0 where they are the first outside
-(Detectron2's).
+R boxes, C classes. Boxes are (x1, y1, x2, y2) in pixels of the network's input. ``offset`` is 1
+where x2 and y2 are the last pixel inside (Caffe's convention, used by the published
+bottom-up-attention weights) and 0 where they are the first outside (Detectron2's).
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,9 @@ def decode_boxes(
 ) -> Float[Tensor, "R C4"]:
     """Applies regressions (dx, dy, dw, dh), one or several per box (Girshick et al. 2014).
 
-    ``weights`` divide the four deltas; ``max_log_scale`` bounds dw and dh from above (None: no
-    bound, as in Caffe). ``end`` pixels are taken off the new x2 and y2, as maskrcnn-benchmark does.
+    ``weights`` divide the four deltas; ``max_log_scale`` limits dw and dh from above (None: no
+    limit, as in Caffe). ``end`` pixels are subtracted from the new x2 and y2, as in
+    maskrcnn-benchmark.
     """
     sizes = boxes[:, 2:] - boxes[:, :2] + offset
     centres = boxes[:, :2] + 0.5 * sizes
@@ -44,15 +44,15 @@ def clip_boxes(
 ) -> Float[Tensor, "... 4"]:
     """Moves corners outside the image onto its border.
 
-    ``limits`` is the farthest corner twice (x, y, x, y): the last pixel where ``offset`` is 1.
+    ``limits`` has the farthest corner twice (x, y, x, y): the last pixel where ``offset`` is 1.
     """
     return boxes.clamp(min=0.0).minimum(limits)
 
 
 def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
-    """Returns numbers as a tensor on the device and of the type of ``like``.
+    """Returns numbers as a tensor with the device and dtype of ``like``.
 
-    Written there one by one: a copy of a list would make the host wait for a GPU.
+    The numbers are written one by one, because a copy of a list would make the host wait for a GPU.
     """
     return torch.stack([like.new_full((), value) for value in values])
 
@@ -60,7 +60,7 @@ def constants(values: Sequence[float], like: Tensor) -> Float[Tensor, " n"]:
 def pairwise_iou(
     first: Float[Tensor, "*N R 4"], second: Float[Tensor, "*N S 4"], offset: float
 ) -> Float[Tensor, "*N R S"]:
-    """Returns the intersection over union of every pair, in each of N images."""
+    """Returns the intersection over union of every pair of boxes, in each of N images."""
     low = torch.maximum(first[..., :, None, :2], second[..., None, :, :2])
     high = torch.minimum(first[..., :, None, 2:], second[..., None, :, 2:])
     inter = (high - low + offset).clamp(min=0.0).prod(dim=-1)

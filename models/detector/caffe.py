@@ -1,8 +1,8 @@
-"""Names and folds the weights of the original Caffe detector: to the layout of its PyTorch port.
+"""Converts the weights of the original Caffe detector to the layout of its PyTorch port.
 
-The layers are those of bottom-up attention's ``test.prototxt`` (peteanderson80, 514e561b). Rows of
-classes and attributes, channels of proposals and regressions are in the port's order already, and
-anchors are the code's own: the file has none.
+The layers are those in bottom-up attention's ``test.prototxt`` (peteanderson80, 514e561b). Rows of
+classes and attributes, channels of proposals and regressions are already in the port's order. The
+file has no anchors; the detector computes them.
 """
 
 import re
@@ -15,7 +15,7 @@ from torch import Tensor
 
 Blob = npt.NDArray[np.float32]
 Blobs = Sequence[Blob]
-# Layers outside the ResNet: our name, and the dimensions of their weight.
+# Layers outside the ResNet: the network's name, and the dimensions of their weight.
 LAYERS = {
     "rpn_conv/3x3": ("proposal_generator.rpn_head.conv", 4),
     "rpn_cls_score": ("proposal_generator.rpn_head.objectness_logits", 4),
@@ -26,15 +26,16 @@ LAYERS = {
     "fc_attr": ("roi_heads.box_predictor.attr_linear1", 2),
     "attr_score": ("roi_heads.box_predictor.attr_linear2", 2),
 }
-# res4b22_branch2a; of other depths res3d_branch1. Its normalisations are bn4b22_..., scale4b22_...
+# res4b22_branch2a; at other depths res3d_branch1. Its normalisations are bn4b22_..., scale4b22_...
 BLOCK = re.compile(r"(?P<stage>[2-5])(?P<letter>[a-z])(?P<number>\d{0,3})_branch(?P<conv>1|2[abc])")
 CONVOLUTIONS = {"1": "shortcut", "2a": "conv1", "2b": "conv2", "2c": "conv3"}
 
 
 def name_caffe_weights(layers: Mapping[str, Blobs]) -> dict[str, Tensor]:
-    """Returns a state dict of milvlg's layout, without anchors, from the blobs of Caffe's layers.
+    """Returns a state dict in milvlg's layout, without anchors, from the blobs of Caffe's layers.
 
-    Raises ValueError for a layer that is not the detector's, or blobs of another number or shape.
+    Raises ValueError for a layer that is not in the detector, or for a wrong number or shape of
+    blobs.
     """
     state: dict[str, Tensor] = {}
     for name, blobs in layers.items():
@@ -46,7 +47,9 @@ def name_caffe_weights(layers: Mapping[str, Blobs]) -> dict[str, Tensor]:
 
 
 def name_layer(name: str, blobs: Blobs, layers: Mapping[str, Blobs]) -> dict[str, Tensor]:
-    """Returns the tensors that one layer becomes; of a scale none, for it belongs to its norm."""
+    """Returns the tensors of one layer; an empty dict for a scale, which belongs to its
+    normalisation.
+    """
     if name in LAYERS:
         ours, rank = LAYERS[name]
         return name_linear(ours, blobs, rank)
@@ -66,7 +69,9 @@ def name_layer(name: str, blobs: Blobs, layers: Mapping[str, Blobs]) -> dict[str
 
 
 def convolution_name(name: str, prefix: str) -> str:
-    """Returns our name of a convolution of the ResNet. Raises ValueError for an unknown layer."""
+    """Returns the network's name for a convolution of the ResNet. Raises ValueError for an unknown
+    layer.
+    """
     if name in ("conv1", "bn_conv1"):
         return "backbone.stem.conv1"
     block = BLOCK.fullmatch(name.removeprefix(prefix))
@@ -93,8 +98,8 @@ def name_linear(ours: str, blobs: Blobs, rank: int) -> dict[str, Tensor]:
 def fold_norm(ours: str, blobs: Blobs, scale: Blobs, convolution: Blobs) -> dict[str, Tensor]:
     """Returns the four constants of a normalisation from Caffe's two layers.
 
-    Mean and variance are sums, which the third blob divides (0: they are 0). A bias of the
-    convolution before it moves the mean.
+    Mean and variance are stored as sums; the third blob is their divisor (if it is 0, they are 0).
+    A bias of the preceding convolution shifts the mean.
     """
     if len(blobs) != 3 or len(scale) != 2:
         raise ValueError(
@@ -119,7 +124,7 @@ def fold_norm(ours: str, blobs: Blobs, scale: Blobs, convolution: Blobs) -> dict
 def as_tensor(blob: Blob, rank: int) -> Tensor:
     """Returns a blob as a tensor of ``rank`` dimensions, without the leading ones of the old form.
 
-    Raises ValueError where it has fewer dimensions, or others in front than ones.
+    Raises ValueError if it has fewer dimensions, or if a leading dimension is not one.
     """
     leading = blob.ndim - rank
     if leading < 0 or any(side != 1 for side in blob.shape[:leading]):

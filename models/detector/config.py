@@ -1,4 +1,4 @@
-"""Holds in one dataclass everything in which the published region detectors differ."""
+"""Holds in one dataclass all settings that differ between the published region detectors."""
 
 import dataclasses
 import math
@@ -30,11 +30,11 @@ Resize = Literal["opencv", "pillow", "torch"]
 Pooling = Literal["pool", "align", "align-legacy"]
 Rule = Literal["class-confidence", "kept-class", "kept-confidence", "best-class", "class-pairs"]
 
-# Sizes of ResNeXt 32x8d and 64x4d: groups, and channels of all groups in res2. Their weights have
-# the stride of a stage in the 3x3 convolution of its first block.
+# Sizes of ResNeXt 32x8d and 64x4d: groups, and channels of all groups in res2. In their weights the
+# 3x3 convolution of a stage's first block has the stride.
 RESNEXT_32X8: dict[str, Any] = {"groups": 32, "res2_width": 256, "stride_in_1x1": False}
 RESNEXT_64X4: dict[str, Any] = RESNEXT_32X8 | {"groups": 64}
-# Detectron2's ResNeXt-101 alone was trained on pixels in these units.
+# Only Detectron2's ResNeXt-101 was trained on pixels in these units.
 X101_STD = (57.375, 57.12, 58.395)
 
 RISING_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -42,15 +42,15 @@ RISING_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
-    """Holds sizes and conventions of a Faster R-CNN on a ResNet or ResNeXt, with one feature map
-    (C4) or a feature pyramid (FPN), with or without an attribute head.
+    """Holds the sizes and conventions of a Faster R-CNN on a ResNet or ResNeXt. The network has one
+    feature map (C4) or a feature pyramid (FPN), with or without an attribute head.
 
     The defaults are the ResNet-101 detector of bottom-up attention (Anderson et al. 2018) in the
-    conventions of its PyTorch port, with which the published features of ViLBERT, VL-BERT and
-    LXMERT were made. The functions below give the other families.
+    conventions of its PyTorch port, which computed the published features of ViLBERT, VL-BERT and
+    LXMERT. The functions below return the other families.
     """
 
-    family: Family = "milvlg"  # whose conventions these are; names the layout of its weights
+    family: Family = "milvlg"  # the family of the conventions and of the layout of its weights
 
     # Sizes.
     depth: int = 101  # 50, 101 or 152
@@ -59,7 +59,7 @@ class DetectorConfig:
     res2_width: int = 64  # inner channels of res2's bottlenecks, all groups; likewise doubled
     groups: int = 1  # of the 3x3 convolutions; above 1: ResNeXt (Xie et al. 2017)
     fpn_channels: int = 0  # of each map of a feature pyramid (Lin et al. 2017); 0: one map, res4
-    fc_channels: int = 1024  # of both linear layers of a head that has them
+    fc_channels: int = 1024  # of both linear layers of a linear head
     num_classes: int = 1600  # Visual Genome objects, background not counted
     num_attributes: int = 400  # without "no attribute"; 0: no attribute head
     rpn_channels: int = 512  # Detectron2's own C4 models have 1024
@@ -71,10 +71,10 @@ class DetectorConfig:
     short_side: int = 600  # Ren et al. 2015
     long_side: int = 1000
     truncated_sides: bool = False  # VinVL's size of an image: sides are cut, not rounded
-    # Zeros to the right and below until both sides are multiples of this; 0: none.
+    # Zeros are added to the right and below until both sides are multiples of this; 0: no padding.
     size_divisibility: int = 0
     channel_order: Literal["bgr", "rgb"] = "bgr"
-    pixel_mean: tuple[float, float, float] = (102.9801, 115.9465, 122.7717)  # in the order fed
+    pixel_mean: tuple[float, float, float] = (102.9801, 115.9465, 122.7717)  # in channel order
     pixel_std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     # Backbone.
@@ -86,75 +86,76 @@ class DetectorConfig:
     stride_in_1x1: bool = True  # MSRA's weights; False: in the 3x3
     res5_stride: int = 1  # Detectron2: 2
     res5_dilation: int = 2  # Detectron2: 1
-    last_stage: Literal[4, 5] = 4  # of the backbone; with 4, res5 is the regions' own
+    last_stage: Literal[4, 5] = 4  # of the backbone; with 4, res5 is applied to regions
     # Stages whose 3x3 convolutions are deformable (Dai et al. 2017).
     deformable_stages: tuple[int, ...] = ()
 
     # Boxes.
     box_offset: float = 1.0  # 1: x2, y2 are the last pixel inside; 0: the first outside
-    nms_offset: float | None = None  # the same in overlaps alone; None: box_offset
-    decoded_offset: float = 0.0  # taken off x2 and y2 of a decoded box; Caffe takes off nothing
-    # What boxes are clipped to, and counts as the image: with its padding, or without.
+    nms_offset: float | None = None  # the same for overlaps only; None: box_offset
+    decoded_offset: float = 0.0  # subtracted from x2 and y2 of a decoded box; 0 in Caffe
+    # The area that boxes are clipped to and that is treated as the image: with padding or without.
     clipped_to: Literal["image", "padded"] = "image"
     max_log_scale: float | None = MAX_LOG_SCALE  # None: unbounded, as in Caffe
     anchor_layout: Literal["legacy", "centred"] = "legacy"  # rounded, or exact around 0
-    # In cells of their map (of 16 pixels in res4); of a pyramid, each map's after the finer ones'.
+    # In cells of their map (of 16 pixels in res4); in a pyramid, finer maps come first.
     anchor_scales: tuple[float, ...] = (4.0, 8.0, 16.0, 32.0)
     anchor_ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # height / width
     anchor_offset: float = 0.0  # of the centred layout's grid, in cells
-    cell_anchors: tuple[Box4, ...] | None = None  # replaces scales and ratios: what weights carry
+    cell_anchors: tuple[Box4, ...] | None = None  # replaces scales and ratios; read from weights
     rpn_box_weights: Box4 = (1.0, 1.0, 1.0, 1.0)
     box_weights: Box4 = (1.0, 1.0, 1.0, 1.0)  # Detectron2: 10, 10, 5, 5
     class_specific_boxes: bool = True  # False: one regression for all classes
 
     # Proposals.
-    # Two channels an anchor, or one, whose probability ("sigmoid") or logit is the score.
+    # An anchor has two channels, or one whose probability ("sigmoid") or logit is the score.
     objectness: Literal["softmax", "sigmoid", "logit"] = "softmax"
-    filter_before_top: bool = True  # clip and drop small boxes before the best are taken
+    filter_before_top: bool = True  # clip and drop small boxes before selecting the top proposals
     min_proposal_size: float = 16.0  # pixels
-    min_size_of: Literal["picture", "input"] = "picture"  # whose pixels: before or after resizing
+    min_size_of: Literal["picture", "input"] = "picture"  # pixels before or after resizing
     min_size_inclusive: bool = False  # Caffe keeps a box of exactly that size
     pre_nms_top: int = 6000  # of each map
-    map_nms_top: int | None = None  # kept of each map of a pyramid; None: no bound of its own
+    map_nms_top: int | None = None  # kept of each map of a pyramid; None: no limit per map
     post_nms_top: int = 300
     rpn_nms_threshold: float = 0.7
     nms_inclusive: bool = True  # an overlap equal to the threshold suppresses
 
     # RoI heads. "grid": the regions are the cells of res5 over the full image; nothing else is run.
     regions: Literal["proposals", "grid"] = "proposals"
-    # What describes a region: the mean of res5, or a linear layer, the first (fc6) or second (fc7).
+    # The feature of a region: the mean of res5, or a linear layer, the first (fc6) or second (fc7).
     feature_layer: Literal["res5", "fc1", "fc2"] = "res5"
     level_eps: float = (
-        1e-8  # added before the logarithm that says which map a region is pooled from
+        1e-8  # added before the logarithm that selects the map a region is pooled from
     )
     pooling: Pooling = "pool"
     pool_size: int = 14
     sampling_ratio: int = 0  # RoIAlign's samples a bin and axis; 0: as many as cells
-    background: Literal["first", "last"] = "first"  # its place among the classes
-    # "No attribute": True: the first output, in the softmax; False: the last, left out of it; None:
-    # there is no such output.
+    background: Literal["first", "last"] = "first"  # its index among the classes
+    # "No attribute": True: the first output, in the softmax; False: the last output, excluded from
+    # the softmax; None: the head has no such output.
     attribute_background: bool | None = True
-    # The boxes at which attributes see a region, given the class that is written ("written") or
-    # the likeliest, background included ("proposals").
+    # The boxes from which attributes are predicted: given the class that is written ("written") or
+    # the likeliest class, background included ("proposals").
     attribute_boxes: Literal["proposals", "written"] = "proposals"
-    # Pixels of the network's input per pixel of an image for given boxes: as the image is resized,
+    # Pixels of the network's input per pixel of an image, for given boxes: as the image is resized,
     # or with the padding (12-in-1's defect).
     given_scale: Literal["resized", "padded"] = "resized"
 
     # Selection (vlmill.extract.detect.selection).
     selection: Rule = "class-confidence"
     written_boxes: Literal["proposals", "refined"] = "proposals"
-    # Of the final suppression; more than one: raised until there are enough boxes.
+    # Thresholds of the final suppression. If there are several, they are tried in increasing order
+    # until there are enough boxes.
     class_nms_thresholds: tuple[float, ...] = (0.3,)
-    # Of the rules that select in the network's pixels: boxes are clipped to the image once more,
-    # in its own pixels, and empty ones dropped.
+    # For the rules that select in the network's pixels: boxes are clipped to the image again, in
+    # the image's pixels, and empty boxes are dropped.
     clips_written: bool = True
-    # best-class: a score has to be above this share of the threshold to take part.
+    # best-class: a score must be above this share of the threshold to be a candidate.
     candidate_share: float = 0.0
-    # class-pairs: best first, or as VinVL class by class, the threshold halved up to ten times
-    # until there are enough.
+    # class-pairs: best first, or (VinVL) class by class, where the threshold is halved up to ten
+    # times until there are enough.
     pair_order: Literal["score", "class"] = "score"
-    background_counts: bool = False  # kept-confidence: background is a class like others
+    background_counts: bool = False  # kept-confidence: background is treated like other classes
 
     def __post_init__(self) -> None:
         if self.depth not in BLOCKS:
@@ -193,29 +194,31 @@ class DetectorConfig:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Returns pixels per cell of each map of which proposals are made: p2 to p6, or res4."""
+        """Returns the pixels per cell of each map that proposals are made from: p2 to p6, or
+        res4.
+        """
         return (4, 8, 16, 32, 64) if self.fpn_channels else (16,)
 
     @property
     def stride(self) -> int:
-        """Returns pixels per cell of the first feature map, which is the only one of a C4 model."""
+        """Returns the pixels per cell of the first feature map, the only map of a C4 model."""
         return self.strides[0]
 
     @property
     def num_anchors(self) -> int:
-        """Returns the anchors of a cell, in each map."""
+        """Returns the number of anchors per cell, in each map."""
         if self.cell_anchors is not None:
             return len(self.cell_anchors) // len(self.strides)
         return len(self.anchor_scales) * len(self.anchor_ratios) // len(self.strides)
 
     @property
     def overlap_offset(self) -> float:
-        """Returns the pixel that overlaps count at the end of a box."""
+        """Returns the pixels that overlaps add at the end of a box."""
         return self.box_offset if self.nms_offset is None else self.nms_offset
 
     @property
     def map_channels(self) -> int:
-        """Returns the channels of the maps of which proposals are made."""
+        """Returns the channels of the maps that proposals are made from."""
         return self.fpn_channels or 4 * self.res2_channels
 
     @property
@@ -232,12 +235,14 @@ class DetectorConfig:
 
     @property
     def num_attribute_outputs(self) -> int:
-        """Returns the outputs of the attribute head, "no attribute" with them where it is one."""
+        """Returns the number of outputs of the attribute head, including "no attribute" if it is an
+        output.
+        """
         return self.num_attributes + (self.attribute_background is not None)
 
     @property
     def num_regressed(self) -> int:
-        """Returns how many boxes the predictor regresses for each region."""
+        """Returns the number of boxes that the predictor regresses for each region."""
         if not self.class_specific_boxes:
             return 1
         return self.num_classes + (self.background == "first")
@@ -250,7 +255,7 @@ class DetectorConfig:
 
     @property
     def min_input_side(self) -> int:
-        """Below this the stem's pooling has no window."""
+        """Returns the smallest side of an input; below it the stem's pooling has no window."""
         return 3
 
 
@@ -267,9 +272,7 @@ def caffe(**changes: Any) -> DetectorConfig:
 
 
 def milvlg_r152(**changes: Any) -> DetectorConfig:
-    """Configures the port's ResNet-152: pre-activation blocks, strided res5, pixels without a
-    mean.
-    """
+    """Configures the port's ResNet-152: pre-activation blocks, strided res5, no pixel mean."""
     settings = {
         "depth": 152,
         "pixel_mean": (0.0, 0.0, 0.0),
@@ -283,8 +286,8 @@ def milvlg_r152(**changes: Any) -> DetectorConfig:
 
 
 def airsplay(**changes: Any) -> DetectorConfig:
-    """Configures the Detectron2 fork of LXMERT's author: each region's best class, as he
-    recommends.
+    """Configures the Detectron2 fork of LXMERT's author: the best class of each region, as the
+    author recommends.
     """
     settings = {
         "family": "airsplay",
@@ -309,8 +312,8 @@ def airsplay(**changes: Any) -> DetectorConfig:
 
 
 def airsplay_pairs(**changes: Any) -> DetectorConfig:
-    """Configures the notebooks of that Detectron2 fork: a region counts once for every class that
-    it may be.
+    """Configures the notebooks of that Detectron2 fork: a region counts once for each of its
+    possible classes.
     """
     settings = {"selection": "class-pairs", "class_nms_thresholds": (0.5, 0.6, 0.7, 0.8, 0.9)}
     return airsplay(**settings | changes)
@@ -319,8 +322,8 @@ def airsplay_pairs(**changes: Any) -> DetectorConfig:
 def hf_frcnn(*, legacy_rgb: bool = False, **changes: Any) -> DetectorConfig:
     """Configures the port in Hugging Face's research projects.
 
-    ``legacy_rgb`` repeats its defect: it feeds local files as red-green-blue, with the mean of the
-    opposite order, to weights trained on blue-green-red.
+    ``legacy_rgb`` reproduces its defect: the port feeds local files as red-green-blue, with the
+    mean of the opposite order, to weights trained on blue-green-red.
     """
     order = {"channel_order": "rgb"} if legacy_rgb else {}
     return airsplay(**{"family": "hf-frcnn", "resize": "torch"} | order | changes)
@@ -347,8 +350,8 @@ def detectron2(**changes: Any) -> DetectorConfig:
 
 
 def milvlg_d2(**changes: Any) -> DetectorConfig:
-    """Configures the port's Detectron2 mode: Detectron2's network and, beside its box predictor, an
-    attribute head without "no attribute".
+    """Configures the port's Detectron2 mode: Detectron2's network and, in addition to its box
+    predictor, an attribute head without "no attribute".
     """
     settings = {
         "family": "milvlg-d2",
@@ -394,8 +397,8 @@ def detectron2_x101_fpn(**changes: Any) -> DetectorConfig:
 
 
 def maskrcnn_benchmark(**changes: Any) -> DetectorConfig:
-    """Configures what detectors of maskrcnn-benchmark share: legacy anchors, boxes that end at
-    their last pixel, probabilities of objectness, normalisation without an epsilon.
+    """Configures the settings that detectors of maskrcnn-benchmark share: legacy anchors, boxes
+    that end at their last pixel, objectness as a probability, normalisation without an epsilon.
     """
     settings = {
         "norm_eps": 0.0,
@@ -417,7 +420,8 @@ def maskrcnn_benchmark(**changes: Any) -> DetectorConfig:
 
 def vinvl(**changes: Any) -> DetectorConfig:
     """Configures VinVL's ResNeXt-152 C4 (Zhang et al. 2021, arXiv:2101.00529) with objects and
-    attributes: proposals, by the class in which each survives with the highest probability.
+    attributes. Regions are proposals. The class of a region is the one with the highest probability
+    among the classes that it survives in.
     """
     settings = {
         "family": "vinvl",
@@ -439,7 +443,7 @@ def vinvl(**changes: Any) -> DetectorConfig:
 
 
 def vinvl_refined(**changes: Any) -> DetectorConfig:
-    """Configures VinVL with boxes refined for each class, as its demonstration has them."""
+    """Configures VinVL with boxes refined for each class, as in its demonstration."""
     return vinvl(**{"written_boxes": "refined"} | changes)
 
 
@@ -454,8 +458,8 @@ def vinvl_fast(**changes: Any) -> DetectorConfig:
 
 
 def vqa_maskrcnn(**changes: Any) -> DetectorConfig:
-    """Configures vqa-maskrcnn-benchmark's ResNeXt-152 with a feature pyramid, whose first linear
-    layer (fc6) describes regions in Pythia, MMF, M4C and 12-in-1.
+    """Configures vqa-maskrcnn-benchmark's ResNeXt-152 with a feature pyramid. Its first linear
+    layer (fc6) computes the region features of Pythia, MMF, M4C and 12-in-1.
     """
     settings = {
         "family": "vqa-maskrcnn",
@@ -486,7 +490,7 @@ def vqa_maskrcnn(**changes: Any) -> DetectorConfig:
 
 def grid_feats(**changes: Any) -> DetectorConfig:
     """Configures grid features (Jiang et al. 2020, arXiv:2001.03615): the cells of res5 over the
-    full image. Its dilation is that of their extraction, whatever they were trained with.
+    full image. The dilation is the one used for extraction, regardless of the one used in training.
     """
     settings = {
         "family": "grid-feats",
@@ -501,18 +505,18 @@ def grid_feats(**changes: Any) -> DetectorConfig:
 
 
 def grid_feats_updn(**changes: Any) -> DetectorConfig:
-    """Configures grid features of a C4 detector, whose res5 is the regions' own (R-50-updn)."""
+    """Configures grid features of a C4 detector that applies res5 to regions (R-50-updn)."""
     return grid_feats(**{"last_stage": 4} | changes)
 
 
 def as_grid(config: DetectorConfig) -> DetectorConfig:
-    """Returns a detector's configuration for the cells of res5 over the full image as regions."""
+    """Returns a detector's configuration with the cells of res5 over the full image as regions."""
     return dataclasses.replace(config, regions="grid")
 
 
 def tiny_detector() -> DetectorConfig:
     """Configures the detectors' structure at 1/8 of the width and depth 50: 256 features, for
-    trials on a CPU.
+    experiments on a CPU.
     """
     return DetectorConfig(
         depth=50,
@@ -526,7 +530,7 @@ def tiny_detector() -> DetectorConfig:
     )
 
 
-# What the weights of a layout mean; "milvlg-r152" is told from "milvlg" by its keys.
+# The conventions of each layout's weights; keys distinguish "milvlg-r152" from "milvlg".
 CONVENTIONS: dict[str, Callable[..., DetectorConfig]] = {
     "milvlg": milvlg,
     "milvlg-r152": milvlg_r152,

@@ -1,6 +1,6 @@
-"""Reads configurations of other projects, key by key, into ``DetectorConfig`` (``key_tables``).
+"""Converts configurations of other projects, key by key, to ``DetectorConfig`` (``key_tables``).
 
-A key that neither sets a field nor is known to change nothing at inference is refused.
+A key is refused unless it sets a field or is known to change nothing at inference.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,15 +48,15 @@ from vlmill.models.detector.maskrcnn_keys import (
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """Holds a family's keys: those with a meaning here, and those that change nothing."""
+    """Holds a family's keys: keys that are read, and keys that change nothing."""
 
-    conventions: Callable[..., DetectorConfig]  # with what no key says
+    conventions: Callable[..., DetectorConfig]  # sets what no key specifies
     keys: Mapping[str, Key]
     ignored_keys: Sequence[str]
     ignored_sections: Sequence[str] = IGNORED_SECTIONS
 
     def ignores(self, name: str) -> bool:
-        """Says whether a key is known to change nothing."""
+        """Returns whether a key is known to change nothing."""
         within = any(name.startswith(f"{section}.") for section in self.ignored_sections)
         return within or name in self.ignored_keys or name in self.ignored_sections
 
@@ -130,14 +130,14 @@ NAMES: dict[Family, Names] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Holds a configuration of another project: whose it is, its keys and our fields."""
+    """Holds a configuration of another project: its family, its keys and the resulting fields."""
 
     family: Family
     values: Mapping[str, Value]
     config: DetectorConfig
 
     def blame(self, field: str, expected: str) -> WrongKey:
-        """Makes the error of the key that set a field, which contradicts something else."""
+        """Returns an error for the key that set a field and contradicts another key or the file."""
         for name, key in NAMES[self.family].keys.items():
             if field in key.fields:
                 return WrongKey(name, self.values.get(name, key.default), expected)
@@ -145,7 +145,7 @@ class Configuration:
 
 
 def flat(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Value]]:
-    """Yields the keys of nested sections, by their dotted names; tuples become lists."""
+    """Yields the keys of nested sections by their dotted names; tuples become lists."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{section}{name}.")
@@ -154,18 +154,19 @@ def flat(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Va
 
 
 def as_lists(value: Any) -> Value:
-    """Returns a value with lists for tuples."""
+    """Returns a value with its tuples replaced by lists."""
     return [as_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-# The heads that grid features are trained with; with res5 of regions, MILVLG's Detectron2 mode too.
+# Grid features are trained with these heads; MILVLG's Detectron2 mode also uses the second, which
+# applies res5 to regions.
 GRID_HEADS, REGION_HEADS = "AttributeStandardROIHeads", "AttributeRes5ROIHeads"
 
 
 def recognise_family(values: Mapping[str, Value], *, grid: bool = False) -> Family:
-    """Whose configuration these are; ``grid``: for the cells of res5 as regions.
+    """Returns the family of a configuration; ``grid``: for the cells of res5 as regions.
 
-    Raises ValueError for keys of nobody.
+    Raises ValueError if the keys belong to no known family.
     """
     names, heads = list(values), values.get("MODEL.ROI_HEADS.NAME")
     if "MODEL.BACKBONE.CONV_BODY" in names or "MODEL.RPN.USE_FPN" in names:
@@ -190,20 +191,20 @@ def recognise_family(values: Mapping[str, Value], *, grid: bool = False) -> Fami
 
 
 def read_configuration(values: Mapping[str, Value], *, grid: bool = False) -> Configuration:
-    """Reads a configuration by its dotted keys; what it leaves out has its library's default.
+    """Converts a configuration by its dotted keys; an omitted key has its library's default.
 
-    ``grid``: the cells of res5 are the regions, which grid features' own configuration says by
-    itself. Raises ValueError for a configuration of nobody's, and WrongKey for a key that is
-    unknown, holds what cannot be honoured, or contradicts another.
+    ``grid``: the cells of res5 are the regions; the configuration of grid features implies it.
+    Raises ValueError for a configuration of no known family, and WrongKey for a key that is
+    unknown, has an unsupported value, or contradicts another.
     """
     family = recognise_family(values, grid=grid)
-    if family == "hf-frcnn":  # which reads its names in either case
+    if family == "hf-frcnn":  # it reads its names in either case
         for name in values:
             if name != name.lower() and name.lower() in values:
                 raise WrongKey(name, values[name], "the key once, in one case")
         values = {name.lower(): value for name, value in values.items()}
     names = NAMES[family]
-    # Another architecture is told by its name, before keys that only it has.
+    # Check the architecture's name before the keys that only another architecture has.
     for name, key in names.keys.items():
         if not key.fields:
             key.values(name, values.get(name, key.default))
@@ -215,12 +216,12 @@ def read_configuration(values: Mapping[str, Value], *, grid: bool = False) -> Co
 
 
 def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
-    """Returns the fields that the keys of a family set; keys that set none are not looked at."""
+    """Returns the fields that the keys of a family set; keys that set no field are not checked."""
     fields: dict[str, Any] = {}
     for name, key in NAMES[family].keys.items():
         if key.fields:
             fields |= key.values(name, values.get(name, key.default))
-    if "groups" in fields:  # the width of each is told
+    if "groups" in fields:  # the key specifies the width of each group
         fields["res2_width"] *= fields["groups"]
     if fields.get("rpn_channels") is None and family != "grid-feats":
         fields["rpn_channels"] = fields.get("fpn_channels") or 4 * fields["res2_channels"]
@@ -230,13 +231,13 @@ def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
             raise draft.blame("num_attributes", "their number, where there are attributes")
     else:
         fields["num_attributes"] = 0
-    if fields.get("selection") == "kept-class":  # whose overlap is no key's
+    if fields.get("selection") == "kept-class":  # no key sets its overlap
         fields["class_nms_thresholds"] = vinvl().class_nms_thresholds
     if family in ("airsplay", "hf-frcnn"):
-        # Layers of these widths whatever the number of attributes.
+        # Layers have these widths regardless of the number of attributes.
         fields["class_embedding_size"] = fields["res2_channels"]
         fields["attribute_hidden_size"] = 2 * fields["res2_channels"]
         if fields["res5_stride"] == 1 and not fields["stride_in_1x1"]:
-            # The fork takes the stride out of the first 1x1 and out of the shortcut alone.
+            # The fork removes the stride only from the first 1x1 and from the shortcut.
             raise draft.blame("stride_in_1x1", "true, where res5 is not halved")
     return NAMES[family].conventions(**fields)

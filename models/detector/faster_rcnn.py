@@ -1,12 +1,12 @@
 """Builds Faster R-CNN on ResNet C4 or a feature pyramid: the detectors of region features.
 
 Papers: Ren et al. 2015 (arXiv:1506.01497), Lin et al. 2017 (arXiv:1612.03144), Anderson et al. 2018
-(arXiv:1707.07998), Jiang et al. 2020 (arXiv:2001.03615).  Parameter names are those of the
-published PyTorch weights (vlmill.models.detector.published).
+(arXiv:1707.07998), Jiang et al. 2020 (arXiv:2001.03615). Parameter names are those in the published
+PyTorch weights (vlmill.models.detector.published).
 
-N images, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
-background, where the family has it), D = feature size, G x V cells of the feature map.  Boxes are
-(x1, y1, x2, y2) in pixels of the network's input.
+N images with P region slots each, R regions, K classes and L attributes (K1 and L1 with background,
+where the family has it), D = feature size, G x V cells of the feature map. Boxes are (x1, y1, x2,
+y2) in pixels of the network's input.
 """
 
 from abc import ABC, abstractmethod
@@ -26,24 +26,23 @@ from vlmill.models.detector.roi_heads import RoiHeads
 
 @dataclass(frozen=True, kw_only=True)
 class Detections:
-    """Holds what the network says of P places for regions in each of N images, before any
-    selection.
+    """Holds the network's outputs for P region slots in each of N images, before any selection.
 
-    ``box_mask`` says which places hold a proposal or a given box: images have different numbers of
-    them. What stands in the others means nothing.
+    ``box_mask`` is True for slots that hold a proposal or a given box, because images have
+    different numbers of them. The values in the other slots are undefined.
     """
 
     boxes: Float[Tensor, "N P 4"]  # proposals, not refined, or a grid's cells
     box_mask: Bool[Tensor, "N P"]
     features: Float[Tensor, "N P D"]
-    class_probs: Float[Tensor, "N P K1"]  # background where the family has it; K1 is 0 of a grid
-    # None: no attribute head, or one that sees the boxes that are written.
+    class_probs: Float[Tensor, "N P K1"]  # with background if the family has it; K1 is 0 for a grid
+    # None: no attribute head, or a head that reads the written boxes.
     attribute_probs: Float[Tensor, "N P L1"] | None = None
     box_deltas: Float[Tensor, "N P B4"] | None = None  # None: the family writes proposals
 
 
 class DetectorNetwork(nn.Module, ABC):
-    """Detects in full images by the steps of a network: ours, or another project's."""
+    """Base class of networks that detect regions in full images: vlmill's or another project's."""
 
     config: DetectorConfig
 
@@ -56,12 +55,13 @@ class DetectorNetwork(nn.Module, ABC):
         given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
         chunk: int = 50,
     ) -> Detections:
-        """Detects in images, or describes ``given_boxes`` (and which of them count).
+        """Detects regions in images, or describes ``given_boxes`` (and the mask of the valid ones).
 
-        ``limits`` are the images' farthest corners twice (x, y, x, y), which tell padding to the
-        right and below: it is part of the images, as it is to the published code, but no
-        proposal reaches into it. ``min_sides`` are the least width and height of proposals,
-        ``chunk`` the regions that pass through res5 together. All in pixels of the network's input.
+        ``limits`` are the images' farthest corners twice (x, y, x, y). They separate images from
+        the padding to the right and below: as in the published code, padding is part of the input,
+        but no proposal extends into it. ``min_sides`` are the minimum width and height of
+        proposals, ``chunk`` is the number of regions in one forward pass of res5. All in pixels of
+        the network's input.
         """
         return self.detect(
             self.feature_maps(images), limits, min_sides, given_boxes=given_boxes, chunk=chunk
@@ -76,7 +76,7 @@ class DetectorNetwork(nn.Module, ABC):
         given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
         chunk: int = 50,
     ) -> Detections:
-        """Does the same on the images' feature maps."""
+        """Detects regions as :meth:`forward` does, from the images' feature maps."""
         if given_boxes is None:
             given_boxes = self.proposals(maps, limits, min_sides)
         return self.describe(maps, *given_boxes, chunk)
@@ -89,7 +89,7 @@ class DetectorNetwork(nn.Module, ABC):
     def proposals(
         self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Returns where regions may be, best first, and which of the places are taken."""
+        """Returns proposal boxes, best first, and the mask of the slots that are used."""
 
     @abstractmethod
     def describe(
@@ -99,7 +99,7 @@ class DetectorNetwork(nn.Module, ABC):
         box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
-        """Returns what the network says of boxes on the feature maps."""
+        """Returns the network's outputs for boxes on the feature maps."""
 
     @abstractmethod
     def region_features(
@@ -114,13 +114,15 @@ class DetectorNetwork(nn.Module, ABC):
     def full_images(
         self, maps: Maps, limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """Returns the features of the regions that are the full images, which end at ``limits``."""
+        """Returns the image-level features: the features of one region per image, which ends at
+        ``limits``.
+        """
         everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
         return self.region_features(maps, whole_boxes(limits), everyone, chunk)[:, 0]
 
 
 class FasterRCNN(DetectorNetwork):
-    """Detects in full images: finds their proposals and describes all of them.
+    """Finds the proposals in full images and describes all of them.
 
     Trainable: gradients reach every stage above ``config.frozen_stages``.
     """
@@ -137,8 +139,8 @@ class FasterRCNN(DetectorNetwork):
             self.backbone.get_submodule(name).requires_grad_(False)
 
     def feature_maps(self, images: Float[Tensor, "N 3 H W"]) -> Maps:
-        """Computes what proposals and regions share: res4, activated where res5 expects that, the
-        maps of a pyramid, or res5 where its cells are the regions.
+        """Computes the maps that proposals and regions share: res4 (activated where res5 expects
+        it), the maps of a pyramid, or res5 where its cells are the regions.
         """
         maps = self.activate(self.backbone(images))
         if self.config.regions == "grid" and self.config.last_stage == 4:
@@ -146,8 +148,8 @@ class FasterRCNN(DetectorNetwork):
         return maps
 
     def activate(self, maps: Maps) -> Maps:
-        """Normalises and rectifies res4 of a pre-activation network once, as res5's first block
-        would.
+        """Normalises and rectifies res4 of a pre-activation network once, as the first block of
+        res5 would.
         """
         if not self.config.pre_activation:
             return maps
@@ -164,7 +166,7 @@ class FasterRCNN(DetectorNetwork):
         given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None = None,
         chunk: int = 50,
     ) -> Detections:
-        """Returns what the network says of proposals or ``given_boxes``, or the cells of res5."""
+        """Returns the network's outputs for proposals, ``given_boxes`` or the cells of res5."""
         if self.config.regions == "grid":
             assert given_boxes is None
             return grid_cells(maps[0], limits, self.config)
@@ -173,7 +175,7 @@ class FasterRCNN(DetectorNetwork):
     def proposals(
         self, maps: Maps, limits: Float[Tensor, "N 4"], min_sides: Float[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]]:
-        """Returns where regions may be, best first, and which of the places are taken."""
+        """Returns proposal boxes, best first, and the mask of the slots that are used."""
         boxes, scores = self.proposal_generator(maps, limits, min_sides)
         return boxes, scores > -torch.inf
 
@@ -206,7 +208,7 @@ class FasterRCNN(DetectorNetwork):
         box_mask: Bool[Tensor, "N P"],
         region_features: Float[Tensor, "N P D"],
     ) -> Detections:
-        """Says what the predictors say of regions with these features."""
+        """Returns the predictors' outputs for regions with these features."""
         predictor = self.roi_heads.box_predictor
         seen = self.roi_heads.classified(region_features)
         class_logits = widen(predictor.cls_score(seen))
@@ -228,8 +230,8 @@ class FasterRCNN(DetectorNetwork):
     def written_attributes(
         self, features: Float[Tensor, "N M D"], class_ids: Int64[Tensor, "N M"]
     ) -> Float[Tensor, "N M L1"]:
-        """Returns attribute probabilities of regions with these features, at the boxes that are
-        written, given their classes (without background).
+        """Returns the attribute probabilities of regions at the boxes that are written, given their
+        features and classes (without background).
         """
         predictor = self.roi_heads.box_predictor
         outputs = class_ids + (self.config.background == "first")
@@ -242,7 +244,7 @@ def grid_cells(
 ) -> Detections:
     """Returns the cells of a map as regions, row by row, each with the pixels that it covers.
 
-    Cells of padding alone are no regions; the last ones end at the images' edges.
+    Cells that cover only padding are not regions; the last cells end at the images' edges.
     """
     images, size, rows, columns = features.shape
     stride, offset = 16 * config.res5_stride, config.box_offset
@@ -262,7 +264,7 @@ def grid_cells(
 
 
 def whole_boxes(limits: Float[Tensor, "N 4"]) -> Float[Tensor, "N 1 4"]:
-    """Returns the regions that are the full images, which end at ``limits``."""
+    """Returns one region per image that covers the full image and ends at ``limits``."""
     return torch.cat((torch.zeros_like(limits[:, :2]), limits[:, 2:]), dim=1)[:, None]
 
 
@@ -272,7 +274,7 @@ def refine_boxes(
     limits: Float[Tensor, "N 4"],
     config: DetectorConfig,
 ) -> Float[Tensor, "N P B 4"]:
-    """Returns each region's regressed boxes, one a class or one for all, clipped to the image.
+    """Returns each region's regressed boxes, one per class or one for all, clipped to the image.
 
     ``limits``: the images' farthest corners twice, in the pixels of ``boxes``.
     """
@@ -291,12 +293,12 @@ def refine_boxes(
 def foreground_classes(
     probs: Float[Tensor, "*R K1"], config: DetectorConfig
 ) -> Float[Tensor, "*R K"]:
-    """Returns class probabilities without background's, not renormalised."""
+    """Returns the class probabilities without background, not renormalised."""
     return probs[..., 1:] if config.background == "first" else probs[..., :-1]
 
 
 def foreground_attributes(
     probs: Float[Tensor, "*R L1"], config: DetectorConfig
 ) -> Float[Tensor, "*R L"]:
-    """Returns attribute probabilities without that of "no attribute", not renormalised."""
+    """Returns the attribute probabilities without "no attribute", not renormalised."""
     return probs[..., 1:] if config.attribute_background else probs

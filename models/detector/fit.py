@@ -1,14 +1,17 @@
-"""Tensors of a file are held against those that a network has."""
+"""Compares the tensors of a file with the tensors of a network."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-MOST_NAMED = 3  # of each kind: a file of another network differs in hundreds of names
+MOST_NAMED = 3  # per type of difference: a file of another network differs in hundreds of names
 
 
 def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
-    """Says what differs by name or shape, "" if nothing does: of each kind the first few."""
+    """Returns a description of the differences in names and shapes, "" if there are none.
+
+    It names the first few differences of each type.
+    """
     shapes = [
         f"{name} is {tuple(tensors[name].shape)}, want {tuple(tensor.shape)}"
         for name, tensor in expected.items()

@@ -1,9 +1,9 @@
-"""Computes convolutions with their normalisation inside, rectified as they are stored.
+"""Computes convolutions with folded normalisation that apply ReLU while they store the result.
 
-For inference alone. On a CPU oneDNN rectifies, and adds the shortcut, while it stores a result; on
-a GPU cuBLAS does so for 1x1 convolutions, which are products of rows, and cuDNN for others, in
-half precision. PyTorch alone goes over the result once more for each of bias, shortcut and ReLU:
-on an H100 that took as long as res5's products.
+For inference only. On a CPU oneDNN applies ReLU, and adds the shortcut, while it stores a result.
+On a GPU cuBLAS does so for 1x1 convolutions, which are products of rows, and cuDNN for others, in
+half precision. PyTorch alone makes one more pass over the result for each of bias, shortcut and
+ReLU: on an H100 that took as long as res5's products.
 """
 
 import functools
@@ -22,9 +22,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedConv:
-    """Holds a folded convolution's weights, in the type in which it is computed, and its
-    geometry.
-    """
+    """Holds a folded convolution's weights, in the dtype of the computation, and its geometry."""
 
     weight: Tensor
     bias: Tensor | None
@@ -36,9 +34,7 @@ class FoldedConv:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedBlock:
-    """Holds the convolutions of a folded bottleneck; ``shortcut`` is None where the input is
-    added.
-    """
+    """Holds the convolutions of a folded bottleneck; ``shortcut`` is None if the input is added."""
 
     conv1: FoldedConv
     conv2: FoldedConv
@@ -47,7 +43,7 @@ class FoldedBlock:
 
 
 def in_computed_type(x: Tensor) -> Tensor:
-    """Converts the input to the type of autocast on its device, in which the stage then stays."""
+    """Converts the input to autocast's dtype for its device; the stage then keeps that dtype."""
     kind = x.device.type
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
@@ -55,7 +51,7 @@ def in_computed_type(x: Tensor) -> Tensor:
 
 
 def folded_conv(conv: ConvNorm, dtype: torch.dtype) -> FoldedConv:
-    """Returns a convolution's weights as they meet an input of ``dtype``."""
+    """Returns a convolution's weights in the dtype of its input, ``dtype``."""
     assert not isinstance(conv.padding, str)
     return FoldedConv(
         weight=conv.weight.to(dtype),
@@ -70,12 +66,14 @@ def folded_conv(conv: ConvNorm, dtype: torch.dtype) -> FoldedConv:
 def finish(
     block: FoldedBlock, hidden: Float[Tensor, "B M H W"], shortcut: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
-    """Computes a block from its first convolution's output on; ``shortcut`` may be overwritten."""
+    """Computes a block from the output of its first convolution; ``shortcut`` may be
+    overwritten.
+    """
     return conv_add_relu(block.conv3, conv_relu(block.conv2, hidden), shortcut)
 
 
 def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-    """Computes a folded convolution, not rectified."""
+    """Computes a folded convolution without ReLU."""
     if multiplies_rows(conv, x):
         return as_map(F.linear(gather_rows(conv, x), conv.weight.flatten(1), conv.bias), conv, x)
     if computes_in_quarters(conv, x):
@@ -87,7 +85,7 @@ def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "
 
 
 def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-    """Computes a folded convolution, rectified."""
+    """Computes a folded convolution with ReLU."""
     if multiplies_rows(conv, x) and rectifies_products():
         assert conv.bias is not None
         columns = conv.weight.flatten(1).T
@@ -106,7 +104,7 @@ def conv_relu(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B
 def conv_add_relu(
     conv: FoldedConv, x: Float[Tensor, "B C H W"], other: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
-    """Computes a folded convolution plus ``other``, which may be overwritten, rectified."""
+    """Computes the ReLU of a folded convolution plus ``other``, which may be overwritten."""
     if fuses_on_gpu(conv, x):
         fused: Tensor = torch.cudnn_convolution_add_relu(
             x, conv.weight, other, 1.0, conv.bias, *cudnn_geometry(conv)
@@ -118,7 +116,7 @@ def conv_add_relu(
 
 
 def _relu(conv: FoldedConv, x: Tensor) -> Tensor:
-    """Computes a convolution by oneDNN, which rectifies as it stores."""
+    """Computes a convolution with oneDNN, which applies ReLU while it stores the result."""
     fused: Tensor = torch.ops.mkldnn._convolution_pointwise(
         x, conv.weight, conv.bias, *geometry(conv), "relu", [], ""
     )
@@ -126,7 +124,7 @@ def _relu(conv: FoldedConv, x: Tensor) -> Tensor:
 
 
 def _add_relu(conv: FoldedConv, x: Tensor, other: Tensor) -> Tensor:
-    """Computes the same plus ``other``, which is overwritten."""
+    """Computes the ReLU of a convolution plus ``other`` with oneDNN, which overwrites ``other``."""
     fused: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
         other, x, conv.weight, conv.bias, *geometry(conv), "add", 1.0, "relu", [], ""
     )
@@ -134,7 +132,7 @@ def _add_relu(conv: FoldedConv, x: Tensor, other: Tensor) -> Tensor:
 
 
 def infers_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
-    """Says whether a GPU computes a convolution in the type of its input, without gradients."""
+    """Returns whether a GPU computes a convolution in the dtype of its input, without gradients."""
     return (
         x.device.type == "cuda"
         and not torch.is_grad_enabled()
@@ -144,13 +142,13 @@ def infers_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
 
 
 def multiplies_rows(conv: FoldedConv, x: Tensor) -> bool:
-    """Says whether a convolution is a product of an input's cells with its weights, on a GPU."""
+    """Returns whether a convolution is a product of an input's cells with its weights, on a GPU."""
     return infers_on_gpu(conv, x) and conv.weight.shape[2:] == (1, 1) and conv.groups == 1
 
 
 def gather_rows(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "BGV C"]:
-    """Returns the cells that a 1x1 convolution reads; of channels last without a copy if it reads
-    all.
+    """Returns the cells that a 1x1 convolution reads. If it reads all of them, a channels-last
+    input is not copied.
     """
     down, across = conv.stride
     return x[:, :, ::down, ::across].permute(0, 2, 3, 1).reshape(-1, x.shape[1])
@@ -165,7 +163,7 @@ def as_map(
 
 
 def computes_in_quarters(conv: FoldedConv, x: Tensor) -> bool:
-    """Says whether a dilated 3x3 convolution is computed as one without dilation: on a GPU in
+    """Returns whether a dilated 3x3 convolution is computed as one without dilation: on a GPU in
     float32, where cuDNN takes 28 times as long for it in channels last (res5, H100).
     """
     even = x.shape[2] % 2 == x.shape[3] % 2 == 0
@@ -180,7 +178,7 @@ def computes_in_quarters(conv: FoldedConv, x: Tensor) -> bool:
 
 
 def quarters(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B4 C H2 W2"]:
-    """Returns the even and the odd rows and columns apart, which a dilation of 2 never mixes;
+    """Returns even and odd rows and columns separately, because a dilation of 2 never mixes them;
     channels last.
     """
     number, channels, height, width = x.shape
@@ -190,7 +188,7 @@ def quarters(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B4 C H2 W2"]:
 
 
 def from_quarters(parts: Float[Tensor, "B4 D G V"]) -> Float[Tensor, "B D G2 V2"]:
-    """Puts together what :func:`quarters` took apart; channels last."""
+    """Merges the parts that :func:`quarters` separated; channels last."""
     number, channels, height, width = parts.shape
     cells = parts.permute(0, 2, 3, 1).reshape(number // 4, 2, 2, height, width, channels)
     merged = cells.permute(0, 3, 1, 4, 2, 5).reshape(number // 4, 2 * height, 2 * width, channels)
@@ -198,8 +196,8 @@ def from_quarters(parts: Float[Tensor, "B4 D G V"]) -> Float[Tensor, "B D G2 V2"
 
 
 def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
-    """Says whether cuDNN stores a convolution rectified: in half precision, in which it has such
-    kernels.
+    """Returns whether cuDNN applies ReLU while it stores a convolution: in half precision, the only
+    dtypes with such kernels.
     """
     if not infers_on_gpu(conv, x) or x.dtype not in HALF or torch.version.cuda is None:
         return False
@@ -208,7 +206,7 @@ def fuses_on_gpu(conv: FoldedConv, x: Tensor) -> bool:
 
 
 def can_fuse(x: Tensor) -> bool:
-    """Says whether oneDNN's fused convolutions take a tensor; they know no gradients."""
+    """Returns whether oneDNN's fused convolutions, which have no gradients, accept a tensor."""
     if x.device.type != "cpu" or torch.is_grad_enabled() or not has_fused_convolutions():
         return False
     if x.dtype == torch.bfloat16:
@@ -265,24 +263,26 @@ def rectifies_products() -> bool:
 
 
 def has_bfloat16_convolutions() -> bool:
-    """Says whether oneDNN computes in bfloat16 on this processor at all, with units for it or
-    not.
+    """Returns whether oneDNN can compute in bfloat16 on this processor, with or without hardware
+    support.
     """
     mkldnn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return mkldnn and works(lambda: torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
-    """Returns padding, stride, dilation and groups, as oneDNN's operators take them."""
+    """Returns padding, stride, dilation and groups, in the order of oneDNN's operators."""
     return conv.padding, conv.stride, conv.dilation, conv.groups
 
 
 def cudnn_geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], int]:
-    """Returns stride, padding, dilation and groups, as cuDNN's operators take them."""
+    """Returns stride, padding, dilation and groups, in the order of cuDNN's operators."""
     return conv.stride, conv.padding, conv.dilation, conv.groups
 
 
 def conv_cells(conv: FoldedConv, cells: Float[Tensor, "U C"]) -> Float[Tensor, "U D"]:
-    """Computes a folded 1x1 convolution of single cells, its stride left to who gathers them."""
+    """Computes a folded 1x1 convolution of single cells; the caller applies the stride when
+    gathering.
+    """
     column = cells.T[None, :, :, None]  # [1, C, U, 1], channels last without a copy
     return F.conv2d(column, conv.weight, conv.bias)[0, :, :, 0].T

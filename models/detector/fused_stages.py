@@ -1,18 +1,18 @@
-"""Computes stages of folded bottlenecks for inference: the same numbers in fewer passes.
+"""Computes stages of folded bottlenecks for inference: the same results in fewer passes.
 
-On a CPU res5 over regions pooled from one map computes the convolutions that read pooled cells,
-both 1x1, once per different window (below): 13% less arithmetic at 300
-regions. Dilated by 2, res5 never mixes even and odd rows or columns of bins: each region is four
-grids that have nothing to do with each other. Of 300 regions' grids 7 to 9% are equal (even and odd
-columns are, where a region is 7 cells wide), and four different ones fill the place of a region.
-Results equal those of the plain modules within float32 rounding.
+On a CPU the convolutions of res5 that read pooled cells, both 1x1, are computed once per distinct
+window (below), for regions pooled from one map: 13% less arithmetic at 300 regions. With dilation
+2, res5 never mixes even and odd rows or columns of bins, so each region is four independent grids.
+Of the grids of 300 regions 7 to 9% are equal (even and odd columns are, if a region is 7 cells
+wide), and four distinct grids are computed as one region. Results equal those of the plain modules
+within float32 rounding.
 
 Regions are pooled by maxima, and each window is computed once (Girshick 2015, the conventions of
 Caffe). Neighbouring bins of one region and overlapping regions often cover the same cells of the
-feature map: of the 58,800 bins of 300 regions about a quarter are different windows. A window's
+feature map: of the 58,800 bins of 300 regions about a quarter are distinct windows. A window's
 maximum comes from a table of maxima over 2^i x 2^j cells, four of which cover any window.
 
-R regions of P x P bins, U different windows, S different grids of G x G bins, C and D channels. The
+R regions of P x P bins, U distinct windows, S distinct grids of G x G bins, C and D channels. The
 pooled feature map has G x V cells.
 """
 
@@ -38,9 +38,7 @@ from vlmill.models.detector.resnet import Bottleneck, ConvNorm
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Holds the windows under the bins of regions, each once; ``index`` says which one a bin
-    has.
-    """
+    """Holds the distinct windows of the regions' bins; ``index`` is the window of each bin."""
 
     bounds: Int64[Tensor, "U 4"]  # top, bottom, left, right: first cells inside and outside
     index: Int64[Tensor, "R P P"]
@@ -49,7 +47,7 @@ class Windows:
 def pooling_windows(
     boxes: Float[Tensor, "R 4"], scale: float, size: int, rows: int, columns: int
 ) -> Windows:
-    """Returns the windows that torchvision's ``roi_pool`` looks at, number for number.
+    """Returns the windows that torchvision's ``roi_pool`` reads, with identical bounds.
 
     ``boxes`` times ``scale`` are cells of a map of ``rows`` x ``columns``; corners are inclusive.
     """
@@ -78,7 +76,7 @@ def pooling_windows(
 
 
 def round_half_away(values: Float[Tensor, "R 4"]) -> Float[Tensor, "R 4"]:
-    """C's ``round``: halves go away from zero (torch rounds them to even)."""
+    """Rounds as C's ``round`` does: halves away from zero (torch rounds them to even)."""
     truncated = values.trunc()
     return truncated + torch.where((values - truncated).abs() >= 0.5, values.sign(), 0.0)
 
@@ -98,7 +96,7 @@ def window_maxima(
         windows = (full & (levels_y == level_y) & (levels_x == level_x)).nonzero()[:, 0]
         table = tables.table(level_y, level_x)
         rows, columns = [top[windows]], [left[windows]]
-        if level_y:  # a power of two covers the window from its top, and again from its bottom
+        if level_y:  # two powers of two cover the window: one from its top, one to its bottom
             rows.append(bottom[windows] - 2**level_y)
         if level_x:
             columns.append(right[windows] - 2**level_x)
@@ -112,14 +110,17 @@ def window_maxima(
 
 
 def power_below(lengths: Int64[Tensor, " U"]) -> Int64[Tensor, " U"]:
-    """Returns the exponent of the largest power of two that is not above a length of at least 1."""
+    """Returns the exponent of the largest power of two that is at most a length; lengths are at
+    least 1.
+    """
     return torch.frexp(lengths.double()).exponent.long() - 1
 
 
 class MaximumTables:
-    """Holds the maxima over 2^i x 2^j cells from every cell on, made when they are asked for.
+    """Holds the maxima over 2^i x 2^j cells starting at every cell; each table is made at first
+    use.
 
-    At most 16 for a map of up to 127 cells a side and 14 bins.
+    There are at most 16 for a map of up to 127 cells a side and 14 bins.
     """
 
     def __init__(self, cells: Float[Tensor, "G V C"]) -> None:
@@ -140,19 +141,19 @@ class MaximumTables:
         return self._tables[i, j]
 
 
-# What one round of regions may hold: 16384 windows of 1024 + 512 + 2048 float32 are 235 MB.
+# Limits for one round of regions: 16384 windows of 1024 + 512 + 2048 float32 are 235 MB.
 MAX_WINDOWS = 16384
 
 
 class FusedStage(nn.Sequential):
-    """Computes a stage of folded bottlenecks, whose weights keep their names."""
+    """Computes a stage of folded bottlenecks; the names of the weights stay the same."""
 
     def __init__(self, *blocks: nn.Module) -> None:
         super().__init__(*blocks)
         self._converted: dict[torch.dtype, list[FoldedBlock]] = {}
 
     def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._converted.clear()  # the weights move, or become of another type
+        self._converted.clear()  # the weights move, or change their dtype
         return super()._apply(change, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
@@ -161,7 +162,7 @@ class FusedStage(nn.Sequential):
             hidden = conv_relu(block.conv1, x)
             if block.shortcut is not None:
                 shortcut = plain_conv(block.shortcut, x)
-            else:  # it is overwritten: the caller's own tensor is not
+            else:  # the shortcut is overwritten, but the caller's tensor must not be
                 shortcut = x if number else x.clone()
             x = finish(block, hidden, shortcut)
         return x
@@ -171,8 +172,8 @@ class FusedStage(nn.Sequential):
         return [cast(Bottleneck, block) for block in self]
 
     def folded_blocks(self, x: Tensor) -> list[FoldedBlock]:
-        """Returns the blocks' weights in the type of the input ``x``; where that is not their own,
-        converted once and kept.
+        """Returns the blocks' weights in the dtype of the input ``x``; if the weights have another
+        dtype, they are converted once and cached.
         """
         if torch.is_grad_enabled():
             return self._blocks_in(x.dtype)
@@ -196,9 +197,9 @@ class FusedStage(nn.Sequential):
     def shared_means(
         self, cells: Float[Tensor, "U C"], index: Int64[Tensor, "R P P"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """Returns the mean over each region of the stage's output, ``chunk`` regions at a time.
+        """Returns the mean of the stage's output over each region, ``chunk`` regions at a time.
 
-        ``cells`` are the values of different windows, and ``index`` says which a bin has.
+        ``cells`` are the values of distinct windows, and ``index`` is the window of each bin.
         """
         dilation = self.get_dilation() if index.shape[1] % 2 == 0 else 1
         grids, grid_index = split_grids(index, dilation)
@@ -220,7 +221,7 @@ class FusedStage(nn.Sequential):
         return torch.cat(means)[grid_index].mean(dim=1)
 
     def get_dilation(self) -> int:
-        """Says into how many grids along each axis the stage's input falls apart: 2 or 1."""
+        """Returns the number of independent grids along each axis of the stage's input: 2 or 1."""
         blocks = self.blocks()
         dilated = all(block.conv2.dilation == block.conv2.padding == (2, 2) for block in blocks)
         strides = {
@@ -235,8 +236,8 @@ class FusedStage(nn.Sequential):
 def split_grids(
     index: Int64[Tensor, "R P P"], dilation: int
 ) -> tuple[Int64[Tensor, "S G G"], Int64[Tensor, "R A"]]:
-    """Returns the different grids of every ``dilation``-th bin of an axis, and which ones a region
-    has.
+    """Returns the distinct grids of every ``dilation``-th bin of an axis, and the grids of each
+    region.
     """
     regions, size, _ = index.shape
     side = size // dilation
@@ -247,8 +248,8 @@ def split_grids(
 
 
 def interleave(grids: Int64[Tensor, "S G G"], dilation: int) -> Int64[Tensor, "V P P"]:
-    """Puts each ``dilation`` x ``dilation`` grids in the place of a region; the last ones fill it
-    up.
+    """Merges each ``dilation`` x ``dilation`` grids into the bins of one region; copies of the last
+    grid pad it.
     """
     count, side, _ = grids.shape
     missing = -count % dilation**2
@@ -258,9 +259,10 @@ def interleave(grids: Int64[Tensor, "S G G"], dilation: int) -> Int64[Tensor, "V
 
 
 def grid_means(x: Float[Tensor, "V D P P"], dilation: int) -> Float[Tensor, "S D"]:
-    """Returns the mean of each grid, in the order in which they were interleaved; at least float32.
+    """Returns the mean of each grid, in the order of :func:`interleave`'s grids; at least float32.
 
-    Row after row: one mean over both axes takes seven times as long, and twice that of bfloat16.
+    The mean is taken row by row: one mean over both axes takes seven times as long, and twice that
+    in bfloat16.
     """
     regions, channels, size, _ = x.shape
     side = size // dilation
@@ -272,14 +274,16 @@ def grid_means(x: Float[Tensor, "V D P P"], dilation: int) -> Float[Tensor, "S D
 
 
 def fuse_stages(model: nn.Module) -> None:
-    """Replaces every stage of folded bottlenecks in place; others stay as they are."""
+    """Replaces every stage of folded bottlenecks in place; other stages are not changed."""
     for name, stage in list(model.named_modules()):
         if type(stage) is nn.Sequential and all(is_folded(block) for block in stage):
             model.set_submodule(name, FusedStage(*stage))
 
 
 def is_folded(block: nn.Module) -> bool:
-    """Says whether a bottleneck is plain, and its normalisations are inside its convolutions."""
+    """Returns whether a bottleneck is plain and its normalisations are folded into its
+    convolutions.
+    """
     return (
         isinstance(block, Bottleneck)
         and not block.deformable
@@ -299,7 +303,9 @@ def take(cells: Float[Tensor, "U D"], index: Int64[Tensor, "R G V"]) -> Float[Te
 
 
 def shares_windows(stage: nn.Module) -> TypeGuard[FusedStage]:
-    """Says whether :func:`pooled_means` can do a stage: its first block projects its shortcut."""
+    """Returns whether :func:`pooled_means` can compute a stage: its first block projects its
+    shortcut.
+    """
     return isinstance(stage, FusedStage) and isinstance(stage.blocks()[0].shortcut, ConvNorm)
 
 
@@ -314,8 +320,8 @@ def pooled_means(
 ) -> Float[Tensor, "R D"]:
     """Returns the mean of a stage over RoI max pooled regions (``torchvision.ops.roi_pool``).
 
-    Memory is bounded by ``MAX_WINDOWS`` and ``chunk``: regions with too many different windows are
-    halved.
+    Memory is bounded by ``MAX_WINDOWS`` and ``chunk``: a set of regions with too many distinct
+    windows is split in half.
     """
     rows, columns = features.shape[2:]
     windows = pooling_windows(boxes, scale, size, rows, columns)

@@ -1,4 +1,4 @@
-"""Says where the kernels of our own compute (vlmill.models.detector.gpu_kernels)."""
+"""Decides where vlmill's GPU kernels (vlmill.models.detector.gpu_kernels) are used."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from vlmill.models.gpu_compiler import can_compile
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Says whether they take a tensor: on a GPU, where nobody wants a gradient.
+    """Returns whether the kernels accept a tensor: on a GPU, without gradients.
 
-    Whoever is told so imports them there: that takes Triton, which PyTorch brings along for GPUs.
+    A caller that gets True imports them. They need Triton, which PyTorch installs for GPUs.
     """
     on_gpu = tensor.device.type == "cuda" and not torch.is_grad_enabled()
     return on_gpu and can_compile("pooling and suppression")

@@ -1,9 +1,9 @@
 """Kernels for GPUs (Triton): pooling of regions, and suppression, each in one launch.
 
-Written out as tensor operators, suppression starts some thousand kernels a batch, and a GPU waits
-for the host that starts them; pooling by torchvision's kernel reads and writes float32 in another
-layout than convolutions take. What is computed is the same number for number: divisions are
-rounded to nearest, and products are not joined with sums.
+As tensor operators, suppression starts some thousand kernels a batch, and the GPU waits for the
+host that starts them. Pooling by torchvision's kernel reads and writes float32 in another layout
+than convolutions use. The results are numerically identical: divisions are rounded to nearest, and
+products are not fused with sums.
 
 N images, R boxes or regions, T thresholds, K classes, P x P bins, C channels, G x V cells.
 """
@@ -16,18 +16,18 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-CHANNELS = 1024  # at most, of one program of pooling
-# Of the programs of suppression: warps for a list of thousands of boxes, and for one of hundreds.
+CHANNELS = 1024  # at most, in one program of pooling
+# Warps of the suppression programs: for a list of thousands of boxes, and for one of hundreds.
 WARPS_OF_MANY, WARPS_OF_FEW, FEW = 32, 1, 1024
 
 
 def pooled_regions(
     maps: Float[Tensor, "N C G V"], rois: Float[Tensor, "R 5"], size: int, scale: float
 ) -> Float[Tensor, "R C {size} {size}"]:
-    """Returns the maximum of each bin's cells, channels last and in the type of ``maps``.
+    """Returns the maximum of each bin's cells, channels last and in the dtype of ``maps``.
 
-    The windows are those of torchvision's ``roi_pool``, 0 where one has no cell. Each box of
-    ``rois`` follows its image's number; times ``scale`` it is cells.
+    The windows are the same as in torchvision's ``roi_pool``; a window without cells has 0. Each
+    row of ``rois`` has the image's number, then the box; the box times ``scale`` is in cells.
     """
     cells = maps.permute(0, 2, 3, 1).contiguous()
     _, rows, columns, channels = cells.shape
@@ -58,8 +58,8 @@ def best_survivors(
     limits: Float[Tensor, " T"],
     count: int,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Takes the best box ``count`` times, each time without those that it overlaps by more than
-    the limit; equal scores in their places' order.
+    """Takes the best box ``count`` times; each time it removes the boxes that overlap it by more
+    than the limit. Equal scores are taken in index order.
     """
     images, boxes = scores.shape
     indices = torch.empty((images, len(limits), count), dtype=torch.int64, device=scores.device)
@@ -86,9 +86,10 @@ def best_survivors(
 def survivors_in_lists(
     scores: Float[Tensor, "N K R"], suppresses: Bool[Tensor, "N R R"]
 ) -> Bool[Tensor, "N K R"]:
-    """Says which boxes survive in each class; ``suppresses`` says who suppresses whom.
+    """Returns which boxes survive in each class; ``suppresses`` marks the boxes that each box
+    suppresses.
 
-    A score of -inf is nobody's, and does not survive.
+    A score of -inf is not a candidate, and does not survive.
     """
     images, classes, boxes = scores.shape
     survives = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
@@ -105,7 +106,7 @@ def survivors_in_lists(
     return survives
 
 
-# Triton reads the kernels' source; types of theirs are checked by nobody.
+# Triton reads the kernels' source, so their types are not checked.
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def _half_away(value):
 @triton.jit
 @no_type_check
 def _window(low, high, number, cells, SIZE: tl.constexpr):
-    """Returns the first and the last but one cell of bin ``number`` along an axis."""
+    """Returns the first cell and the end (exclusive) of bin ``number`` along an axis."""
     step = tl.div_rn(tl.maximum(high - low + 1.0, 1.0), tl.full((), SIZE, tl.float32))
     first = tl.floor(number.to(tl.float32) * step) + low
     end = tl.ceil((number + 1).to(tl.float32) * step) + low
@@ -142,7 +143,7 @@ def _pool(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Pools one bin of one region, a program each."""
+    """Pools one bin of one region per program."""
     region = tl.program_id(0) // (SIZE * SIZE)
     within_region = tl.program_id(0) % (SIZE * SIZE)
     roi = rois + region * 5
@@ -179,7 +180,7 @@ def _take_best(
     count,
     BLOCK: tl.constexpr,
 ):
-    """Suppresses the boxes of one image at one threshold, a program each."""
+    """Suppresses the boxes of one image at one threshold per program."""
     number = tl.program_id(0).to(tl.int64)
     limit = tl.load(limits + number % thresholds)
     first = number // thresholds * boxes
@@ -211,7 +212,7 @@ def _take_best(
 @triton.jit
 @no_type_check
 def _walk_down(scores, suppresses, survives, classes, boxes, BLOCK: tl.constexpr):
-    """Suppresses the boxes of one image in one class, a program each."""
+    """Suppresses the boxes of one image in one class per program."""
     number = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     exists = index < boxes

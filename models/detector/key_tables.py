@@ -1,5 +1,5 @@
-"""Holds the tables of keys of other projects' configurations: what each sets, asks or leaves as it
-is.
+"""Holds the key tables of other projects' configurations: the keys that set a field, require a
+value or are ignored.
 
 Several families share Detectron2's names and differ in some: Detectron2 itself (C4 and FPN),
 airsplay's fork, the port of MILVLG (its Caffe and its Detectron2 mode), grid features, and the port
@@ -31,7 +31,7 @@ from vlmill.models.detector.keys import (
     without,
 )
 
-# Bounds of a network that can be built. Class ids are stored in 16 bits.
+# Limits for a network that can be built. Class ids are stored in 16 bits.
 MAX_CHANNELS, MAX_CLASSES, MAX_BOXES, MAX_SIDE = 8192, 32_766, 100_000, 10_000
 MAX_POOL, MAX_SAMPLING, MAX_ANCHORS = 64, 16, 32
 
@@ -45,11 +45,12 @@ POOLINGS = {"ROIPool": "pool", "ROIAlign": "align-legacy", "ROIAlignV2": "align"
 ORDERS = {"BGR": "bgr", "RGB": "rgb"}
 HALVED = {True: (2, 1), False: (1, 2)}  # res5's stride and dilation
 RPN_WIDTH = either(lookup({-1: None}), integer(1, MAX_CHANNELS))  # None: as wide as its input
-# The same at inference: constants for each channel.
+# These are the same at inference: constants for each channel.
 BATCH_NORMS = ("FrozenBN", "BN", "SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
-# Sections and keys that change nothing of a C4 model's features at inference, or that flags of
-# extract-rois say: SCORE_THRESH_TEST and TEST.DETECTIONS_PER_IMAGE are --threshold and --max-boxes.
+# Sections and keys that change nothing in a C4 model's features at inference, or that flags of
+# extract-rois replace: SCORE_THRESH_TEST and TEST.DETECTIONS_PER_IMAGE are --threshold and
+# --max-boxes.
 IGNORED_SECTIONS = (
     "SOLVER",
     "DATASETS",
@@ -75,7 +76,7 @@ IGNORED_IN = {
     "INPUT.": (*SIZES, "RANDOM_FLIP", "MASK_FORMAT"),
     "MODEL.": ("DEVICE", "WEIGHTS"),
     "MODEL.BACKBONE.": ("FREEZE_AT",),
-    # Of res5 in the backbone, which a C4 model does not build; of deformable convolutions.
+    # Keys of res5 in the backbone, which a C4 model does not build, and of deformable convolutions.
     "MODEL.RESNETS.": ("RES5_DILATION", "DEFORM_MODULATED", "DEFORM_NUM_GROUPS"),
     "MODEL.ANCHOR_GENERATOR.": ("ANGLES",),
     "MODEL.RPN.": ("BOUNDARY_THRESH", "LOSS_WEIGHT", *TOP, *SAMPLING, *LOSSES),
@@ -98,7 +99,7 @@ DETECTRON2_KEYS: dict[str, Key] = {
     "MODEL.RPN.IN_FEATURES": asks(["res4"], ["res4"], C4),
     "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "Res5ROIHeads", C4),
     "MODEL.ROI_HEADS.IN_FEATURES": asks(["res4"], ["res4"], C4),
-    # Heads of masks and keypoints follow the detections and change none of them.
+    # Mask and keypoint heads run after the detections and do not change them.
     "MODEL.MASK_ON": Key(False, flag, ()),
     "MODEL.KEYPOINT_ON": Key(False, flag, ()),
     "MODEL.LOAD_PROPOSALS": asks(False, False, "--boxes says boxes from elsewhere"),
@@ -147,7 +148,7 @@ DETECTRON2_KEYS: dict[str, Key] = {
     ),
 }
 
-# Detectron2's models with a feature pyramid, and Mask R-CNN's, whose mask head is not run.
+# Detectron2's models with a feature pyramid, and Mask R-CNN's, without running the mask head.
 DETECTRON2_FPN_KEYS = DETECTRON2_KEYS | {
     "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_resnet_fpn_backbone", FPN),
     "MODEL.RESNETS.OUT_FEATURES": asks(["res4"], ["res2", "res3", "res4", "res5"], FPN),
@@ -171,7 +172,7 @@ DETECTRON2_FPN_KEYS = DETECTRON2_KEYS | {
     "MODEL.ROI_BOX_HEAD.FC_DIM": sets("fc_channels", 1024, integer(1, MAX_CHANNELS)),
 }
 
-# Grid features: the body alone counts, and where res5 is.
+# Grid features: only the backbone and the position of res5 matter.
 GRID_SECTIONS = ("MODEL.RPN", "MODEL.ANCHOR_GENERATOR", "MODEL.ROI_HEADS", "MODEL.ROI_BOX_HEAD")
 GRID_KEYS = {
     name: key
@@ -193,7 +194,7 @@ GRID_KEYS = {
     ),
 }
 
-# airsplay's fork: its scripts raise the overlap by themselves, whatever NMS_THRESH_TEST says.
+# airsplay's fork: its scripts raise the overlap themselves, regardless of NMS_THRESH_TEST.
 AIRSPLAY_KEYS = without(
     DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS", "MODEL.ROI_HEADS.NMS_THRESH_TEST"
 ) | {
@@ -205,8 +206,8 @@ AIRSPLAY_KEYS = without(
     "MODEL.ROI_BOX_HEAD.NUM_ATTRS": sets("num_attributes", -1, integer(-1, MAX_CLASSES)),
 }
 
-# MILVLG's port: classes and attributes are counted with background. Anchors come with its weights;
-# SIZES are those of the original, in cells of 16 pixels.
+# MILVLG's port: the counts of classes and attributes include background. Anchors come with its
+# weights; SIZES are those of the original, in cells of 16 pixels.
 MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
     "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, NO_GROUPS),
     "MODEL.META_ARCHITECTURE": asks(
@@ -241,7 +242,7 @@ MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
 }
 
 
-# The same port's Detectron2 mode, whose classes and attributes are counted without background.
+# The same port's Detectron2 mode: the counts of classes and attributes exclude background.
 D2_ATTRIBUTES = "MODEL.ROI_ATTRIBUTE_HEAD."
 MILVLG_D2_KEYS = DETECTRON2_KEYS | {
     "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "AttributeRes5ROIHeads", C4),
@@ -256,17 +257,17 @@ MILVLG_D2_KEYS = DETECTRON2_KEYS | {
 
 
 def lower_name(name: str) -> str:
-    """Returns the Hugging Face port's name of a key of Detectron2's."""
+    """Returns the Hugging Face port's name for a key of Detectron2."""
     parts = name.lower().split(".")
     return ".".join(parts[1:] if len(parts) > 2 and parts[0] == "model" else parts)
 
 
 def lowered_section(name: str) -> str:
-    """Returns the Hugging Face port's name of a section of Detectron2's."""
+    """Returns the Hugging Face port's name for a section of Detectron2."""
     return name.lower().removeprefix("model.")
 
 
-# The port has no defaults: its file says everything. It pools one way, whatever POOLER_TYPE says.
+# The port has no defaults: its file sets every key. It pools one way regardless of POOLER_TYPE.
 HF_KEYS = {
     lower_name(name): key if not key.fields else Key(MISSING, key.read, key.fields)
     for name, key in without(

@@ -1,8 +1,8 @@
-"""Reads values of other projects' configurations: what a key may hold, and which of our fields it
-sets.
+"""Reads values of other projects' configurations: the allowed values of a key, and the fields of
+``DetectorConfig`` that it sets.
 
-A key's value is plain data, as a YAML file gives it. The functions here make the readers of values
-of which :mod:`~vlmill.models.detector.configurations` makes its tables.
+A key's value is plain data, as in a YAML file. The functions here make readers of values, from
+which :mod:`~vlmill.models.detector.configurations` makes its tables.
 """
 
 import math
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 Value = Any  # plain: None, bool, int, float, str, or a list of them
-Reader = Callable[[Value], Any]  # raises ValueError that says what it expects
+Reader = Callable[[Value], Any]  # raises ValueError with the expected value
 
-# The value of a key without a default that the configuration leaves out.
+# The value of a key that has no default and that the configuration omits.
 MISSING = object()
 
 
 class WrongKey(ValueError):
-    """Is raised for a key of a configuration that cannot be honoured: which, what it holds, what it
-    should.
+    """Raised for a key of a configuration with an unsupported value; has the key, its value and the
+    expected value.
     """
 
     def __init__(self, key: str, value: Value, expected: str) -> None:
@@ -35,10 +35,10 @@ class Key:
 
     default: Value
     read: Reader
-    fields: tuple[str, ...]  # which take the value that was read; of several each takes one
+    fields: tuple[str, ...]  # that the parsed value sets; several fields take one item each
 
     def values(self, name: str, value: Value) -> dict[str, Any]:
-        """Returns the fields that a value sets. Raises WrongKey for one that the key may not
+        """Returns the fields that a value sets. Raises WrongKey for a value that the key may not
         have.
         """
         try:
@@ -66,14 +66,14 @@ def flag(value: Value) -> bool:
 
 
 def flagged_stages(value: Value) -> tuple[int, ...]:
-    """Reads true or false for each of res2 to res5; gives the numbers of those that are true."""
+    """Reads true or false for each of res2 to res5; returns the numbers of the stages with true."""
     if not isinstance(value, list) or len(value) != 4:
         raise ValueError("true or false for each of res2 to res5")
     return tuple(number for number, item in enumerate(value, start=2) if flag(item))
 
 
 def integer(low: int, high: int) -> Reader:
-    """Makes a reader of whole numbers from ``low`` to ``high``."""
+    """Returns a reader of whole numbers from ``low`` to ``high``."""
 
     def read(value: Value) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -84,10 +84,10 @@ def integer(low: int, high: int) -> Reader:
 
 
 def number(low: float, high: float) -> Reader:
-    """Makes a reader of numbers from ``low`` to ``high``."""
+    """Returns a reader of numbers from ``low`` to ``high``."""
 
     def read(value: Value) -> float:
-        try:  # YAML takes 1e-3, without a dot, for a text
+        try:  # YAML reads 1e-3, without a dot, as a string
             parsed = math.nan if isinstance(value, bool | list) else float(value)
         except (TypeError, ValueError, OverflowError):
             parsed = math.nan
@@ -99,7 +99,7 @@ def number(low: float, high: float) -> Reader:
 
 
 def numbers(count: int, low: float, high: float) -> Reader:
-    """Makes a reader of ``count`` numbers in a list."""
+    """Returns a reader of lists of ``count`` numbers."""
     read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ def numbers(count: int, low: float, high: float) -> Reader:
 
 
 def one_level(low: float, high: float, max_count: int, factor: float = 1.0) -> Reader:
-    """Makes a reader of ``[[a, b, ...]]``: a list for each feature map, of which C4 has one."""
+    """Returns a reader of ``[[a, b, ...]]``: a list for each feature map; C4 has one map."""
     read_number = number(low, high)
 
     def read(value: Value) -> tuple[float, ...]:
@@ -125,8 +125,8 @@ def one_level(low: float, high: float, max_count: int, factor: float = 1.0) -> R
 
 
 def each_level(strides: Sequence[int], low: float, high: float, max_count: int) -> Reader:
-    """Makes a reader of ``[[a], [b], ...]``: as many numbers for each map of a pyramid, in cells
-    of its stride.
+    """Returns a reader of ``[[a], [b], ...]``: the same number of values for each map of a pyramid,
+    converted to cells of its stride.
     """
     read_numbers = each(number(low, high), max_count)
 
@@ -143,10 +143,10 @@ def each_level(strides: Sequence[int], low: float, high: float, max_count: int) 
 
 
 def lookup(choices: Mapping[Any, Any]) -> Reader:
-    """Makes a reader of the keys of ``choices``, which gives what they stand for."""
+    """Returns a reader of the keys of ``choices`` that returns their values."""
 
     def read(value: Value) -> Any:
-        # True == 1 in Python, and is no choice where 1 is one.
+        # In Python True == 1, but True is not a valid choice for 1.
         if isinstance(value, list) or not any(
             value == choice and type(value) is type(choice) for choice in choices
         ):
@@ -157,7 +157,7 @@ def lookup(choices: Mapping[Any, Any]) -> Reader:
 
 
 def only(choice: Value, why: str) -> Reader:
-    """Makes a reader of the one value that can be honoured."""
+    """Returns a reader of the one supported value."""
 
     def read(value: Value) -> None:
         if value != choice or type(value) is not type(choice):
@@ -167,7 +167,7 @@ def only(choice: Value, why: str) -> Reader:
 
 
 def either(*readers: Reader) -> Reader:
-    """Makes a reader of what one of ``readers`` takes, the first that does."""
+    """Returns a reader that tries ``readers`` in order and uses the first that accepts a value."""
 
     def read(value: Value) -> Any:
         expected = []
@@ -182,7 +182,7 @@ def either(*readers: Reader) -> Reader:
 
 
 def each(reader: Reader, max_count: int) -> Reader:
-    """Makes a reader of lists of 1 to ``max_count`` values that ``reader`` takes."""
+    """Returns a reader of lists of 1 to ``max_count`` values that ``reader`` accepts."""
 
     def read(value: Value) -> tuple[Any, ...]:
         if not isinstance(value, list) or not 1 <= len(value) <= max_count:
@@ -193,31 +193,31 @@ def each(reader: Reader, max_count: int) -> Reader:
 
 
 def as_tuple(reader: Reader) -> Reader:
-    """Makes a reader that puts a single value into a tuple."""
+    """Returns a reader that wraps a single value in a tuple."""
     return lambda value: (reader(value),)
 
 
 def single(reader: Reader) -> Reader:
-    """Makes a reader of lists of one value."""
+    """Returns a reader of lists of one value."""
     return lambda value: each(reader, 1)(value)[0]
 
 
 def less_one(reader: Reader) -> Reader:
-    """Makes a reader of a count that has one too many: background."""
+    """Returns a reader of a count that includes background; it subtracts one."""
     return lambda value: reader(value) - 1
 
 
 def sets(field: str, default: Value, reader: Reader) -> Key:
-    """Describes a key that sets one field."""
+    """Returns a key that sets one field."""
     return Key(default, reader, (field,))
 
 
 def without(keys: Mapping[str, Key], *names: str) -> dict[str, Key]:
-    """Returns a table without some of its keys."""
+    """Returns a table without the named keys."""
     assert keys.keys() >= set(names)
     return {name: key for name, key in keys.items() if name not in names}
 
 
 def asks(default: Value, choice: Value, why: str) -> Key:
-    """Describes a key that sets nothing, and has but one value that can be honoured."""
+    """Returns a key that sets no field and has only one supported value."""
     return Key(default, only(choice, why), ())

@@ -1,6 +1,7 @@
-"""Holds the tables of keys of maskrcnn-benchmark's configurations: VinVL's and vqa-maskrcnn's.
+"""Holds the key tables of maskrcnn-benchmark's configurations: VinVL's and vqa-maskrcnn's.
 
-What each sets, asks or leaves as it is. Defaults are those of the family's library.
+They list the keys that set a field, require a value or are ignored. Defaults are those of the
+family's library.
 """
 
 from vlmill.models.detector.config import BLOCKS
@@ -37,11 +38,11 @@ from vlmill.models.detector.keys import (
 
 
 def nested(value: Value) -> Value:
-    """Returns a list of numbers as one list for each."""
+    """Returns a list of numbers as one list per number."""
     return [[item] for item in value] if isinstance(value, list) else value
 
 
-# maskrcnn-benchmark: classes are counted with background, the network's widths alone by its body.
+# maskrcnn-benchmark: class counts include background; only the body determines the widths.
 SIZE_KEYS: dict[str, Key] = {
     "INPUT.MIN_SIZE_TEST": sets("short_side", 800, integer(3, MAX_SIDE)),
     "INPUT.MAX_SIZE_TEST": sets("long_side", 1333, integer(3, MAX_SIDE)),
@@ -99,7 +100,7 @@ IGNORED_MASKRCNN = {
     ),
     "MODEL.ROI_HEADS.": (
         *("FG_IOU_THRESHOLD", "BG_IOU_THRESHOLD", "BATCH_SIZE_PER_IMAGE", "POSITIVE_FRACTION"),
-        # Flags of extract-rois: --threshold, --min-boxes, --max-boxes.
+        # Flags of extract-rois replace these: --threshold, --min-boxes, --max-boxes.
         *("SCORE_THRESH", "DETECTIONS_PER_IMG", "MIN_DETECTIONS_PER_IMG", "NMS"),
     ),
     "MODEL.ROI_BOX_HEAD.": (
@@ -122,7 +123,7 @@ IGNORED_MASKRCNN_KEYS = (
     *("AMP_VERBOSE", "DEBUG", "HOVER"),
     *(section + name for section, names in IGNORED_MASKRCNN.items() for name in names),
 )
-# VinVL's command line has NMS_FILTER 1 and proposals, which its file does not say.
+# VinVL's command line sets NMS_FILTER 1 and proposals; its file does not.
 VINVL_KEYS = MASKRCNN_KEYS | {
     "MODEL.META_ARCHITECTURE": Key(
         "GeneralizedRCNN", lookup(dict.fromkeys(("AttrRCNN", "GeneralizedRCNN"))), ()
@@ -176,7 +177,7 @@ VINVL_KEYS = MASKRCNN_KEYS | {
         "attribute_hidden_size", 512, integer(1, MAX_CHANNELS)
     ),
 }
-# vqa-maskrcnn: what extracts has its own sizes and overlap (0.5), whatever the file says.
+# vqa-maskrcnn: its extraction script has its own sizes and overlap (0.5), regardless of the file.
 VQA_MASKRCNN_KEYS = without(MASKRCNN_KEYS, "INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST") | {
     "MODEL.META_ARCHITECTURE": asks("GeneralizedRCNN", "GeneralizedRCNN", FPN),
     "MODEL.BACKBONE.CONV_BODY": sets(

@@ -1,6 +1,7 @@
-"""Computes non-maximum suppression: the best survivors, or every survivor of every class at once.
+"""Computes non-maximum suppression: the best survivors, or all survivors of every class in one
+pass.
 
-N images, R boxes, K classes, T thresholds.  ``offset`` and box layout as in
+N images, R boxes, K classes, T thresholds. ``offset`` and box layout as in
 vlmill.models.detector.boxes. ``inclusive`` suppresses at an overlap equal to the threshold (the
 original Caffe code on the CPU), otherwise only above it.
 """
@@ -19,18 +20,18 @@ WORD_BITS = 64
 
 
 def exclusive_corners(boxes: Float[Tensor, "*R 4"], offset: float) -> Float[Tensor, "*R 4"]:
-    """Returns boxes whose second corner is the first pixel outside."""
+    """Returns boxes with the first pixel outside as the second corner."""
     return torch.cat((boxes[..., :2], boxes[..., 2:] + offset), dim=-1)
 
 
 def float32_limit(threshold: float, inclusive: bool) -> float:
-    """Returns the float32 above which a float32 overlap suppresses.
+    """Returns the float32 limit above which a float32 overlap suppresses.
 
     Overlaps are compared in double with an exclusive threshold, as torchvision does, and in float32
     with an inclusive one.
     """
     nearest = np.float32(threshold)
-    # As doubles: numpy would compare as float32.
+    # Converted to double: numpy would compare as float32.
     below = inclusive or float(nearest) > threshold
     return float(np.nextafter(nearest, np.float32(-np.inf)) if below else nearest)
 
@@ -44,12 +45,12 @@ def first_survivors(
     offset: float,
     inclusive: bool,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Suppresses within each class and gives the best ``count`` survivors, at each threshold.
+    """Suppresses within each class and returns the best ``count`` survivors, at each threshold.
 
-    Gives places in R x K and their scores, highest first and equal ones in their places' order;
-    -inf where no survivor is left. A score of -inf is no candidate. B is K, or 1 where all classes
-    share the boxes. Nothing here has a size that depends on the numbers, so the host never waits
-    for a GPU: survivors are taken one by one, for all images and thresholds at once.
+    Returns indices into R x K and their scores, highest first, equal scores in index order; -inf if
+    no survivor remains. A score of -inf is not a candidate. B is K, or 1 if all classes share the
+    boxes. No tensor size depends on values, so the host never waits for a GPU: survivors are taken
+    one by one, for all images and thresholds together.
     """
     corners = exclusive_corners(boxes.transpose(1, 2), offset)
     areas = (corners[..., 2:] - corners[..., :2]).prod(dim=-1)
@@ -75,7 +76,9 @@ def survivors_of_one_class(
     limits: Float[Tensor, "T 1"],
     count: int,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Takes the best box ``count`` times; ``alive`` (overwritten) loses it and whom it overlaps."""
+    """Takes the best box ``count`` times; it and the boxes that it overlaps are set to -inf in
+    ``alive``.
+    """
     corners = corners[:, None].expand(*alive.shape, 4)
     areas = areas[:, None].expand(alive.shape)
     rows, values = [], []
@@ -96,9 +99,9 @@ def survivors_of_classes(
     limits: Float[Tensor, "T 1"],
     count: int,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Does the same where a box suppresses in its class only, with each class's best kept at hand.
+    """Takes the best box ``count`` times, if a box suppresses only within its class.
 
-    A step then looks at K + R scores in place of K x R.
+    The best box of each class is stored, so a step reads K + R scores instead of K x R.
     """
     images, steps, classes, num_rows = alive.shape
     best, best_row = alive.max(dim=3)
@@ -133,8 +136,8 @@ def find_overlaps(
     row: Int64[Tensor, "N T"],
     limits: Float[Tensor, "T 1"],
 ) -> Bool[Tensor, "N T R"]:
-    """Says which boxes overlap that of ``row`` by more than the limit, in as few steps as can be:
-    the time of a GPU goes into starting them.
+    """Returns which boxes overlap the box of ``row`` by more than the limit. It uses as few
+    operators as possible, because launching them takes most of the time on a GPU.
     """
     row_corners = corners.gather(2, row[..., None, None].expand(*row.shape, 1, 4))
     high = torch.minimum(row_corners[..., 2:], corners[..., 2:])
@@ -152,13 +155,13 @@ def nms_every_class(
     offset: float,
     inclusive: bool,
 ) -> Bool[Tensor, "*N R K"]:
-    """Says which boxes survive in which class, when all classes share the boxes; in one image or
+    """Returns which boxes survive in which class, if all classes share the boxes; in one image or
     N.
 
-    The overlaps are the same for every class, so each box gets one row of bits (whom it suppresses)
-    and all classes of all images walk down their own order together: R steps on (N K, R / 64)
-    words instead of N K separate suppressions; on a GPU each has a program of its own. Equal
-    scores: the box with the lower index goes first.
+    The overlaps are the same for every class. Each box gets one row of bits (the boxes it
+    suppresses), and all classes of all images are processed in rank order together: R steps on (N
+    K, R / 64) words instead of N K separate suppressions. On a GPU each suppression has its own
+    program. Of equal scores the box with the lower index is first.
     """
     num_boxes, num_classes = scores.shape[-2:]
     if not num_boxes:
@@ -184,7 +187,7 @@ def nms_every_class(
     for rank in range(num_boxes):
         word = dead.gather(1, words[rank, :, None])[:, 0]
         gone = torch.ne(word & bits[rank], 0, out=dead_by_rank[rank])
-        # A suppressed box suppresses nobody.
+        # A suppressed box does not suppress others.
         dead |= suppresses[row[rank]].masked_fill_(gone[:, None], 0)
     survives = torch.empty_like(order, dtype=torch.bool)
     survives.scatter_(0, order, ~dead_by_rank.view_as(order))
@@ -210,11 +213,10 @@ def class_confidence(
     offset: float,
     inclusive: bool,
 ) -> Float[Tensor, "*N R"]:
-    """Returns the highest probability with which a box survives in some class; 0 where it never
-    does.
+    """Returns the highest probability with which a box survives in any class; 0 if it never
+    survives.
 
-    This is the score by which bottom-up attention chooses its regions (Anderson et al. 2018,
-    released code).
+    Bottom-up attention selects its regions by this score (Anderson et al. 2018, released code).
     """
     survives = nms_every_class(boxes, foreground, threshold, offset=offset, inclusive=inclusive)
     if not survives.shape[-2]:

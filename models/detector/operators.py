@@ -1,4 +1,5 @@
-"""RoIAlign and RoI max pooling by torchvision's operators, mostly without importing torchvision.
+"""Runs RoIAlign and RoI max pooling by torchvision's operators, mostly without importing
+torchvision.
 
 Importing torchvision takes about two seconds of CPU time and 150 MB, most of it for code that a
 forward pass does not use. The operators are in one shared library, which `torch.ops.load_library`
@@ -52,8 +53,8 @@ def roi_align(
     """Returns the mean of samples in each bin, as ``torchvision.ops.roi_align`` does (He et al.
     2017).
 
-    ``aligned=False`` is the first form, which is half a cell off. Other arguments and errors are
-    those of `roi_pool`.
+    ``aligned=False`` is the first version, which is off by half a cell. Other arguments and errors
+    are the same as for `roi_pool`.
     """
     aligned_bins: Tensor
     if is_plain_forward(features, rois) and has_operators():
@@ -76,8 +77,8 @@ def deformable_conv(
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> Float[Tensor, "B D G V"]:
-    """Returns ``torchvision.ops.deform_conv2d`` without modulation; its groups follow from the
-    shapes of ``x`` and ``weight``.
+    """Returns ``torchvision.ops.deform_conv2d`` without modulation; the number of groups follows
+    from the shapes of ``x`` and ``weight``.
     """
     from torchvision import ops
 
@@ -88,7 +89,7 @@ def deformable_conv(
 
 
 def is_plain_forward(features: Tensor, rois: Tensor) -> bool:
-    """Returns False where a call needs what torchvision registers when it is imported."""
+    """Returns False if a call needs functions that torchvision registers when it is imported."""
     if torch.compiler.is_compiling() or features.device.type not in ("cpu", "cuda"):
         return False
     needs_gradients = torch.is_grad_enabled() and (features.requires_grad or rois.requires_grad)

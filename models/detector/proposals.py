@@ -1,8 +1,7 @@
-"""The network's head and its anchors make region proposals.
+"""Makes region proposals from the outputs of the network's head and its anchors.
 
-N images, A anchors per cell, G x V cells of the feature map, R anchors, P places for proposals.
-Boxes are (x1, y1, x2, y2) in pixels of the network's input.
-Paper: Ren et al. 2015 (arXiv:1506.01497).
+N images, A anchors per cell, G x V cells of the feature map, R anchors, P proposal slots. Boxes are
+(x1, y1, x2, y2) in pixels of the network's input. Paper: Ren et al. 2015 (arXiv:1506.01497).
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from vlmill.models.detector.resnet import relu, widen
 
 
 class RpnHead(nn.Module):
-    """Predicts objectness (one or two logits) and a regression of every anchor."""
+    """Predicts objectness (one or two logits) and a regression for every anchor."""
 
     def __init__(self, in_channels: int, channels: int, num_anchors: int, num_logits: int) -> None:
         super().__init__()
@@ -69,12 +68,12 @@ class ProposalGenerator(nn.Module):
     ) -> tuple[Float[Tensor, "N P 4"], Float[Tensor, "N P"]]:
         """Returns proposals and their scores (probabilities or logits, as configured), best first.
 
-        ``logits`` and ``deltas`` are the head's outputs of each map. A place with a score of -inf
-        holds none. ``limits`` are the images' own farthest corners, where the maps are of padded
-        ones; ``min_sides`` the smallest width and height in pixels of the network's input; ``tops``
-        how many are taken of each map before and left of all after suppression, where that is not
-        as configured. No size depends on the numbers, so the host need not wait for a GPU.
-        Proposals are constants to a training loss, as in the paper's approximate joint training.
+        ``logits`` and ``deltas`` are the head's outputs for each map. A slot with a score of -inf
+        is empty. ``limits`` are the images' farthest corners without padding; ``min_sides`` the
+        smallest width and height in pixels of the network's input. ``tops`` replaces two configured
+        numbers: of proposals per map before suppression, and of all proposals after it. No size
+        depends on values, so the host need not wait for a GPU. Proposals are constants to a
+        training loss, as in the paper's approximate joint training.
         """
         config, images = self.config, len(limits)
         before, after = tops or (config.pre_nms_top, config.post_nms_top)
@@ -108,7 +107,7 @@ class ProposalGenerator(nn.Module):
         count: int,
     ) -> tuple[Float[Tensor, "N R 4"], Float[Tensor, "N R"]]:
         """Returns the best ``count`` boxes of one map, before suppression, and their scores; -inf
-        for those that are too small.
+        for boxes that are too small.
         """
         config, scores = self.config, self.objectness(logits)
         anchors = self.anchor_generator(*logits.shape[-2:], number).expand(len(logits), -1, -1)
@@ -131,7 +130,7 @@ class ProposalGenerator(nn.Module):
         regressions: Float[Tensor, "N R 4"],
         limits: Float[Tensor, "N 4"],
     ) -> Float[Tensor, "N R 4"]:
-        """Returns the boxes that anchors become, inside the images."""
+        """Returns the boxes decoded from anchors, inside the images."""
         config = self.config
         boxes = decode_boxes(
             anchors.reshape(-1, 4),
@@ -144,9 +143,9 @@ class ProposalGenerator(nn.Module):
         return clip_boxes(boxes.view(anchors.shape), limits[:, None])
 
     def objectness(self, logits: Float[Tensor, "N L G V"]) -> Float[Tensor, "N GVA"]:
-        """Returns the score of every anchor: foreground's probability, or the logit itself.
+        """Returns the score of every anchor: the probability of foreground, or the logit.
 
-        Of large logits float32 probabilities are 1 and equal, which keeps the anchors' order.
+        For large logits float32 probabilities are all 1; equal scores stay in the anchors' order.
         """
         if self.config.objectness == "softmax":
             return foreground_scores(logits)
@@ -157,7 +156,7 @@ class ProposalGenerator(nn.Module):
     def large_enough(
         self, boxes: Float[Tensor, "N R 4"], side: Float[Tensor, "N 1 1"]
     ) -> Bool[Tensor, "N R"]:
-        """Says which boxes are at least (or more than) ``side`` wide and high."""
+        """Returns which boxes are at least (or more than) ``side`` wide and high."""
         sizes = boxes[..., 2:] - boxes[..., :2] + self.config.box_offset
         if self.config.min_size_inclusive:
             return (sizes >= side).all(dim=-1)
@@ -167,8 +166,8 @@ class ProposalGenerator(nn.Module):
 def stack_maps(
     candidates: Sequence[tuple[Float[Tensor, "N _ 4"], Float[Tensor, "N _"]]],
 ) -> tuple[Float[Tensor, "M R 4"], Float[Tensor, "M R"]]:
-    """Returns the candidates of all maps of N images as those of M = N x maps images: suppression
-    is within a map. Places that a smaller map lacks have a score of -inf.
+    """Returns the candidates of all maps of N images as M = N x maps images, because suppression is
+    within a map. Slots that a smaller map lacks have a score of -inf.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -182,19 +181,23 @@ def stack_maps(
 
 
 def top_indices(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"]:
-    """Returns the highest scores' places, falling; equal ones in the anchors' order."""
+    """Returns the indices of the highest scores in descending order; equal scores in the anchors'
+    order.
+    """
     return scores.sort(descending=True, stable=True).indices[:, :count]
 
 
 def gather_boxes(
     boxes: Float[Tensor, "N R 4"], indices: Int64[Tensor, "N T"]
 ) -> Float[Tensor, "N T 4"]:
-    """Returns each image's boxes at its own places."""
+    """Returns the boxes of each image at its indices."""
     return boxes.gather(1, indices[..., None].expand(-1, -1, 4))
 
 
 def foreground_scores(logits: Float[Tensor, "N A2 G V"]) -> Float[Tensor, "N GVA"]:
-    """Softmax over (background, foreground) of each anchor; background's channels come first."""
+    """Returns the softmax over (background, foreground) of each anchor; background's channels come
+    first.
+    """
     images, channels, rows, columns = logits.shape
     pairs = logits.reshape(images, 2, channels // 2, rows, columns)
     return pairs.softmax(dim=1)[:, 1].permute(0, 2, 3, 1).reshape(images, -1)

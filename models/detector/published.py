@@ -1,22 +1,22 @@
 """Loads published detector weights: recognises a state dict's layout and reads its sizes.
 
-Layouts are known by their keys (:mod:`~vlmill.models.detector.published_names`):
+Layouts are recognised by their keys (:mod:`~vlmill.models.detector.published_names`):
 
 =================  =================================================================
 detectron2         no attribute head
 airsplay           ``cls_embedding``, ``fc_attr``, ``attr_score``; background is last
 hf-frcnn           the same names, and a counter of batches in every normalisation
 milvlg             ``cls_embed``, ``attr_linear1``, ``attr_linear2``; background is first
-milvlg-d2          an ``attribute_predictor`` beside the box predictor; background is last
+milvlg-d2          ``attribute_predictor`` next to the box predictor; background is last
 detectron2-fpn     ``backbone.bottom_up``, ``fpn_lateral``, ``box_head.fc1``
 vinvl              ``backbone.body``, and res5 as the head of regions
 vqa-maskrcnn       ``backbone.body``, ``fpn_inner``, and fc6 as the head of regions
 grid-feats         res5 in the backbone without a pyramid
 =================  =================================================================
 
-milvlg's ResNet-152 ("milvlg-r152") is known by its blocks. A file of Caffe ("caffe") has milvlg's
-names once it is read (:mod:`~vlmill.models.detector.caffe`), and its own conventions. The layout of
-milvlg-d2 is also that of grid features of a C4 detector ("grid-feats-updn").
+milvlg's ResNet-152 ("milvlg-r152") is recognised by its blocks. A file of Caffe ("caffe") gets
+milvlg's names when it is read (:mod:`~vlmill.models.detector.caffe`), and has its own conventions.
+The layout of milvlg-d2 is also that of grid features of a C4 detector ("grid-feats-updn").
 """
 
 import dataclasses
@@ -48,16 +48,16 @@ from vlmill.models.detector.published_names import (
     published_name,
 )
 
-PRE_ACTIVATION = "backbone.stem.norm.weight"  # which only ResNet v2 has
-# Keys that carry nothing to load: how many batches training saw, and the pixels' statistics, which
+PRE_ACTIVATION = "backbone.stem.norm.weight"  # only ResNet v2 has it
+# Keys that are not loaded: the counters of training batches, and the pixels' statistics, which
 # belong to the configuration (config_of_weights).
 IGNORED_SUFFIXES = ("num_batches_tracked", "pixel_mean", "pixel_std")
-# Heads that follow the detections and change none of them.
+# Heads that run after the detections and do not change them.
 LATER_HEADS = ("roi_heads.mask_head.", "roi_heads.keypoint_head.")
 LATER_NAMES = ("mask head", "keypoint head")
-# Attributes of vqa-maskrcnn: trained with, and never run where features are extracted.
+# Attributes of vqa-maskrcnn: used in training, and never run where features are extracted.
 UNUSED_ATTRIBUTES = tuple(f"roi_heads.box.predictor.{name}." for name in RENAMED)
-# What a grid of res5's cells does not run.
+# Parts that are not run for a grid of res5's cells.
 REGION_PARTS = (
     *("proposal_generator.", "roi_heads.box_head.", PREDICTOR, D2_MODE, "rpn."),
     *("roi_heads.box.predictor.", f"{HEAD}fc", "attribute.", "backbone.fpn"),
@@ -68,7 +68,7 @@ CASCADE = "roi_heads.box_head.0."
 def recognise_layout(state: Mapping[str, Tensor], *, grid: bool = False) -> str:
     """Returns the layout's name in :data:`CONVENTIONS`; ``grid``: for the cells of res5 as regions.
 
-    Raises ValueError for keys of none of the layouts, with what is unknown or missing.
+    Raises ValueError with the unknown or missing keys if no layout matches.
     """
     if "backbone.body.stem.conv1.weight" in state:
         return recognise_maskrcnn(state)
@@ -107,7 +107,7 @@ KNOWN = ("detectron2", "detectron2-fpn", "airsplay", "milvlg", "hf-frcnn", "vinv
 
 
 def recognise_maskrcnn(state: Mapping[str, Tensor]) -> str:
-    """Returns which of the families of maskrcnn-benchmark a state dict is of."""
+    """Returns the maskrcnn-benchmark family of a state dict."""
     if any(key.startswith("backbone.fpn.") for key in state):
         require_keys(state, "vqa-maskrcnn", f"{HEAD}fc6.weight")
         return "vqa-maskrcnn"
@@ -116,7 +116,7 @@ def recognise_maskrcnn(state: Mapping[str, Tensor]) -> str:
 
 
 def require_keys(state: Mapping[str, Tensor], layout: str, *keys: str) -> None:
-    """Raises ValueError unless a state dict has what tells the layout."""
+    """Raises ValueError unless a state dict has the keys that identify the layout."""
     if missing := [key for key in keys if key not in state]:
         raise ValueError(f"no published layout: missing {missing[0]}, which {layout} has")
 
@@ -127,9 +127,10 @@ def config_of_weights(
     """Returns the layout's conventions, with sizes from the tensors' shapes and anchors from the
     file.
 
-    ``layout`` is known where names do not tell it; ``grid``: the cells of res5 are the regions.
-    ``changes`` set fields that the file cannot say, or says otherwise. Raises ValueError for an
-    unknown layout, a missing key, or anchors that neither the file nor the family decides.
+    ``layout`` is given if names do not identify it; ``grid``: the cells of res5 are the regions.
+    ``changes`` set fields that the file cannot specify, or specifies otherwise. Raises ValueError
+    for an unknown layout, a missing key, or anchors that neither the file nor the family
+    determines.
     """
     layout = layout or recognise_layout(state, grid=grid)
     family = CONVENTIONS[layout]().family
@@ -152,9 +153,9 @@ def config_of_weights(
 
 
 def conventions_of_sizes(layout: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the conventions of a layout's published files with groups, which no key tells.
+    """Returns the conventions of a layout's published files with groups, which no key specifies.
 
-    Raises ValueError where none was published, so that a configuration has to tell them.
+    Raises ValueError if no such file was published; then a configuration has to specify them.
     """
     grouped = sizes["groups"] > 1
     if layout in ("vinvl", "vqa-maskrcnn") and not grouped:
@@ -177,12 +178,13 @@ def conventions_of_sizes(layout: str, sizes: Mapping[str, Any]) -> dict[str, Any
     )
 
 
-# Widths of the attribute head, which no configuration names.
+# Widths of the attribute head that are not in any configuration.
 UNNAMED_SIZES = ("class_embedding_size", "attribute_hidden_size")
 
 
 def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor]) -> DetectorConfig:
-    """Returns what a configuration says, with the anchors and the unnamed widths of the weights.
+    """Returns the fields of a configuration, with the anchors and the unnamed widths of the
+    weights.
 
     Raises WrongKey for a key whose size is not that of the weights, and ValueError for a missing
     tensor.
@@ -190,7 +192,7 @@ def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor])
     config, family = configuration.config, configuration.family
     grid = config.regions == "grid"
     sizes = infer_sizes(state, family, grid=grid)
-    sizes.pop("class_specific_boxes", None)  # which no shape tells where there is one class
+    sizes.pop("class_specific_boxes", None)  # no shape shows it if there is one class
     unnamed = {name: sizes.pop(name) for name in UNNAMED_SIZES if name in sizes}
     for field, size in sizes.items():
         if getattr(config, field) != size:
@@ -213,10 +215,10 @@ def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor])
 def fitted_anchors(
     configuration: Configuration, state: Mapping[str, Tensor]
 ) -> tuple[Box4, ...] | None:
-    """Returns the anchors that the weights carry, if any. Raises WrongKey where the keys
-    contradict.
+    """Returns the anchors that the weights contain, if any. Raises WrongKey if the keys contradict
+    them.
 
-    The ports load their anchors from the weights; Detectron2 makes its own, as the keys say.
+    The ports load their anchors from the weights; Detectron2 computes them from the keys.
     """
     config, family = configuration.config, configuration.family
     per_cell = anchors_per_cell(state, config)
@@ -236,15 +238,15 @@ def fitted_anchors(
 
 
 def anchor_names(state: Mapping[str, Tensor], family: str) -> list[str]:
-    """Returns the names of the anchors that a file carries, in the order of its feature maps."""
+    """Returns the names of the anchors in a file, in the order of its feature maps."""
     first = published_name(CELL_ANCHORS, family)
     numbers = [int(k.removeprefix(first)) for k in state if k.startswith(first)]
     return [f"{first}{number}" for number in sorted(numbers)]
 
 
 def boxes_in(state: Mapping[str, Tensor], names: list[str]) -> tuple[Box4, ...]:
-    """Returns the anchors of one cell of each map that weights carry. Raises ValueError for what
-    are no boxes.
+    """Returns the anchors of one cell of each map in the weights. Raises ValueError if they are not
+    boxes.
     """
     for name in names:
         if state[name].ndim != 2 or state[name].shape[1] != 4:
@@ -253,7 +255,7 @@ def boxes_in(state: Mapping[str, Tensor], names: list[str]) -> tuple[Box4, ...]:
 
 
 def anchors_per_cell(state: Mapping[str, Tensor], config: DetectorConfig) -> int:
-    """Returns how many anchors the proposal head of the weights scores."""
+    """Returns the number of anchors that the proposal head of the weights scores."""
     name = "proposal_generator.rpn_head.objectness_logits.weight"
     logits = get_shape(state, published_name(name, config.family))[0]
     return logits // (2 if config.objectness == "softmax" else 1)
@@ -295,8 +297,8 @@ def infer_sizes(state: Mapping[str, Tensor], family: str, *, grid: bool = False)
 
 
 def stage_prefix(state: Mapping[str, Tensor], family: str, number: int) -> str:
-    """Returns what the names of a stage's tensors begin with; res5 is the backbone's or the
-    regions'.
+    """Returns the prefix of the names of a stage's tensors; res5 is in the backbone or applied to
+    regions.
     """
     own = published_name(f"backbone.res{number}.", family)
     if number == 5 and not any(key.startswith(own) for key in state):
@@ -305,7 +307,7 @@ def stage_prefix(state: Mapping[str, Tensor], family: str, number: int) -> str:
 
 
 def infer_depth(state: Mapping[str, Tensor], family: str) -> int:
-    """Returns the ResNet's depth, by the blocks of its stages."""
+    """Returns the ResNet's depth, from the number of blocks in its stages."""
     blocks = []
     for number in range(2, 6):
         stage = stage_prefix(state, family, number)
@@ -321,7 +323,7 @@ def infer_depth(state: Mapping[str, Tensor], family: str) -> int:
 
 
 def deformable_stages(state: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """Returns the stages whose convolutions are sampled at offsets."""
+    """Returns the stages with deformable convolutions."""
     suffix = ".0.conv2_offset.weight"
     return tuple(
         number for number in range(2, 6) if any(f"res{number}{suffix}" in key for key in state)
@@ -329,7 +331,9 @@ def deformable_stages(state: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 
 def read_pixel_statistics(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
-    """Returns the mean and deviation of the pixels, where old Detectron2 stored them."""
+    """Returns the mean and standard deviation of the pixels, which old versions of Detectron2
+    stored.
+    """
     return {
         name: tuple(state[name].reshape(-1).tolist())
         for name in ("pixel_mean", "pixel_std")
@@ -338,7 +342,7 @@ def read_pixel_statistics(state: Mapping[str, Tensor]) -> dict[str, tuple[float,
 
 
 def get_shape(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
-    """Returns a tensor's shape. Raises ValueError, which names the tensor, if it is missing or has
+    """Returns a tensor's shape. Raises ValueError with the tensor's name if it is missing or has
     too few dimensions for a weight.
     """
     if key not in state:
@@ -349,10 +353,10 @@ def get_shape(state: Mapping[str, Tensor], key: str) -> tuple[int, ...]:
 
 
 def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
-    """Loads a state dict of the layout of the model's family, its anchors included.
+    """Loads a state dict in the layout of the model's family, including its anchors.
 
-    Anchors that it lacks are the configured ones. Raises ValueError that names the first missing
-    keys, unexpected ones and tensors of another shape, as the file calls them.
+    Missing anchors are replaced by the configured ones. Raises ValueError with the first missing
+    and unexpected keys and tensors of another shape, by their names in the file.
     """
     family, grid = model.config.family, model.config.regions == "grid"
     tensors = {key: value for key, value in state.items() if not is_ignored(key, family, grid=grid)}
@@ -376,7 +380,7 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
 
 
 def find_later_heads(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns which heads that follow the detections a file has, in words."""
+    """Returns the names of the heads in a file that run after the detections."""
     names = list(names)
     return tuple(
         words
@@ -386,7 +390,7 @@ def find_later_heads(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_ignored(key: str, family: str, *, grid: bool) -> bool:
-    """Says whether a tensor of a family's file has no part in extraction."""
+    """Returns whether a tensor of a family's file is not used in extraction."""
     if key.endswith(IGNORED_SUFFIXES) or (grid and key.startswith(REGION_PARTS)):
         return True
     if family in ("detectron2", "detectron2-fpn", "milvlg-d2"):
@@ -395,7 +399,9 @@ def is_ignored(key: str, family: str, *, grid: bool) -> bool:
 
 
 def without_shared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors without the second names of res5. Raises ValueError where they differ."""
+    """Returns tensors without the duplicate names of res5. Raises ValueError if the duplicates
+    differ.
+    """
     for key, tensor in tensors.items():
         if key.startswith(SHARED_AGAIN):
             first = f"{HEAD}head.{key.removeprefix(SHARED_AGAIN)}"

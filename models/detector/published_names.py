@@ -1,7 +1,7 @@
-"""What the files of each family call the parameters of our network.
+"""Maps the network's parameter names to the names in each family's files.
 
 =================  =================================================================
-detectron2         our own names; milvlg's are the same
+detectron2         the network's names; milvlg's are the same
 airsplay           ``cls_embedding``, ``fc_attr``, ``attr_score`` for attributes
 milvlg-d2          attributes in ``roi_heads.attribute_predictor``
 detectron2-fpn     the ResNet in ``backbone.bottom_up``
@@ -13,15 +13,15 @@ vqa-maskrcnn       the same, with ``fpn_inner``, ``fpn_layer``, ``fc6``, ``fc7``
 import re
 
 PREDICTOR = "roi_heads.box_predictor."
-CELL_ANCHORS = "proposal_generator.anchor_generator.cell_anchors."  # and the feature map's number
+CELL_ANCHORS = "proposal_generator.anchor_generator.cell_anchors."  # then the map's number
 ANCHORS = f"{CELL_ANCHORS}0"
-# Our name and the layout's, where they differ.
+# The network's name and the layout's, where they differ.
 RENAMED = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}
 RENAMED_IN = ("airsplay", "hf-frcnn")
-# Of MILVLG's second mode (bua-d2-*): attributes beside the box predictor.
+# MILVLG's second mode (bua-d2-*): attributes next to the box predictor.
 D2_MODE = "roi_heads.attribute_predictor."
 D2_RENAMED = {"cls_embed": "obj_embed", "attr_linear1": "fc.0", "attr_linear2": "attr_score"}
-# Of maskrcnn-benchmark: our name's beginning and the file's, the first that fits.
+# maskrcnn-benchmark: prefixes of the network's name and of the file's; the first match is used.
 HEAD = "roi_heads.box.feature_extractor."
 MASKRCNN = (
     (CELL_ANCHORS, "rpn.anchor_generator.cell_anchors."),
@@ -38,12 +38,12 @@ MASKRCNN = (
     *((f"backbone.fpn_lateral{n}.", f"backbone.fpn.fpn_inner{n - 1}.") for n in range(2, 6)),
     *((f"backbone.fpn_output{n}.", f"backbone.fpn.fpn_layer{n - 1}.") for n in range(2, 6)),
 )
-# VinVL's files have res5 a second time, under the attributes' name.
+# VinVL's files contain res5 a second time, under the attributes' name.
 SHARED_AGAIN = "attribute.feature_extractor.head."
 
 
 def published_name(key: str, family: str) -> str:
-    """Says what the family's files call our parameter ``key``."""
+    """Returns the name of parameter ``key`` in the family's files."""
     if family in ("vinvl", "vqa-maskrcnn"):
         return maskrcnn_name(key)
     if family == "detectron2-fpn" and re.match(r"backbone\.(stem|res\d)\.", key):
@@ -57,7 +57,7 @@ def published_name(key: str, family: str) -> str:
 
 
 def maskrcnn_name(key: str) -> str:
-    """Says what maskrcnn-benchmark calls our parameter ``key``."""
+    """Returns the name of parameter ``key`` in maskrcnn-benchmark."""
     for ours, theirs in MASKRCNN:
         if key.startswith(ours):
             key = theirs + key.removeprefix(ours)

@@ -1,9 +1,9 @@
-"""Draws random weights for a detector: a stand-in where no trained weights are at hand.
+"""Draws random weights for a detector: a substitute when no trained weights are available.
 
-Nothing is detected with them, but the numbers behave: activations keep their scale through 50 to
-152 layers, features differ between regions, and class scores are peaked as a trained network's are.
-Everything follows from the seed alone, without data and without arithmetic that depends on the
-number of threads.
+They detect nothing, but the numbers are realistic: activations keep their scale through 50 to 152
+layers, features differ between regions, and class scores are as peaked as in a trained network.
+Everything is determined by the seed, without data and without arithmetic that depends on the number
+of threads.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.resnet import Bottleneck, ConvNorm, PreActivationBottleneck
 
-# Standard deviation of mean-subtracted grey levels in photographs, about 64: the stem's norm takes
-# it out.
+# Standard deviation of mean-subtracted grey levels in photographs, about 64: the stem's
+# normalisation removes it.
 PIXEL_SCALE = 1 / 64
 STAGES = ("res2", "res3", "res4", "res5")
-# Makes class logits spread over several units, so that the best of 1600 classes stands out.
+# Makes class logits spread over several units, so that the best of 1600 classes is distinct.
 CLASS_LOGIT_SCALE = 8.0
 
 
@@ -43,10 +43,10 @@ def randomise(model: FasterRCNN, seed: int) -> None:
 
 
 def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
-    """Fills weights as He et al. 2015 do for rectifiers, with each filter's mean taken out.
+    """Fills weights as He et al. 2015 do for rectifiers, and subtracts each filter's mean.
 
-    Rectified inputs share a positive mean, which plain filters pass on until all images look
-    alike; a filter that sums to zero does not see it.
+    Rectified inputs share a positive mean. Plain filters pass it on until all images look the same;
+    a filter with zero sum removes it.
     """
     drawn = rng.standard_normal(tuple(weight.shape), dtype=np.float32).reshape(len(weight), -1)
     centred = drawn - drawn.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
@@ -55,7 +55,7 @@ def centred_normal(weight: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def damp_branches(stage: nn.Module) -> None:
-    """Shrinks each block's branch so that their sum over a stage of any depth stays near 1."""
+    """Shrinks each block's branch so that the sum over a stage of any depth stays near 1."""
     blocks = list(stage.children())
     for block in blocks:
         if isinstance(block, Bottleneck):
@@ -65,7 +65,7 @@ def damp_branches(stage: nn.Module) -> None:
 
 
 def scale_heads(model: FasterRCNN) -> None:
-    """Brings objectness, box regressions and class logits to a trained network's ranges."""
+    """Scales objectness, box regressions and class logits to a trained network's ranges."""
     rpn, predictor = model.proposal_generator.rpn_head, model.roi_heads.box_predictor
     rpn.anchor_deltas.weight.mul_(0.3)
     predictor.cls_score.weight.mul_(CLASS_LOGIT_SCALE)

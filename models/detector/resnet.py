@@ -1,4 +1,4 @@
-"""Builds ResNet bodies of the C4 detectors (He et al. 2016), named as in Detectron2's layout.
+"""Builds the ResNet bodies of the C4 detectors (He et al. 2016), named as in Detectron2's layout.
 
 B images or RoIs, C channels, H x W pixels or cells.
 """
@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from vlmill.models.detector.operators import deformable_conv
 
-OFFSETS = 2 * 3 * 3  # of a deformable 3x3 convolution: y and x of each of its positions
+OFFSETS = 2 * 3 * 3  # of a deformable 3x3 convolution: y and x for each of its positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """Says how a stage normalises: with constants (``frozen``), or as nn.BatchNorm2d does."""
+    """Specifies how a stage normalises: with constants (``frozen``), or as nn.BatchNorm2d does."""
 
     eps: float = 1e-5
     kind: Literal["frozen", "trained"] = "frozen"
@@ -30,7 +30,7 @@ class Norm:
 
 
 class FrozenBatchNorm(nn.Module):
-    """Normalises batches with recorded statistics, all four tensors constant."""
+    """Normalises batches with recorded statistics; all four tensors are constant."""
 
     weight: Tensor
     bias: Tensor
@@ -46,21 +46,21 @@ class FrozenBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def affine(self) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
-        """Returns the scale and shift that the four tensors amount to."""
+        """Returns the scale and shift that are equivalent to the four tensors."""
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return scale, self.bias - self.running_mean * scale
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        # Not affine(): through 100 layers its other rounding is five times the published code's
-        # own spread (res4 of R-101).
+        # affine() is not used: through 100 layers its different rounding is five times the
+        # published code's own spread (res4 of R-101).
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
 
 
 class ConvNorm(nn.Conv2d):
-    """Applies a convolution without bias and the normalisation of its output, named ``norm`` inside
-    it.
+    """Applies a convolution without bias and the normalisation of its output, in the submodule
+    ``norm``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ConvNorm(nn.Conv2d):
         return cast(Tensor, self.norm(super().forward(x)))
 
     def fold(self) -> None:
-        """Moves the normalisation into the convolution's own weight and bias."""
+        """Moves the normalisation into the convolution's weight and bias."""
         if isinstance(self.norm, FrozenBatchNorm):
             fold_into(self, self.norm)
             self.norm = nn.Identity()
@@ -143,17 +143,17 @@ class NormConv(nn.Conv2d):
 
 
 def relu(x: Tensor) -> Tensor:
-    """Rectifies, in place where no gradient needs the values before."""
+    """Applies ReLU, in place if no gradient needs the input."""
     return F.relu(x, inplace=not torch.is_grad_enabled())
 
 
 def widen(x: Tensor) -> Tensor:
-    """Converts to at least float32, for what must not be computed in autocast's bfloat16."""
+    """Converts to at least float32, for operations that must not run in autocast's bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def fold_into(conv: nn.Conv2d, norm: FrozenBatchNorm) -> None:
-    """Makes ``conv`` give what ``norm`` made of its output."""
+    """Changes ``conv`` to return the output of ``conv`` followed by ``norm``."""
     scale, shift = norm.affine()
     conv.weight = nn.Parameter(
         conv.weight.detach() * scale[:, None, None, None], requires_grad=False
@@ -162,11 +162,11 @@ def fold_into(conv: nn.Conv2d, norm: FrozenBatchNorm) -> None:
 
 
 class Stem(nn.Module):
-    """Applies a 7x7 convolution and 3x3 max pool, both of stride 2: 1/4 of the image's side.
+    """Applies a 7x7 convolution and a 3x3 max pool, both of stride 2: 1/4 of the image's side.
 
     ``ceil_pool`` pools as Caffe does, without padding and with a last window cut at the border;
-    otherwise as torchvision and Detectron2 do, with padding 1. ``normalise_input`` is the
-    pre-activation ResNet's, which scales the pixels too.
+    otherwise as torchvision and Detectron2 do, with padding 1. ``normalise_input`` is for the
+    pre-activation ResNet, which also scales the pixels.
     """
 
     def __init__(
@@ -192,10 +192,11 @@ def stem_pool(x: Float[Tensor, "B C H W"], *, ceil_pool: bool) -> Float[Tensor, 
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with a shortcut; the stride is in the first 1x1 (Caffe) or in the 3x3.
+    """Applies 1x1, 3x3, 1x1 with a shortcut; the stride is in the first 1x1 (Caffe) or in the 3x3.
 
-    ``groups`` of the 3x3 above 1 make it a ResNeXt's (Xie et al. 2017, arXiv:1611.05431).
-    ``deformable`` samples the 3x3 at offsets that a convolution of the same geometry computes.
+    More than one group (``groups``) in the 3x3 makes it a ResNeXt block (Xie et al. 2017,
+    arXiv:1611.05431). ``deformable`` samples the 3x3 at offsets that a convolution of the same
+    geometry computes.
     """
 
     def __init__(
@@ -239,19 +240,19 @@ class Bottleneck(nn.Module):
         return relu(self.conv3(y) + self.shortcut(x))
 
     def middle(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C G V"]:
-        """Returns the 3x3 convolution's output, rectified."""
+        """Returns the output of the 3x3 convolution after ReLU."""
         if isinstance(self.conv2, DeformableConvNorm):
             return relu(self.conv2.deform(x, self.conv2_offset(x)))
         return relu(self.conv2(x))
 
 
 class PreActivationBottleneck(nn.Module):
-    """Computes the bottleneck of ResNet v2 (He et al. 2016b, arXiv:1603.05027): nothing follows the
-    sum.
+    """Computes the bottleneck of ResNet v2 (He et al. 2016b, arXiv:1603.05027): the sum is the
+    output.
 
-    ``activated`` says that the input is normalised and rectified already, with this block's own
-    ``norm`` (:meth:`activate`): the detector does so once for the whole map of which res5 sees
-    parts.
+    ``activated`` means that the input is already normalised and rectified with this block's
+    ``norm`` (:meth:`activate`): the detector does so once for the whole map, and res5 reads parts
+    of the map.
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class PreActivationBottleneck(nn.Module):
             self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
 
     def activate(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
-        """Normalises and rectifies, as the block does to its input first."""
+        """Normalises and rectifies, which is the block's first step."""
         return relu(self.norm(x))
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
@@ -307,7 +308,7 @@ def resnet_stage(
     groups: int = 1,
     deformable: bool = False,
 ) -> nn.Sequential:
-    """Makes the blocks of one resolution; only the first one strides, all of them dilate."""
+    """Returns the blocks of one resolution; only the first one strides, all of them dilate."""
     return nn.Sequential(
         *(
             Bottleneck(
@@ -338,7 +339,9 @@ def pre_activation_stage(
     stride_in_1x1: bool,
     activated: bool,
 ) -> nn.Sequential:
-    """Builds the same stage of pre-activation blocks."""
+    """Returns the blocks of one resolution as :func:`resnet_stage` does, with pre-activation
+    blocks.
+    """
     return nn.Sequential(
         *(
             PreActivationBottleneck(
@@ -357,10 +360,10 @@ def pre_activation_stage(
 
 
 def fold_norms(model: nn.Module) -> None:
-    """Folds every frozen normalisation that follows a convolution into it, in place.
+    """Folds every frozen normalisation that follows a convolution into the convolution, in place.
 
-    Equal up to rounding (1e-6). A folded model no longer has the published state-dict keys; fold
-    after loading.  Backbones run 1.2 times faster.
+    The results are equal up to rounding (1e-6). A folded model does not have the published
+    state-dict keys, so fold after loading. Backbones run 1.2 times faster.
     """
     for module in model.modules():
         if isinstance(module, ConvNorm | PreActivationBottleneck):

@@ -1,7 +1,7 @@
-"""What a detector says of regions: pooling, res5 or linear layers, and the predictors.
+"""Computes a detector's outputs for regions: pooling, res5 or linear layers, and the predictors.
 
-N images, P places for regions in each, R regions, K classes and L attributes (K1 and L1 with
-background, where the family has it), D = feature size, G x V cells of the feature map.
+N images with P region slots each, R regions, K classes and L attributes (K1 and L1 with background,
+where the family has it), D = feature size, G x V cells of the feature map.
 """
 
 import torch
@@ -17,14 +17,14 @@ from vlmill.models.detector.resnet import relu, widen
 
 
 class BoxPredictor(nn.Module):
-    """Predicts classes, box regressions and, given the likeliest class, attributes of a region's
+    """Predicts classes, box regressions and, given the likeliest class, attributes from a region's
     feature.
     """
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
         self.config = config
-        # The second linear layer is as wide as the first, so either may be the written one.
+        # The second linear layer is as wide as the first, so either may be the one that is written.
         size, classes = config.feature_size, config.num_classes + 1
         self.cls_score = nn.Linear(size, classes)
         self.bbox_pred = nn.Linear(size, 4 * config.num_regressed)
@@ -40,13 +40,15 @@ class BoxPredictor(nn.Module):
     def attribute_logits(
         self, features: Float[Tensor, "*R D"], class_logits: Float[Tensor, "*R K1"]
     ) -> Float[Tensor, "*R L1"]:
-        """Scores attributes beside the likeliest class, which may be background, as originally."""
+        """Scores attributes given the likeliest class, which may be background, as in the
+        original.
+        """
         return self.score_attributes(features, class_logits.argmax(dim=-1))
 
     def score_attributes(
         self, features: Float[Tensor, "*R D"], classes: Int64[Tensor, "*R"]
     ) -> Float[Tensor, "*R L1"]:
-        """Scores attributes of regions of these classes, numbered as the class outputs are."""
+        """Scores attributes of regions given their classes, numbered as the class outputs are."""
         embedded = self.cls_embed(classes)
         hidden = relu(self.attr_linear1(torch.cat((features, embedded), dim=-1)))
         logits: Tensor = self.attr_linear2(hidden)
@@ -59,7 +61,7 @@ class BoxPredictor(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Applies two rectified linear layers to pooled regions; either describes them."""
+    """Applies two linear layers with ReLU to pooled regions; either one provides the features."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -69,19 +71,21 @@ class LinearHead(nn.Module):
         self.fc2 = nn.Linear(config.fc_channels, config.fc_channels)
 
     def forward(self, pooled: Float[Tensor, "R C P P"]) -> Float[Tensor, "R D"]:
-        """Returns the features of regions: the output of the layer that describes them."""
+        """Returns the features of regions: the output of the layer that provides them."""
         first = relu(self.fc1(pooled.flatten(1)))
         return first if self.describes_by_first else relu(self.fc2(first))
 
     def classified(self, features: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
-        """Returns what the predictors see of regions with these features: the second layer."""
+        """Returns the predictors' input for regions with these features: the second layer's
+        output.
+        """
         return relu(self.fc2(features)) if self.describes_by_first else features
 
 
 class RoiHeads(nn.Module):
     """Applies RoI pooling, res5 or linear layers, and the predictors.
 
-    Where the regions are res5's cells, it holds res5 alone, and nothing if that is the backbone's.
+    If the regions are res5's cells, it holds only res5, or nothing if res5 is in the backbone.
     """
 
     def __init__(self, config: DetectorConfig) -> None:
@@ -97,7 +101,7 @@ class RoiHeads(nn.Module):
             self.box_predictor = BoxPredictor(config)
 
     def res5_map(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
-        """Returns res5 of pooled regions, or of the map of full images."""
+        """Returns the output of res5 for pooled regions, or for the map of full images."""
         if x.dtype == torch.float32 and not isinstance(self.res5, FusedStage):
             # In channels last cuDNN takes 28 times as long for dilated convolutions.
             x = x.contiguous()
@@ -112,7 +116,7 @@ class RoiHeads(nn.Module):
         return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
     def classified(self, features: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
-        """Returns what the predictors see of regions with these features."""
+        """Returns the predictors' input for regions with these features."""
         if self.config.feature_layer == "res5":
             return features
         seen: Tensor = self.box_head.classified(features)
@@ -129,7 +133,7 @@ class RoiHeads(nn.Module):
         if boxes.device.type != "cpu":
             rows = self.pooled_features(maps, number_boxes(boxes), chunk)
             return rows.view(*box_mask.shape, self.config.feature_size)
-        # No device is waited for here, so only what is taken is computed: 0 elsewhere.
+        # No device is waited for here, so only valid boxes are computed; the other rows are 0.
         rows = boxes.new_zeros((*box_mask.shape, self.config.feature_size))
         for number, row_mask in enumerate(box_mask):
             own_maps = tuple(features[number : number + 1] for features in maps)
@@ -139,8 +143,8 @@ class RoiHeads(nn.Module):
     def image_features(
         self, maps: Maps, boxes: Float[Tensor, "R 4"], chunk: int
     ) -> Float[Tensor, "R D"]:
-        """Returns the features of each region of one image on a CPU, whose regions share what they
-        can.
+        """Returns the features of each region of one image on a CPU; regions share computation if
+        possible.
         """
         pools_for_res5 = self.config.pooling == "pool" and self.config.feature_layer == "res5"
         if len(boxes) and pools_for_res5 and shares_windows(self.res5):
@@ -151,7 +155,7 @@ class RoiHeads(nn.Module):
     def pooled_features(
         self, maps: Maps, rois: Float[Tensor, "R 5"], chunk: int, *, may_wait: bool = False
     ) -> Float[Tensor, "R D"]:
-        """Returns the features of each of the regions that follow their image's number.
+        """Returns the features of each row of ``rois``: an image's number, then a box.
 
         ``may_wait`` as in :func:`pool_regions`.
         """
@@ -167,16 +171,18 @@ class RoiHeads(nn.Module):
 
 
 def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
-    """Returns all boxes in one row, each after its image's number, as torchvision pools them."""
+    """Returns the boxes of all images as rows of the image's number and the box, for torchvision's
+    pooling.
+    """
     numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
 
 
 def poolable(maps: Maps, config: DetectorConfig) -> Maps:
-    """Returns the maps as :func:`pool_regions` reads them without changing them for each chunk.
+    """Returns the maps in the layout of :func:`pool_regions`, so that chunks need no conversion.
 
     Torchvision's operators take float32, channels first. A maximum of bfloat16 numbers is one of
-    them, so nothing is rounded otherwise.
+    them, so no other rounding happens.
     """
     if pools_by_kernel(maps, config):
         return tuple(x.contiguous(memory_format=torch.channels_last) for x in maps)
@@ -184,12 +190,12 @@ def poolable(maps: Maps, config: DetectorConfig) -> Maps:
 
 
 def pooled_of(maps: Maps, config: DetectorConfig) -> Maps:
-    """Returns the maps that regions are pooled from: of a pyramid all but the coarsest."""
+    """Returns the maps that regions are pooled from: in a pyramid, all but the coarsest."""
     return maps[: len(PYRAMID_STAGES)] if config.fpn_channels else maps
 
 
 def pools_by_kernel(maps: Maps, config: DetectorConfig) -> bool:
-    """Says whether a kernel of our own pools: it reads and gives channels last."""
+    """Returns whether vlmill's own kernel pools; it reads and returns channels last."""
     return config.pooling == "pool" and len(maps) == 1 and has_kernels(maps[0])
 
 
@@ -197,11 +203,11 @@ def pool_regions(
     maps: Maps, rois: Float[Tensor, "R 5"], config: DetectorConfig, *, may_wait: bool = False
 ) -> Float[Tensor, "R C P P"]:
     """Applies RoI max pooling (Girshick 2015: a bin is the maximum of the cells that it touches),
-    or RoIAlign (He et al. 2017), whose first form, ``align-legacy``, is half a cell off.
+    or RoIAlign (He et al. 2017); its first version, ``align-legacy``, is off by half a cell.
 
-    Each box of ``rois`` follows its image's number. Of a pyramid a region's size says which map it
-    is pooled from; ``may_wait`` lets the host ask how many each map has, which saves pooling
-    regions from the others.
+    Each row of ``rois`` has the image's number, then the box. In a pyramid a region's size
+    determines the map that it is pooled from. ``may_wait`` lets the host read the number of regions
+    of each map, which saves pooling regions from the other maps.
     """
     if pools_by_kernel(maps, config):
         from vlmill.models.detector.gpu_kernels import pooled_regions
@@ -217,7 +223,7 @@ def pool_regions(
         if may_wait:
             pooled[own] = pool_map(features, rois[own], stride, config)
             continue
-        # The others as empty boxes.
+        # Regions of other maps become empty boxes.
         moved = torch.cat((rois[:, :1], rois[:, 1:] * own[:, None]), dim=1)
         pooled = torch.where(
             own[:, None, None, None], pool_map(features, moved, stride, config), pooled
@@ -226,8 +232,9 @@ def pool_regions(
 
 
 def map_numbers(boxes: Float[Tensor, "R 4"], config: DetectorConfig) -> Int64[Tensor, " R"]:
-    """Returns which map of a pyramid each box is pooled from, from 0 for p2: p4 for one of the area
-    of 224 x 224 pixels, one further for each doubling of its sides (Lin et al. 2017, equation 1).
+    """Returns the pyramid map that each box is pooled from, counted from 0 for p2. A box with the
+    area of 224 x 224 pixels is in p4; each doubling of its sides adds one (Lin et al. 2017,
+    equation 1).
     """
     areas = (boxes[:, 2:] - boxes[:, :2] + config.box_offset).prod(dim=1)
     levels = (4 + torch.log2(areas.sqrt() / 224 + config.level_eps)).floor()
