@@ -1,8 +1,7 @@
-"""Published checkpoints are read and written by this machinery, which no paper owns.
+"""Reads and writes published checkpoints, with the parts that do not belong to one paper.
 
-Reading order: ``keymap`` (links between names), ``family`` (what a family of checkpoints has to
-say), ``names`` (names that several share), ``files``, ``plain_pickle`` and
-``unpickling`` (untrusted pickles as plain data), ``inert_objects`` (pickled modules as state
-dicts), ``foreign`` (what a file is that cannot be read) and ``caffe_file`` (Caffe's binary
-format).
+Reading order: ``keymap`` (links between names), ``family`` (the description of a family of
+checkpoints), ``names`` (names that several share), ``files``, ``plain_pickle`` and ``unpickling``
+(untrusted pickles as plain data), ``inert_objects`` (pickled modules as state dicts), ``foreign``
+(identifies files that cannot be read) and ``caffe_file`` (Caffe's binary format).
 """

@@ -1,14 +1,14 @@
 """Reads the weights in files of Caffe (``.caffemodel``), without Caffe and without protobuf.
 
-A file is a protocol buffer: a row of fields, each a varint (number * 8 + wire type) and a value.
-Four messages count here: NetParameter, its layers in the new form (LayerParameter) or the old one
-(V1LayerParameter), BlobProto and BlobShape; everything else is skipped by its wire type. Encodings
-are those of proto2's parsers: repeated numbers packed or one by one, a packed field in pieces,
-fields in any order, the last value of one that may come once.
+A file is a protocol buffer: a sequence of fields, each a varint (number * 8 + wire type) and a
+value. Four messages are read: NetParameter, its layers in the new form (LayerParameter) or the old
+one (V1LayerParameter), BlobProto and BlobShape; everything else is skipped by its wire type. All
+encodings of proto2's parsers are accepted: repeated numbers packed or one by one, a packed field in
+several parts, fields in any order; of a single field the last value counts.
 
-Nothing in a file is trusted: lengths are held against the message around them, the number of values
-against the shape, and the number of fields against a bound. Memory is bounded by the file's size.
-Sources: caffe.proto and Blob::FromProto of BVLC/caffe 9b891540.
+Nothing in a file is trusted: lengths are checked against the enclosing message, the number of
+values against the shape, and the number of fields against a limit. Memory is bounded by the file's
+size. Sources: caffe.proto and Blob::FromProto of BVLC/caffe 9b891540.
 """
 
 import mmap
@@ -23,12 +23,12 @@ from vlmill.models.convert.files import Unreadable
 
 Blob = npt.NDArray[np.float32]
 VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5  # wire types
-# Of NetParameter: a message of layers by its field, with the fields of their names and blobs.
+# Fields of NetParameter that hold layers, with the fields of the layers' names and blobs.
 LAYER_FIELDS = {100: (1, 7), 2: (4, 6)}
 V1_LAYERS, V0_LAYER = 2, 1  # a layer of the oldest form is inside one of the old form
 LEGACY_SIDES = (1, 2, 3, 4)  # num, channels, height, width
 DATA, SHAPE, DOUBLE_DATA = 5, 7, 8
-# Messages nest three deep, so only their number is open. The published file has about 10,000.
+# Messages nest three deep, so only their number needs a limit. The published file has about 10,000.
 MAX_FIELDS = 1_000_000
 MAX_AXES = 32  # Caffe's kMaxBlobAxes
 MAX_DIMENSION = 1 << 31
@@ -36,7 +36,9 @@ MAX_DIMENSION = 1 << 31
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a message: its number, wire type and the bytes or the number of its value."""
+    """Holds one field of a message: its number, wire type and the bytes or the number of its
+    value.
+    """
 
     number: int
     kind: int
@@ -53,7 +55,7 @@ class Reader:
     num_fields: int = field(default=0, init=False)
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
-        """Yields the fields of the message between two places. Raises Unreadable."""
+        """Yields the fields of the message between two positions. Raises Unreadable."""
         position = start
         while position < end:
             self.num_fields += 1
@@ -80,7 +82,7 @@ class Reader:
             yield Field(number, kind, first, position, value)
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
-        """Returns a number of 64 bits, 7 in each byte, and the place after it."""
+        """Returns a number of 64 bits, stored in 7 bits per byte, and the position after it."""
         value = 0
         for shift in range(0, 70, 7):
             if position >= end:
@@ -93,14 +95,14 @@ class Reader:
         raise Unreadable(f"a number at byte {position} does not end")
 
     def text(self, item: Field) -> str:
-        """Returns a text."""
+        """Returns the text of a field."""
         try:
             return self.data[item.start : item.end].decode("utf-8")
         except UnicodeDecodeError:
             raise Unreadable(f"the name at byte {item.start} is no UTF-8") from None
 
     def numbers(self, item: Field, dtype: str) -> npt.NDArray[np.generic]:
-        """Returns the numbers of a field of little-endian floats, packed or one."""
+        """Returns the numbers of a field of little-endian floats, packed or single."""
         if (item.end - item.start) % np.dtype(dtype).itemsize:
             raise Unreadable(f"field {item.number} at byte {item.start} has half a number")
         count = (item.end - item.start) // np.dtype(dtype).itemsize
@@ -109,9 +111,10 @@ class Reader:
 
 
 def read_caffe_layers(path: Path) -> dict[str, list[Blob]]:
-    """Returns the blobs of each layer that has some, float32 in the shapes that the file gives.
+    """Returns the blobs of each layer that has any, as float32 in the shapes given by the file.
 
-    Raises Unreadable for what is no such file, is damaged, or has two layers of one name.
+    Raises Unreadable if the file is not a ``.caffemodel``, is damaged, or has two layers of one
+    name.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -126,7 +129,7 @@ def read_caffe_layers(path: Path) -> dict[str, list[Blob]]:
 
 
 def parse_layers(data: mmap.mmap | bytes) -> dict[str, list[Blob]]:
-    """Does the same with the bytes of a file."""
+    """Returns the blobs of each layer from the bytes of a file."""
     reader, layers = Reader(data), dict[str, list[Blob]]()
     for item in reader.fields(0, len(data)):
         if item.kind != LENGTH or item.number not in LAYER_FIELDS:
@@ -199,7 +202,9 @@ def parse_dims(reader: Reader, message: Field) -> list[int]:
 
 
 def shaped(values: npt.NDArray[np.generic], shape: Sequence[int]) -> Blob:
-    """Returns values in their shape. Raises Unreadable where that has another number of them."""
+    """Returns values in their shape. Raises Unreadable if the shape has a different number of
+    values.
+    """
     if len(shape) > MAX_AXES or any(side >= MAX_DIMENSION for side in shape):
         raise Unreadable(f"the shape {tuple(shape)[:4]}... is none")
     count = 1

@@ -1,4 +1,4 @@
-"""What a family of published checkpoints is; a file of its own, for families import it."""
+"""Defines the description of a family of published checkpoints, in a separate file for imports."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,16 +9,16 @@ from vlmill.models.convert.keymap import Link
 
 
 class Family(NamedTuple):
-    """Says how one repository's checkpoints become a model of ours, and back.
+    """Describes how to convert one repository's checkpoints to vlmill models, and back.
 
-    configs: the classes of our configurations. configure: the repository's own configuration (a
-    mapping with its keys) as ours. build: a model of such a configuration. links: which of the
-    model's tensors is which of theirs. prepare: renames what a layout met in the wild calls
-    otherwise. ignored: patterns of names that carry nothing to load. fit: brings tensors of another
-    resolution or length to the model's; raises ValueError where that is impossible. rebuilt: what
-    the repository stores and the model has no tensor for, because it follows from its sizes
-    (position ids); exported beside the weights.
-    sizes: the configuration that a state dict tells by itself, where it tells all.
+    configs: the configuration classes of the models. configure: converts the repository's
+    configuration (a mapping with its keys). build: builds a model from such a configuration. links:
+    matches the model's tensors with the repository's. prepare: renames tensors of other layouts in
+    use. ignored: patterns of names that are not loaded. fit: converts tensors of another resolution
+    or length to the model's; raises ValueError if that is impossible. rebuilt: tensors that the
+    repository stores and the model does not, because they follow from its sizes (position ids);
+    they are exported with the weights. sizes: the configuration inferred from a state dict, if the
+    state dict determines all of it.
     """
 
     configs: tuple[type[Any], ...]

@@ -1,8 +1,8 @@
-"""Reads checkpoint files of other people's without executing anything in them.
+"""Reads untrusted checkpoint files without executing anything in them.
 
-``.safetensors`` are plain numbers. PyTorch's files, zip archives and the older ones, go through its
-own reader of tensors only. Pickles of numpy arrays, as Detectron2 and its forks publish them, go
-through :mod:`~vlmill.models.convert.plain_pickle`.
+``.safetensors`` files hold only numbers. PyTorch's files, zip archives and the older format, are
+read by PyTorch's reader for tensors only. Pickles of numpy arrays, as published by Detectron2 and
+its forks, are read by :mod:`~vlmill.models.convert.plain_pickle`.
 """
 
 import pickle
@@ -19,14 +19,14 @@ from vlmill.models.convert.inert_objects import read_inert
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, load
 from vlmill.schemas.plain_json import read_json
 
-# What published files wrap their state dict in, the first that is there.
+# Published files wrap their state dict in these keys; the first one present is used.
 CONTAINERS = ("state_dict", "model_state_dict", "module", "model", "weights", "blobs")
-# What wrappers put in front of every name: distributed training, torch.compile, PyTorch Lightning.
+# Prefixes that wrappers add to every name: distributed training, torch.compile, PyTorch Lightning.
 PREFIXES = ("module.", "_orig_mod.", "model.")
-INDEX = ".index.json"  # Hugging Face's list of the files that a large checkpoint is cut into
+INDEX = ".index.json"  # Hugging Face's list of the shards of a large checkpoint
 MAX_INDEX_BYTES = 64 << 20
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
-# What is no checkpoint, by its first bytes, and what makes one of it.
+# Files that are not checkpoints, by their first bytes, and how to convert them to one.
 OTHER_FILES = (
     (b"\x1f\x8b", "it is compressed by gzip; unpack it first (gunzip FILE)"),
     (b"BZh", "it is compressed by bzip2; unpack it first (bunzip2 FILE)"),
@@ -45,15 +45,17 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest for
 
 
 class Unreadable(ValueError):
-    """A file is no checkpoint, is damaged or wants to run code; the message says which."""
+    """Raised if a file is not a checkpoint, is damaged or wants to run code; the message states
+    which.
+    """
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """Reads the state dict of a checkpoint file.
 
-    Of an ``.index.json`` it is that of all files of its ``weight_map``, which are in its folder.
+    For an ``.index.json`` it merges all files of its ``weight_map``, which are in the same folder.
 
-    Raises ValueError, with the remedy, for a file without one, and FileNotFoundError.
+    Raises ValueError, with the remedy, for a file without a state dict, and FileNotFoundError.
     """
     if path.name.endswith(INDEX):
         state: dict[str, Tensor] = {}
@@ -73,8 +75,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
 def shard_files(index: Path) -> list[Path]:
     """Returns the files that an ``.index.json`` names, sorted.
 
-    Raises ValueError for a file that is no such list or names files elsewhere, or FileNotFoundError
-    for one that is not there.
+    Raises ValueError for a file that is not such a list or names files elsewhere, and
+    FileNotFoundError for a missing file.
     """
     if index.stat().st_size > MAX_INDEX_BYTES:
         raise ValueError(f"{index}: over {MAX_INDEX_BYTES >> 20} MiB, expected a list of files")
@@ -93,7 +95,8 @@ def shard_files(index: Path) -> list[Path]:
 
 
 def read_content(path: Path) -> Any:
-    """Reads whatever a file holds, by its first bytes: tensors and arrays in containers.
+    """Reads the content of a file of any format, by its first bytes: tensors and arrays in
+    containers.
 
     Raises Unreadable.
     """
@@ -121,26 +124,27 @@ def read_content(path: Path) -> Any:
         raise
     except pickle.UnpicklingError:
         return _read_more_than_tensors(path)
-    # PyTorch's and safetensors' readers fail on damaged files with whatever their building blocks
-    # raise (struct.error and AssertionError among them), and no list of that is complete.
+    # On damaged files the readers of PyTorch and safetensors raise any error of the libraries they
+    # use (struct.error and AssertionError among them), and no list of these is complete.
     except Exception as error:
         raise Unreadable(next(iter(str(error).splitlines()), type(error).__name__)) from None
 
 
 def _read_more_than_tensors(path: Path) -> Any:
-    """Reads a file of PyTorch's with pickled modules or settings. Raises Unreadable."""
+    """Reads a PyTorch file with pickled modules or settings. Raises Unreadable."""
     try:
         return read_inert(path)
     except BadPickle as error:
         raise Unreadable(f"{MORE_THAN_TENSORS} ({error})") from None
-    except Exception as error:  # as above: whatever a damaged archive gives
+    except Exception as error:  # as above: any error of a damaged archive
         raise Unreadable(f"{MORE_THAN_TENSORS} ({type(error).__name__})") from None
 
 
 def unwrap_state(content: object) -> dict[str, Tensor]:
-    """Takes the state dict in ``content`` out of its containers, and its names out of `PREFIXES`.
+    """Extracts the state dict of ``content`` from its containers, and removes `PREFIXES` from its
+    names.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is no state dict.
     """
     state = collect_tensors(state_dict_in(content))
     while prefix := wrapping_prefix(state, PREFIXES):
@@ -149,16 +153,16 @@ def unwrap_state(content: object) -> dict[str, Tensor]:
 
 
 def wrapping_prefix(names: Collection[str], prefixes: Sequence[str]) -> str | None:
-    """Returns the first of the prefixes that every name has; None if there is none."""
+    """Returns the first prefix that all names have; None if there is none."""
     return next(
         (p for p in prefixes if names and all(n.startswith(p) and n != p for n in names)), None
     )
 
 
 def state_dict_in(content: object) -> object:
-    """Gives what the containers of ``content`` hold at last."""
-    for _ in CONTAINERS:  # a file may hold itself: no deeper than there are names
-        # By index: PyTorch's reader sets attributes that a file names, and so a dict's methods.
+    """Returns the innermost mapping in the containers of ``content``."""
+    for _ in CONTAINERS:  # a file may contain itself: the depth is at most the number of names
+        # Indexed: PyTorch's reader sets attributes that a file names, including a dict's methods.
         entries = content if isinstance(content, Mapping) else {}
         inner = [entries[name] for name in CONTAINERS if name in entries]
         content = next((value for value in inner if isinstance(value, Mapping)), content)
@@ -166,10 +170,9 @@ def state_dict_in(content: object) -> object:
 
 
 def collect_tensors(state: object) -> dict[str, Tensor]:
-    """Gives the tensors of a state dict by name, arrays and numbers of numpy as such.
+    """Returns the tensors of a state dict by name; arrays and numbers of numpy become tensors.
 
-    Other entries (counters, optimiser states beside it) are left out. Raises ValueError if nothing
-    is left.
+    Other entries (counters, optimiser states) are omitted. Raises ValueError if no tensor remains.
     """
     entries = {name: state[name] for name in state} if isinstance(state, Mapping) else {}
     tensors = {
@@ -182,7 +185,7 @@ def collect_tensors(state: object) -> dict[str, Tensor]:
 
 
 def convert_to_tensor(value: object) -> Tensor | None:
-    """Gives a tensor, an array as one in this machine's byte order, None for the rest."""
+    """Returns a tensor, also for an array (in this machine's byte order); None for other values."""
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.ndarray | np.generic) and plain.dtype.kind in "biuf":
         native = plain.dtype.newbyteorder("=")
@@ -191,17 +194,18 @@ def convert_to_tensor(value: object) -> Tensor | None:
 
 
 def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Takes ``prefix`` off the names of ``state``, if all have it."""
+    """Removes ``prefix`` from the names of ``state``, if all names have it."""
     if all(name.startswith(prefix) for name in state):
         return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return dict(state)
 
 
 def without_old_norms(state: dict[str, Tensor], metadata: Any) -> dict[str, Tensor]:
-    """Undoes what Detectron2's frozen norms stored before their version 3: variance plus eps.
+    """Corrects the variances that Detectron2's frozen norms stored before version 3: variance plus
+    eps.
 
-    Only modules that say so in the checkpoint's metadata; nn.BatchNorm2d, whose version is 2 too,
-    is known by its counter of batches.
+    Only modules with an old version in the checkpoint's metadata are changed. nn.BatchNorm2d, which
+    also has version 2, is recognised by its counter of batches.
     """
     if not isinstance(metadata, Mapping):
         return state

@@ -1,4 +1,4 @@
-"""Identifies the network of a state dict that cannot be read as it was given, by its keys."""
+"""Identifies the network of a state dict in an unsupported format, by its keys."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ MODELS = "`train-vl weights` lists the checkpoints that are read"
 
 @dataclass(frozen=True)
 class Kind:
-    """Describes a network by its keys: each of ``starts`` begins some key. ``remedy`` names the
-    command that reads it.
+    """Describes a network by its keys: each of ``starts`` is a prefix of some key. ``remedy`` names
+    the command that reads it.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Kind:
     remedy: str
 
 
-# The first that fits is named. Ours come first: their keys have parts of others.
+# The first match is used. vlmill's come first: their keys contain parts of others.
 KINDS = (
     *(
         Kind(name, starts, f"give it to {CONVERT} {family}")
@@ -99,7 +99,7 @@ def identify(names: Iterable[str]) -> Kind | None:
 def describe_foreign(names: Iterable[str], family: str | None = None) -> str:
     """Returns the end of an error message: the network of the file, and the remedy.
 
-    "" if the network is unknown, or if the remedy is the ``family`` that the user gave.
+    "" if the network is unknown, or if the remedy is the ``family`` that the user specified.
     """
     kind = identify(names)
     if kind is None or kind.remedy == f"give it to {CONVERT} {family}":

@@ -1,10 +1,10 @@
 """Reads PyTorch files that hold more than tensors, as plain data.
 
 DALL-E's tokenizer was published as pickled modules, and many training scripts save their arguments
-(``argparse.Namespace``) next to the weights. PyTorch's reader of tensors refuses both. Here no
-class of such a file is imported and nothing of it is called: a module becomes the state dict of its
+(``argparse.Namespace``) next to the weights. PyTorch's reader of tensors refuses both. This reader
+imports no class of such a file and calls nothing in it: a module becomes the state dict of its
 parameters and buffers, arguments become their values, and any other name is refused. Both of
-PyTorch's formats are read: the zip archive, and the row of pickles of before version 1.6.
+PyTorch's formats are read: the zip archive, and the sequence of pickles used before version 1.6.
 """
 
 import functools
@@ -28,7 +28,7 @@ from vlmill.models.convert.plain_pickle import (
     load,
 )
 
-# Classes whose objects are read as the modules that they are: their attributes are plain.
+# Objects of these classes are read as modules: their attributes are plain.
 MODULES = ("torch.nn.modules.", "dall_e.")
 # Dictionaries of settings.
 SETTINGS = {
@@ -47,14 +47,14 @@ STORAGES: Mapping[str, torch.dtype] = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
-MAX_DEPTH = 64  # of containers and modules in one another
-MAX_VALUES = 2_000_000  # of a file: a list of twice the same list of twice ... has no end
+MAX_DEPTH = 64  # of nested containers and modules
+MAX_VALUES = 2_000_000  # per file: nested lists of twice the same list grow without limit
 LEGACY_PICKLES = 3  # magic number, protocol and system come before the content
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Names the numbers of tensors, which are elsewhere in the file."""
+    """Identifies the numbers of tensors, which are elsewhere in the file."""
 
     dtype: torch.dtype
     key: str
@@ -71,8 +71,8 @@ class StoredTensor:
     stride: tuple[int, ...]
 
     def build(self, numbers: Tensor) -> Tensor:
-        """Returns the tensor; ``numbers`` are all of its storage. Raises BadPickle for a part that
-        is not inside.
+        """Returns the tensor; ``numbers`` is its whole storage. Raises BadPickle for a part that is
+        not inside the storage.
         """
         sides = (*self.shape, *self.stride, self.offset)
         if not all(type(side) is int and side >= 0 for side in sides):
@@ -103,7 +103,7 @@ class InertSettings(dict[Any, Any]):
     __slots__ = ()
 
     def __setstate__(self, state: Any) -> None:
-        pass  # the values of such objects are of no use here
+        pass  # the values of such objects are not used
 
 
 def _rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> StoredTensor:
@@ -138,7 +138,7 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 
 
 class InertUnpickler(PlainUnpickler):
-    """Knows the names of tensors, modules and settings, and imports none of them. ``storages``
+    """Resolves the names of tensors, modules and settings, and imports none of them. ``storages``
     collects the storages of the tensors.
     """
 
@@ -147,7 +147,7 @@ class InertUnpickler(PlainUnpickler):
         self._storages = storages
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns the stand-in of a known name. Raises BadPickle for any other."""
+        """Returns the substitute for a known name. Raises BadPickle for any other."""
         if (module, name) in KNOWN:
             return KNOWN[module, name]
         if module.startswith(MODULES):
@@ -155,7 +155,7 @@ class InertUnpickler(PlainUnpickler):
         raise BadPickle(f"the pickle asks for {module}.{name}"[:100])
 
     def persistent_load(self, identity: Any) -> Any:
-        """Returns the storage that a tensor names, or the class of a module."""
+        """Returns the storage that a tensor refers to, or the class of a module."""
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
             return identity[1]
         if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
@@ -174,8 +174,8 @@ class InertUnpickler(PlainUnpickler):
 def read_inert(path: Path) -> Any:
     """Returns the content of a PyTorch file as plain containers, state dicts and tensors.
 
-    Memory: the numbers of the tensors. Raises BadPickle for a file that asks for any other name, or
-    is damaged.
+    Memory: the numbers of the tensors. Raises BadPickle for a damaged file, or one that requests
+    any other name.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -187,7 +187,7 @@ def read_inert(path: Path) -> Any:
 def _read_zip(archive: zipfile.ZipFile) -> Any:
     files = {info.filename: info for info in archive.infolist()}
     pickles = [name for name in files if name.endswith("/data.pkl") or name == "data.pkl"]
-    # Stored as they are: nothing unfolds to more than the file has.
+    # Stored without compression: the content is not larger than the file.
     if len(pickles) != 1 or any(info.compress_type for info in files.values()):
         raise BadPickle("it is not an archive of PyTorch's")
     root = pickles[0].removesuffix("data.pkl")
@@ -232,15 +232,16 @@ def _to_numbers(storage: Storage, data: bytes) -> Tensor:
 
 
 class PlainValues:
-    """Makes plain values of unpickled ones: tensors of ``numbers``, which are by the key of their
-    storage, and state dicts of modules. What refers to one thing many times is bounded.
+    """Converts unpickled values to plain ones: tensors of ``numbers`` (by the key of their
+    storage), and state dicts of modules. The number of values is limited, because one may be
+    referenced many times.
     """
 
     def __init__(self, numbers: Mapping[str, Tensor]) -> None:
         self._numbers, self._left = numbers, MAX_VALUES
 
     def convert(self, value: Any, depth: int = 0) -> Any:
-        """Returns a value with tensors for what describes them, and state dicts for modules."""
+        """Returns a value with descriptions replaced by tensors, and modules by state dicts."""
         self._count(depth)
         if isinstance(value, StoredTensor):
             return self._tensor(value)
@@ -258,7 +259,7 @@ class PlainValues:
         return value
 
     def _state(self, module: InertModule, prefix: str, depth: int) -> dict[str, Tensor]:
-        """Returns the parameters and buffers of a module and of those in it, by their names."""
+        """Returns the parameters and buffers of a module and its submodules, by their names."""
         self._count(depth)
         state: dict[str, Tensor] = {}
         for group in ("_parameters", "_buffers"):

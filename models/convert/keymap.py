@@ -1,4 +1,4 @@
-"""Names and layouts of published checkpoints are matched with ours here, both ways."""
+"""Matches names and layouts of published checkpoints with the models', in both directions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Link:
-    """Says what a tensor of ours is in a reference's layout.
+    """Maps a tensor of a model to tensors in a reference's layout.
 
-    ours: a name of our state dict. theirs: the reference's tensors, of equal size, that ours holds
-    one after the other along the first axis (query, key, value). also: names under which the
+    ours: a name in the model's state dict. theirs: the reference's tensors, of equal size, that the
+    model concatenates along the first axis (query, key, value). also: names under which the
     reference stores the whole tensor again (tied weights). rows: the leading rows that the
-    reference has, where ours has more (None: all).
+    reference has, if the model has more (None: all).
     """
 
     name: str
@@ -33,11 +33,11 @@ def link_module(
 
 @dataclass(frozen=True)
 class LoadTable:
-    """Says what became of a checkpoint's tensors and of ours.
+    """Lists how the tensors of a checkpoint and of a model were matched.
 
-    loaded: our name to the reference's names. missing: ours, that stay as initialised, with the
-    names that were looked for. unexpected: the reference's without a place. mismatched: our name,
-    our shape, their shape.
+    loaded: the model's name to the reference's names. missing: the model's tensors that stay as
+    initialised, with the names that were looked for. unexpected: the reference's tensors without a
+    match. mismatched: the model's name, the model's shape, the reference's shape.
     """
 
     loaded: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class LoadTable:
 
 
 class CheckpointMismatch(ValueError):
-    """A checkpoint does not fit the model; the message ends with the table."""
+    """Raised if a checkpoint does not fit the model; the message ends with the table."""
 
     def __init__(self, reason: str, table: LoadTable) -> None:
         super().__init__(f"{reason}\n{table}")
@@ -75,10 +75,10 @@ def import_state(
     *,
     ignored: Sequence[str] = (),
 ) -> LoadTable:
-    """Copies a reference's tensors into ``model`` and says which found a place.
+    """Copies a reference's tensors into ``model`` and returns a table of the matches.
 
-    Nothing is copied where a shape differs. Names that fit an ``ignored`` pattern are no surprise
-    when they come (index buffers that we build ourselves).
+    Nothing is copied if any shape differs. Names that match an ``ignored`` pattern are not reported
+    as unexpected (index buffers that the model builds).
     """
     targets = dict(model.state_dict(keep_vars=True))
     loaded: dict[str, tuple[str, ...]] = {}
@@ -126,16 +126,16 @@ def _joined(parts: list[Tensor]) -> Tensor | None:
 
 
 def export_state(tensors: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
-    """Gives our tensors, or others of their shapes (gradients), a reference's names.
+    """Returns a model's tensors, or others of their shapes (gradients), under a reference's names.
 
-    Ours that ``tensors`` lacks are left out.
+    Tensors that ``tensors`` lacks are omitted.
     """
     exported: dict[str, Tensor] = {}
     for link in links:
         if link.name not in tensors:
             continue
         tensor = tensors[link.name] if link.rows is None else tensors[link.name][: link.rows]
-        # A scalar cannot be cut, not even into one.
+        # A scalar cannot be split, not even into one part.
         parts = tensor.chunk(len(link.references)) if len(link.references) > 1 else (tensor,)
         exported |= dict(zip(link.references, parts, strict=True))
         exported |= dict.fromkeys(link.also, tensor)

@@ -1,4 +1,6 @@
-"""Several families of published checkpoints share these names: BERT's, and those of pairs."""
+"""Links names that several families of published checkpoints share: BERT's, and those of pair
+models.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,7 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"  # the word table again
 POOLER, NEXT_SENTENCE = "bert.pooler.dense", "cls.seq_relationship"
-PYTORCH = "PyTorch's default"  # a rule by which new weights are drawn
+PYTORCH = "PyTorch's default"  # a rule for initialising new weights
 
 
 def text_embedding_links(
@@ -55,7 +57,7 @@ def block_links(module: str, reference: str) -> list[Link]:
 def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
     """Links BERT's layers 0, 1, ... to stacks of layers of these names and lengths.
 
-    The lists continue each other: the second begins with the layer after the first's last.
+    Each list continues the previous one: the second begins with the layer after the first's last.
     """
     layer_names = [
         f"{name}.{i}" for name, count in zip(lists, counts, strict=True) for i in range(count)
@@ -68,7 +70,7 @@ def layers_from_bert(*lists: str, counts: Sequence[int]) -> list[Link]:
 
 
 def feed_forward_links(module: str, up: str, down: str) -> list[Link]:
-    """Links a `FeedForwardSublayer`, whose halves are called ``up`` and ``down`` there."""
+    """Links a `FeedForwardSublayer`; the reference calls its halves ``up`` and ``down``."""
     return [
         *link_module(f"{module}.feed_forward.up", f"{up}.dense"),
         *link_module(f"{module}.feed_forward.down", f"{down}.dense"),
@@ -90,7 +92,7 @@ def mlm_head_links(
     ]
 
 
-# Other layouts' names, in this order: TensorFlow's layer norms, RoBERTa's model and word head.
+# Names in other layouts, in this order: TensorFlow's layer norms, RoBERTa's model and word head.
 RENAMES = (
     (re.compile(r"\.gamma$"), ".weight"),
     (re.compile(r"\.beta$"), ".bias"),
@@ -99,14 +101,14 @@ RENAMES = (
     (re.compile(r"^lm_head\."), "cls.predictions."),
     (re.compile(r"\.layer_norm\."), ".LayerNorm."),
 )
-BARE = ("embeddings.", "encoder.", "pooler.")  # of a file without heads and prefix
+BARE = ("embeddings.", "encoder.", "pooler.")  # in a file without heads and prefix
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames a BERT or RoBERTa state dict as `transformers`' BertForPreTraining has it.
+    """Renames a BERT or RoBERTa state dict to the names of `transformers`' BertForPreTraining.
 
-    Layouts met in the wild: ``gamma`` and ``beta`` for layer norms' weight and bias, as converted
-    from TensorFlow; without the prefix ``bert.``, as written by a model without heads; RoBERTa's
+    Layouts in use: ``gamma`` and ``beta`` for layer norms' weight and bias, as converted from
+    TensorFlow; without the prefix ``bert.``, as written by a model without heads; RoBERTa's
     ``roberta.`` and ``lm_head.``.
     """
     renamed = {}
@@ -139,7 +141,7 @@ def pretraining_links(matching: str) -> list[Link]:
 
 
 def score_links() -> list[Link]:
-    """Links `ScoreHeads`; the last is spelled so in every checkpoint."""
+    """Links `ScoreHeads`; every checkpoint has this spelling of the last name."""
     return [
         *link_module("score_head", "vil_logit"),
         *link_module("region_head", "vision_logit"),
@@ -148,5 +150,5 @@ def score_links() -> list[Link]:
 
 
 def under(prefix: str, link: Link) -> Link:
-    """Gives the link of a tensor that has moved into the module ``prefix``."""
+    """Returns the link of a tensor that has moved into the module ``prefix``."""
     return replace(link, name=f"{prefix}.{link.name}")

@@ -1,10 +1,10 @@
-"""Reads strangers' pickles as plain data: containers, text, bytes, numbers and arrays.
+"""Reads untrusted pickles as plain data: containers, text, bytes, numbers and arrays.
 
-A pickle is a program that may call whatever it names. Here every name is refused but those of
-numpy's arrays and of ordered dicts, and these lead to small classes of ours: numpy itself never
-sees what the file says about types, because a forged dtype can make it read wild pointers. Nothing
-reserves more memory than the file has bytes, and the number of instructions is bounded: one that
-has a single byte in the file can cost some 200 in memory.
+A pickle is a program that may call anything it names. This reader refuses every name except those
+of numpy's arrays and of ordered dicts, and resolves these to small classes of vlmill. numpy never
+reads the file's dtypes, because a forged dtype can make it read wild pointers. Nothing reserves
+more memory than the file has bytes, and the number of instructions is limited: an instruction of a
+single byte in the file can cost some 200 in memory.
 """
 
 import io
@@ -19,20 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_RECORD = 64 * 2**20  # of one image; a checkpoint may be as large as its file
-MAX_INSTRUCTIONS = (
-    20_000_000  # of one pickle; one of 142,000 expressions, as RefCOCO, has 5 million
-)
+MAX_INSTRUCTIONS = 20_000_000  # of one pickle; one of 142,000 expressions (RefCOCO) has 5 million
 NO_MEMORY = "it needs more memory than it may take"
 _NUMBER = re.compile(r"[<>|=]?([biu][1248]|f[248])")
 _TEXT = re.compile(r"[<>|=]?[SU][0-9]{1,6}")
 
 
 class BadPickle(ValueError):
-    """A pickle is damaged or asks for more than plain data."""
+    """Raised if a pickle is damaged or needs more than plain data."""
 
 
 class Kind:
-    """Says which numbers or text, or that objects, an array holds."""
+    """Specifies the type of an array's elements: numbers, text or objects."""
 
     def __init__(self, text: object, align: object = False, copy: object = False) -> None:
         if text in ("O", "O8", "|O"):
@@ -51,7 +49,7 @@ class Kind:
 
     def array(self, data: Any, shape: Any, order: str) -> npt.NDArray[Any]:
         """Reads bytes as an array of this type."""
-        if isinstance(data, str):  # Python 2 kept bytes as text
+        if isinstance(data, str):  # Python 2 stored bytes as text
             data = data.encode("latin-1")
         if self.kind is None or not isinstance(data, bytes):
             raise BadPickle("an array's numbers are not bytes")
@@ -64,7 +62,7 @@ class Kind:
 
 
 class Pickled:
-    """Holds an array: ``value`` is a numpy array, or for objects the list of them."""
+    """Holds an array: ``value`` is a numpy array, or a list of its objects."""
 
     value: Any = None
 
@@ -81,7 +79,7 @@ class Pickled:
 
 
 class PickledDict(dict[Any, Any]):
-    """Holds an ordered dict; ``_metadata`` is what torch's state dicts carry of their modules."""
+    """Holds an ordered dict; ``_metadata`` is the metadata of modules in torch's state dicts."""
 
     __slots__ = ("_metadata",)
 
@@ -104,10 +102,10 @@ def _pair(pair: object) -> list[Any] | tuple[Any, ...]:
 
 
 def put(target: object, items: list[Any]) -> None:
-    """Puts keys and values, which take turns, into a dict.
+    """Puts alternating keys and values into a dict.
 
     Containers as keys are refused: hashing one that holds twice the same that holds twice the same
-    ... takes for ever.
+    ... takes practically forever.
     """
     if not isinstance(target, dict) or len(items) % 2:
         raise BadPickle("items of what is no dict")
@@ -138,7 +136,7 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 
 
 class Name:
-    """Says where a name in a pickle leads; it can be called, and not changed."""
+    """Resolves a name in a pickle; it can be called, but not changed."""
 
     __slots__ = ("_build",)
 
@@ -162,7 +160,7 @@ NAMES = {
     ("numpy", "dtype"): Name(Kind),
     ("_codecs", "encode"): Name(_encode),
     ("collections", "OrderedDict"): Name(PickledDict),
-    # How old protocols say that there are no bytes. With an argument it would reserve memory.
+    # Old protocols write empty bytes like this. With an argument it would reserve memory.
     ("builtins", "bytes"): Name(lambda: b""),
     ("__builtin__", "bytes"): Name(lambda: b""),
     **{
@@ -175,7 +173,7 @@ NAMES = {
 
 
 class _Bounded:
-    """Reads a file and never asks for more bytes than it has, whatever a pickle wants."""
+    """Reads a file and never requests more bytes than it has, regardless of the pickle."""
 
     def __init__(self, file: io.BufferedIOBase, size: int) -> None:
         self.file, self.size, self.readline = file, size, file.readline
@@ -185,7 +183,7 @@ class _Bounded:
 
 
 class _Counted(dict[int, Any]):
-    """The functions of instructions; asking for one uses up one of ``left``."""
+    """Holds the functions of instructions; each lookup uses up one of ``left``."""
 
     def __init__(self, functions: dict[int, Any], left: int) -> None:
         super().__init__(functions)
@@ -198,9 +196,9 @@ class _Counted(dict[int, Any]):
         return super().__getitem__(code)
 
 
-# The Python version: that in C allocates whatever number of slots a memo's index asks for.
+# The Python version: the C version allocates any number of slots that a memo's index requests.
 class PlainUnpickler(pickle._Unpickler):
-    """Knows no name but those of arrays and ordered dicts."""
+    """Resolves only the names of arrays and ordered dicts."""
 
     read: Any  # set by load(), as append and stack are
     append: Any
@@ -210,7 +208,9 @@ class PlainUnpickler(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
 
     def load_bytearray8(self) -> None:
-        """Bytes; the original reserves as many as the file says before it has read any."""
+        """Reads bytes; the original reserves the length that the file states before it has read
+        any.
+        """
         (size,) = struct.unpack("<Q", self.read(8))
         data = self.read(size)
         if len(data) < size:
@@ -231,7 +231,9 @@ class PlainUnpickler(pickle._Unpickler):
         self.append(items)
 
     def refuse(self) -> None:
-        """Sets, which hash what they hold, and names by a number that other code has given them."""
+        """Refuses sets, which hash their elements, and names by a number that other code has
+        assigned.
+        """
         raise BadPickle("a set or an extension's object")
 
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
@@ -245,7 +247,7 @@ class PlainUnpickler(pickle._Unpickler):
         dispatch[_opcode[0]] = refuse
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of NAMES."""
+        """Returns one of NAMES."""
         try:
             return NAMES[module, name]
         except (KeyError, TypeError):
@@ -268,8 +270,8 @@ def load(
 ) -> Any:
     """Reads the first pickle in an open file of ``size`` bytes as plain data.
 
-    ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes. ``unpickler`` knows the
-    names that are allowed.
+    ``encoding`` applies to Python 2 texts: "bytes" returns them as bytes. ``unpickler`` defines the
+    allowed names.
     """
     try:
         reader = unpickler(_Bounded(file, size), encoding=encoding)
@@ -279,16 +281,16 @@ def load(
         raise
     except MemoryError:
         raise BadPickle(NO_MEMORY) from None
-    # A damaged pickle can fail in any instruction, with whatever error its operands give.
+    # A damaged pickle can fail in any instruction, with any error that its operands cause.
     except Exception as error:
         raise BadPickle(f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def plain_value(value: Any) -> Any:
-    """Gives text, a number or a numpy array; None for anything else.
+    """Returns text, a number or a numpy array; None for anything else.
 
-    Containers are refused because even printing one can take for ever: a list of twice the same
-    list of twice the same list ...
+    Containers are refused because even printing one can take practically forever: a list of twice
+    the same list of twice the same list ...
     """
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.generic):

@@ -1,8 +1,8 @@
-"""Strangers' pickles, read in a process of their own whose memory and time are bounded.
+"""Reads untrusted pickles in a separate process with limits on memory and time.
 
-:mod:`~vlmill.models.convert.plain_pickle` refuses every name and bounds the number of
-instructions; what is left, as a small file that unfolds to far more than it has bytes, ends with
-the process. What was read comes back by :mod:`marshal`: texts, numbers and containers.
+:mod:`~vlmill.models.convert.plain_pickle` refuses every name and limits the number of instructions.
+Other attacks, such as a small file that unfolds to far more than it has bytes, end with the
+process. The result comes back by :mod:`marshal`: texts, numbers and containers.
 """
 
 import io
@@ -20,16 +20,16 @@ from typing import Any, BinaryIO
 from vlmill.models.convert.plain_pickle import NO_MEMORY, BadPickle, load
 
 MAX_PICKLE = 256 << 20  # bytes; published files have some 20 MB
-MEMORY = 2 << 30  # bytes beside those of Python itself; RefCOCO's need some 300 MB
+MEMORY = 2 << 30  # bytes in addition to Python itself; RefCOCO's need some 300 MB
 SECONDS = 600  # of processor time; RefCOCO's take some ten
 LIST, OTHER, ERROR, END = "list", "other", "error", "end"
 
 
 def read_pickled_list(content: bytes, *, encoding: str = "latin1") -> Generator[Any, None, None]:
-    """Yields the elements of the list that a pickle holds, as plain data, one at a time.
+    """Yields the elements of the list in a pickle, as plain data, one at a time.
 
-    ``encoding`` is of texts of Python 2: "bytes" leaves them as bytes. Raises BadPickle for
-    anything else than a list of plain data, or one that needs more than MEMORY or SECONDS.
+    ``encoding`` applies to Python 2 texts: "bytes" returns them as bytes. Raises BadPickle unless
+    the pickle holds a list of plain data and stays within MEMORY and SECONDS.
     """
     with _reader(content, encoding) as answers:
         kind, payload = next(answers)
@@ -42,8 +42,8 @@ def read_pickled_list(content: bytes, *, encoding: str = "latin1") -> Generator[
 
 
 def check_bounds(content: bytes) -> None:
-    """Raises BadPickle for a pickle that is no plain data, or needs more than MEMORY or SECONDS:
-    what passes may be read by :func:`~vlmill.models.convert.plain_pickle.load`.
+    """Raises BadPickle for a pickle that is not plain data, or needs more than MEMORY or SECONDS.
+    :func:`~vlmill.models.convert.plain_pickle.load` may read a pickle that passes.
     """
     with _reader(content, "latin1") as answers:
         next(answers)
@@ -51,11 +51,11 @@ def check_bounds(content: bytes) -> None:
 
 @contextmanager
 def _reader(content: bytes, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    """Gives the answers of a process that reads the pickle; it ends with the block."""
+    """Yields the messages of a process that reads the pickle; the process ends with the block."""
     if len(content) > MAX_PICKLE:
         raise BadPickle(f"{len(content)} bytes, limit {MAX_PICKLE}")
     command = [sys.executable, "-P", "-m", __name__, encoding, str(MEMORY), str(SECONDS)]
-    # What this process imports from, and not from the folder that it happens to run in.
+    # The child imports from this process's paths, and not from the current folder.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as child:
@@ -65,7 +65,7 @@ def _reader(content: bytes, encoding: str) -> Iterator[Iterator[tuple[str, Any]]
                 child.stdin.write(content)
                 child.stdin.close()
             except BrokenPipeError:
-                pass  # its end says why
+                pass  # its exit status shows why
             yield _answers(child, child.stdout)
         finally:
             child.kill()
@@ -87,8 +87,8 @@ def _answers(child: "subprocess.Popen[bytes]", output: Any) -> Iterator[tuple[st
 
 
 def _limit(memory: int, seconds: int) -> None:
-    """Bounds this process."""
-    statm = Path("/proc/self/statm")  # of other systems the limit counts Python, too
+    """Limits the memory and processor time of this process."""
+    statm = Path("/proc/self/statm")  # on other systems the limit includes Python
     own_memory = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
     for kind, limit in ((resource.RLIMIT_AS, own_memory + memory), (resource.RLIMIT_CPU, seconds)):
         hard = resource.getrlimit(kind)[1]
@@ -97,7 +97,7 @@ def _limit(memory: int, seconds: int) -> None:
 
 
 def _answer(content: bytes, encoding: str, output: BinaryIO) -> None:
-    """Reads the pickle and writes what it holds."""
+    """Reads the pickle and writes its content."""
     value = load(io.BytesIO(content), len(content), encoding=encoding)
     if not isinstance(value, list):
         marshal.dump((OTHER, type(value).__name__), output)
@@ -109,7 +109,9 @@ def _answer(content: bytes, encoding: str, output: BinaryIO) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The process: reads a pickle from standard input and writes answers to standard output."""
+    """Runs the process: reads a pickle from standard input and writes messages to standard
+    output.
+    """
     encoding, memory, seconds = arguments
     output = sys.stdout.buffer
     content = sys.stdin.buffer.read()
@@ -118,9 +120,9 @@ def main(arguments: list[str]) -> int:
         _answer(content, encoding, output)
     except BadPickle as error:
         marshal.dump((ERROR, str(error)), output)
-    except MemoryError:  # also while the reader said so
+    except MemoryError:  # also while the reader reported it
         marshal.dump((ERROR, NO_MEMORY), output)
-    except ValueError as error:  # what marshal does not know, or that holds itself
+    except ValueError as error:  # marshal does not support it, or it contains itself
         marshal.dump((ERROR, f"an element is no plain data ({error})"), output)
     output.flush()
     return 0
