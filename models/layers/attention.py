@@ -1,4 +1,4 @@
-"""Positions attend to others here.  B sequences, N positions, H width, rows in any `Layout`."""
+"""Computes attention between positions. B sequences, N positions, H width, rows in any `Layout`."""
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ def _check_heads(width: int, num_heads: int) -> None:
 def by_heads(
     projected: Float[Tensor, "*rows parts_H"], num_heads: int, parts: int = 3
 ) -> tuple[Float[Tensor, "*rows heads d"], ...]:
-    """Parts a product that made query, key and value, or some ``parts`` of these, at once."""
+    """Splits one product into query, key and value by head, or into another number of ``parts``."""
     *rows, width = projected.shape
     return projected.view(*rows, parts, num_heads, width // (parts * num_heads)).unbind(-3)
 
@@ -38,10 +38,10 @@ def by_heads(
 class SelfAttention(nn.Module):
     """Computes scaled dot-product self-attention (Vaswani et al., arXiv:1706.03762, sec. 3.2).
 
-    Query, key and value come from one product; ``dropout`` falls on the attention weights.
-    ``key_bias=False`` leaves the key's part of the bias out, as BEiT does: a constant for each
-    query, which the softmax cancels. With ``bias_kernel`` set to True a bias is added by kernels of
-    our own where these take the rows (`reads_bias_once`).
+    Query, key and value come from one product; ``dropout`` is applied to the attention weights.
+    ``key_bias=False`` omits the key's part of the bias, as BEiT does: it is a constant for each
+    query, which the softmax cancels. With ``bias_kernel`` set to True vlmill's kernels add a bias
+    if they support the rows (`reads_bias_once`).
     """
 
     bias_kernel = False
@@ -65,10 +65,10 @@ class SelfAttention(nn.Module):
         bias: Bias | None = None,
         read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
-        """Attends from every position to the real ones of its sequence.
+        """Attends from every position to the real positions of its sequence.
 
-        ``bias`` is added to the scores. With ``read`` only these rows come back. A sequence needs
-        one real position at least: without any key the softmax is undefined.
+        ``bias`` is added to the scores. With ``read`` only these rows are returned. A sequence
+        needs at least one real position: without any key the softmax is undefined.
         """
         weight, qkv_bias = self.qkv.weight, self._bias()
         dropout = self.dropout if self.training else 0.0
@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "*rows H"]:
-        """Attends from all rows, with queries, keys and values side by side."""
+        """Attends from all rows, with concatenated queries, keys and values."""
         q, k, v = by_heads(projected, self.num_heads)
         if bias is None and reads_packed(q, layout, layout):
             return packed_attention(q, k, v, layout, layout, dropout).flatten(-2)
@@ -112,7 +112,7 @@ class SelfAttention(nn.Module):
         dropout: float,
         bias: Bias | None,
     ) -> Float[Tensor, "K H"]:
-        """Attends from the rows that are read, with keys and values of all."""
+        """Attends from the rows that are read to the keys and values of all rows."""
         (q,), (k, v) = (
             by_heads(queries, self.num_heads, 1),
             by_heads(keys_values, self.num_heads, 2),
@@ -139,10 +139,10 @@ class SelfAttention(nn.Module):
 
 
 class CoAttention(nn.Module):
-    """Attends from either stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
+    """Attends from each stream to the other (ViLBERT, arXiv:1908.02265, sec. 3.1, fig. 2b).
 
-    Both directions read the streams as they came. ``dropouts`` fall on the attention weights of
-    the first and of the second stream's queries.
+    Both directions read the unchanged input streams. ``dropouts`` are applied to the attention
+    weights of the first and of the second stream's queries.
     """
 
     def __init__(
@@ -168,9 +168,11 @@ class CoAttention(nn.Module):
         second_layout: Layout,
         projected: Projected = (None, None),
     ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
-        """Gives what each position of the first stream takes from the second, and the reverse.
+        """Returns the values that each position of the first stream reads from the second, and the
+        reverse.
 
-        ``projected``: what `first_qkv` and `second_qkv` make of the streams, where it is known.
+        ``projected``: the outputs of `first_qkv` and `second_qkv` for the streams, if already
+        computed.
         """
         first_projected, second_projected = projected
         first_projected = self.first_qkv(first) if first_projected is None else first_projected

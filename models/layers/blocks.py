@@ -1,4 +1,4 @@
-"""Transformer layers are built and initialised here.
+"""Builds and initialises transformer layers.
 
 B sequences, N positions, H width; rows in either layout (`Layout`).
 """
@@ -18,19 +18,19 @@ LAYER_NORM_EPS = 1e-12  # BERT's; PyTorch's default of 1e-5 changes published mo
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Gives the function of that name. Raises ValueError for an unknown one."""
+    """Returns the activation function of a name. Raises ValueError for an unknown name."""
     check_activation(name)
     function: Callable[[Tensor], Tensor] = getattr(F, ACTIVATIONS[name])
     return function
 
 
 def layer_norm(width: int, eps: float = LAYER_NORM_EPS) -> nn.LayerNorm:
-    """Builds a layer normalisation, with BERT's epsilon unless said otherwise."""
+    """Builds a layer normalisation, with BERT's epsilon by default."""
     return LayerNorm(width, eps=eps)
 
 
 class FeedForward(nn.Module):
-    """Computes two linear layers with an activation between."""
+    """Computes two linear layers with an activation between them."""
 
     def __init__(self, width: int, intermediate_width: int, act: str = "gelu") -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         self.act = activation(act)
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
-        """Applies both layers to each position by itself."""
+        """Applies both layers to each position separately."""
         if self.act is F.gelu:
             between = gelu_linear(hidden, self.up.weight, self.up.bias)
         else:
@@ -60,7 +60,7 @@ class FeedForwardSublayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "*rows H"]:
-        """Applies the half to each position by itself."""
+        """Applies the half to each position separately."""
         mixed: Float[Tensor, "*rows H"] = self.norm(
             hidden + self.dropout(self.feed_forward(hidden))
         )
@@ -106,7 +106,7 @@ def post_norm_layers(
     attention_dropout: float,
     act: str = "gelu",
 ) -> nn.ModuleList:
-    """Builds a stack of `PostNormBlock`s of one size, for `run_layers`."""
+    """Builds a stack of `PostNormBlock`s of the same size, for `run_layers`."""
     return nn.ModuleList(
         PostNormBlock(width, num_heads, intermediate_width, dropout, attention_dropout, act)
         for _ in range(num_layers)
@@ -118,9 +118,9 @@ def run_layers(
     hidden: Float[Tensor, "*rows H"],
     layout: Layout,
 ) -> Float[Tensor, "B N H"]:
-    """Runs `PostNormBlock`s in turn and brings rows back into the grid.
+    """Runs `PostNormBlock`s in sequence and converts rows back to the grid.
 
-    Only the places that ``layout.read`` names are sure to come back, others may be zeros: where
+    Only the positions in ``layout.read`` are guaranteed to be returned, others may be zeros: if
     losses read few of them, most of the last layer need not be computed.
     """
     stack = list(layers)
@@ -133,7 +133,7 @@ def run_layers(
 
 
 def init_bert(module: nn.Module, std: float = INIT_STD) -> None:
-    """Initialises ``module`` and all it holds as BERT does.
+    """Initialises ``module`` and its submodules as BERT does.
 
     Weights of linear layers and tables from N(0, std^2), biases 0, layer norms 1 and 0.
     """

@@ -1,4 +1,4 @@
-"""Two streams that attend to each other: ViLBERT's co-attention layer.
+"""Computes ViLBERT's co-attention layer: two streams that attend to each other.
 
 H1, H2 widths of the streams; rows in either layout (`Layout`).
 """
@@ -13,10 +13,11 @@ from vlmill.models.layers.packing import Layout
 
 
 class CoAttentionBlock(nn.Module):
-    """Computes co-attention, then each stream's own feed-forward part (ViLBERT, fig. 2b).
+    """Computes co-attention, then each stream's feed-forward part (ViLBERT, fig. 2b).
 
-    The streams are numbered; ``widths``, ``intermediate_widths``, ``dropouts`` (on what is added
-    to a stream), ``attention_dropouts`` (of its queries' weights) and ``acts`` are theirs.
+    The streams are numbered and each has one item of ``widths``, ``intermediate_widths``,
+    ``dropouts`` (of the values added to a stream), ``attention_dropouts`` (of its queries' weights)
+    and ``acts``.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class CoAttentionBlock(nn.Module):
         second_layout: Layout,
         projected: Projected = (None, None),
     ) -> tuple[Float[Tensor, "*rows1 H1"], Float[Tensor, "*rows2 H2"]]:
-        """Updates both streams, each from what the other was before the layer.
+        """Updates both streams, each from the other's state before the layer.
 
-        ``projected``: the streams' queries, keys and values, where they are known.
+        ``projected``: the streams' queries, keys and values, if already computed.
         """
         contexts = self.attention(first, first_layout, second, second_layout, projected)
         mixed = []

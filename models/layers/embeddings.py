@@ -1,4 +1,4 @@
-"""Words, regions and patches are embedded here.
+"""Embeds words, regions and patches.
 
 B pairs, T tokens, R regions, D feature width, H width; S pixels and n patches a side, N = n * n.
 """
@@ -16,11 +16,12 @@ from vlmill.models.positions import Positions
 
 
 class TextEmbedding(nn.Module):
-    """Embeds as BERT: LN(word + segment + position), then dropout; positions count from 0.
+    """Embeds text as BERT does: LN(word + segment + position), then dropout; positions count from
+    0.
 
-    ``padding_id`` names a word whose row gets no gradient from being looked up. Without
-    ``add_positions`` the position table is held, as published checkpoints have it, and not used.
-    With ``fixed_first_rows`` position 0 and segment 0 get no gradient.
+    ``padding_id`` is a word whose row gets no gradient from lookups. Without ``add_positions`` the
+    position table exists, as in published checkpoints, but is not used. With ``fixed_first_rows``
+    position 0 and segment 0 get no gradient.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class TextEmbedding(nn.Module):
         segments: Int[Tensor, "B T"] | int = 0,
         inserted: Float[Tensor, "B K H"] | None = None,
     ) -> Float[Tensor, "B N H"]:
-        """Embeds word-piece ids; ``segments`` of each, or one of all.
+        """Embeds word-piece ids; ``segments`` has one id per token, or one for all.
 
         ``inserted`` rows come after the first position, before the norm, and have no position or
-        segment of their own: N = T + K, otherwise N = T.
+        segment: N = T + K, otherwise N = T.
         """
         num_positions = self.position.num_embeddings
         if tokens.shape[1] > num_positions:
@@ -79,7 +80,7 @@ class TextEmbedding(nn.Module):
 class RegionEmbedding(nn.Module):
     """Computes LN(W_v feature + W_c location + offset), then dropout.
 
-    ``pre_norm`` puts a layer norm on either projection before the sum, as UNITER does
+    ``pre_norm`` applies a layer norm to each projection before the sum, as UNITER does
     (arXiv:1909.11740, sec. 3.1).
     """
 
@@ -123,7 +124,7 @@ class RegionEmbedding(nn.Module):
         locations: Float[Tensor, "*rows 5"],
         offset: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "*rows H"]:
-        """Embeds features that were projected already, by another layer perhaps."""
+        """Embeds features that are already projected, for example by another layer."""
         summed = self.feature_norm(projected) + self.location_norm(self.location(locations))
         if offset is not None:
             summed = summed + offset
@@ -132,17 +133,18 @@ class RegionEmbedding(nn.Module):
 
     @torch.no_grad()
     def standardise(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Changes a new projection as if features had mean 0 and variance 1, given theirs.
+        """Changes a new projection as if features had mean 0 and variance 1, given their
+        statistics.
 
-        What it can compute stays the same. Features after a ReLU lie around a common mean, beside
-        which images at first hardly differ.
+        The set of functions that it can compute stays the same. Features after a ReLU are close to
+        a common mean, so without this images initially differ only a little.
         """
         self.feature.weight.div_(std)
         self.feature.bias.sub_(self.feature.weight @ mean)
 
 
 class PatchEmbedding(nn.Module):
-    """Maps each P x P patch linearly, row by row, behind a learned class token.
+    """Maps each P x P patch linearly, row by row, after a learned class token.
 
     As ViT (arXiv:2010.11929, sec. 3.1), with learned positions if ``positions``.
     """

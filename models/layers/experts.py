@@ -1,4 +1,4 @@
-"""Layers with feed-forward experts of each modality (VLMo), or with one (BEiT).
+"""Builds layers with a feed-forward expert for each modality (VLMo), or with one expert (BEiT).
 
 B sequences, N positions, H width; rows in either layout (`Layout`).
 """
@@ -17,11 +17,11 @@ from vlmill.models.layers.packing import Layout, ReadRows
 
 
 class DropPath(nn.Module):
-    """Leaves a residual branch out for whole sequences (stochastic depth, arXiv:1603.09382).
+    """Drops a residual branch for whole sequences (stochastic depth, arXiv:1603.09382).
 
     In training a sequence keeps the branch with probability 1 - ``rate``, scaled by its inverse.
-    The probability is a tensor, as a number would be part of what torch.compile translates: a graph
-    for each layer, all of which have other rates.
+    The probability is a tensor, because torch.compile treats a number as a constant and would make
+    a graph for each layer, since all layers have different rates.
     """
 
     keep_probability: Tensor
@@ -35,7 +35,8 @@ class DropPath(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*rows H"], layout: Layout, rows: slice
     ) -> Float[Tensor, "*factors 1"] | None:
-        """Draws what a branch is multiplied with, by sequence or by row; None for nothing.
+        """Returns random factors for a branch, by sequence or by row; None if there is no drop
+        path.
 
         ``hidden`` holds the ``rows`` (along the last but one dimension) of ``layout``.
         """
@@ -47,7 +48,7 @@ class DropPath(nn.Module):
         return keep[:, None, None] if sequence_index is None else keep[sequence_index[rows], None]
 
 
-Route = Sequence[tuple[str, int]]  # experts with the number of rows that each takes, in order
+Route = Sequence[tuple[str, int]]  # experts and the number of rows of each, in order
 
 
 class PreNormBlock(nn.Module):
@@ -55,9 +56,9 @@ class PreNormBlock(nn.Module):
 
     The layer of BEiT (arXiv:2106.08254) and, with several ``experts``, of VLMo (arXiv:2111.02358,
     sec. 3.2, eq. 1 and 2): attention, its norm and the layer scales g1, g2 are shared, and each
-    expert has a layer norm and a feed-forward part of its own. ``layer_scale`` is the initial
-    value of g1 and g2; None leaves them out. With ``residual_kernel`` set to True the gradients of
-    both sums come from a kernel of our own where it takes the rows (`sums_by_kernel`).
+    expert has its own layer norm and feed-forward part. ``layer_scale`` is the initial value of g1
+    and g2; with None they are omitted. With ``residual_kernel`` set to True the gradients of both
+    sums come from vlmill's kernel if it supports the rows (`sums_by_kernel`).
     """
 
     residual_kernel = False
@@ -93,10 +94,11 @@ class PreNormBlock(nn.Module):
         bias: Bias | None = None,
         read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
-        """Runs the layer; ``route`` names each stretch's expert, ``bias`` as in attention.
+        """Runs the layer; ``route`` lists the experts of consecutive rows, ``bias`` is as in
+        attention.
 
-        Drop path draws once for attention and once for each stretch. With ``read`` only these rows
-        come back, and ``route`` is theirs.
+        Drop path draws once for attention and once for each expert. With ``read`` only these rows
+        are returned, and ``route`` refers to them.
         """
         attended = self.attention(self.attention_norm(hidden), layout, bias, read)
         if read is not None:
@@ -126,7 +128,7 @@ def _layer_scale(width: int, start: float | None) -> nn.Parameter | None:
 def _add_scaled(
     hidden: Tensor, branch: Tensor, scale: Tensor | None, drop: Tensor | None
 ) -> Tensor:
-    """Adds branch * scale * drop in one pass over the rows, as far as there are factors."""
+    """Adds branch * scale * drop in one pass over the rows; absent factors are skipped."""
     factors = [factor for factor in (scale, drop) if factor is not None]
     if not factors:
         return hidden + branch

@@ -1,4 +1,4 @@
-"""These heads have parameters.  N labelled positions, H width, V vocabulary, C outputs."""
+"""Builds heads with parameters. N labelled positions, H width, V vocabulary, C outputs."""
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from vlmill.models.layers.operators import Linear, linear
 class Transform(nn.Module):
     """Computes BERT's transform before a decoder: dense, activation, layer norm if ``norm``.
 
-    ``out_width``: the width O that it gives, H unless said otherwise.
+    ``out_width``: the output width O (default: H).
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Transform(nn.Module):
         self.act = activation(act)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N O"]:
-        """Applies the transform to each position by itself."""
+        """Applies the transform to each position separately."""
         mixed: Float[Tensor, "*N O"] = self.norm(self.act(self.dense(hidden)))
         return mixed
 
@@ -32,7 +32,7 @@ class Transform(nn.Module):
 class MlmHead(nn.Module):
     """Computes BERT's masked-word head: transform, the word table as decoder, a bias.
 
-    The table is passed in and not kept, so a state dict holds it once.
+    The table is an argument and is not stored, so a state dict contains it once.
     """
 
     def __init__(self, width: int, vocab_size: int, act: str = "gelu") -> None:
@@ -43,7 +43,7 @@ class MlmHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*N H"], word_table: Float[Tensor, "V H"]
     ) -> Float[Tensor, "*N V"]:
-        """Gives logits over the vocabulary."""
+        """Returns logits over the vocabulary."""
         return linear(self.transform(hidden), word_table, self.bias)
 
 
@@ -56,7 +56,7 @@ class RegionHead(nn.Module):
         self.decoder = Linear(width, outputs)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Gives logits or features, one row for each region."""
+        """Returns logits or features, one row for each region."""
         outputs: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
         return outputs
 
@@ -75,7 +75,7 @@ class Pooler(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Computes dense layer, activation, layer norm, linear decoder."""
+    """Computes a dense layer, activation, layer norm and linear decoder."""
 
     def __init__(self, width: int, hidden_width: int, outputs: int, act: str = "gelu") -> None:
         super().__init__()
@@ -83,6 +83,6 @@ class Classifier(nn.Module):
         self.decoder = nn.Linear(hidden_width, outputs)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Gives logits, one row for each of ``hidden``."""
+        """Returns logits, one row for each of ``hidden``."""
         logits: Float[Tensor, "*N C"] = self.decoder(self.transform(hidden))
         return logits

@@ -1,9 +1,10 @@
-"""Devices compute these operators in ways of their own: linear layers, dropout, attention.
+"""Selects the implementation of linear layers, dropout and attention for each device.
 
 B sequences, N queries, M keys, h heads, d width of a head; K inputs and J outputs of a layer.
 
-Here alone it is chosen who computes them. ``cpu`` holds what is faster than PyTorch on a CPU: the
-same numbers, from dropout the same distribution. Without that folder PyTorch computes everything.
+Only this module selects implementations. ``cpu`` contains those that are faster than PyTorch on a
+CPU: they compute the same numbers, and dropout has the same distribution. Without that folder
+PyTorch computes everything.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def linear(
 def gelu_linear(
     hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "J K"], bias: Float[Tensor, " J"]
 ) -> Float[Tensor, "*rows J"]:
-    """Computes GELU(x W^T + b), at once where nobody wants a gradient."""
+    """Computes GELU(x W^T + b), in one operator if no gradient is needed."""
     if HAS_CPU and not torch.is_grad_enabled() and multiplies_faster(hidden, weight):
         return onednn_linear(hidden, weight, bias, "gelu")
     return F.gelu(linear(hidden, weight, bias))
@@ -50,16 +51,17 @@ def gelu_linear(
 
 @contextmanager
 def unchanging_weights(num_sequences: int) -> Iterator[None]:
-    """Says that no weight changes while so many sequences are computed without gradients.
+    """Declares that no weight changes while ``num_sequences`` are computed without gradients.
 
-    A CPU lays weights out for its products once if these are many; they are then in memory twice.
+    For many sequences a CPU converts the weights to the layout of its products once; they are then
+    in memory twice.
     """
     with cache_packed_weights(num_sequences) if HAS_CPU else nullcontext():
         yield
 
 
 class Linear(nn.Linear):
-    """Computes with `linear`."""
+    """Applies a linear layer by `linear`."""
 
     def forward(self, hidden: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows J"]:
         """Computes x W^T + b, row by row."""
@@ -67,10 +69,10 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalises over the last dimension; with ``gives_half``, autocast's type comes out.
+    """Normalises over the last dimension; with ``gives_half``, the output has autocast's dtype.
 
-    Autocast computes layer norms in float32 and gives float32, which the products after them cast.
-    The statistics are in float32 in either case.
+    Autocast computes layer norms in float32 and returns float32, which later products cast. The
+    statistics are in float32 in either case.
     """
 
     gives_half = False
@@ -92,9 +94,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Dropout(nn.Module):
-    """Sets each number to 0 with chance ``rate`` in training, else divides it by 1 - ``rate``.
+    """Sets each number to 0 with probability ``rate`` in training, else divides it by 1 - ``rate``.
 
-    Raises ValueError for a rate that is no share below 1.
+    Raises ValueError unless 0 <= ``rate`` < 1.
     """
 
     def __init__(self, rate: float) -> None:
@@ -104,7 +106,7 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Drops numbers of any shape; changes nothing in evaluation."""
+        """Applies dropout to a tensor of any shape; returns it unchanged in evaluation."""
         if not self.training:
             return hidden
         if HAS_CPU and drops_faster(hidden):
@@ -123,8 +125,8 @@ def attention(
     """Computes dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that are real.
 
     Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1). The mask is broadcast
-    over heads and queries; only a ``bias`` makes it a full matrix, where it is neither trained nor
-    in half precision on a GPU.
+    over heads and queries; only a ``bias`` that is neither trained nor in half precision on a GPU
+    makes it a full matrix.
     """
     if HAS_CPU and attends_faster(q, dropout, bias):
         return cpu_attention(q, k, v, key_mask, dropout, bias).to(v.dtype)

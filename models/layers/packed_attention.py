@@ -1,10 +1,11 @@
-"""Attention on GPUs skips padding without a mask in memory, or adds a learned bias.
+"""Computes attention on GPUs without a mask for padding in memory, or with a learned bias.
 
 B sequences, h heads, d width of a head, L and M packed rows of queries and keys; N queries and M
 keys of a grid.
 
-A mask of real keys keeps PyTorch's attention from its fastest kernel. Packed rows need no mask: the
-kernel is told where each sequence begins. A learned bias takes a kernel that has a gradient for it.
+With a mask of real keys PyTorch's attention cannot use its fastest kernel. Packed rows need no
+mask: the kernel gets the start of each sequence. A learned bias needs a kernel with a gradient for
+it.
 """
 
 import torch
@@ -17,13 +18,15 @@ from vlmill.models.layers.packing import Layout
 from vlmill.models.positions import first_cells
 from vlmill.models.probes import works
 
-HALF = (torch.float16, torch.bfloat16)  # what the kernels compute in, with float32 sums
+HALF = (torch.float16, torch.bfloat16)  # the dtypes of the kernels, with float32 sums
 LARGEST_HEAD = 256
 HEAD_STEP = 8  # widths of heads, and of rows of a bias in memory, are multiples of it
 
 
 def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: Layout) -> bool:
-    """Says if `packed_attention` takes these rows: off the CPU, in half precision, unmasked."""
+    """Returns whether `packed_attention` supports these rows: off the CPU, in half precision,
+    unmasked.
+    """
     width = rows.shape[-1]
     return (
         rows.device.type != "cpu"
@@ -38,7 +41,7 @@ def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: La
 
 
 def _lies_together(layout: Layout) -> bool:
-    """Says whether each sequence's rows lie side by side, without padding between them."""
+    """Returns whether each sequence's rows are contiguous, without padding between them."""
     return layout.starts is not None or (layout.real is None and layout.key_mask is None)
 
 
@@ -50,10 +53,11 @@ def packed_attention(
     keys: Layout,
     dropout: float,
 ) -> Float[Tensor, "*rows heads d"]:
-    """Computes softmax(q k^T / sqrt(d)) v, each query over its own sequence's keys.
+    """Computes softmax(q k^T / sqrt(d)) v, each query over the keys of its sequence.
 
-    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` falls on the
-    weights. Rows as `reads_packed` wants them, those of a grid without padding included.
+    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` is applied
+    to the weights. `reads_packed` must accept the rows. Rows of a grid without padding are also
+    supported.
     """
     mixed = _flash(
         q.reshape(-1, *q.shape[-2:]),
@@ -78,7 +82,7 @@ def _flash(
     longest_key: int,
     dropout: float,
 ) -> Float[Tensor, "L heads d"]:
-    """Calls the kernel, below PyTorch's public function for such rows, which knows no dropout."""
+    """Calls the kernel directly, because PyTorch's public function for such rows has no dropout."""
     causal = debug = False
     mixed: Tensor = torch.ops.aten._flash_attention_forward(
         q,
@@ -96,13 +100,13 @@ def _flash(
 
 
 def _probe_flash() -> bool:
-    """Calls the kernel on the meta device, which knows its arguments and has no numbers."""
+    """Calls the kernel on the meta device, which checks its arguments and computes no numbers."""
     rows = torch.empty(4, 1, HEAD_STEP, dtype=torch.bfloat16, device="meta")
     starts = torch.empty(3, dtype=torch.int32, device="meta")
     return _flash(rows, rows, rows, starts, starts, 2, 2, 0.0).shape == rows.shape
 
 
-# Found out on import: what torch.compile traces must not ask.
+# Checked at import, because code traced by torch.compile must not check it.
 HAS_FLASH = works(_probe_flash)
 
 
@@ -114,7 +118,7 @@ def _starts(layout: Layout, like: Tensor) -> Int32[Tensor, " B1"]:
 
 
 def adds_bias(q: Float[Tensor, "B heads N d"]) -> bool:
-    """Says if `biased_attention` is the way to add a bias: on CUDA, in half precision."""
+    """Returns whether `biased_attention` should add a bias: on CUDA, in half precision."""
     return q.device.type == "cuda" and q.dtype in HALF
 
 
@@ -127,12 +131,13 @@ def biased_attention(
 ) -> Float[Tensor, "B heads N d"]:
     """Computes softmax(q k^T / sqrt(d) + bias) v over real keys; ``bias`` may be learned.
 
-    By the kernel of PyTorch's that gives a bias its gradient (Rabe and Staats, arXiv:2112.05682):
-    it reads the bias of each pair and head from memory, at most B heads N M numbers of 16 bits.
+    Uses PyTorch's kernel with a gradient for the bias (Rabe and Staats, arXiv:2112.05682). It reads
+    the bias of each pair and head from memory, at most B heads N M numbers of 16 bits.
     """
     keys = bias.shape[-1]
-    # The kernel wants rows of whole steps in memory; PyTorch would copy all pairs' for that. Never
-    # by none: that would be a graph of its own where torch.compile traces.
+    # The kernel needs rows of whole steps in memory; otherwise PyTorch would copy the bias of all
+    # pairs. The padding is never 0 columns: that would be a separate graph when torch.compile
+    # traces.
     more = HEAD_STEP - keys % HEAD_STEP
     added = F.pad(bias.to(q.dtype), (0, more))
     if key_mask is not None:

@@ -1,13 +1,13 @@
-"""Sequences of several lengths lie in one tensor.  B sequences, N positions, H width.
+"""Stores sequences of several lengths in one tensor. B sequences, N positions, H width.
 
-Hidden states come in two layouts. In the *grid* they are [B, N, H] with padding. *Packed* they are
-[L, H]: the L real positions only. Products with weights, layer norms and dropout act on each row by
-itself and cost in proportion to rows, so packing saves what padding costs; only attention has to
-know which rows belong together. On a CPU it goes through the grid; kernels for GPUs read packed
-rows as they lie (`packed_attention`). A compaction brings several parts of a sequence, each with
-gaps, into one without: S cells are then the longest sequence without padding.
+Hidden states have one of two layouts. In the *grid* they are [B, N, H] with padding. *Packed* they
+are [L, H]: the L real positions only. Products with weights, layer norms and dropout process each
+row separately and cost in proportion to rows, so packing saves the cost of padding; only attention
+needs to know which rows belong together. On a CPU attention uses the grid; kernels for GPUs read
+packed rows directly (`packed_attention`). A compaction merges several parts of a sequence, each
+with gaps, into one without gaps: S cells are then the longest sequence without padding.
 
-How many positions are real depends on values, and no layer asks a GPU for one: see
+The number of real positions depends on values, and no layer reads one from a GPU: see
 `vlmill.models.positions`.
 """
 
@@ -20,17 +20,16 @@ from torch import Tensor
 from vlmill.models.checks import readable
 from vlmill.models.positions import Cells, Positions, find_positions, first_cells, shift_positions
 
-PACK_FROM = 0.03  # share of padding above which packing pays for its copies, measured on a CPU
+PACK_FROM = 0.03  # share of padding above which packing repays its copies, measured on a CPU
 
 
 class Layout(NamedTuple):
-    """Says where hidden states lie.
+    """Describes the positions of hidden states in a tensor.
 
-    shape: (B, N) of the grid. key_mask: True where a position is real; None if all are.
-    real: the grid's cells that the packed rows come from; None in the grid. starts: the first row
-    of each sequence and the end of the last, where a sequence's rows lie side by side; None on a
-    CPU, where nobody asks. read: the grid's cells that are read after the last layer; None if all
-    may be.
+    shape: (B, N) of the grid. key_mask: True where a position is real; None if all are. real: the
+    grid's cells that the packed rows come from; None in the grid. starts: the first row of each
+    sequence and the end of the last, if a sequence's rows are contiguous; None on a CPU, where it
+    is not used. read: the grid's cells that are read after the last layer; None if all may be.
     """
 
     shape: tuple[int, int]
@@ -40,13 +39,13 @@ class Layout(NamedTuple):
     read: Positions | None = None
 
     def pack(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
-        """Brings the grid into this layout, values of any kind."""
+        """Converts a grid of values of any dtype to this layout."""
         if self.real is None:
             return hidden
         return hidden.flatten(0, 1).index_select(0, self.real)
 
     def unpack(self, hidden: Shaped[Tensor, "*rows H"]) -> Shaped[Tensor, "B N H"]:
-        """Brings this layout into the grid; padding becomes zeros."""
+        """Converts this layout to the grid; padding becomes zeros."""
         if self.real is None:
             return hidden
         cells = self.shape[0] * self.shape[1]
@@ -54,9 +53,10 @@ class Layout(NamedTuple):
         return grid.view(*self.shape, hidden.shape[-1])
 
     def read_rows(self) -> "ReadRows | None":
-        """Gives the rows of the places that are read; None for all.
+        """Returns the rows of the positions that are read; None for all.
 
-        Places of padding are left out on a CPU. Elsewhere packed rows must have every one.
+        Positions of padding are omitted on a CPU. On other devices packed rows must include every
+        one.
         """
         if self.read is None:
             return None
@@ -71,15 +71,15 @@ class Layout(NamedTuple):
         return ReadRows(rows, layout, _narrow_layout(positions, layout))
 
     def sequence_of_rows(self) -> Positions | None:
-        """Says which sequence each packed row belongs to; None in the grid."""
+        """Returns the sequence of each packed row; None in the grid."""
         return None if self.real is None else self.real // self.shape[1]
 
     def mask_of_grid(self) -> Bool[Tensor, "B N"] | None:
-        """Gives the mask of rows that include padding; None for packed rows."""
+        """Returns the mask of rows that include padding; None for packed rows."""
         return self.key_mask if self.real is None else None
 
     def rows_of_cells(self) -> Int32[Tensor, "B N"] | None:
-        """Gives the packed row of each cell of the grid, -1 for padding; None in the grid."""
+        """Returns the packed row of each cell of the grid, -1 for padding; None in the grid."""
         if self.real is None:
             return None
         numbers = torch.arange(len(self.real), dtype=torch.int32, device=self.real.device)
@@ -88,9 +88,9 @@ class Layout(NamedTuple):
 
 
 class ReadRows(NamedTuple):
-    """Names the rows of a layout that are read, and the packed layout that they make.
+    """Holds the rows of a layout that are read, and the packed layout that they form.
 
-    narrow: the same in a grid of no more columns than they reach into, where the host may look.
+    narrow: the same in a grid cut to the columns that they use, if the host may read them.
     """
 
     rows: Int[Tensor, " K"]
@@ -98,7 +98,7 @@ class ReadRows(NamedTuple):
     narrow: Layout
 
     def take(self, hidden: Float[Tensor, "*rows H"]) -> Float[Tensor, "K H"]:
-        """Takes these rows, from either layout."""
+        """Selects these rows, from either layout."""
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows)
 
 
@@ -117,13 +117,14 @@ def make_layout(
     read: Positions | None = None,
     pack: bool = True,
 ) -> Layout:
-    """Lays out sequences whose real positions ``mask`` marks, with their places if known.
+    """Returns the layout of sequences whose real positions are in ``mask``, and in ``real`` if
+    known.
 
-    Without padding, attention needs no mask. With ``pack`` and enough padding to pay for it the
-    rows are packed, in the order of the grid; off the CPU any padding pays, for a mask keeps
-    attention from its fastest kernels. Where the places are not given, the grid stays for other
-    devices, and while torch.compile traces, which knows no number that depends on values. The
-    places that are ``read`` travel along (`Layout`).
+    Without padding, attention needs no mask. With ``pack`` and enough padding to repay it the rows
+    are packed, in the order of the grid. Off the CPU packing repays any padding, because with a
+    mask attention cannot use its fastest kernels. Without ``real``, other devices keep the grid,
+    and so does torch.compile's tracing, which has no numbers that depend on values. The layout also
+    has the positions that are ``read`` (`Layout`).
     """
     grid = Layout((mask.shape[0], mask.shape[1]), mask, read=read)
     if torch.compiler.is_compiling():  # one graph for all numbers: no choice depends on them
@@ -143,9 +144,10 @@ def _packed(grid: Layout, real: Positions) -> Layout:
 
 
 def _starts(positions: Positions, shape: tuple[int, int]) -> Int32[Tensor, " B1"] | None:
-    """Gives the first row of each sequence among rows of these places, and the end of the last.
+    """Returns the first row of each sequence among rows of these positions, and the end of the
+    last.
 
-    None where attention goes through the grid.
+    None if attention uses the grid.
     """
     if readable(positions):
         return None
@@ -161,11 +163,12 @@ def make_joint_layout(
     read: Cells | None = None,
     pack: bool = True,
 ) -> tuple[Layout, tuple[int, int]]:
-    """Lays out two modalities in one sequence, ``first`` before ``second``; counts their rows.
+    """Returns the layout of two modalities in one sequence, ``first`` before ``second``, and row
+    counts.
 
-    Packed, all of the first modality's rows lie before all of the second's, so that
-    ``hidden.split(rows, dim=-2)`` parts the modalities in either layout. ``real`` and
-    ``read``: places of the two.
+    If packed, all of the first modality's rows are before all of the second's, so that
+    ``hidden.split(rows, dim=-2)`` separates the modalities in either layout. ``real`` and ``read``:
+    positions of the two.
     """
     columns = (first.shape[1], second.shape[1])
     positions = None if real is None else real.joined(*columns)
@@ -186,12 +189,12 @@ def make_joint_layout(
 
 
 class Compaction(NamedTuple):
-    """Says which slot lies where.
+    """Describes the compacted position of each slot.
 
-    layout: of the compacted sequences, or of the slots where these stay as they are. Where they
-    move, slots: for each row of ``layout`` the slot that it holds, counted over the batch; in the
-    grid, cells of padding hold slots of padding. cells: for each real slot its cell in its
-    sequence. real: which slots hold something.
+    layout: of the compacted sequences, or of the slots if these are not moved. If they are moved,
+    slots: for each row of ``layout`` the slot that it holds, counted over the batch; in the grid,
+    cells of padding hold slots of padding. cells: for each real slot its cell in its sequence.
+    real: which slots are not empty.
     """
 
     layout: Layout
@@ -200,21 +203,21 @@ class Compaction(NamedTuple):
     cells: Int[Tensor, "B N"] | None = None
 
     def take(self, hidden: Shaped[Tensor, "B N H"]) -> Shaped[Tensor, "*rows H"]:
-        """Brings slots into the compacted layout."""
+        """Converts slots to the compacted layout."""
         if self.slots is None:
             return self.layout.pack(hidden)
         rows = hidden.flatten(0, 1).index_select(0, self.slots.flatten())
         return rows.view(*self.slots.shape, hidden.shape[-1])
 
     def put_back(self, grid: Float[Tensor, "B S H"]) -> Float[Tensor, "B N H"]:
-        """Brings the grid of the compacted layout into slots; zeros in empty ones."""
+        """Converts the grid of the compacted layout to slots; zeros in empty ones."""
         if self.cells is not None:
             cells = self.cells.clamp(min=0)[..., None].expand(-1, -1, grid.shape[-1])
             grid = grid.gather(1, cells)
         return grid.masked_fill(~self.real[..., None], 0.0)
 
     def locate_slots(self, slots: Positions) -> Positions:
-        """Says where these slots lie in the compacted grid, without those that are empty."""
+        """Returns the positions of these slots in the compacted grid, without the empty ones."""
         if self.cells is None:
             return slots
         slots = slots[self.real.flatten()[slots]]
@@ -229,12 +232,12 @@ def compact(
     read: Positions | None = None,
     pack: bool = True,
 ) -> Compaction:
-    """Moves each sequence's real slots, which ``mask`` marks, to its front, in their order.
+    """Moves each sequence's real slots, which are True in ``mask``, to its front, in their order.
 
-    Attention in a grid then costs what the longest sequence needs, and not the sum of the longest
-    parts. Elsewhere than on a CPU, and while torch.compile traces, they stay: packed rows, whose
-    places are ``real``, have no gaps, and what the longest sequence needs nobody may ask. ``read``:
-    the slots that are read; the layout has their places.
+    Attention in a grid then costs as much as the longest sequence needs, and not the sum of the
+    longest parts. On other devices than a CPU, and while torch.compile traces, slots are not moved:
+    packed rows, at the positions ``real``, have no gaps, and the longest sequence must not be read.
+    ``read``: the slots that are read; the layout has their positions.
     """
     if not readable(mask):
         return Compaction(make_layout(mask, real, read=read, pack=pack), mask)

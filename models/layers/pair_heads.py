@@ -1,7 +1,8 @@
-"""ViLBERT, its baseline and InterBERT share two-class matching and the heads around it.
+"""Defines two-class matching and the heads around it for ViLBERT, its baseline and InterBERT.
 
-B pairs, T tokens, R regions, N labelled positions; Ht and Hv widths of text and regions, P of what
-is pooled, V vocabulary, K region classes, D feature width. InterBERT's code comes from ViLBERT's.
+B pairs, T tokens, R regions, N labelled positions; Ht and Hv widths of text and regions, P width of
+the pooled vectors, V vocabulary, K region classes, D feature width. InterBERT's code comes from
+ViLBERT's.
 """
 
 from dataclasses import dataclass
@@ -17,21 +18,21 @@ from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import MlmHead, RegionHead
 from vlmill.models.outputs import Encoded
 
-MASKED_LOGIT = -10000.0  # added to scores of padding, as the released code has it
+MASKED_LOGIT = -10000.0  # added to scores of padding, as in the released code
 
 
 def fuse(
     text: Float[Tensor, "B P"], regions: Float[Tensor, "B P"], fusion: Fusion
 ) -> Float[Tensor, "B P"]:
-    """Gives one vector of a pair from what either modality was pooled to."""
+    """Returns one vector per pair from the pooled vectors of both modalities."""
     return text * regions if fusion == "mul" else text + regions
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPair(Encoded):
-    """Holds also what each modality was pooled to before fusion; None for a missing one.
+    """Adds the pooled vector of each modality before fusion; None for a missing modality.
 
-    task: the hidden states of the task token, where there is one; ``text`` is without it.
+    task: the hidden states of the task token, if there is one; ``text`` is without it.
     """
 
     text_pooled: Float[Tensor, "B P"] | None
@@ -42,9 +43,9 @@ class EncodedPair(Encoded):
 class PairHeads(nn.Module):
     """Holds the pretraining heads: masked words, masked regions, matching in two classes.
 
-    ``act`` is the text's activation; the released code has it in the region head too.
-    ``regress_features``: the region head gives features of ``region_width``, not classes. Class 0
-    of matching is "belongs together". Embeddings are the variant's.
+    ``act`` is the text's activation; the released code uses it in the region head too.
+    ``regress_features``: the region head predicts features of ``region_width``, not classes. Class
+    0 of matching is "belongs together". Embeddings belong to the variant.
     """
 
     text_embedding: TextEmbedding
@@ -71,17 +72,17 @@ class PairHeads(nn.Module):
         self.match_head = nn.Linear(pooled_width, 2)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
-        """Gives logits over the vocabulary where labels are (masked language modelling)."""
+        """Returns logits over the vocabulary at labelled positions (masked language modelling)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     @property
     def class_decoder(self) -> nn.Linear | None:
-        """Gives the layer whose rows are the detector's classes; None if the head regresses."""
+        """Returns the layer whose rows are the detector's classes; None if the head regresses."""
         return None if self.regress_features else self.region_head.decoder
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
-        """Gives masked regions' logits over the detector's classes, background first.
+        """Returns masked regions' logits over the detector's classes, background first.
 
         Raises ValueError if the head regresses features.
         """
@@ -94,9 +95,9 @@ class PairHeads(nn.Module):
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N D"]:
-        """Gives the features of regions that were masked.
+        """Returns the predicted features of masked regions.
 
-        Raises ValueError if the head gives classes.
+        Raises ValueError if the head predicts classes.
         """
         if not self.regress_features:
             raise ValueError(
@@ -107,18 +108,18 @@ class PairHeads(nn.Module):
         return features
 
     def match_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B 2"]:
-        """Gives logits of "belongs together" and of "does not" (image-text matching)."""
+        """Returns logits of "belongs together" and of "does not" (image-text matching)."""
         logits: Float[Tensor, "B 2"] = self.match_head(self.match_dropout(pooled))
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Gives log odds of "belongs together" (image-text matching)."""
+        """Returns log odds of "belongs together" (image-text matching)."""
         logits = self.match_logits(pooled)
         return logits[:, 0] - logits[:, 1]
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Starts new weights as if features had mean 0 and variance 1, given theirs.
+        """Initialises new weights as if features had mean 0 and variance 1, given their statistics.
 
         Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
         """
@@ -128,9 +129,9 @@ class PairHeads(nn.Module):
 
 
 class ScoreHeads(nn.Module):
-    """Scores a pair, each region and each token, over a trunk.
+    """Scores a pair, each region and each token, from a trunk's outputs.
 
-    ``dropout`` acts on rows; on what is pooled only if ``drop_pooled``.
+    ``dropout`` is applied to rows, and to pooled vectors only if ``drop_pooled``.
     """
 
     def __init__(
@@ -154,25 +155,29 @@ class ScoreHeads(nn.Module):
             init_bert(head, init_std)
 
     def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Says how well text and image fit: VCR's choices, retrieval's candidates."""
+        """Returns scores of how well text and image match: VCR's choices, retrieval's
+        candidates.
+        """
         scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
         return scores[:, 0]
 
     def region_scores(
         self, regions: Float[Tensor, "B R Hv"], region_mask: Bool[Tensor, "B R"]
     ) -> Float[Tensor, "B R"]:
-        """Gives logits of each region being meant (RefCOCO+); padding is 10000 lower."""
+        """Returns a logit for each region being the referred one (RefCOCO+); padding is 10000
+        lower.
+        """
         scores: Float[Tensor, "B R 1"] = self.region_head(self.dropout(regions))
         return scores[..., 0] + MASKED_LOGIT * ~region_mask
 
     def token_scores(self, text: Float[Tensor, "B T Ht"]) -> Float[Tensor, "B T"]:
-        """Gives a logit for each token; in the releases, for no task of theirs."""
+        """Returns a logit for each token; no task of the releases uses it."""
         scores: Float[Tensor, "B T 1"] = self.token_head(self.dropout(text))
         return scores[..., 0]
 
 
 def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
-    """Joins every ``count`` rows. Raises ValueError for rows that are left over."""
+    """Concatenates every ``count`` rows. Raises ValueError for remaining rows."""
     if len(rows) % count:
         raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} images")
     return rows.reshape(len(rows) // count, -1)
@@ -186,9 +191,9 @@ def check_modalities(
     vocab_size: int,
     num_segments: int,
 ) -> None:
-    """Raises ValueError for a batch without any token or region, where the variant needs one.
+    """Raises ValueError for a batch without any token or region, if the variant needs one.
 
-    On the CPU also for a single pair without, and for values that mean nothing (`VLInputs.check`).
+    On the CPU also for a single pair without one, and for invalid values (`VLInputs.check`).
     """
     num_tokens, num_regions = inputs.tokens.shape[1], inputs.region_features.shape[1]
     for name, number, needed in (

@@ -1,8 +1,8 @@
-"""BEiT and VLMo add a bias for relative positions: indices, table, other resolutions.
+"""Computes the relative position bias of BEiT and VLMo: indices, table, other resolutions.
 
-n patches a side, N = n * n, T text tokens, R rows of a table, L layers, h heads. The image's part
-is BEiT's (arXiv:2106.08254, released code); VLMo's released code adds the rows for text. The papers
-say nothing of it.
+n patches a side, N = n * n, T text tokens, R rows of a table, L layers, h heads. The image part
+comes from BEiT (arXiv:2106.08254, released code); VLMo's released code adds the rows for text. The
+papers do not describe it.
 """
 
 import math
@@ -18,19 +18,21 @@ MIN_SPAN = 5  # offsets that a bicubic spline needs: more than three
 
 
 def num_image_rows(side: int) -> int:
-    """Counts the rows for the offsets between patches, and the class token's three."""
+    """Returns the number of rows for the offsets between patches, and the class token's three."""
     return (2 * side - 1) ** 2 + CLASS_ROWS
 
 
 def num_text_rows(max_tokens: int) -> int:
-    """Counts the rows for offsets between ``max_tokens`` tokens, [CLS] and modalities."""
+    """Returns the number of rows for offsets between ``max_tokens`` tokens, [CLS] and
+    modalities.
+    """
     return 2 * max_tokens + 2
 
 
 def image_index(side: int) -> Int[Tensor, "N1 N1"]:
-    """Gives the table's row for each query and key of an image, the class token first.
+    """Returns the table's row for each query and key of an image, the class token first.
 
-    Patches count row by row; rows of the table go by query minus key, vertical offset first.
+    Patches are counted row by row; rows of the table are by query minus key, vertical offset first.
     """
     span = 2 * side - 1
     position = torch.arange(side)
@@ -40,10 +42,10 @@ def image_index(side: int) -> Int[Tensor, "N1 N1"]:
 
 
 def text_index(num_tokens: int, max_tokens: int, image_rows: int) -> Int[Tensor, "T T"]:
-    """Gives the row for each query and key of a text, [CLS] first.
+    """Returns the row for each query and key of a text, [CLS] first.
 
-    By key minus query (the image's are the other way round), from row ``image_rows + 2`` on; a
-    table for ``max_tokens`` serves every shorter text. Raises ValueError for a longer one.
+    By key minus query (the opposite of the image's), from row ``image_rows + 2`` on; a table for
+    ``max_tokens`` works for every shorter text. Raises ValueError for a longer one.
     """
     if not 0 < num_tokens <= max_tokens:
         raise ValueError(
@@ -57,7 +59,7 @@ def text_index(num_tokens: int, max_tokens: int, image_rows: int) -> Int[Tensor,
 
 
 def _with_class_token(inner_index: Int[Tensor, "M M"], first: int) -> Int[Tensor, "M1 M1"]:
-    """Puts a class token in front, whose three rows begin with ``first``."""
+    """Adds a class token in front; its three rows begin with ``first``."""
     index = F.pad(inner_index, (1, 0, 1, 0))
     index[0, :] = first
     index[:, 0] = first + 1
@@ -68,9 +70,10 @@ def _with_class_token(inner_index: Int[Tensor, "M M"], first: int) -> Int[Tensor
 def joint_index(
     text: Int[Tensor, "T T"], image: Int[Tensor, "N1 N1"], image_rows: int
 ) -> Int[Tensor, "M M"]:
-    """Gives the row for each query and key of a text with an image after it.
+    """Returns the row for each query and key of a text with an image after it.
 
-    Every text query to every image key has row ``image_rows``, the other way the next one.
+    Text queries to image keys have row ``image_rows``; image queries to text keys have the next
+    one.
     """
     to_image = text.new_full((text.shape[0], image.shape[1]), image_rows)
     to_text = text.new_full((image.shape[0], text.shape[1]), image_rows + 1)
@@ -81,9 +84,9 @@ Biases = Float[Tensor, "layers h _ _"]  # for queries and keys
 
 
 class RelativeBias(nn.Module):
-    """Learns a bias for each offset, layer and head, zero at the start.
+    """Learns a bias for each offset, layer and head, initially zero.
 
-    One table for all layers: gathering it takes one pass over an [N, N] index, not one a layer.
+    All layers share one table: gathering it takes one pass over an [N, N] index, not one per layer.
     """
 
     def __init__(self, rows: int, num_layers: int, num_heads: int) -> None:
@@ -92,16 +95,16 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(rows, num_layers * num_heads))
 
     def forward(self, index: Int[Tensor, "N M"]) -> Biases:
-        """Gives each layer's bias for queries and keys with these rows."""
+        """Returns each layer's bias for queries and keys with these rows."""
         # Gathered from the transposed table, so that each head's matrix is contiguous.
         gathered = self.table.t().index_select(1, index.flatten())
         return gathered.view(self.num_layers, -1, *index.shape)
 
 
 def side_of_table(rows: int) -> int:
-    """Counts the patches a side that a table with ``rows`` rows for patches is for.
+    """Returns the patches per side for a table with ``rows`` rows for patches.
 
-    Raises ValueError if no square grid has so many.
+    Raises ValueError if no square grid has this number of rows.
     """
     side = (math.isqrt(rows) + 1) // 2
     if rows < 1 or (2 * side - 1) ** 2 != rows:
@@ -112,13 +115,13 @@ def side_of_table(rows: int) -> int:
 def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2 C"]:
     """Resizes offsets between patches from their grid to one of ``side`` patches a side.
 
-    ``table`` has the rows of patches alone. The source's offsets are taken to lie on a geometric
+    ``table`` has only the rows of patches. The source's offsets are treated as a geometric
     progression that is dense around 0 and reaches as far as the target's; each column is
     interpolated there by a bicubic spline, in float64 (released code of BEiT, and timm's). From few
-    to many patches a side the progression, whose ratio is 1.5 at most, ends before the target does:
-    offsets beyond it get the values of its end, as there.
+    to many patches a side the progression, whose ratio is at most 1.5, ends before the target does:
+    offsets beyond it get the values of its end, as in that code.
 
-    Raises ValueError if the source is no square, or has fewer offsets than a spline needs.
+    Raises ValueError if the source is not square, or has fewer offsets than a spline needs.
     """
     source, target = 2 * side_of_table(table.shape[0]) - 1, 2 * side - 1
     if source == target:
@@ -131,7 +134,7 @@ def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2
         )
     coordinates = _progression(source, target)
     reach = target // 2
-    # Only here: whoever does not resize a table need not have scipy.
+    # Imported here so that scipy is only needed to resize a table.
     from scipy.interpolate import RectBivariateSpline
 
     target_points = np.arange(-reach, reach + 1, dtype=np.float64)
@@ -146,7 +149,7 @@ def resize_relative(table: Float[Tensor, "R C"], side: int) -> Float[Tensor, "R2
 
 
 def _progression(source: int, target: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Gives 0, ±1, ±(1+q), ...: ``source`` coordinates that end near ±``target // 2``."""
+    """Returns 0, ±1, ±(1+q), ...: ``source`` coordinates that end near ±``target // 2``."""
     count = source // 2
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -155,7 +158,8 @@ def _progression(source: int, target: int) -> np.ndarray[tuple[int], np.dtype[np
             high = ratio
         else:
             low = ratio
-    # Not the interval's last midpoint but the last one that was tried, as the reference.
+    # Uses the last midpoint that was tried, not the interval's last midpoint, as the reference
+    # does.
     positive = np.cumsum(ratio ** np.arange(count))
     return np.concatenate([-positive[::-1], [0.0], positive])
 
@@ -163,7 +167,7 @@ def _progression(source: int, target: int) -> np.ndarray[tuple[int], np.dtype[np
 def resize_absolute(positions: Float[Tensor, "1 M D"], side: int) -> Float[Tensor, "1 M2 D"]:
     """Resizes positions of a class token and a square of patches bicubically.
 
-    Raises ValueError if the patches form no square.
+    Raises ValueError if the patches do not form a square.
     """
     patches = positions.shape[1] - 1
     source = math.isqrt(patches)

@@ -1,12 +1,12 @@
-"""Trains attention on a CPU fast where it has dropout or a learned bias.
+"""Computes attention with dropout or a learned bias fast when training on a CPU.
 
 B sequences, N queries, M keys, h heads, d width of a head.
 
-PyTorch has no fused kernel for these there, and steps of its own move queries, keys and values
-once more than this does (a seventh of attention's time at 122 positions). The scores of long
-sequences (64 MB for four images of 577 patches and 12 heads) leave the cache between any two
-steps, and products with them run at half of their rate (143 against 302 GFLOP/s). So with a bias,
-as models of images have, a few heads of one sequence are taken at a time.
+PyTorch has no fused kernel for these on a CPU, and its separate steps move queries, keys and values
+once more than this module (a seventh of attention's time at 122 positions). The scores of long
+sequences (64 MB for four images of 577 patches and 12 heads) leave the cache between any two steps,
+and products with them run at half of their rate (143 against 302 GFLOP/s). So with a bias, as in
+image models, a few heads of one sequence are processed at a time.
 """
 
 from typing import Any
@@ -19,15 +19,16 @@ from torch.autograd.function import once_differentiable
 from vlmill.models.layers.cpu.dropout import draw_factors
 from vlmill.models.probes import works
 
-CACHE = 2 << 20  # bytes that a core has to itself, about
+CACHE = 2 << 20  # approximate bytes of cache per core
 
 
 def attends_faster(
     q: Float[Tensor, "B N h d"], dropout: float, bias: Float[Tensor, "h N M"] | None
 ) -> bool:
-    """Says if `cpu_attention` is the faster way: for float32 or under autocast, untraced.
+    """Returns whether `cpu_attention` is faster: for float32 or under autocast, untraced.
 
-    It is with dropout and with a learned bias, for which PyTorch has no fused kernel on a CPU.
+    It is faster with dropout and with a learned bias, since PyTorch has no fused kernel for these
+    on a CPU.
     """
     learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     return (
@@ -48,15 +49,17 @@ def cpu_attention(
 ) -> Float[Tensor, "B N h d"]:
     """Computes dropout(softmax(q k^T / sqrt(d) + bias)) v over the keys that are real.
 
-    Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's own operators do. Under
-    autocast it computes in float32.
+    Keeps the weights [B, h, N, M] for the backward pass, as PyTorch's operators do. Under autocast
+    it computes in float32.
     """
     mixed: Float[Tensor, "B N h d"] = _CpuAttention.apply(q, k, v, key_mask, dropout, bias)
     return mixed
 
 
 def _stretches(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
-    """Lists which matrices to take at a time: all or, of one sequence, a cache full a thread."""
+    """Returns the slices of matrices to process together: all, or as many of one sequence as fit
+    caches.
+    """
     if not few:
         return [slice(None)]
     fit = CACHE // (weights[0].numel() * weights.element_size())
@@ -77,7 +80,7 @@ def _by_position(matrices: Float[Tensor, "Bh N d"], heads: int) -> Float[Tensor,
 
 
 def _heads(stretch: slice, heads: int) -> slice:
-    """Says which heads the matrices of a stretch of one sequence belong to."""
+    """Returns the heads of the matrices in a slice of one sequence."""
     first = stretch.start % heads
     return slice(first, first + stretch.stop - stretch.start)
 
@@ -97,8 +100,8 @@ def _probe_score_gradients() -> bool:
     return torch.allclose(fused, _plain_score_gradients(rows, rows.softmax(-1)), atol=1e-6)
 
 
-# The gradient of scores from that of their softmax, in one pass where PyTorch's private function
-# has it.
+# Computes the gradient of scores from the gradient of their softmax, in one pass if PyTorch's
+# private function exists.
 SCORE_GRADIENTS = (
     _fused_score_gradients if works(_probe_score_gradients) else _plain_score_gradients
 )
@@ -123,7 +126,7 @@ class _CpuAttention(torch.autograd.Function):
             torch.baddbmm(start, q[stretch], k[stretch].mT, beta=share, alpha=ctx.scale, out=scores)
             if padding is not None:
                 scores.masked_fill_(padding[stretch], float("-inf"))
-            torch.softmax(scores, dim=-1, out=scores)  # in place: from here on they are weights
+            torch.softmax(scores, dim=-1, out=scores)  # in place: the scores become weights
             if factors is not None:
                 torch.mul(scores, factors[stretch], out=dropped[stretch])
             torch.bmm(dropped[stretch], v[stretch], out=mixed[stretch])

@@ -1,19 +1,20 @@
-"""Dropout draws its random numbers fast on a CPU."""
+"""Draws the random numbers of dropout fast on a CPU."""
 
 import torch
 from torch import Tensor
 
-LEVELS = 1 << 16  # the rate is rounded to so many: 0.1 becomes 0.100006
+LEVELS = 1 << 16  # the rate is rounded to a multiple of 1 / LEVELS: 0.1 becomes 0.100006
 LOWEST = -(LEVELS // 2)
 
 
 def draw_factors(like: Tensor, rate: float) -> Tensor | None:
-    """Draws factors of the shape of ``like``: 0 with chance ``rate``, else 1 / (1 - ``rate``).
+    """Returns random factors in the shape of ``like``: 0 with probability ``rate``, else 1 / (1 -
+    rate).
 
-    None if the rate rounds to 0. PyTorch draws 32 bits for each float32 there, one after
-    the other, which was 3 % of a training step; here four numbers share a draw of 64. Clamping to
-    two neighbours makes the factors, which PyTorch vectorises; comparing and choosing it does not,
-    at a tenth of the speed.
+    Returns None if the rate rounds to 0. For each float32 PyTorch draws 32 bits on a CPU, one after
+    the other, which was 3 % of a training step; here four numbers share a draw of 64. The factors
+    are made by clamping to two neighbours, which PyTorch vectorises; comparing and choosing is not
+    vectorised and has a tenth of the speed.
     """
     dropped = min(round(rate * LEVELS), LEVELS - 1)
     if dropped == 0:
@@ -26,12 +27,14 @@ def draw_factors(like: Tensor, rate: float) -> Tensor | None:
 
 
 def drops_faster(hidden: Tensor) -> bool:
-    """Says whether `cpu_dropout` is the faster way: for float32, not while it is traced."""
+    """Returns whether `cpu_dropout` is faster: for float32, not while it is traced."""
     plain = hidden.device.type == "cpu" and hidden.dtype == torch.float32
     return plain and not torch.compiler.is_compiling()
 
 
 def cpu_dropout(hidden: Tensor, rate: float) -> Tensor:
-    """Sets each number to 0 with chance ``rate``, else divides it by 1 - ``rate``; any shape."""
+    """Sets each number to 0 with probability ``rate``, else divides it by 1 - ``rate``; any
+    shape.
+    """
     factors = draw_factors(hidden, rate)
     return hidden if factors is None else hidden * factors

@@ -1,17 +1,18 @@
-"""Linear layers go through oneDNN where it is faster.  M rows, K inputs, N outputs.
+"""Computes linear layers with oneDNN if it is faster. M rows, K inputs, N outputs.
 
-On CPUs PyTorch multiplies float32 matrices with MKL, which is made for Intel's processors: there it
-is the faster one for many rows (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against
-320 GFLOP/s forward, 342 against 171 for the gradient of the input). For few oneDNN, which PyTorch
-carries for convolutions, is (forward, over six layers' sizes, 1 % faster at 296 rows, 11 % at 200,
-8 % at 112; the gradient of the input never). On other processors oneDNN always is: at 288 x 768 x
-3072 on two cores of an AMD EPYC 205 against 180 GFLOP/s forward and 210 against 190 for the
-gradient of the input, at 112 rows 174 against 113 and 184 against 115. For the gradient of the
-weights it is faster nowhere: it copies what comes transposed.
+On CPUs PyTorch multiplies float32 matrices with MKL, which is made for Intel's processors. On these
+MKL is faster for many rows (976 x 3072 x 768 on two cores of a Xeon with AVX-512: 332 against 320
+GFLOP/s forward, 342 against 171 for the gradient of the input). For few rows oneDNN, which PyTorch
+contains for convolutions, is faster (forward, over six layers' sizes, 1 % faster at 296 rows, 11 %
+at 200, 8 % at 112; the gradient of the input never). On other processors oneDNN is always faster:
+at 288 x 768 x 3072 on two cores of an AMD EPYC 205 against 180 GFLOP/s forward and 210 against 190
+for the gradient of the input, at 112 rows 174 against 113 and 184 against 115. For the gradient of
+the weights it is never faster, because it copies transposed inputs.
 
-It lays a weight out in blocks before each product, which takes as long as 130 rows of it. Where
-weights stay, as in evaluation, they are laid out once (`cache_packed_weights`): one core of an AMD
-EPYC multiplies 276 rows by 768 x 3072 at 105 against 90 GFLOP/s, 1,000 at 106 against 101.
+oneDNN converts a weight to blocks before each product, which takes as long as 130 rows of it. If
+weights do not change, as in evaluation, they are converted once (`cache_packed_weights`): one core
+of an AMD EPYC multiplies 276 rows by 768 x 3072 at 105 against 90 GFLOP/s, 1,000 at 106 against
+101.
 """
 
 import functools
@@ -32,10 +33,10 @@ from vlmill.models.probes import works
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED = "16"  # enough for a layer's products, which all layers share
 PROCESSORS = Path("/proc/cpuinfo")
-FEW_ROWS = 256  # up to which oneDNN is faster forward even where MKL is fast
-WORTH = 128  # sequences to be computed from which laying weights out pays
+FEW_ROWS = 256  # up to this number oneDNN is faster forward even if MKL is fast
+WORTH = 128  # number of sequences from which converting weights repays its cost
 
-# A weight by its place in memory, its shape and its strides, with its blocks.
+# A weight by its memory address, its shape and its strides, with its blocks.
 _Blocks = dict[tuple[int, torch.Size, tuple[int, ...]], tuple[Tensor, Tensor]]
 _KEPT: ContextVar[_Blocks | None] = ContextVar("kept", default=None)
 
@@ -44,7 +45,8 @@ _KEPT: ContextVar[_Blocks | None] = ContextVar("kept", default=None)
 def cache_packed_weights(num_sequences: int) -> Iterator[None]:
     """Keeps weights in oneDNN's blocks while no gradient is computed and none of them changes.
 
-    They are in memory twice until the outermost such block ends. Of few sequences nothing is kept.
+    They are in memory twice until the outermost such block ends. For few sequences nothing is
+    cached.
     """
     cache = _KEPT.get()
     token = _KEPT.set({} if cache is None and num_sequences >= WORTH else cache)
@@ -55,33 +57,34 @@ def cache_packed_weights(num_sequences: int) -> Iterator[None]:
 
 
 def _get_packed_weight(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
-    """Gives a weight's blocks where they are kept, else the weight."""
+    """Returns a weight's cached blocks, or the weight if it is not cached."""
     cache = _KEPT.get()
     base = weight if weight._base is None else weight._base
-    # Another tensor than a parameter may be gone when the next one lies in its place.
+    # A tensor that is not a parameter may be freed, and another one may reuse its memory.
     if cache is None or num_rows < 2 or not isinstance(base, nn.Parameter) or not packs_weights():
         return weight
     key = (weight.data_ptr(), weight.shape, weight.stride())
     if key not in cache:
         blocks = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        cache[key] = (weight, blocks)  # the weight, so that its place stays its own
+        cache[key] = (weight, blocks)  # keeps the weight, so that its memory is not reused
     return cache[key][1]
 
 
 @functools.cache
 def mkl_is_fast() -> bool:
-    """Says whether this machine's CPU is one that MKL is made for."""
+    """Returns whether this machine's CPU is a processor that MKL is made for."""
     is_intel = PROCESSORS.exists() and "GenuineIntel" in PROCESSORS.read_text(encoding="utf-8")
     return is_intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
 def _bound_caches() -> None:
-    """Bounds what oneDNN remembers, unless the environment says how much.
+    """Limits oneDNN's caches, unless the environment sets their sizes.
 
-    It keeps what it makes for each number of rows, and packed rows come in as many numbers as there
-    are batches: after 300 of them four layers of width 192 held 0.8 GB, with this 0.1. Making all
-    anew each time takes 1 to 2 % longer. Its library reads this once, when a process first uses it.
+    oneDNN caches primitives for each number of rows, and packed rows have a different number in
+    every batch: after 300 batches four layers of width 192 held 0.8 GB, with this limit 0.1.
+    Recreating all each time takes 1 to 2 % longer. oneDNN reads the limit once, when a process
+    first uses it.
     """
     for name in CACHES:
         os.environ.setdefault(name, CACHED)
@@ -158,7 +161,7 @@ class _OneDnnLinear(torch.autograd.Function):
 
 
 def multiplies_faster(hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"]) -> bool:
-    """Says if `onednn_linear` is the faster way: for float32, not autocast, not compiled."""
+    """Returns whether `onednn_linear` is faster: for float32, not autocast, not compiled."""
     return (
         hidden.device.type == "cpu"
         and hidden.dtype == torch.float32
@@ -177,9 +180,9 @@ def onednn_linear(
     bias: Float[Tensor, " N"] | None,
     act: str = "none",
 ) -> Float[Tensor, "*rows N"]:
-    """Computes ``F.linear`` by oneDNN, of tensors that `multiplies_faster` lets pass.
+    """Computes ``F.linear`` by oneDNN, for tensors that `multiplies_faster` accepts.
 
-    ``act`` "gelu" comes with the product, where no gradient is computed.
+    With ``act`` "gelu" the product includes the activation, if no gradient is computed.
     """
     _bound_caches()
     rows = hidden.reshape(-1, hidden.shape[-1])

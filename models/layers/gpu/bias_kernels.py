@@ -7,7 +7,7 @@ order: each program sums one block of it over a part of the batch, and the parts
 that. There are no atomic additions, so the same inputs give the same bits.
 
 B sequences of N cells, h heads, d width of a head; R and K rows of queries and keys in memory; P
-the padded side of a bias. A table of rows gives for each cell the row that holds it, -1 where there
+the padded side of a bias. A table of rows has for each cell the row that holds it, or -1 if there
 is none. Exponentials are powers of two: the scale and the padded bias contain log2(e).
 """
 
@@ -25,14 +25,14 @@ from torch import Tensor
 
 LOG2_E = math.log2(math.e)
 PAD_ROWS, PAD_COLUMNS = 32, 128  # of a block that is padded
-# Programs of the bias' gradient that the batch is divided for: 8 for each processor of an H100.
-# A constant, as the order of a sum depends on it.
+# Number of programs of the bias' gradient that share the batch: 8 for each processor of an H100. It
+# is constant, because the order of a sum depends on it.
 BIAS_PROGRAMS = 1056
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Says how a kernel is divided: cells of a block, and what compiles a program."""
+    """Specifies how a kernel is divided: the cells of a block, and a program's compile options."""
 
     queries: int
     keys: int
@@ -66,15 +66,14 @@ FLOAT_TUNING = Tuning(forward=_SMALL, query=_SMALL, key=_SMALL, bias=_SMALL)
 
 
 def find_tuning(dtype: torch.dtype) -> Tuning:
-    """Returns the blocks for queries, keys and values of this type."""
+    """Returns the blocks for queries, keys and values of this dtype."""
     return FLOAT_TUNING if dtype == torch.float32 else HALF_TUNING
 
 
 class Cells(NamedTuple):
-    """Says which rows hold the queries' and the keys' cells, and which keys are real.
+    """Specifies which rows hold the queries' and the keys' cells, and which keys are real.
 
-    A table is None where the rows are the cells in order. mask: None if every key with a row is
-    real.
+    A table is None if the rows are the cells in order. mask: None if every key with a row is real.
     """
 
     query_rows: Int32[Tensor, "B N"] | None
@@ -85,7 +84,7 @@ class Cells(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """Holds the inputs of attention: rows of queries, keys and values by head, the padded bias, and
-    the number of sequences and of each one's cells.
+    the numbers of sequences and of cells per sequence.
 
     ``k`` and ``v`` have the same strides. The numbers of a row and head are contiguous, heads come
     directly after each other.
@@ -101,7 +100,7 @@ class Problem:
 
     @cached_property
     def pointers(self) -> tuple[Tensor | None, ...]:
-        """Returns the arguments that every kernel begins with."""
+        """Returns the first arguments of every kernel."""
         query_rows, key_rows, mask = self.cells
         if mask is not None:
             mask = mask.contiguous().view(torch.uint8)
@@ -109,14 +108,14 @@ class Problem:
 
     @cached_property
     def sizes(self) -> tuple[int | float, ...]:
-        """Returns the numbers that every kernel ends with."""
+        """Returns the last numeric arguments of every kernel."""
         rows, heads, width = self.q.shape
         scale = width**-0.5 * LOG2_E
         strides = (self.q.stride(0), self.k.stride(0), self.padded.shape[-1])
         return (*strides, rows, self.length, heads, scale)
 
     def constants(self, blocks: Blocks) -> dict[str, object]:
-        """Returns what a kernel is compiled for."""
+        """Returns the compile-time constants of a kernel."""
         query_rows, key_rows, mask = self.cells
         assert self.padded.shape[-1] % max(blocks.queries, blocks.keys) == 0
         return {
@@ -132,7 +131,9 @@ class Problem:
         }
 
     def grid(self, block: int) -> tuple[int, int]:
-        """Returns the programs for blocks of so many cells of every sequence and head."""
+        """Returns the number of programs for blocks of ``block`` cells of every sequence and
+        head.
+        """
         return _count_blocks(self.length, block), self.sequences * self.q.shape[1]
 
 
@@ -143,9 +144,9 @@ def _count_blocks(length: int, block: int) -> int:
 def pad_bias(
     bias: Float[Tensor, "h N N"], dtype: torch.dtype, side: int
 ) -> Float[Tensor, "2 h P P"]:
-    """Returns the bias times log2(e), padded by zeros, as it is and transposed.
+    """Returns the bias times log2(e), padded by zeros, unchanged and transposed.
 
-    With a ``side`` of whole blocks rows are aligned in memory, whatever the length is.
+    With a ``side`` of whole blocks rows are aligned in memory, regardless of the length.
     """
     heads, length, _ = bias.shape
     padded = torch.empty((2, heads, side, side), dtype=dtype, device=bias.device)
@@ -165,7 +166,7 @@ def make_problem(
 ) -> Problem:
     """Returns the kernels' arguments; ``padded`` is the bias of ``length`` cells.
 
-    Raises ValueError where the grids have another number of cells.
+    Raises ValueError if the grids have a different number of cells.
     """
     q, k, v = rows
     tables = [table for table in cells if table is not None]
@@ -185,7 +186,7 @@ def make_problem(
 def mix(
     problem: Problem, tuning: Tuning | None = None
 ) -> tuple[Float[Tensor, "R h d"], Float[Tensor, "h R"]]:
-    """Returns softmax(q k^T / sqrt(d) + bias) v, and the base-2 logarithm of each softmax'
+    """Returns softmax(q k^T / sqrt(d) + bias) v, and the base-2 logarithm of each softmax
     denominator, float32.
     """
     q = problem.q
@@ -200,7 +201,7 @@ def mix(
 
 
 class Forward(NamedTuple):
-    """Holds what `mix` returned, and the gradient of the mixed values, which is contiguous."""
+    """Holds the results of `mix`, and the gradient of the mixed values, which is contiguous."""
 
     mixed: Float[Tensor, "R h d"]
     normalizers: Float[Tensor, "h R"]
@@ -210,8 +211,8 @@ class Forward(NamedTuple):
 def write_gradients(
     problem: Problem, forward: Forward, gradients: Rows, tuning: Tuning | None = None
 ) -> Float[Tensor, "h N N"]:
-    """Writes the gradients of queries, keys and values, which have their strides; returns that of
-    the bias, float32.
+    """Writes the gradients of queries, keys and values, with the same strides; returns the gradient
+    of the bias, float32.
     """
     tuning = tuning or find_tuning(problem.q.dtype)
     products = write_query_gradient(problem, forward, gradients[0], tuning.query)
@@ -265,7 +266,7 @@ def write_key_gradients(
 def sum_bias_gradient(
     problem: Problem, forward: Forward, products: Float[Tensor, "h R"], blocks: Blocks
 ) -> Float[Tensor, "h N N"]:
-    """Returns the bias' gradient, summed over the batch in an order that is always the same."""
+    """Returns the bias' gradient, summed over the batch in a fixed order."""
     sequences, length, heads = problem.sequences, problem.length, problem.q.shape[1]
     tiles = _count_blocks(length, blocks.queries) * _count_blocks(length, blocks.keys)
     parts = min(sequences, _count_blocks(BIAS_PROGRAMS, max(1, tiles * heads)))
@@ -286,8 +287,8 @@ def sum_bias_gradient(
     return sums[0] if parts == 1 else sums.sum(0)
 
 
-# Triton reads the kernels' source; types of theirs are checked by nobody. It would compile a kernel
-# again for lengths that are multiples of 16 and for a length of 1.
+# Triton reads the kernels' source, so their types are not checked. It would compile a kernel again
+# for lengths that are multiples of 16 and for a length of 1.
 VARYING = ("num_rows", "length")
 
 
@@ -306,7 +307,7 @@ def _pad(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Pads a block of a head, a program each, and writes it a second time transposed."""
+    """Pads a block of a head per program, and writes it a second time transposed."""
     first = tl.program_id(0) * ROWS
     head = first // side
     rows = first % side + tl.arange(0, ROWS)
@@ -324,10 +325,11 @@ def _pad(
 @triton.jit
 @no_type_check
 def _rows(table, sequence, cells, count, HAS_ROWS: tl.constexpr):
-    """Returns the rows of a sequence's cells as a first one and what is added to it, and whether
-    there is a row.
+    """Returns the rows of a sequence's cells as a first row and offsets, and whether each row
+    exists.
 
-    Only the first is a number of 64 bits where rows are the cells in order: fewer registers.
+    If rows are the cells in order, only the first row is a 64-bit number, which uses fewer
+    registers.
     """
     exists = cells < count
     if HAS_ROWS:
@@ -356,7 +358,7 @@ def _keys(table, mask, sequence, cells, count, HAS_ROWS: tl.constexpr, HAS_MASK:
 @triton.jit
 @no_type_check
 def _load(tensor, first, row, exists, stride, head, HEAD: tl.constexpr):
-    """Returns rows of one head, zeros where there is none."""
+    """Returns rows of one head, zeros for missing rows."""
     offsets = row[:, None] * stride + tl.arange(0, HEAD)[None, :]
     return tl.load(tensor + first * stride + head * HEAD + offsets, exists[:, None], other=0.0)
 
@@ -364,7 +366,7 @@ def _load(tensor, first, row, exists, stride, head, HEAD: tl.constexpr):
 @triton.jit
 @no_type_check
 def _store(tensor, values, first, row, exists, stride, head, HEAD: tl.constexpr):
-    """Stores rows of one head where there are rows."""
+    """Stores rows of one head, if the rows exist."""
     offsets = row[:, None] * stride + tl.arange(0, HEAD)[None, :]
     to = tensor + first * stride + head * HEAD + offsets
     tl.store(to, values.to(tensor.dtype.element_ty), exists[:, None])
@@ -404,7 +406,7 @@ def _mix(
     HAS_KEY_ROWS: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Mixes values for a block of one sequence's queries and one head, a program each."""
+    """Mixes values for a block of one sequence's queries and one head per program."""
     sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     cells = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     first, row, exists = _rows(query_rows, sequence, cells, length, HAS_QUERY_ROWS)
@@ -425,7 +427,7 @@ def _mix(
         scores += _bias_tile(bias, head, cells, key_cells, bias_side)
         scores = tl.where(real[None, :], scores, float("-inf"))
         larger = tl.maximum(best, tl.max(scores, axis=1))
-        # Without any real key so far the maximum is -inf, and -inf - -inf is no number.
+        # Before the first real key the maximum is -inf, and -inf - -inf is not a number.
         safe = tl.where(larger == float("-inf"), 0.0, larger)
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(best - safe)
@@ -437,7 +439,7 @@ def _mix(
     nonzero = total > 0
     sums = sums / tl.where(nonzero, total, 1.0)[:, None]
     _store(mixed, sums, first, row, exists, heads * HEAD, head, HEAD)
-    # Infinity, where there is no key, makes weights of 0 in the backward pass.
+    # Without any key infinity makes the weights 0 in the backward pass.
     normalizer = tl.where(nonzero, best + tl.log2(tl.where(nonzero, total, 1.0)), float("inf"))
     tl.store(normalizers + head * num_rows + first + row, normalizer, mask=exists)
 
@@ -472,10 +474,10 @@ def _query_gradient(
     HAS_KEY_ROWS: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Computes the gradient of a block of one sequence's queries and one head, a program each.
+    """Computes the gradient of a block of one sequence's queries and one head per program.
 
-    Also writes the ``products`` of each row's mixed values with their gradient, which the kernels
-    after this one read.
+    Also writes the ``products`` of each row's mixed values with their gradient, which the following
+    kernels read.
     """
     sequence, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     cells = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
@@ -601,7 +603,7 @@ def _bias_gradient(
     HAS_KEY_ROWS: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    """Sums a block of one head's bias' gradient over a part of the batch, a program each."""
+    """Sums a block of one head's bias' gradient over a part of the batch per program."""
     key_blocks = tl.cdiv(length, KEYS)
     cells = tl.program_id(0) // key_blocks * QUERIES + tl.arange(0, QUERIES)
     key_cells = tl.program_id(0) % key_blocks * KEYS + tl.arange(0, KEYS)

@@ -1,12 +1,12 @@
-"""Attention with a learned bias as two operators of torch, which torch.compile does not open.
+"""Attention with a learned bias as two operators of torch, which torch.compile does not trace into.
 
-`biased_attention` takes queries, keys and values of the same rows, as one product gives them, and
-`biased_attention_from` takes queries of other rows. Their kernels (`bias_kernels`) are imported by
-the first call, as Triton is not installed everywhere.
+`biased_attention` takes queries, keys and values of the same rows, concatenated as one product
+returns them, and `biased_attention_from` takes queries of other rows. The first call imports their
+kernels (`bias_kernels`), because Triton is not installed everywhere.
 
 B sequences, N cells of a grid, h heads, d width of a head; R rows of keys, K of queries. A table of
-rows [B, N], int32, has the row of each cell, -1 for a cell without one, and names every row once.
-Without a table the rows are the cells in order. A ``key_mask`` [B, N] marks the keys that are real.
+rows [B, N], int32, has the row of each cell, -1 for a cell without one, and contains every row
+once. Without a table the rows are the cells in order. A ``key_mask`` [B, N] is True for real keys.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def reads_bias_once(rows: Float[Tensor, "*rows h d"], dropout: float) -> bool:
-    """Returns whether the kernels take these rows: on CUDA, of these types, without dropout."""
+    """Returns whether the kernels support these rows: on CUDA, in these dtypes, without dropout."""
     return (
         rows.device.type == "cuda"
         and rows.dtype in DTYPES
@@ -31,7 +31,7 @@ def reads_bias_once(rows: Float[Tensor, "*rows h d"], dropout: float) -> bool:
 
 
 def padded_side(length: int) -> int:
-    """Returns the rows and columns of a padded bias of ``length`` cells."""
+    """Returns the number of rows and columns of a padded bias of ``length`` cells."""
     return (length + PADDED_TO - 1) // PADDED_TO * PADDED_TO
 
 
@@ -43,8 +43,8 @@ def biased_attention(
 ) -> Float[Tensor, "*rows h d"]:
     """Computes softmax(q k^T / sqrt(d) + bias) v over the real keys of each query's sequence.
 
-    ``projected`` has queries, keys and values side by side. Without a table of rows the queries of
-    padding are computed, too.
+    ``projected`` has concatenated queries, keys and values. Without a table of rows the queries of
+    padding are also computed.
     """
     flat = projected.flatten(0, -4)
     mixed: Tensor = torch.ops.vlmill.biased_attention(flat, bias, rows, key_mask)[0]
@@ -59,7 +59,9 @@ def biased_attention_from(
     key_rows: Int32[Tensor, "B N"] | None,
     key_mask: Bool[Tensor, "B N"] | None,
 ) -> Float[Tensor, "K h d"]:
-    """Computes the same for ``queries`` of some cells, with the keys and values of all."""
+    """Computes attention as `biased_attention` for ``queries`` of some cells, with all keys and
+    values.
+    """
     flat = keys_values.flatten(0, -4)
     mixed: Tensor = torch.ops.vlmill.biased_attention_from(
         queries, flat, bias, query_rows, key_rows, key_mask
@@ -150,7 +152,7 @@ def _attention_from_backward(
     return of_queries, of_keys, of_bias
 
 
-# What the compiler is told of the results: shapes and types.
+# Shapes and dtypes of the results for the compiler.
 
 
 def _mixed_like(queries: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,7 +194,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Keeps what the backward operator takes after the gradient."""
+    """Saves the arguments that the backward operator takes after the gradient."""
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs, *output)

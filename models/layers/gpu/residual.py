@@ -1,6 +1,6 @@
-"""The residual sum with layer scale and drop path, with gradients by a kernel.
+"""Computes the residual sum with layer scale and drop path, with gradients by a kernel.
 
-The kernel (`residual_kernel`) is imported by the first backward pass, as Triton is not installed
+The first backward pass imports the kernel (`residual_kernel`), because Triton is not installed
 everywhere.
 """
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def sums_by_kernel(branch: Float[Tensor, "*rows H"]) -> bool:
-    """Returns whether `add_scaled` takes a branch: on CUDA.
+    """Returns whether `add_scaled` supports a branch: on CUDA.
 
-    Not while torch.compile traces: it joins these operators with those around them.
+    It does not while torch.compile traces, which fuses these operators with adjacent ones.
     """
     return branch.device.type == "cuda" and not torch.compiler.is_compiling()
 

@@ -1,8 +1,8 @@
-"""A kernel (Triton) for the gradients of a residual sum with layer scale and drop path.
+"""Computes the gradients of a residual sum with layer scale and drop path by a kernel (Triton).
 
-PyTorch's operators take the gradient of x + branch * scale * drop in five passes over rows of the
-layer's width, most of them in float32; the kernel reads the upstream gradient and the branch once.
-The scale's gradient is summed in float32 and in a fixed order.
+PyTorch's operators compute the gradient of x + branch * scale * drop in five passes over rows of
+the layer's width, most of them in float32; the kernel reads the upstream gradient and the branch
+once. The scale's gradient is summed in float32 and in a fixed order.
 
 B sequences of N rows each, H width.
 """
@@ -15,8 +15,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-PROGRAMS = 1056  # a constant, as the order of a sum depends on it
-ROWS = 8  # that a program reads at a time
+PROGRAMS = 1056  # a constant, because the order of a sum depends on it
+ROWS = 8  # rows that a program reads at a time
 
 
 def scaled_gradients(
@@ -83,9 +83,9 @@ def _scaled_gradients(
     HAS_DROP: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
-    """Computes the branch's gradient for some rows and sums the scale's over them, a program each.
+    """Computes the branch's gradient for some rows per program and sums the scale's over them.
 
-    Rows that drop path leaves out are not read.
+    Rows that drop path drops are not read.
     """
     column = tl.arange(0, PADDED)
     in_width = column < WIDTH
