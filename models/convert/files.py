@@ -45,7 +45,7 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest for
 
 
 class Unreadable(ValueError):
-    """Raised if a file is not a checkpoint, is damaged or wants to run code; the message states
+    """Raised if a file is not a checkpoint, is damaged or tries to run code; the message states
     which.
     """
 

@@ -1,4 +1,4 @@
-"""This is the Faster R-CNN that computes region features.
+"""Implements the Faster R-CNN that computes region features.
 
 Reading order: ``config``, ``faster_rcnn``, its ``backbone`` and ``roi_heads``, ``resnet``,
 ``anchors``, ``proposals``, ``boxes``, ``nms``, ``operators`` (torchvision's pooling),

@@ -42,7 +42,7 @@ class Detections:
 
 
 class DetectorNetwork(nn.Module, ABC):
-    """Base class of networks that detect regions in full images: vlmill's or another project's."""
+    """Detects regions in full images; the base class of vlmill's and other projects' networks."""
 
     config: DetectorConfig
 

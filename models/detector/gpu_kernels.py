@@ -1,4 +1,4 @@
-"""Kernels for GPUs (Triton): pooling of regions, and suppression, each in one launch.
+"""Computes pooling of regions, and suppression, by GPU kernels (Triton), each in one launch.
 
 As tensor operators, suppression starts some thousand kernels a batch, and the GPU waits for the
 host that starts them. Pooling by torchvision's kernel reads and writes float32 in another layout

@@ -76,7 +76,7 @@ def survivors_of_one_class(
     limits: Float[Tensor, "T 1"],
     count: int,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Takes the best box ``count`` times; it and the boxes that it overlaps are set to -inf in
+    """Takes the best box ``count`` times and sets it and the boxes that it overlaps to -inf in
     ``alive``.
     """
     corners = corners[:, None].expand(*alive.shape, 4)
@@ -99,7 +99,7 @@ def survivors_of_classes(
     limits: Float[Tensor, "T 1"],
     count: int,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Takes the best box ``count`` times, if a box suppresses only within its class.
+    """Takes the best box ``count`` times; a box suppresses only boxes of its class.
 
     The best box of each class is stored, so a step reads K + R scores instead of K x R.
     """

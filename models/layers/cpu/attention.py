@@ -126,7 +126,7 @@ class _CpuAttention(torch.autograd.Function):
             torch.baddbmm(start, q[stretch], k[stretch].mT, beta=share, alpha=ctx.scale, out=scores)
             if padding is not None:
                 scores.masked_fill_(padding[stretch], float("-inf"))
-            torch.softmax(scores, dim=-1, out=scores)  # in place: the scores become weights
+            torch.softmax(scores, dim=-1, out=scores)  # the scores become the weights
             if factors is not None:
                 torch.mul(scores, factors[stretch], out=dropped[stretch])
             torch.bmm(dropped[stretch], v[stretch], out=mixed[stretch])

@@ -1,4 +1,5 @@
-"""Attention with a learned bias as two operators of torch, which torch.compile does not trace into.
+"""Defines attention with a learned bias as two torch operators that torch.compile does not trace
+into.
 
 `biased_attention` takes queries, keys and values of the same rows, concatenated as one product
 returns them, and `biased_attention_from` takes queries of other rows. The first call imports their
