@@ -36,9 +36,7 @@ MAX_DIMENSION = 1 << 31
 
 @dataclass(frozen=True)
 class Field:
-    """Holds one field of a message: its number, wire type and the bytes or the number of its
-    value.
-    """
+    """Holds one field of a message: its number, wire type and the bytes or number of its value."""
 
     number: int
     kind: int
@@ -113,8 +111,7 @@ class Reader:
 def read_caffe_layers(path: Path) -> dict[str, list[Blob]]:
     """Returns the blobs of each layer that has any, as float32 in the shapes given by the file.
 
-    Raises Unreadable if the file is not a ``.caffemodel``, is damaged, or has two layers of one
-    name.
+    Raises Unreadable if the file is not a ``.caffemodel``, is damaged, or repeats a layer's name.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -202,7 +199,7 @@ def parse_dims(reader: Reader, message: Field) -> list[int]:
 
 
 def shaped(values: npt.NDArray[np.generic], shape: Sequence[int]) -> Blob:
-    """Returns values in their shape. Raises Unreadable if the shape has a different number of
+    """Returns values in their shape. Raises Unreadable if the shape has another number of
     values.
     """
     if len(shape) > MAX_AXES or any(side >= MAX_DIMENSION for side in shape):

@@ -45,8 +45,8 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest for
 
 
 class Unreadable(ValueError):
-    """Raised if a file is not a checkpoint, is damaged or tries to run code; the message states
-    which.
+    """Raised if a file is not a checkpoint, is damaged or tries to run code; the message has the
+    cause.
     """
 
 
@@ -95,8 +95,7 @@ def shard_files(index: Path) -> list[Path]:
 
 
 def read_content(path: Path) -> Any:
-    """Reads the content of a file of any format, by its first bytes: tensors and arrays in
-    containers.
+    """Reads a file of any format, detected by its first bytes: tensors and arrays in containers.
 
     Raises Unreadable.
     """
@@ -141,8 +140,7 @@ def _read_more_than_tensors(path: Path) -> Any:
 
 
 def unwrap_state(content: object) -> dict[str, Tensor]:
-    """Extracts the state dict of ``content`` from its containers, and removes `PREFIXES` from its
-    names.
+    """Extracts the state dict of ``content`` from its containers, without `PREFIXES` in its names.
 
     Raises ValueError if there is no state dict.
     """
@@ -201,8 +199,7 @@ def without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 
 
 def without_old_norms(state: dict[str, Tensor], metadata: Any) -> dict[str, Tensor]:
-    """Corrects the variances that Detectron2's frozen norms stored before version 3: variance plus
-    eps.
+    """Subtracts the eps that Detectron2's frozen norms before version 3 stored in the variance.
 
     Only modules with an old version in the checkpoint's metadata are changed. nn.BatchNorm2d, which
     also has version 2, is recognised by its counter of batches.

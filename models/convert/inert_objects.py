@@ -233,8 +233,8 @@ def _to_numbers(storage: Storage, data: bytes) -> Tensor:
 
 class PlainValues:
     """Converts unpickled values to plain ones: tensors of ``numbers`` (by the key of their
-    storage), and state dicts of modules. The number of values is limited, because one may be
-    referenced many times.
+    storage), and state dicts of modules. The number of values is limited: one may be referenced
+    many times.
     """
 
     def __init__(self, numbers: Mapping[str, Tensor]) -> None:

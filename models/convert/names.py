@@ -1,6 +1,4 @@
-"""Links names that several families of published checkpoints share: BERT's, and those of pair
-models.
-"""
+"""Links names that several families of checkpoints share: BERT's, and those of pair models."""
 
 import re
 from collections.abc import Mapping, Sequence

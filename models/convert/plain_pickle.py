@@ -208,7 +208,7 @@ class PlainUnpickler(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch}
 
     def load_bytearray8(self) -> None:
-        """Reads bytes; the original reserves the length that the file states before it has read
+        """Reads bytes; the original reserves the length stated in the file before it has read
         any.
         """
         (size,) = struct.unpack("<Q", self.read(8))
@@ -231,7 +231,7 @@ class PlainUnpickler(pickle._Unpickler):
         self.append(items)
 
     def refuse(self) -> None:
-        """Refuses sets, which hash their elements, and names by a number that other code has
+        """Refuses sets, which hash their elements, and names by a number that other code
         assigned.
         """
         raise BadPickle("a set or an extension's object")

@@ -109,9 +109,7 @@ def _answer(content: bytes, encoding: str, output: BinaryIO) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the process: reads a pickle from standard input and writes messages to standard
-    output.
-    """
+    """Runs the process: reads a pickle from standard input, writes messages to standard output."""
     encoding, memory, seconds = arguments
     output = sys.stdout.buffer
     content = sys.stdin.buffer.read()

@@ -1,5 +1,4 @@
-"""Computes anchors, the boxes that proposals are regressed from; each cell of a map has the same
-ones.
+"""Computes anchors, the boxes that proposals are regressed from, the same for every cell of a map.
 
 A anchors per cell, G x H (or G x V) grid cells. Boxes are (x1, y1, x2, y2) in pixels of the
 network's input.

@@ -34,8 +34,7 @@ CONVOLUTIONS = {"1": "shortcut", "2a": "conv1", "2b": "conv2", "2c": "conv3"}
 def name_caffe_weights(layers: Mapping[str, Blobs]) -> dict[str, Tensor]:
     """Returns a state dict in milvlg's layout, without anchors, from the blobs of Caffe's layers.
 
-    Raises ValueError for a layer that is not in the detector, or for a wrong number or shape of
-    blobs.
+    Raises ValueError for a layer that is not in the detector, or a wrong number or shape of blobs.
     """
     state: dict[str, Tensor] = {}
     for name, blobs in layers.items():
@@ -47,9 +46,7 @@ def name_caffe_weights(layers: Mapping[str, Blobs]) -> dict[str, Tensor]:
 
 
 def name_layer(name: str, blobs: Blobs, layers: Mapping[str, Blobs]) -> dict[str, Tensor]:
-    """Returns the tensors of one layer; an empty dict for a scale, which belongs to its
-    normalisation.
-    """
+    """Returns the tensors of one layer; empty for a scale, which belongs to its normalisation."""
     if name in LAYERS:
         ours, rank = LAYERS[name]
         return name_linear(ours, blobs, rank)
@@ -69,7 +66,7 @@ def name_layer(name: str, blobs: Blobs, layers: Mapping[str, Blobs]) -> dict[str
 
 
 def convolution_name(name: str, prefix: str) -> str:
-    """Returns the network's name for a convolution of the ResNet. Raises ValueError for an unknown
+    """Returns the network's name for a ResNet convolution. Raises ValueError for an unknown
     layer.
     """
     if name in ("conv1", "bn_conv1"):

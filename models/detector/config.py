@@ -194,9 +194,7 @@ class DetectorConfig:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Returns the pixels per cell of each map that proposals are made from: p2 to p6, or
-        res4.
-        """
+        """Returns the pixels per cell of each map that proposals use: p2 to p6, or res4."""
         return (4, 8, 16, 32, 64) if self.fpn_channels else (16,)
 
     @property
@@ -218,7 +216,7 @@ class DetectorConfig:
 
     @property
     def map_channels(self) -> int:
-        """Returns the channels of the maps that proposals are made from."""
+        """Returns the channels of the maps that proposals use."""
         return self.fpn_channels or 4 * self.res2_channels
 
     @property
@@ -235,9 +233,7 @@ class DetectorConfig:
 
     @property
     def num_attribute_outputs(self) -> int:
-        """Returns the number of outputs of the attribute head, including "no attribute" if it is an
-        output.
-        """
+        """Returns the number of outputs of the attribute head, with "no attribute" if it is one."""
         return self.num_attributes + (self.attribute_background is not None)
 
     @property
@@ -420,8 +416,7 @@ def maskrcnn_benchmark(**changes: Any) -> DetectorConfig:
 
 def vinvl(**changes: Any) -> DetectorConfig:
     """Configures VinVL's ResNeXt-152 C4 (Zhang et al. 2021, arXiv:2101.00529) with objects and
-    attributes. Regions are proposals. The class of a region is the one with the highest probability
-    among the classes that it survives in.
+    attributes. Regions are proposals; each has the most probable of the classes it survives in.
     """
     settings = {
         "family": "vinvl",

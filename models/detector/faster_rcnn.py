@@ -114,9 +114,7 @@ class DetectorNetwork(nn.Module, ABC):
     def full_images(
         self, maps: Maps, limits: Float[Tensor, "N 4"], chunk: int = 50
     ) -> Float[Tensor, "N D"]:
-        """Returns the image-level features: the features of one region per image, which ends at
-        ``limits``.
-        """
+        """Returns the image-level features: of one region per image, which ends at ``limits``."""
         everyone = torch.ones_like(limits[:, :1], dtype=torch.bool)
         return self.region_features(maps, whole_boxes(limits), everyone, chunk)[:, 0]
 

@@ -8,9 +8,8 @@ MOST_NAMED = 3  # per type of difference: a file of another network differs in h
 
 
 def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
-    """Returns a description of the differences in names and shapes, "" if there are none.
-
-    It names the first few differences of each type.
+    """Describes the differences in names and shapes: the first few of each type, "" if there are
+    none.
     """
     shapes = [
         f"{name} is {tuple(tensors[name].shape)}, want {tuple(tensor.shape)}"

@@ -66,9 +66,7 @@ def folded_conv(conv: ConvNorm, dtype: torch.dtype) -> FoldedConv:
 def finish(
     block: FoldedBlock, hidden: Float[Tensor, "B M H W"], shortcut: Float[Tensor, "B D G V"]
 ) -> Float[Tensor, "B D G V"]:
-    """Computes a block from the output of its first convolution; ``shortcut`` may be
-    overwritten.
-    """
+    """Computes a block from its first convolution's output; ``shortcut`` may be overwritten."""
     return conv_add_relu(block.conv3, conv_relu(block.conv2, hidden), shortcut)
 
 
@@ -281,8 +279,6 @@ def cudnn_geometry(conv: FoldedConv) -> tuple[list[int], list[int], list[int], i
 
 
 def conv_cells(conv: FoldedConv, cells: Float[Tensor, "U C"]) -> Float[Tensor, "U D"]:
-    """Computes a folded 1x1 convolution of single cells; the caller applies the stride when
-    gathering.
-    """
+    """Computes a folded 1x1 convolution of single cells; the caller applies its stride first."""
     column = cells.T[None, :, :, None]  # [1, C, U, 1], channels last without a copy
     return F.conv2d(column, conv.weight, conv.bias)[0, :, :, 0].T

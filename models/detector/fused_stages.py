@@ -110,26 +110,21 @@ def window_maxima(
 
 
 def power_below(lengths: Int64[Tensor, " U"]) -> Int64[Tensor, " U"]:
-    """Returns the exponent of the largest power of two that is at most a length; lengths are at
-    least 1.
-    """
+    """Returns the exponent of the largest power of two up to a length, which is at least 1."""
     return torch.frexp(lengths.double()).exponent.long() - 1
 
 
 class MaximumTables:
-    """Holds the maxima over 2^i x 2^j cells starting at every cell; each table is made at first
-    use.
+    """Holds the maxima over 2^i x 2^j cells starting at every cell, computed at first use.
 
-    There are at most 16 for a map of up to 127 cells a side and 14 bins.
+    There are at most 16 tables for a map of up to 127 cells a side and 14 bins.
     """
 
     def __init__(self, cells: Float[Tensor, "G V C"]) -> None:
         self._tables = {(0, 0): cells}
 
     def table(self, i: int, j: int) -> Tensor:
-        """Returns at row y, column x the maximum over cells y to y + 2^i - 1 and x to x + 2^j -
-        1.
-        """
+        """Returns at (y, x) the maximum over cells y to y + 2^i - 1 and x to x + 2^j - 1."""
         if (i, j) not in self._tables:
             if i:
                 half, step = self.table(i - 1, j), 2 ** (i - 1)
@@ -261,8 +256,8 @@ def interleave(grids: Int64[Tensor, "S G G"], dilation: int) -> Int64[Tensor, "V
 def grid_means(x: Float[Tensor, "V D P P"], dilation: int) -> Float[Tensor, "S D"]:
     """Returns the mean of each grid, in the order of :func:`interleave`'s grids; at least float32.
 
-    The mean is taken row by row: one mean over both axes takes seven times as long, and twice that
-    in bfloat16.
+    Means are taken row by row: one over both axes takes seven times as long, and twice that in
+    bfloat16.
     """
     regions, channels, size, _ = x.shape
     side = size // dilation
@@ -281,9 +276,7 @@ def fuse_stages(model: nn.Module) -> None:
 
 
 def is_folded(block: nn.Module) -> bool:
-    """Returns whether a bottleneck is plain and its normalisations are folded into its
-    convolutions.
-    """
+    """Returns whether a bottleneck is plain with normalisations folded into its convolutions."""
     return (
         isinstance(block, Bottleneck)
         and not block.deformable
@@ -303,7 +296,7 @@ def take(cells: Float[Tensor, "U D"], index: Int64[Tensor, "R G V"]) -> Float[Te
 
 
 def shares_windows(stage: nn.Module) -> TypeGuard[FusedStage]:
-    """Returns whether :func:`pooled_means` can compute a stage: its first block projects its
+    """Returns whether :func:`pooled_means` supports a stage: its first block projects its
     shortcut.
     """
     return isinstance(stage, FusedStage) and isinstance(stage.blocks()[0].shortcut, ConvNorm)

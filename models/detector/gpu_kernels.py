@@ -86,8 +86,8 @@ def best_survivors(
 def survivors_in_lists(
     scores: Float[Tensor, "N K R"], suppresses: Bool[Tensor, "N R R"]
 ) -> Bool[Tensor, "N K R"]:
-    """Returns which boxes survive in each class; ``suppresses`` marks the boxes that each box
-    suppresses.
+    """Returns which boxes survive in each class; ``suppresses`` has a row of suppressed boxes per
+    box.
 
     A score of -inf is not a candidate, and does not survive.
     """

@@ -1,7 +1,6 @@
 """Holds the key tables of maskrcnn-benchmark's configurations: VinVL's and vqa-maskrcnn's.
 
-They list the keys that set a field, require a value or are ignored. Defaults are those of the
-family's library.
+Keys set a field, require a value or are ignored. Defaults are those of the family's library.
 """
 
 from vlmill.models.detector.config import BLOCKS

@@ -1,5 +1,4 @@
-"""Computes non-maximum suppression: the best survivors, or all survivors of every class in one
-pass.
+"""Computes non-maximum suppression: the best survivors, or all survivors of all classes together.
 
 N images, R boxes, K classes, T thresholds. ``offset`` and box layout as in
 vlmill.models.detector.boxes. ``inclusive`` suppresses at an overlap equal to the threshold (the
@@ -76,8 +75,8 @@ def survivors_of_one_class(
     limits: Float[Tensor, "T 1"],
     count: int,
 ) -> tuple[Int64[Tensor, "N T {count}"], Float[Tensor, "N T {count}"]]:
-    """Takes the best box ``count`` times and sets it and the boxes that it overlaps to -inf in
-    ``alive``.
+    """Takes the best box ``count`` times; ``alive`` is overwritten with -inf for it and its
+    overlaps.
     """
     corners = corners[:, None].expand(*alive.shape, 4)
     areas = areas[:, None].expand(alive.shape)

@@ -1,5 +1,4 @@
-"""Runs RoIAlign and RoI max pooling by torchvision's operators, mostly without importing
-torchvision.
+"""Runs RoIAlign and RoI max pooling by torchvision's operators, mostly without its import.
 
 Importing torchvision takes about two seconds of CPU time and 150 MB, most of it for code that a
 forward pass does not use. The operators are in one shared library, which `torch.ops.load_library`

@@ -181,9 +181,7 @@ def stack_maps(
 
 
 def top_indices(scores: Float[Tensor, "N S"], count: int) -> Int64[Tensor, "N T"]:
-    """Returns the indices of the highest scores in descending order; equal scores in the anchors'
-    order.
-    """
+    """Returns the indices of the highest scores, descending; equal scores in the anchors' order."""
     return scores.sort(descending=True, stable=True).indices[:, :count]
 
 
@@ -195,7 +193,7 @@ def gather_boxes(
 
 
 def foreground_scores(logits: Float[Tensor, "N A2 G V"]) -> Float[Tensor, "N GVA"]:
-    """Returns the softmax over (background, foreground) of each anchor; background's channels come
+    """Returns each anchor's softmax over (background, foreground); background's channels come
     first.
     """
     images, channels, rows, columns = logits.shape

@@ -128,9 +128,8 @@ def config_of_weights(
     file.
 
     ``layout`` is given if names do not identify it; ``grid``: the cells of res5 are the regions.
-    ``changes`` set fields that the file cannot specify, or specifies otherwise. Raises ValueError
-    for an unknown layout, a missing key, or anchors that neither the file nor the family
-    determines.
+    ``changes`` set fields that the file lacks or specifies otherwise. Raises ValueError for an
+    unknown layout, a missing key, or anchors that neither the file nor the family determines.
     """
     layout = layout or recognise_layout(state, grid=grid)
     family = CONVENTIONS[layout]().family
@@ -183,8 +182,7 @@ UNNAMED_SIZES = ("class_embedding_size", "attribute_hidden_size")
 
 
 def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor]) -> DetectorConfig:
-    """Returns the fields of a configuration, with the anchors and the unnamed widths of the
-    weights.
+    """Returns a configuration's fields, with the anchors and the unnamed widths of the weights.
 
     Raises WrongKey for a key whose size is not that of the weights, and ValueError for a missing
     tensor.
@@ -331,9 +329,7 @@ def deformable_stages(state: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 
 def read_pixel_statistics(state: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
-    """Returns the mean and standard deviation of the pixels, which old versions of Detectron2
-    stored.
-    """
+    """Returns the mean and deviation of the pixels, which old versions of Detectron2 stored."""
     return {
         name: tuple(state[name].reshape(-1).tolist())
         for name in ("pixel_mean", "pixel_std")
@@ -399,7 +395,7 @@ def is_ignored(key: str, family: str, *, grid: bool) -> bool:
 
 
 def without_shared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors without the duplicate names of res5. Raises ValueError if the duplicates
+    """Returns tensors without res5's duplicate names. Raises ValueError if the duplicates
     differ.
     """
     for key, tensor in tensors.items():

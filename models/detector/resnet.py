@@ -194,9 +194,8 @@ def stem_pool(x: Float[Tensor, "B C H W"], *, ceil_pool: bool) -> Float[Tensor, 
 class Bottleneck(nn.Module):
     """Applies 1x1, 3x3, 1x1 with a shortcut; the stride is in the first 1x1 (Caffe) or in the 3x3.
 
-    More than one group (``groups``) in the 3x3 makes it a ResNeXt block (Xie et al. 2017,
-    arXiv:1611.05431). ``deformable`` samples the 3x3 at offsets that a convolution of the same
-    geometry computes.
+    ``groups`` above 1 in the 3x3 make it a ResNeXt block (Xie et al. 2017, arXiv:1611.05431).
+    ``deformable`` samples the 3x3 at offsets that a convolution of the same geometry computes.
     """
 
     def __init__(
@@ -339,9 +338,7 @@ def pre_activation_stage(
     stride_in_1x1: bool,
     activated: bool,
 ) -> nn.Sequential:
-    """Returns the blocks of one resolution as :func:`resnet_stage` does, with pre-activation
-    blocks.
-    """
+    """Returns the blocks of one resolution like :func:`resnet_stage`, as pre-activation blocks."""
     return nn.Sequential(
         *(
             PreActivationBottleneck(

@@ -40,9 +40,7 @@ class BoxPredictor(nn.Module):
     def attribute_logits(
         self, features: Float[Tensor, "*R D"], class_logits: Float[Tensor, "*R K1"]
     ) -> Float[Tensor, "*R L1"]:
-        """Scores attributes given the likeliest class, which may be background, as in the
-        original.
-        """
+        """Scores attributes given the likeliest class, which may be background (as originally)."""
         return self.score_attributes(features, class_logits.argmax(dim=-1))
 
     def score_attributes(
@@ -76,9 +74,7 @@ class LinearHead(nn.Module):
         return first if self.describes_by_first else relu(self.fc2(first))
 
     def classified(self, features: Float[Tensor, "*R D"]) -> Float[Tensor, "*R D"]:
-        """Returns the predictors' input for regions with these features: the second layer's
-        output.
-        """
+        """Returns the predictors' input for these features: the output of the second layer."""
         return relu(self.fc2(features)) if self.describes_by_first else features
 
 
@@ -171,8 +167,8 @@ class RoiHeads(nn.Module):
 
 
 def number_boxes(boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "R 5"]:
-    """Returns the boxes of all images as rows of the image's number and the box, for torchvision's
-    pooling.
+    """Returns all images' boxes as rows of an image's number and a box, as torchvision pools
+    them.
     """
     numbers = torch.arange(len(boxes), dtype=boxes.dtype, device=boxes.device)
     return torch.cat((numbers[:, None, None].expand(*boxes.shape[:2], 1), boxes), 2).flatten(0, 1)
@@ -232,9 +228,8 @@ def pool_regions(
 
 
 def map_numbers(boxes: Float[Tensor, "R 4"], config: DetectorConfig) -> Int64[Tensor, " R"]:
-    """Returns the pyramid map that each box is pooled from, counted from 0 for p2. A box with the
-    area of 224 x 224 pixels is in p4; each doubling of its sides adds one (Lin et al. 2017,
-    equation 1).
+    """Returns the pyramid map that each box is pooled from, 0 for p2. A box with the area of 224 x
+    224 pixels is in p4; each doubling of its sides adds one (Lin et al. 2017, equation 1).
     """
     areas = (boxes[:, 2:] - boxes[:, :2] + config.box_offset).prod(dim=1)
     levels = (4 + torch.log2(areas.sqrt() / 224 + config.level_eps)).floor()

@@ -168,11 +168,10 @@ class CoAttention(nn.Module):
         second_layout: Layout,
         projected: Projected = (None, None),
     ) -> tuple[Float[Tensor, "*rows1 width"], Float[Tensor, "*rows2 width"]]:
-        """Returns the values that each position of the first stream reads from the second, and the
-        reverse.
+        """Returns the values that each position of one stream reads from the other, for both
+        streams.
 
-        ``projected``: the outputs of `first_qkv` and `second_qkv` for the streams, if already
-        computed.
+        ``projected``: the outputs of `first_qkv` and `second_qkv`, if already computed.
         """
         first_projected, second_projected = projected
         first_projected = self.first_qkv(first) if first_projected is None else first_projected

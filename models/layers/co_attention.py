@@ -15,9 +15,8 @@ from vlmill.models.layers.packing import Layout
 class CoAttentionBlock(nn.Module):
     """Computes co-attention, then each stream's feed-forward part (ViLBERT, fig. 2b).
 
-    The streams are numbered and each has one item of ``widths``, ``intermediate_widths``,
-    ``dropouts`` (of the values added to a stream), ``attention_dropouts`` (of its queries' weights)
-    and ``acts``.
+    The streams are numbered; each has one item of ``widths``, ``intermediate_widths``, ``dropouts``
+    (of values added to it), ``attention_dropouts`` (of its queries' weights) and ``acts``.
     """
 
     def __init__(

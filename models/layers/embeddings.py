@@ -16,8 +16,7 @@ from vlmill.models.positions import Positions
 
 
 class TextEmbedding(nn.Module):
-    """Embeds text as BERT does: LN(word + segment + position), then dropout; positions count from
-    0.
+    """Embeds text like BERT: LN(word + segment + position), then dropout; positions count from 0.
 
     ``padding_id`` is a word whose row gets no gradient from lookups. Without ``add_positions`` the
     position table exists, as in published checkpoints, but is not used. With ``fixed_first_rows``
@@ -136,8 +135,8 @@ class RegionEmbedding(nn.Module):
         """Changes a new projection as if features had mean 0 and variance 1, given their
         statistics.
 
-        The set of functions that it can compute stays the same. Features after a ReLU are close to
-        a common mean, so without this images initially differ only a little.
+        It can still compute the same functions. Features after a ReLU are close to a common mean,
+        so without this images initially differ only a little.
         """
         self.feature.weight.div_(std)
         self.feature.bias.sub_(self.feature.weight @ mean)

@@ -35,8 +35,7 @@ class DropPath(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*rows H"], layout: Layout, rows: slice
     ) -> Float[Tensor, "*factors 1"] | None:
-        """Returns random factors for a branch, by sequence or by row; None if there is no drop
-        path.
+        """Returns random factors for a branch, by sequence or by row; None if nothing is dropped.
 
         ``hidden`` holds the ``rows`` (along the last but one dimension) of ``layout``.
         """
@@ -94,7 +93,7 @@ class PreNormBlock(nn.Module):
         bias: Bias | None = None,
         read: ReadRows | None = None,
     ) -> Float[Tensor, "*rows2 H"]:
-        """Runs the layer; ``route`` lists the experts of consecutive rows, ``bias`` is as in
+        """Runs the layer; ``route`` lists the experts of consecutive rows, ``bias`` is for
         attention.
 
         Drop path draws once for attention and once for each expert. With ``read`` only these rows

@@ -53,8 +53,7 @@ def gelu_linear(
 def unchanging_weights(num_sequences: int) -> Iterator[None]:
     """Declares that no weight changes while ``num_sequences`` are computed without gradients.
 
-    For many sequences a CPU converts the weights to the layout of its products once; they are then
-    in memory twice.
+    For many sequences a CPU converts weights to its products' layout once; memory then has both.
     """
     with cache_packed_weights(num_sequences) if HAS_CPU else nullcontext():
         yield

@@ -24,7 +24,7 @@ HEAD_STEP = 8  # widths of heads, and of rows of a bias in memory, are multiples
 
 
 def reads_packed(rows: Float[Tensor, "*rows heads d"], queries: Layout, keys: Layout) -> bool:
-    """Returns whether `packed_attention` supports these rows: off the CPU, in half precision,
+    """Returns whether `packed_attention` supports rows: off the CPU, in half precision,
     unmasked.
     """
     width = rows.shape[-1]
@@ -55,9 +55,8 @@ def packed_attention(
 ) -> Float[Tensor, "*rows heads d"]:
     """Computes softmax(q k^T / sqrt(d)) v, each query over the keys of its sequence.
 
-    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` is applied
-    to the weights. `reads_packed` must accept the rows. Rows of a grid without padding are also
-    supported.
+    Scaled dot-product attention (Vaswani et al., arXiv:1706.03762, eq. 1); ``dropout`` applies to
+    the weights. `reads_packed` must accept the rows, which may be those of a grid without padding.
     """
     mixed = _flash(
         q.reshape(-1, *q.shape[-2:]),

@@ -55,8 +55,7 @@ class Layout(NamedTuple):
     def read_rows(self) -> "ReadRows | None":
         """Returns the rows of the positions that are read; None for all.
 
-        Positions of padding are omitted on a CPU. On other devices packed rows must include every
-        one.
+        A CPU omits positions of padding. On other devices packed rows must include every position.
         """
         if self.read is None:
             return None
@@ -117,8 +116,7 @@ def make_layout(
     read: Positions | None = None,
     pack: bool = True,
 ) -> Layout:
-    """Returns the layout of sequences whose real positions are in ``mask``, and in ``real`` if
-    known.
+    """Returns the layout of sequences whose real positions are in ``mask``, and ``real`` if known.
 
     Without padding, attention needs no mask. With ``pack`` and enough padding to repay it the rows
     are packed, in the order of the grid. Off the CPU packing repays any padding, because with a
@@ -144,8 +142,7 @@ def _packed(grid: Layout, real: Positions) -> Layout:
 
 
 def _starts(positions: Positions, shape: tuple[int, int]) -> Int32[Tensor, " B1"] | None:
-    """Returns the first row of each sequence among rows of these positions, and the end of the
-    last.
+    """Returns the first row of each sequence among rows of these positions, and the last one's end.
 
     None if attention uses the grid.
     """
@@ -163,12 +160,11 @@ def make_joint_layout(
     read: Cells | None = None,
     pack: bool = True,
 ) -> tuple[Layout, tuple[int, int]]:
-    """Returns the layout of two modalities in one sequence, ``first`` before ``second``, and row
-    counts.
+    """Returns the layout of ``first`` before ``second`` in one sequence, and both row counts.
 
     If packed, all of the first modality's rows are before all of the second's, so that
-    ``hidden.split(rows, dim=-2)`` separates the modalities in either layout. ``real`` and ``read``:
-    positions of the two.
+    ``hidden.split(rows, dim=-2)`` separates the modalities in either layout. ``real`` and ``read``
+    are positions of the two.
     """
     columns = (first.shape[1], second.shape[1])
     positions = None if real is None else real.joined(*columns)

@@ -1,7 +1,7 @@
 """Defines two-class matching and the heads around it for ViLBERT, its baseline and InterBERT.
 
-B pairs, T tokens, R regions, N labelled positions; Ht and Hv widths of text and regions, P width of
-the pooled vectors, V vocabulary, K region classes, D feature width. InterBERT's code comes from
+B pairs, T tokens, R regions, N labelled positions; Ht and Hv widths of text and regions, P of
+pooled vectors, V vocabulary, K region classes, D feature width. InterBERT's code comes from
 ViLBERT's.
 """
 
@@ -155,18 +155,14 @@ class ScoreHeads(nn.Module):
             init_bert(head, init_std)
 
     def scores(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Returns scores of how well text and image match: VCR's choices, retrieval's
-        candidates.
-        """
+        """Returns scores of the match of text and image: VCR's choices, retrieval's candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(self.pooled_dropout(pooled))
         return scores[:, 0]
 
     def region_scores(
         self, regions: Float[Tensor, "B R Hv"], region_mask: Bool[Tensor, "B R"]
     ) -> Float[Tensor, "B R"]:
-        """Returns a logit for each region being the referred one (RefCOCO+); padding is 10000
-        lower.
-        """
+        """Returns logits of each region being the referent (RefCOCO+); padding is 10000 lower."""
         scores: Float[Tensor, "B R 1"] = self.region_head(self.dropout(regions))
         return scores[..., 0] + MASKED_LOGIT * ~region_mask
 

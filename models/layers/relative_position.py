@@ -23,9 +23,7 @@ def num_image_rows(side: int) -> int:
 
 
 def num_text_rows(max_tokens: int) -> int:
-    """Returns the number of rows for offsets between ``max_tokens`` tokens, [CLS] and
-    modalities.
-    """
+    """Returns the number of rows for offsets of ``max_tokens`` tokens, [CLS] and modalities."""
     return 2 * max_tokens + 2
 
 
@@ -72,8 +70,7 @@ def joint_index(
 ) -> Int[Tensor, "M M"]:
     """Returns the row for each query and key of a text with an image after it.
 
-    Text queries to image keys have row ``image_rows``; image queries to text keys have the next
-    one.
+    Text queries to image keys have row ``image_rows``; image queries to text keys the next one.
     """
     to_image = text.new_full((text.shape[0], image.shape[1]), image_rows)
     to_text = text.new_full((image.shape[0], text.shape[1]), image_rows + 1)

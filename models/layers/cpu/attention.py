@@ -27,8 +27,7 @@ def attends_faster(
 ) -> bool:
     """Returns whether `cpu_attention` is faster: for float32 or under autocast, untraced.
 
-    It is faster with dropout and with a learned bias, since PyTorch has no fused kernel for these
-    on a CPU.
+    It is with dropout and with a learned bias: PyTorch has no fused kernel for these on a CPU.
     """
     learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     return (
@@ -57,7 +56,7 @@ def cpu_attention(
 
 
 def _stretches(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
-    """Returns the slices of matrices to process together: all, or as many of one sequence as fit
+    """Returns slices of matrices to process together: all, or as many of one sequence as fit
     caches.
     """
     if not few:

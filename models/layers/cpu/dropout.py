@@ -8,13 +8,13 @@ LOWEST = -(LEVELS // 2)
 
 
 def draw_factors(like: Tensor, rate: float) -> Tensor | None:
-    """Returns random factors in the shape of ``like``: 0 with probability ``rate``, else 1 / (1 -
-    rate).
+    """Returns factors in the shape of ``like``: 0 with probability ``rate``, else 1 / (1 -
+    ``rate``).
 
     Returns None if the rate rounds to 0. For each float32 PyTorch draws 32 bits on a CPU, one after
-    the other, which was 3 % of a training step; here four numbers share a draw of 64. The factors
-    are made by clamping to two neighbours, which PyTorch vectorises; comparing and choosing is not
-    vectorised and has a tenth of the speed.
+    the other, which was 3 % of a training step; here four numbers share a draw of 64. Clamping to
+    two neighbours makes the factors. PyTorch vectorises it; comparing and choosing, which it does
+    not vectorise, has a tenth of the speed.
     """
     dropped = min(round(rate * LEVELS), LEVELS - 1)
     if dropped == 0:
@@ -33,8 +33,6 @@ def drops_faster(hidden: Tensor) -> bool:
 
 
 def cpu_dropout(hidden: Tensor, rate: float) -> Tensor:
-    """Sets each number to 0 with probability ``rate``, else divides it by 1 - ``rate``; any
-    shape.
-    """
+    """Sets each number to 0 with probability ``rate``, else divides it by 1 - ``rate``."""
     factors = draw_factors(hidden, rate)
     return hidden if factors is None else hidden * factors

@@ -45,8 +45,7 @@ _KEPT: ContextVar[_Blocks | None] = ContextVar("kept", default=None)
 def cache_packed_weights(num_sequences: int) -> Iterator[None]:
     """Keeps weights in oneDNN's blocks while no gradient is computed and none of them changes.
 
-    They are in memory twice until the outermost such block ends. For few sequences nothing is
-    cached.
+    They are in memory twice until the outermost such block ends. Few sequences are not cached for.
     """
     cache = _KEPT.get()
     token = _KEPT.set({} if cache is None and num_sequences >= WORTH else cache)
@@ -81,10 +80,9 @@ def mkl_is_fast() -> bool:
 def _bound_caches() -> None:
     """Limits oneDNN's caches, unless the environment sets their sizes.
 
-    oneDNN caches primitives for each number of rows, and packed rows have a different number in
-    every batch: after 300 batches four layers of width 192 held 0.8 GB, with this limit 0.1.
-    Recreating all each time takes 1 to 2 % longer. oneDNN reads the limit once, when a process
-    first uses it.
+    oneDNN caches data by number of rows, and packed rows have a new number in every batch: after
+    300 batches four layers of width 192 held 0.8 GB, with this limit 0.1. Recreating all each time
+    takes 1 to 2 % longer. oneDNN reads the limit once, when a process first uses it.
     """
     for name in CACHES:
         os.environ.setdefault(name, CACHED)

@@ -131,9 +131,7 @@ class Problem:
         }
 
     def grid(self, block: int) -> tuple[int, int]:
-        """Returns the number of programs for blocks of ``block`` cells of every sequence and
-        head.
-        """
+        """Returns the programs for blocks of ``block`` cells of every sequence and head."""
         return _count_blocks(self.length, block), self.sequences * self.q.shape[1]
 
 
@@ -325,11 +323,9 @@ def _pad(
 @triton.jit
 @no_type_check
 def _rows(table, sequence, cells, count, HAS_ROWS: tl.constexpr):
-    """Returns the rows of a sequence's cells as a first row and offsets, and whether each row
-    exists.
+    """Returns the rows of a sequence's cells as a first row and offsets, and whether each exists.
 
-    If rows are the cells in order, only the first row is a 64-bit number, which uses fewer
-    registers.
+    If rows are the cells in order, only the first is a 64-bit number, which uses fewer registers.
     """
     exists = cells < count
     if HAS_ROWS:

@@ -60,8 +60,8 @@ def biased_attention_from(
     key_rows: Int32[Tensor, "B N"] | None,
     key_mask: Bool[Tensor, "B N"] | None,
 ) -> Float[Tensor, "K h d"]:
-    """Computes attention as `biased_attention` for ``queries`` of some cells, with all keys and
-    values.
+    """Computes `biased_attention` for ``queries`` of some cells, with the keys and values of
+    all.
     """
     flat = keys_values.flatten(0, -4)
     mixed: Tensor = torch.ops.vlmill.biased_attention_from(
