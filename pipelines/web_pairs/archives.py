@@ -230,7 +230,7 @@ def indexed_archives(pattern: str, base: str | None, allowed: Sequence[str] = ()
 
     Indexes on the web or in a store are copied to a temporary file first.
     """
-    from vlmill.pipelines.web.archives.index import read_index  # numpy and pyarrow take their time
+    from vlmill.pipelines.web.archives.index import read_index  # numpy and pyarrow load slowly
 
     if not is_remote(pattern):
         paths = index_files(pattern)

@@ -305,7 +305,7 @@ def remove_joins(job: Job) -> None:
 
 
 def say_result(output: Path, done: str) -> int:
-    """Prints what the output holds; returns the exit status."""
+    """Prints a summary of the output; returns the exit status."""
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     rejects = rejects_said(reject_counts(output))

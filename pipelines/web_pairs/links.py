@@ -1,4 +1,4 @@
-"""The links inside one archive: redirects, and revisits that name a digest.
+"""Follows the links inside one archive: redirects, and revisits that name a digest.
 
 Both depend on earlier records. An archive that is one unit follows them immediately. The parts of a
 large archive log them, and a later step follows the logs in the order of the parts.

@@ -1,4 +1,4 @@
-"""Classifies a stored record as a page, an image or a redirect, or returns why it is none of them.
+"""Classifies a stored record as a page, an image or a redirect, or drops it.
 
 The bytes of a record decide its type, and its headers only if the bytes are ambiguous.
 """

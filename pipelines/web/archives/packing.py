@@ -142,7 +142,7 @@ def arc_records(stream: Any) -> Iterator[ArcRecord]:
 MIB = 1 << 20
 MAX_WARC_HEADER = 2 * MIB  # of one record; URLs of a megabyte exist
 MAX_DICTIONARY = 16 * MIB
-# Text compresses 5 to 10 times, empty images 1,000 times: a whole archive never does.
+# Text compresses 5 to 10 times, single-colour images 1,000 times: a whole archive never does.
 HARMLESS_BYTES, MAX_EXPANSION = 256 * MIB, 200
 
 _DICTIONARY_FRAME = b"\x5d\x2a\x4d\x18"  # a skippable frame before the first record (.warc.zst)

@@ -66,7 +66,7 @@ WEIGHTS: Mapping[str, float] = {
     "area_share": 0.3,  # of the page's largest available image
     "named_by_page": 0.3,  # og:image, twitter:image, itemprop: the page's own choice
     "captioned": 0.3,
-    "described": 0.2,  # alt or title of three words: nobody describes decoration
+    "described": 0.2,  # alt or title of three words: decoration has no description
     "in_content": 0.3,
     "in_figure": 0.2,
     "links_to_picture": 0.2,

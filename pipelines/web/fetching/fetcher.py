@@ -110,7 +110,7 @@ class Fetcher:
         self._sleep(pause)
         return []
 
-    # Hosts come and go.
+    # Hosts.
 
     def _take_hosts(self) -> None:
         free = self._manners.hosts_at_once - len(self._hosts)
@@ -145,7 +145,7 @@ class Fetcher:
         host.closed = failed(Outcome(outcome=reason.value), reason, detail)
         host.queue.clear()
 
-    # Requests go out.
+    # Requests.
 
     def _start_requests(self) -> None:
         while self._turns and self._client.num_free and self._turns[0][0] <= self._clock():
@@ -221,14 +221,14 @@ class Fetcher:
         self._admit(host, row)
         return self._next(host)
 
-    # Answers come in.
+    # Responses.
 
     def _answered(self, answer: Answer) -> None:
         running = self._running.pop(id(answer.request))
         host = running.host
         host.in_flight -= 1
         host.asking = False
-        # A server receives a request later than it was started: this way no gap is too short.
+        # A server receives a request after its start: counting from its end avoids short gaps.
         host.row.last_at = self._clock()
         host.row.seconds += answer.seconds
         host.row.bytes += len(answer.body)

@@ -17,11 +17,11 @@ class PolitenessPolicy:
     contact: str  # a page or an e-mail address, in the user agent of every request
 
     # Per host.
-    delay_s: float = 1.0  # from an answer's end to the next request; robots.txt may ask for more
+    delay_s: float = 1.0  # from a response's end to the next request; robots.txt may raise it
     per_host: int = 1  # concurrent requests
-    max_delay_s: float = 60.0  # a host whose robots.txt asks for more is not crawled
+    max_delay_s: float = 60.0  # a host whose robots.txt requires more is not crawled
     max_wait_s: float = 600.0  # a host whose Retry-After asks for more is set aside
-    max_failures: int = 5  # in a row (no connection, no answer in time): the host is set aside
+    max_failures: int = 5  # in a row (no connection, no response in time): the host is set aside
     max_host_s: float = 3_600.0  # of waiting for its responses
     max_host_bytes: int = 10_240 * MIB
 
@@ -32,7 +32,7 @@ class PolitenessPolicy:
 
     # Per URL.
     max_redirects: int = 5
-    max_attempts: int = 3  # while a host answers 429 or 503
+    max_attempts: int = 3  # while a host returns 429 or 503
     retries: int = 1  # retry rounds at the end for transient failures
     retry_wait_s: float = 30.0  # before such a round
 

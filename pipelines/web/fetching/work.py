@@ -173,9 +173,10 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
 
 
 def restore(job: Fetching) -> bool:
-    """Restores the journals of a killed run from its store; returns False if any is missing.
+    """Restores the journals of a killed run from its store; returns False without a folder of them.
 
-    Responses since the stored state are discarded, and their archives are removed.
+    Raises OSError if a journal is missing. Responses since the stored state are discarded, and
+    their archives are removed.
     """
     if job.local is None or not has_folder(job.resume_folder):
         return False

@@ -56,7 +56,7 @@ class ArchivedImage:
     offset: int
 
 
-# Formats whose further frames are an animation. Those of a TIFF are pages, and a camera's JPEG
+# Formats whose further frames are an animation. A TIFF's frames are pages, and a camera's JPEG
 # (MPO) contains a preview or a gain map in addition to the image.
 _ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
 _FLAT_HASHES = frozenset((0, 1 << 63))  # of images whose grey has only its mean frequency
@@ -249,7 +249,7 @@ _TAIL = 256  # bytes that hold the end of a complete file; a file with a longer 
 
 
 def seems_cut(data: bytes, name: str) -> bool:
-    """Returns whether an image's end is missing, as far as its bytes tell without decoding."""
+    """Returns whether an image's end is missing, as far as its bytes show without decoding."""
     match name:
         case "jpeg":
             return b"\xff\xd9" not in data[-_TAIL:]

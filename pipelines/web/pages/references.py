@@ -70,7 +70,7 @@ def _title_of_drawing(node: LexborNode) -> str:
 
 
 def captions_by_reference(tree: LexborHTMLParser, labels: Labels) -> dict[int, str]:
-    """Returns captions by the ``mem_id`` of their images; searches only for terms in the source.
+    """Returns captions by the ``mem_id`` of their images; skips attributes absent from the source.
 
     An image's ``aria-describedby`` and ``aria-details``; the name of a figure that has one image;
     an ImageObject in microdata; the row or the text below the image of an infobox.
