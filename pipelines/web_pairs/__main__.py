@@ -1,6 +1,6 @@
 """Runs the job: ``python -m vlmill.pipelines.web_pairs --help``.
 
-What Beam's workers load stands in other modules: they find it there by name, and not here.
+Beam workers load classes and functions by module name, so they are defined in other modules.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Which archives the flags name: a path, a glob, a URL, a list of such, or those of an index."""
+"""Finds the archives that the flags name: by path, glob, URL, list or index."""
 
 import argparse
 import glob
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from vlmill.pipelines.web.archives.index import Index
 
 COMMON_CRAWL = "https://data.commoncrawl.org/"
-COMMON_CRAWL_PATH = "crawl-data/"  # what the lines of its lists and indexes begin with
+COMMON_CRAWL_PATH = "crawl-data/"  # the beginning of each line of its lists and indexes
 MAX_LIST_BYTES = 256 << 20  # a crawl's list of 90,000 archives has 12 MB
 MAX_PATH_CHARS = 4_096
-ASKED_AT_ONCE = 16  # servers, for the sizes of archives
+ASKED_AT_ONCE = 16  # servers that are asked for archive sizes concurrently
 
 
 def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that name archives."""
+    """Declares the flags that name archives."""
     parser.add_argument(
         "--warc",
         metavar="GLOB|@FILE|URL",
@@ -58,7 +58,7 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def require_archives(args: argparse.Namespace) -> None:
-    """Raises InputError for flags that name no archives, as far as can be told without asking."""
+    """Raises InputError for flags that name no archives, as far as local checks can show."""
     parse_networks("--allow-address", args.allow_address)
     if args.index is not None:
         if args.warc is not None:
@@ -72,7 +72,7 @@ def require_archives(args: argparse.Namespace) -> None:
 def require_archive(pattern: str) -> None:
     """Raises InputError for a pattern or a list of local files that matches none.
 
-    Other places, and ``**``, which Beam reads in its own way, are left for later.
+    Remote paths and ``**``, which only Beam expands, are checked later.
     """
     if is_remote(pattern):
         if is_web(pattern):
@@ -86,16 +86,16 @@ def require_archive(pattern: str) -> None:
 
 
 def nothing_matches(pattern: str) -> InputError:
-    """The error of a pattern without archives."""
+    """Returns the error for a pattern without archives."""
     return InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
 
 
 def find_archives(
     pattern: str, *, base: str | None = None, allowed: Sequence[str] = ()
 ) -> list[tuple[str, int]]:
-    """Returns (path, bytes) of the archives that are named, sorted. Raises InputError without any.
+    """Returns the sorted (path, bytes) of the named archives. Raises InputError if there are none.
 
-    Raises Unreachable for an archive on the web that does not answer.
+    Raises Unreachable for an archive on the web that does not respond.
     """
     if pattern.startswith("@"):
         lines = list(read_list(pattern[1:], allowed))
@@ -106,12 +106,12 @@ def find_archives(
     return _matches(pattern)
 
 
-# Files of other systems, and what patterns mean to Beam alone.
+# Paths in other file systems, and patterns that only Beam expands.
 _FOR_BEAM = re.compile(r"://|\*\*|\[|\\|/$")
 
 
 def _here(pattern: str) -> Iterator[tuple[str, int]]:
-    """(path, bytes) of a path, a folder's too, or of the files that a pattern matches."""
+    """Yields (path, bytes) of a file, of a folder's files, or of the files that match a pattern."""
     is_glob = "*" in pattern or "?" in pattern
     for path in glob.iglob(pattern, include_hidden=True):
         if not is_glob or os.path.isfile(path):
@@ -151,7 +151,7 @@ _SNIFFED_BYTES, _MAX_SNIFFED = 16 << 10, 100
 def refuse_derived(argument: str, paths: Sequence[str]) -> None:
     """Raises InputError for a WET or WAT file: it has texts or links, and no pages or images.
 
-    Files elsewhere are known by their names; of local ones the first records are looked at, too.
+    Remote files are recognised by their names; for local files the first records are read, too.
     """
     for number, path in enumerate(paths):
         named = _DERIVED.search(path)
@@ -167,7 +167,7 @@ def refuse_derived(argument: str, paths: Sequence[str]) -> None:
 
 
 def _sniff_derived(path: str) -> str | None:
-    """Returns WET or WAT for a file whose first records after its own description are of these."""
+    """Returns WET or WAT if the first records after the file description are of that type."""
     try:
         with open(path, "rb") as file:
             is_gzip = file.read(2) == b"\x1f\x8b"
@@ -175,7 +175,7 @@ def _sniff_derived(path: str) -> str | None:
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
             start = io.BufferedReader(stream).read(_SNIFFED_BYTES)
     except (OSError, EOFError, zlib.error):
-        return None  # reading it says what is wrong
+        return None  # the error is reported when the file is read
     types = [kind.lower() for kind in _TYPE.findall(start) if kind.lower() != b"warcinfo"]
     if not types or any(kind not in _DERIVED_TYPES for kind in types):
         return None
@@ -185,7 +185,7 @@ def _sniff_derived(path: str) -> str | None:
 
 
 def read_list(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
-    """Yields the lines of a list that are not blank. Raises InputError for one that is none."""
+    """Yields the non-empty lines of a list. Raises InputError for a file that is not a list."""
     argument = f"--warc @{path}"
     try:
         text = _read_unpacked(path, allowed).decode("utf-8", "surrogateescape")
@@ -203,7 +203,7 @@ def read_list(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _read_unpacked(path: str, allowed: Sequence[str]) -> bytes:
-    """The bytes of a list, unpacked. Raises OverflowError for what is too large to be one."""
+    """Returns the unpacked bytes of a list. Raises OverflowError for a file that is too large."""
     with open_web(path, allowed) if is_web(path) else to_path(path).open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -215,7 +215,7 @@ def _read_unpacked(path: str, allowed: Sequence[str]) -> bytes:
 
 
 def placed(name: str, base: str | None, source: str) -> str:
-    """Where a name of a list or an index lies; ``source`` is that list's path."""
+    """Returns the path of an archive named in a list or an index; ``source`` is the list's path."""
     if is_remote(name) or os.path.isabs(name):
         return name
     if base is not None:
@@ -226,11 +226,11 @@ def placed(name: str, base: str | None, source: str) -> str:
 
 
 def indexed_archives(pattern: str, base: str | None, allowed: Sequence[str] = ()) -> "Index":
-    """Reads ``--index``: the records by the places of their archives. Raises InputError.
+    """Reads ``--index``: the records by their archives' paths. Raises InputError.
 
-    What lies on the web or in a store is copied to a temporary file first.
+    Indexes on the web or in a store are copied to a temporary file first.
     """
-    from vlmill.pipelines.web.archives.index import read_index  # numpy and pyarrow take their time
+    from vlmill.pipelines.web.archives.index import read_index  # numpy and pyarrow load slowly
 
     if not is_remote(pattern):
         paths = index_files(pattern)
@@ -243,9 +243,9 @@ def indexed_archives(pattern: str, base: str | None, allowed: Sequence[str] = ()
 
 
 def _copy_index(pattern: str, folder: Path, allowed: Sequence[str]) -> list[str]:
-    """Copies the files of an index on the web or in a store; returns their places.
+    """Copies the files of an index on the web or in a store; returns their local paths.
 
-    Raises InputError if there is none or one cannot be read.
+    Raises InputError if no file exists or one cannot be read.
     """
     sources = [pattern] if is_web(pattern) else [str(path) for path in files_matching(pattern)]
     if not sources:
@@ -261,7 +261,7 @@ def _copy_index(pattern: str, folder: Path, allowed: Sequence[str]) -> list[str]
 
 
 def index_files(pattern: str) -> list[Path]:
-    """The files of ``--index``. Raises InputError if there is none."""
+    """Returns the files of ``--index``. Raises InputError if there are none."""
     names = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
     paths = [Path(name) for name in names if os.path.isfile(name)]
     if not paths:
@@ -272,7 +272,7 @@ def index_files(pattern: str) -> list[Path]:
 def add_sizes(argument: str, paths: Sequence[str], allowed: Sequence[str]) -> list[tuple[str, int]]:
     """Returns (path, bytes) of archives that are named one by one, sorted, each once.
 
-    Raises InputError for a local one that is not there, Unreachable for one on the web.
+    Raises InputError for a missing local file, Unreachable for one on the web.
     """
     unique = sorted(set(paths))
     with (

@@ -14,13 +14,13 @@ FLAG = "--blocked-pages"
 
 @dataclass(frozen=True)
 class BlockedPages:
-    """Domains, each with its subdomains, and the beginnings of URLs without their scheme."""
+    """Holds domains, each with its subdomains, and prefixes of URLs without their scheme."""
 
     domains: frozenset[str] = frozenset()
     prefixes: frozenset[str] = frozenset()
 
     def find_block(self, url: str) -> str | None:
-        """Returns the entry that a page's URL falls under, or None."""
+        """Returns the entry that blocks a page's URL, or None."""
         host = urlsplit(url).hostname or ""
         while self.domains and host:
             if host in self.domains:
@@ -38,10 +38,10 @@ NO_BLOCKED_PAGES = BlockedPages()
 
 
 def read_blocked_pages(paths: Sequence[str]) -> BlockedPages:
-    """Reads files of one domain or URL a line; blank lines and text after # do not count.
+    """Reads files of one domain or URL a line; ignores empty lines and text after #.
 
     A URL blocks the page of that URL, and with a final ``/`` everything below it. Raises InputError
-    for a file that cannot be read, and for a line that is neither.
+    for a file that cannot be read, and for a line that is neither a domain nor a URL.
     """
     domains, prefixes = set[str](), set[str]()
     for path in paths:

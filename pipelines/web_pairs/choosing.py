@@ -1,8 +1,8 @@
-"""The best text of each image is chosen among candidates, in LAIT's own order.
+"""Chooses the best text of each image among candidates, in LAIT's order.
 
-Each (text, image) pair is scored by text, image and, where given, regions of the image; pairs
-below the threshold are dropped, and of the others the best of each image is kept
-(ImageBERT, arXiv:2001.07966, section 3). Texts that then suit too many images are dropped.
+Each (text, image) pair is scored by text, image and, if available, regions of the image. Pairs
+below the threshold are dropped, and the best remaining pair of each image is kept
+(ImageBERT, arXiv:2001.07966, section 3). Texts that then belong to too many images are dropped.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def choose_candidates(args: argparse.Namespace) -> int:
     """Chooses among the texts of ``--candidates``; writes pairs and rejects to ``--output``.
 
     Raises InputError for a folder without candidates. Memory: a thousand rows, and 16 bytes for
-    each text that is kept.
+    each kept text.
     """
     source, output = Path(args.candidates), Path(args.output)
     manifest = read_manifest(source)
@@ -135,7 +135,7 @@ def _best_rows(source: Path, scoring: Scoring, counts: Counts) -> Iterator[Row]:
 
 
 def _scored(source: Path, scoring: Scoring) -> Iterator[Row]:
-    """Yields the candidates with their new scores; those of an image follow each other."""
+    """Yields the candidates with their new scores; candidates of one image are consecutive."""
     import numpy as np
 
     reader = FactsReader(scoring.sources)

@@ -31,11 +31,11 @@ from vlmill.runtime.units.flags import add_part, add_workers, local_workers, par
 from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
-SCORED_TEXTS = 5  # of each image, among which a scorer chooses
+SCORED_TEXTS = 5  # of each image, from which a scorer chooses
 
 
 def parser() -> Parser:
-    """Returns the parser of the flags that the job takes itself."""
+    """Returns the parser of the job's own flags."""
     p = Parser(
         prog="python -m vlmill.pipelines.web_pairs",
         description="Mines image-text pairs from the pages and images in WARC files: pages in the "
@@ -93,7 +93,7 @@ def parser() -> Parser:
 
 
 def _add_rules(p: Parser) -> None:
-    """Adds what decides which pages, images and texts are taken."""
+    """Adds the flags that select pages, images and texts."""
     rules, group = WebPairRules(), p.add_argument_group("pages, images and texts")
     group.add_argument(
         "--language",
@@ -157,7 +157,7 @@ def _add_rules(p: Parser) -> None:
 
 
 def _add_sets(p: Parser) -> None:
-    """Adds what decides which pairs are kept together, and which out."""
+    """Adds the flags that assign pairs to splits and exclude images."""
     rules, group = WebPairRules(), p.add_argument_group("sets of pairs")
     group.add_argument(
         "--drop-near-duplicates",
@@ -195,7 +195,7 @@ def _add_sets(p: Parser) -> None:
 
 
 def add_fetch(p: Parser) -> None:
-    """Declares the flags that fetch what the archives lack."""
+    """Declares the flags that fetch images missing from the archives."""
     p.add_argument(
         "--fetch",
         action="store_true",
@@ -210,7 +210,7 @@ def add_fetch(p: Parser) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    """Parses the arguments and runs the job; passes unknown flags to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     if scores_again(args):
         from vlmill.pipelines.web_pairs.choosing import choose_candidates
@@ -237,7 +237,7 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         build_policy(args)
     parse_languages(rules.language)
     local_workers(args.workers, beam_flags)
-    # Beam takes seconds to load: not before the arguments are known to be good.
+    # Beam takes seconds to load, so the arguments are checked first.
     with quiet_beam_import():
         from vlmill.pipelines.web_pairs import job
 
@@ -246,20 +246,20 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     except Unreachable as error:
         raise OSError(str(error)) from None
     except OSError as error:
-        # Arrow and workers tell it in words alone.
+        # Arrow and workers put the error's cause only in its message.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         raise OSError(f"{error}; with more room at {args.output} this command goes on") from None
 
 
 def build_rules(args: argparse.Namespace) -> WebPairRules:
-    """Builds the rules that the flags change. Raises InputError for values that make none."""
+    """Builds the rules from the flags. Raises InputError for invalid values."""
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(WebPairRules)
         if getattr(args, field.name, None) is not None
     }
-    if args.scorer is not None:  # it chooses among them
+    if args.scorer is not None:  # the scorer chooses among several texts
         values.setdefault("keep_texts", SCORED_TEXTS)
     try:
         return WebPairRules(**values)
@@ -269,5 +269,5 @@ def build_rules(args: argparse.Namespace) -> WebPairRules:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command; returns the exit status."""
     return run_command(run, argv)

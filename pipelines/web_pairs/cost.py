@@ -1,4 +1,4 @@
-"""Mining costs hours by the archives' bytes; what comes out is unknown until it is mined."""
+"""Estimates mining hours from the archives' bytes; the number of pairs is unknown before mining."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,9 +23,9 @@ MEGABYTE = 1e6
 def measure(
     archives: Sequence[tuple[str, int]], rules: WebPairRules, allowed: Sequence[str] = ()
 ) -> Rate:
-    """Returns the megabytes of archives per second, by the first records of the first archives.
+    """Measures the megabytes of archives per second on the first records of the first archives.
 
-    What each record costs alone is done: parsing and language of pages, measuring of images.
+    Only the expensive work is measured: parsing pages, detecting their language, measuring images.
     """
     with examining(rules, ImageFilters()) as examiner:
         return measure_rate(_megabytes(archives, rules, allowed, examiner), "MB", weight=float)
@@ -37,7 +37,7 @@ def _megabytes(
     allowed: Sequence[str],
     examiner: Examiner,
 ) -> Iterator[float]:
-    """Goes on by a record, and yields how far that was in its archive."""
+    """Processes one record per step, and yields by how many megabytes that advanced."""
     detector, languages = LanguageDetector(rules.language_detector), parse_languages(rules.language)
     for path, size in archives:
         last_offset = 0

@@ -1,7 +1,7 @@
 """Decodes the images of the remaining pairs; a unit is an archive or a part of one.
 
-Mining reads only their headers, because most images are not content and decoding is the most
-expensive part. Damaged images, images of one colour and those a filter refuses are dropped here.
+Mining reads only image headers, because most images are not content and decoding is the most
+expensive step. Damaged images, images of one colour and images that a filter rejects are dropped.
 """
 
 from collections import deque
@@ -54,7 +54,7 @@ class DecodedPairs:
         return self._counts
 
     def add(self, pair: Pair, body: bytes | None = None) -> None:
-        """Adds a pair unless its image looks like an excluded one or no text passes the scorer.
+        """Adds a pair unless its image resembles an excluded one or no text passes the scorer.
 
         ``body`` is the image file, if it is available, for the scorer.
         """
@@ -84,10 +84,10 @@ class DecodedPairs:
 
 
 def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Drop:
-    """Returns the pair with the text that suits its image best by the scorer, and the others.
+    """Returns the pair with the text that the scorer rates best for its image, and the other texts.
 
     In LAIT's order (ImageBERT, arXiv:2001.07966, section 3): each text is scored with the image,
-    those below the threshold go, and of the others the best is kept.
+    texts below the threshold are dropped, and the best remaining text is kept.
     """
     from vlmill.pipelines.filters.scorer import PairFacts, look_at  # only some runs have a scorer
     from vlmill.pipelines.filters.statistics import MAX_PIXELS
@@ -114,7 +114,7 @@ def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Dr
 
 
 def _scored_row(pair: Pair, text: OtherText) -> dict[str, str | None]:
-    """Returns what a scorer reads of a row of ``pairs``."""
+    """Returns the columns of a ``pairs`` row that a scorer reads."""
     return {
         "text": text.text,
         "language": text.language or None,
@@ -125,13 +125,13 @@ def _scored_row(pair: Pair, text: OtherText) -> dict[str, str | None]:
 
 
 def place_key(image: ArchivedImage) -> bytes:
-    """Returns the key of an image by its archive and its place in it."""
+    """Returns the key of an image by its archive and its offset."""
     archive = Archive(path=image.archive, size=0).id
     return archive + rows.number_key(image.offset) + bytes.fromhex(image.image_id)
 
 
 def decode_units(job: Job) -> list[Unit]:
-    """One unit for each archive, or for each part of a large one."""
+    """Returns one unit for each archive, or for each part of a large one."""
     return [replace(unit, name=f"decode-{unit.name}") for unit in archive_units(job)]
 
 
@@ -177,7 +177,7 @@ def decode_images(job: Job, unit: Unit) -> Result:
 def _examined(
     bodies: Iterator[tuple[Pair, bytes | Drop]], examiner: Examiner
 ) -> Iterator[tuple[Pair, bytes, ImageFacts | Drop]]:
-    """Yields pairs with their images, and what decoding these has shown; some are read ahead."""
+    """Yields pairs with their images and the results of decoding; reads some images ahead."""
     waiting: deque[tuple[Pair, bytes, Callable[[], ImageFacts | Drop]]] = deque()
     for pair, stored in bodies:
         body = check_unchanged(pair.image, stored)

@@ -1,4 +1,4 @@
-"""Test sets are kept out: images by id, by URL, and by their looks."""
+"""Excludes the images of test sets: by id, by URL and by perceptual hash."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,38 +20,38 @@ from vlmill.schemas.tables import IMAGES
 
 MOST_PIXELS = 1 << 28
 MOST_BYTES = 64 << 20
-COLUMNS = ("image_id", "sha256", "source_url", "image_url")  # of a Parquet file, those that it has
+COLUMNS = ("image_id", "sha256", "source_url", "image_url")  # of a Parquet file, if it has them
 
 
 class Exclusions:
-    """Images that must not come out. Memory: the lists themselves."""
+    """Holds the images that must not be in the output. Memory: the lists."""
 
     def __init__(self, names: frozenset[str], looks: Neighbours | None, distance: int) -> None:
         self._names, self._looks, self._distance = names, looks, distance
 
     @classmethod
     def load(cls, files: Sequence[str], images: Sequence[str], distance: int) -> "Exclusions":
-        """The lists of ``--exclude`` and ``--exclude-hash``, read once a process."""
+        """Reads the lists of ``--exclude`` and ``--exclude-hash``, once per process."""
         times = tuple(map(_get_mtime, (*files, *images)))
         return _excluded(tuple(files), tuple(images), distance, times)
 
     def has_url(self, key: bytes) -> bool:
-        """Whether the URL of this key is on a list."""
+        """Returns whether the URL of this key is on a list."""
         return bool(self._names) and key.hex() in self._names
 
     def why(self, image: ArchivedImage) -> str | None:
-        """Returns what excludes an image by its id; None if nothing does."""
+        """Returns the reason if an image is excluded by its id, else None."""
         return "its id" if image.image_id in self._names else None
 
     def why_looks(self, image: ArchivedImage) -> str | None:
-        """Returns what excludes a decoded image by its looks; None if nothing does."""
+        """Returns the reason if a decoded image is excluded by its perceptual hash, else None."""
         if self._looks is not None and image.phash is not None and self._looks.near(image.phash):
             return f"within {self._distance} bits of an excluded image"
         return None
 
 
 def _get_mtime(argument: str) -> int:
-    """When a file was last written; globs and what is missing have no time."""
+    """Returns when a file was last written; 0 for globs and missing files."""
     return os.stat(argument).st_mtime_ns if os.path.exists(argument) else 0
 
 
@@ -66,7 +66,7 @@ def _excluded(
 
 
 def names_in(file: str) -> Iterator[str]:
-    """Yields ids, digests and keys of URLs: of a text file a line each, or of a Parquet file.
+    """Yields ids, digests and keys of URLs: one per line of a text file, or from a Parquet file.
 
     Raises InputError for a file that cannot be read, or that has none of the columns.
     """
@@ -103,7 +103,7 @@ def _names_in_table(path: Path) -> Iterator[str]:
 def hashes_in(argument: str) -> Iterator[int]:
     """Yields the perceptual hashes of an images table, or of a folder's images.
 
-    What cannot be decoded has none. Raises InputError where there is no image at all.
+    Files that cannot be decoded have none. Raises InputError if there are no images.
     """
     bounds = Bounds(max_pixels=MOST_PIXELS, max_bytes=MOST_BYTES)
     count = 0
@@ -111,7 +111,7 @@ def hashes_in(argument: str) -> Iterator[int]:
         try:
             yield perceptual_hash(decode(data, bounds).image)
         except Rejected:
-            continue  # no image of the archives looks like what cannot be decoded
+            continue  # an undecodable file resembles no image of the archives
         count += 1
     if not count:
         raise InputError(f"--exclude-hash {argument}: no image there; give images or a folder")

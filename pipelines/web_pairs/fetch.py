@@ -1,7 +1,7 @@
-"""Fetches the images of candidates that the archives lack, into archives beside the others.
+"""Fetches the images of candidates that the archives lack, into additional archives.
 
 Candidates are found by the job's own rules, on the assumption that each missing image is large:
-what would be dropped even so is not asked for.
+images that would be dropped even then are not requested.
 """
 
 import dataclasses
@@ -53,19 +53,19 @@ from vlmill.schemas.rejects import MAX_KEY
 ASSUMED = Archive(path="assumed:", size=0)
 """Stands in for an archive with every image that is missing"""
 ASSUMED_SIDE_PX = 1_000
-ADDRESSES = 4  # of an image that are tried, the largest first, until one gives it
+ADDRESSES = 4  # of an image that are tried, the largest first, until one succeeds
 DONE = "_fetched"
 
 Keys = NDArray[np.uint64]
 
 
 def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> list[tuple[str, int]]:
-    """Mines the archives, fetches what their candidates lack; returns all archives with fetched
-    images, and their sizes.
+    """Mines the archives and fetches missing candidate images; returns all (path, bytes).
 
-    ``run_steps`` runs some of the job's steps. A killed run goes on where it was; what an earlier
-    run has fetched for these archives is not asked for again. Memory: 8 bytes for each image at
-    hand and each candidate, and that of a crawl's workers.
+    The result includes the archives with fetched images. ``run_steps`` runs some of the job's
+    steps. A killed run continues; images that an earlier run fetched for these archives are not
+    requested again. Memory: 8 bytes for each available image and each candidate, and that of a
+    crawl's workers.
     """
     folders = to_path(job.output) / WORK
     folder = folders / f"fetch-{_compute_digest(job)}"
@@ -89,7 +89,7 @@ def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> li
 def _list_fetched(folder: Path) -> list[tuple[str, int]]:
     """Returns the paths and sizes of fetched archives.
 
-    Raises InputError for one that is not as it was written.
+    Raises InputError for one that has changed since it was written.
     """
     try:
         listed = parse_listed(read_json(folder / DONE))
@@ -104,7 +104,7 @@ def _list_fetched(folder: Path) -> list[tuple[str, int]]:
 
 
 def _compute_digest(job: Job) -> str:
-    """Names the set of archives that the user has given."""
+    """Returns a digest that identifies the set of the user's archives."""
     fetched = f"{to_path(job.output) / WORK}{os.sep}"
     archive_lines = sorted(
         f"{a.path}\0{a.size}" for a in job.archives if not a.path.startswith(fetched)
@@ -115,7 +115,7 @@ def _compute_digest(job: Job) -> str:
 
 
 def _missing(job: Job, run_steps: RunSteps) -> Iterator[Line]:
-    """Yields the addresses of the images that candidates lack."""
+    """Yields the addresses of the missing images of candidates."""
     available_keys = _find_available_keys(job)
     assumed = replace(job, archives=(*job.archives, ASSUMED))
     names = {kind: assumed.mined / f"{ASSUMED.id.hex()}.mined-{kind}.spool" for kind in _SPOOLS}
@@ -156,12 +156,12 @@ _SPOOLS = ("pages", "urls", "redirects", "inline", "rejects")
 
 
 def _images_without(job: Job, available_keys: Keys) -> Iterator[tuple[str, PageImage]]:
-    """Yields (page's URL, image) of which nothing is at hand under any of the image's addresses."""
+    """Yields (page's URL, image) for images without a file under any of their addresses."""
     for slice_ in range(SLICES):
         for _, value in sorted_rows(job.spools("mined-pages"), slice_):
             page = rows.page(value)
             for image in page.images:
-                # Those that stand in their page have a name instead of an address.
+                # Inline images have a name instead of an address.
                 urls = [url for url in image.urls if not url.startswith("urn:")]
                 if urls and not any(_has(available_keys, rows.url_key(url)) for url in image.urls):
                     yield page.url, structs.replace(image, urls=tuple(urls))
@@ -190,7 +190,7 @@ def _find_available_keys(job: Job) -> Keys:
 
 
 def _sorted_keys(keys: Iterator[bytes]) -> Keys:
-    """Returns the first eight bytes of each key, each once, sorted."""
+    """Returns the sorted, distinct first eight bytes of the keys."""
     return np.unique(np.fromiter((_short(key) for key in keys), np.uint64))
 
 

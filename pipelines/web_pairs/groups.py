@@ -1,4 +1,4 @@
-"""Groups of images that look alike: who leads one, and which are held out."""
+"""Groups similar images: finds each group's leader, and the groups that are held out."""
 
 import hashlib
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.hashes import group_hashes
 from vlmill.schemas.rejects import Reason
 
-# Of hashes that are not alone: the least hash of the group, and its leader (see Look).
+# For hashes in larger groups: the group's lowest hash, and its leader (see Look).
 GROUPS = np.dtype([("hash", "<u8"), ("group", "<u8"), ("leader", "V32")])
 RANK = np.dtype("V40")
 
 
 class Look(NamedTuple):
-    """A perceptual hash that so many ``images`` have; ``rank`` is the bytes of the first of them.
+    """Holds a perceptual hash, the number of ``images`` with it, and the first image's ``rank``.
 
-    Eight bytes that sort larger images first, and the 32 of the image_id.
+    The rank is eight bytes that sort larger images first, and the 32 bytes of the image_id.
     """
 
     phash: int
@@ -33,10 +33,10 @@ class Look(NamedTuple):
 
 
 def make_groups(looks: Iterable[Look]) -> tuple[npt.NDArray[np.void], dict[str, int]]:
-    """Returns the table of groups of more than one image, by hash, and how many there are.
+    """Returns the table of groups of more than one image, by hash, and their counts.
 
-    ``looks`` come in order of their hashes, each once. A group's leader is its largest image,
-    of equals the one with the lowest id. Memory: 100 bytes a hash.
+    ``looks`` are sorted by hash, each once. A group's leader is its largest image, and among equal
+    sizes the one with the lowest id. Memory: 100 bytes a hash.
     """
     table = np.fromiter(
         looks, dtype=np.dtype([("hash", "<u8"), ("pictures", "<i8"), ("rank", RANK)])
@@ -61,20 +61,20 @@ def make_groups(looks: Iterable[Look]) -> tuple[npt.NDArray[np.void], dict[str, 
 
 
 def groups_path(folder: Path) -> Path:
-    """Where the table of groups lies."""
+    """Returns the path of the table of groups."""
     return folder / "groups.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """The group of an image, and whether the image leads it (as one alone does)."""
+    """Holds the group of an image, and whether the image leads it (as a single image does)."""
 
     group: int
     leads: bool
 
 
 class Groups:
-    """Looks images up in the table of groups, which is mapped."""
+    """Looks up images in the memory-mapped table of groups."""
 
     def __init__(self, table: npt.NDArray[np.void]) -> None:
         self._table = table
@@ -82,11 +82,11 @@ class Groups:
 
     @classmethod
     def read(cls, folder: Path) -> "Groups":
-        """The table that a run has left."""
+        """Opens the table that a run has written."""
         return cls(np.load(groups_path(folder), mmap_mode="r", allow_pickle=False))
 
     def find_membership(self, image: ArchivedImage) -> Membership:
-        """The group of an image; one that is alone has a group of its own."""
+        """Returns the group of an image; a single image has its own group."""
         assert image.phash is not None, "an image that has not been decoded"
         index = int(np.searchsorted(self._hashes, np.uint64(image.phash)))
         if index == len(self._hashes) or int(self._hashes[index]) != image.phash:
@@ -98,7 +98,7 @@ class Groups:
 
 @lru_cache(maxsize=1 << 12)
 def is_held_out(group: int, share: float) -> bool:
-    """Whether a group is among the ``share`` that is held out, which its hash decides."""
+    """Returns whether a group is in the held-out ``share``, which depends only on its hash."""
     digest = hashlib.blake2b(group.to_bytes(8, "big"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * (1 << 64)
 
@@ -106,7 +106,7 @@ def is_held_out(group: int, share: float) -> bool:
 def assign_split(
     image: ArchivedImage, page_url: str, groups: Groups, rules: WebPairRules
 ) -> str | Drop:
-    """The split of an image's pair from a page, or why the pair is dropped."""
+    """Returns the split of an image's pair from a page, or why the pair is dropped."""
     membership = groups.find_membership(image)
     if rules.drop_near_duplicates and not membership.leads:
         detail = f"hash {image.phash:016x}: {image.url} on {page_url}"

@@ -1,4 +1,4 @@
-"""The bytes of kept images, from their archives again or as they stood in their pages."""
+"""Reads the bytes of kept images again, from their archives or from their pages."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
@@ -12,13 +12,13 @@ from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
 
-BATCH = 10_000  # images of an archive that are asked for at once
+BATCH = 10_000  # images of an archive that are requested together
 
 
 def read_images(
     pairs: Iterable[tuple[Pair, str]], job: Job, shard: int
 ) -> Iterator[tuple[Pair, str, bytes]]:
-    """Yields pairs with their splits and images' bytes; they come by archive and offset.
+    """Yields pairs with their splits and images' bytes, ordered by archive and offset.
 
     Raises OSError if an archive has changed since it was mined. Memory: one image, and a batch
     of pairs.
@@ -36,7 +36,7 @@ def read_images(
 
 
 def check_unchanged(image: ArchivedImage, body: bytes | Drop) -> bytes:
-    """Returns an image's bytes. Raises OSError if they are others than when they were mined."""
+    """Returns an image's bytes. Raises OSError if they differ from the mined bytes."""
     if isinstance(body, Drop) or compute_image_id(body) != image.image_id:
         raise OSError(
             f"{image.archive} has changed since it was mined, at byte {image.offset}; "
@@ -48,7 +48,10 @@ def check_unchanged(image: ArchivedImage, body: bytes | Drop) -> bytes:
 def _inline(
     pairs: Iterable[tuple[Pair, str]], job: Job, shard: int
 ) -> Iterator[tuple[Pair, str, bytes]]:
-    """Both come in the order of the images' ids; one that several pages have is kept once."""
+    """Matches pairs with inline image bytes; both are sorted by image id.
+
+    An image that several pages have is yielded once.
+    """
     images = sorted_rows(job.spools("mined-inline"), shard)
     for pair, split in pairs:
         key = bytes.fromhex(pair.image.image_id)

@@ -68,12 +68,12 @@ from vlmill.schemas.rejects import rejects_said
 if TYPE_CHECKING:
     from vlmill.pipelines.filters.scorer import Scorer
 
-SHARD_BYTES = 512 << 20  # of archives, which bounds the images of a shard
+SHARD_BYTES = 512 << 20  # of archives per shard, which bounds the images of a shard
 TABLE_NAMES = ("pairs", "images", "rejects")
 
 
 def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
-    """Runs the job unless its output is there, and says what came out."""
+    """Runs the job unless its output exists, and prints the result."""
     run_steps = select_runner(
         beam_flags,
         workers=local_workers(args.workers, beam_flags),
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
     if state is State.FINISHED and _lists(output, job):
         remove_joins(job)
         return say_result(output, "finished before")
-    # Archives have come to a finished output: until all is done, nobody reads it.
+    # The finished output has new archives: until they are done, no program reads it.
     (output / MANIFEST).unlink(missing_ok=True)
     for name in (FIRST_SCORES, RESCORING):
         remove_tree(output / name)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
 
 
 def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
-    """The index if one is given, and (path, bytes) of the archives. Raises InputError."""
+    """Returns the index, if one is given, and (path, bytes) of the archives. Raises InputError."""
     if args.index is None:
         archives = find_archives(args.warc, base=args.base, allowed=args.allow_address)
         refuse_derived(f"--warc {args.warc}", [path for path, _ in archives])
@@ -139,7 +139,7 @@ def choose_shards(output: Path, archives: Sequence[tuple[str, int]]) -> int:
 
 
 def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Archives with the bytes that are read of them."""
+    """Returns the archives with the number of bytes that are read from each."""
     if index is None:
         return archives
     return [(path, index.count_bytes(path)) for path, _ in archives]
@@ -148,7 +148,7 @@ def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple
 def read_settings(
     args: argparse.Namespace, rules: WebPairRules, filters: ImageFilters
 ) -> dict[str, Any]:
-    """What decides the output beside the archives, to which more may come."""
+    """Returns the settings that determine the output, except the archives, which may grow."""
     lists = [
         *args.blocked_words,
         *args.blocked_pages,
@@ -179,7 +179,7 @@ def build_job(
     filters: ImageFilters,
     lists: TextLists,
 ) -> Job:
-    """What every unit of the run is to know."""
+    """Builds the state that every unit of the run needs."""
     return Job(
         output=str(args.output),
         archives=tuple(archives),
@@ -200,7 +200,7 @@ def build_job(
 def _load_scorer(path: str | None) -> "Scorer | None":
     if path is None:
         return None
-    from vlmill.pipelines.filters.scorer import Scorer  # takes its time to load
+    from vlmill.pipelines.filters.scorer import Scorer  # loads slowly
 
     return Scorer.load(path)
 
@@ -208,10 +208,10 @@ def _load_scorer(path: str | None) -> "Scorer | None":
 def with_mined(
     sized_paths: Sequence[tuple[str, int]], mined: Sequence[Archive], *, whole: bool = False
 ) -> list[Archive]:
-    """The archives that are named and those that the output has mined before, by their paths.
+    """Returns the named archives and the archives mined into the output before, by path.
 
-    ``whole``: new ones are mined in one piece. Raises InputError for one whose size is not what it
-    was.
+    ``whole``: new archives are mined in one part. Raises InputError for an archive whose size has
+    changed.
     """
     archives = {archive.path: archive for archive in mined}
     new = [Archive(path=path, size=size) for path, size in sized_paths]
@@ -227,10 +227,10 @@ def with_mined(
 
 
 def _lists(output: Path, job: Job) -> bool:
-    """Whether the finished output is of these very archives.
+    """Returns whether the finished output was made from exactly these archives.
 
-    Raises InputError if it is of more of them: what they left has been removed, and their pairs
-    would be gone.
+    Raises InputError if it was made from more: their intermediate files were removed, so their
+    pairs would be lost.
     """
     manifest_archives = read_manifest(output)["settings"]["archives"]
     archives = [[archive.path, archive.size] for archive in job.archives]
@@ -244,7 +244,7 @@ def _lists(output: Path, job: Job) -> bool:
 
 
 def collect_inputs(args: argparse.Namespace) -> list[Input]:
-    """What the job has read, for its manifest."""
+    """Returns the inputs of the job, for its manifest."""
     files = {
         **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
         "--blocked-words": args.blocked_words,
@@ -259,14 +259,14 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
 
 
 def archives_input(args: argparse.Namespace) -> Input:
-    """What named the archives: for a list or an index that file, else the archives themselves."""
+    """Returns the input that named the archives: the list or index file, else the archives."""
     if args.index is not None:
         return path_input("--index", args.index)
     return path_input("--warc", args.warc.removeprefix("@"))
 
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
-    """Writes funnel, metrics, report and, last, the manifest; the joins are needed no more."""
+    """Writes funnel, metrics, report and, last, the manifest; removes the joins."""
     output, tallies = to_path(job.output), Counter[Tally]()
     metrics: dict[str, list[dict[str, Any]]] = {}
     shards: list[Shard] = []
@@ -293,19 +293,19 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
 
 
 def remove_killed(job: Job) -> None:
-    """Removes what workers left that were killed while the run went on with others."""
+    """Removes the leftovers of workers that were killed while the run continued with others."""
     for folder in (job.mined, to_path(job.output)):
         remove_leftovers(folder)
 
 
 def remove_joins(job: Job) -> None:
-    """Removes what only a run at work needs; what archives left stays for those that come."""
+    """Removes the files that only a running job needs; keeps mined archives for later runs."""
     for folder in job.joins.parent.glob("joins-*"):
         remove_tree(folder)
 
 
 def say_result(output: Path, done: str) -> int:
-    """Prints what the output holds; returns the exit status."""
+    """Prints a summary of the output; returns the exit status."""
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
     rejects = rejects_said(reject_counts(output))

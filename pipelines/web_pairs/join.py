@@ -1,4 +1,4 @@
-"""Images come to their pages, by ranges of URLs; texts to their images, by ranges of hosts."""
+"""Joins images with their pages, by ranges of URLs, and texts with images, by ranges of hosts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from vlmill.runtime.units.funnel import Drop, Stage
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
-# Why an image on a page is dropped tells where: before anybody has looked at it, or at its texts.
+# An image's reject reason shows the stage: before it is joined, or when its texts are chosen.
 AT_JOIN = frozenset((Reason.BAD_URL, Reason.MISSING_IMAGE, Reason.REJECTED_IMAGE, Reason.NO_AI))
 AT_TEXTS = frozenset(
     (
@@ -38,7 +38,7 @@ AT_TEXTS = frozenset(
 
 
 def follow_redirects(job: Job, unit: Unit) -> Result:
-    """Leaves what lies under the target of a redirect under its own URL, too."""
+    """Writes the facts of a redirect's target under the redirect's URL, too."""
     redirects, urls = job.spools("mined-redirects"), job.spools("mined-urls")
     with spool(job.joins / f"{unit.name}.forwarded.spool") as forwarded:
         for slice_ in unit.slices:
@@ -55,7 +55,7 @@ def peekable(stream: Iterator[Row]) -> Iterator[Row] | None:
 
 
 def forward_slice(edges: Iterable[Row], urls: Iterable[Row], forwarded: SpoolWriter) -> None:
-    """Copies the best fact of each target to the URLs that lead there; both come sorted."""
+    """Copies the best fact of each target to the URLs that redirect there; inputs are sorted."""
     facts = (
         (key[: rows.KEY], key[rows.KEY :], value)
         for key, value in urls
@@ -64,7 +64,7 @@ def forward_slice(edges: Iterable[Row], urls: Iterable[Row], forwarded: SpoolWri
     target, suffix, value = next(facts, (b"", b"", b""))
     for key, _ in edges:
         while target and target < key[: rows.KEY]:
-            # Later facts of one URL are worse: the first of each is what is compared.
+            # Later facts of one URL are worse, so only the first one is compared.
             target, suffix, value = next(facts, (b"", b"", b""))
         if target == key[: rows.KEY]:
             source = key[rows.KEY :]
@@ -72,9 +72,9 @@ def forward_slice(edges: Iterable[Row], urls: Iterable[Row], forwarded: SpoolWri
 
 
 def join_urls(job: Job, unit: Unit) -> Result:
-    """Leaves what lies under a URL with every page that asks for it: a spool by hosts.
+    """Joins the facts of a URL with every page that refers to it; writes a spool by hosts.
 
-    A URL that a million pages ask for is a stream like any other: its image comes first.
+    A URL that a million pages refer to is streamed like any other: its image comes first.
     """
     paths = [*job.spools("mined-urls"), *job.spools("forwarded")]
     kept_out = job.excluded
@@ -89,9 +89,9 @@ def join_urls(job: Job, unit: Unit) -> Result:
 
 
 def noting_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
-    """Passes rows on, and leaves the ids of images that lie under excluded URLs.
+    """Passes rows on, and records the ids of images under excluded URLs.
 
-    Their bytes may lie under other URLs, too.
+    The same images may have other URLs, too.
     """
     for row in stream:
         key, value = row
@@ -103,7 +103,7 @@ def noting_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWrite
 
 
 def join_slice(stream: Iterable[Row], matches: SpoolWriter) -> None:
-    """Gives each page that asks for a URL the best of what lies there; rows come sorted."""
+    """Gives each page that refers to a URL the best fact of that URL; rows are sorted."""
     url_key, rank, value = b"", b"", b""
     for key, content in stream:
         if key[rows.KEY : rows.KEY + 1] == rows.FACT:
@@ -111,16 +111,17 @@ def join_slice(stream: Iterable[Row], matches: SpoolWriter) -> None:
                 url_key, rank, value = key[: rows.KEY], key[rows.KEY + 1 :], content
         elif key[: rows.KEY] == url_key:
             request = key[rows.KEY + 1 :]
-            # Of equals the URL that the page names first wins: its number comes behind the rank.
+            # Among equals the URL that the page names first wins: its number follows the rank in
+            # the key.
             page, order, number = request[: rows.PLACE], request[rows.PLACE : -1], request[-1:]
             matches.add(page[0], page + rows.MATCH + order + rank + number, value)
 
 
 def choose_texts(job: Job, unit: Unit) -> Result:
-    """Chooses images and texts, host by host: a spool of candidates by images.
+    """Chooses images and texts, host by host: writes a spool of candidates by images.
 
     Each host's pages are read twice: to survey the site, then to choose. Memory: one page, and
-    the rows of hosts that are small.
+    the rows of small hosts.
     """
     paths = [*job.spools("mined-pages"), *job.spools("matches")]
     with ExitStack() as stack:
@@ -135,7 +136,7 @@ def choose_texts(job: Job, unit: Unit) -> Result:
 
 
 def choose_of_host(stream: Iterable[Row], folder: Path, chooser: "Chooser") -> None:
-    """Surveys the pages of one host and chooses from them; keeps them on disk if they are many."""
+    """Surveys the pages of one host and chooses from them; keeps large hosts on disk."""
     tape, repeats = Tape(folder), chooser.rules.max_repeats_on_page
     signals: list[tuple[str, bool]] = []
     try:
@@ -155,9 +156,9 @@ def join_pages(
     most_repeats: int,
     signals: list[tuple[str, bool]],
 ) -> Iterator[JoinedPage]:
-    """Yields pages with the images that lie under their URLs, the best of each place.
+    """Yields pages with the best available image for each image position.
 
-    What the host's robots.txt says of training is added to ``signals``.
+    The training opt-outs of the host's robots.txt are added to ``signals``.
     """
     for _, group in groupby(stream, key=lambda row: row[0][: rows.PLACE]):
         page: Page | None = None
@@ -183,9 +184,10 @@ def join_pages(
 def select_images(
     outcomes: Mapping[int, Sequence[ArchivedImage | Drop]], most_repeats: int
 ) -> dict[int, ArchivedImage | Drop]:
-    """The image of each place: the first of those that lie under its URLs, which is the largest.
+    """Returns the image of each position: the first, and so the largest, image under its URLs.
 
-    Unless it stands in for many, until a script has loaded them, and another is at hand.
+    A placeholder that many positions have until a script loads them is skipped if another image is
+    available.
     """
     counts = Counter(
         image_id
@@ -199,12 +201,12 @@ def select_images(
 
 
 def _stands_in(image: ArchivedImage | Drop, counts: Counter[str], most_repeats: int) -> int:
-    """0 for an image of its own, 1 for one that too many places have, 2 for none."""
+    """Returns 0 for a distinct image, 1 for one that too many positions have, 2 for a Drop."""
     return 2 if isinstance(image, Drop) else int(counts[image.image_id] > most_repeats)
 
 
 class Chooser:
-    """Chooses from pages one by one, and leaves candidates."""
+    """Chooses from pages one by one, and writes candidates."""
 
     def __init__(self, job: Job, counts: Counts, candidates: SpoolWriter) -> None:
         self.rules, self._lists = job.rules, job.lists
@@ -212,11 +214,11 @@ class Chooser:
         self._counts, self._candidates = counts, candidates
 
     def is_forbidden(self, joined: JoinedPage, signals: Sequence[tuple[str, bool]]) -> bool:
-        """Returns whether the host's robots.txt forbids to train on a page, and that counts."""
+        """Returns whether the host's robots.txt forbids training on a page and is obeyed."""
         return not self.rules.ignore_opt_outs and signals_forbid(signals, joined.page.url)
 
     def refuse(self, joined: JoinedPage) -> None:
-        """Drops the images of a page that its host's robots.txt keeps from training."""
+        """Drops the images of a page because its host's robots.txt forbids training."""
         for image in joined.page.images:
             key = image.urls[0] if image.urls else image.src
             self._drop(f"{joined.page.url} {key}", Drop(Reason.NO_AI, "by the site's robots.txt"))
@@ -256,9 +258,9 @@ class Chooser:
             self._candidates.add(rank[0], rank, rows.encode(candidate))
 
     def _in_language(self, choice: Choice, language: str) -> list[ScoredText] | Drop:
-        """Returns the texts in the page's language, as many as are kept, the best first.
+        """Returns the best texts in the page's language, best first, up to the number to keep.
 
-        Without one, why the best of all is in another language.
+        Without one, returns why the best text is in another language.
         """
         if not language:
             return list(choice.texts[: self.rules.keep_texts])
@@ -281,11 +283,11 @@ class Chooser:
 
 
 def get_stage(reason: Reason) -> Stage:
-    """The stage that drops an image of a page for this reason."""
+    """Returns the stage that drops an image of a page for this reason."""
     return JOIN if reason in AT_JOIN else TEXTS if reason in AT_TEXTS else DOMINANT
 
 
 def stages_before(reason: Reason) -> tuple[Stage, ...]:
-    """The stages that it has passed by then."""
+    """Returns the stages that the image has already passed."""
     stages = (JOIN, DOMINANT, TEXTS)
     return stages[: stages.index(get_stage(reason))]

@@ -1,4 +1,4 @@
-"""The links inside one archive: redirects, and revisits that name a digest.
+"""Follows the links inside one archive: redirects, and revisits that name a digest.
 
 Both depend on earlier records. An archive that is one unit follows them immediately. The parts of a
 large archive log them, and a later step follows the logs in the order of the parts.
@@ -19,23 +19,23 @@ from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-MAX_DIGESTS = 20_000  # of images, for revisits that name none but a digest: about 5 MB
-MOST_REDIRECTS = 100_000  # of an archive, that are followed to their last target
+MAX_DIGESTS = 20_000  # of images, for revisits that name only a digest: about 5 MB
+MOST_REDIRECTS = 100_000  # per archive, that are followed to their last target
 MOST_HOPS = 5
 
 
 class Links(Protocol):
-    """Takes the redirects, the revisits and the images with a digest, in the archive's order."""
+    """Receives the redirects, the revisits and the images with a digest, in the archive's order."""
 
     def add(self, key: str, record: Record) -> None:
-        """Takes one; ``key`` is that of its reject."""
+        """Adds a record; ``key`` is the key of its reject."""
 
     def finish(self) -> None:
-        """Ends the archive, or the part."""
+        """Ends the archive or the part."""
 
 
 class LoggedLink(msgspec.Struct, array_like=True, frozen=True):
-    """A link as the log holds it."""
+    """Holds a link as the log stores it."""
 
     key: str
     kind: Kind
@@ -48,22 +48,22 @@ _decode_link = msgspec.msgpack.Decoder(LoggedLink).decode
 
 
 class LinkLog:
-    """Keeps the links of a part for a later step."""
+    """Logs the links of a part for a later step."""
 
     def __init__(self, log: SpoolWriter) -> None:
         self._log = log
 
     def add(self, key: str, record: Record) -> None:
-        """Logs one."""
+        """Logs a link."""
         link = LoggedLink(key, record.kind, record.url, record.target, record.digest)
         self._log.add(0, rows.number_key(self._log.rows), rows.encode(link))
 
     def finish(self) -> None:
-        """Has nothing to do."""
+        """Does nothing."""
 
 
 class LinkFollower:
-    """Leaves where redirects and revisits of an archive lead in the end.
+    """Writes the final targets of an archive's redirects and revisits.
 
     Memory: 20,000 digests and 100,000 redirects.
     """
@@ -74,7 +74,7 @@ class LinkFollower:
         self._targets: dict[bytes, bytes] = {}
 
     def add(self, key: str, record: Record) -> None:
-        """Follows one."""
+        """Follows a link."""
         if record.kind == "picture":
             self._urls.setdefault(record.digest, record.url)
             if len(self._urls) > MAX_DIGESTS:
@@ -94,7 +94,7 @@ class LinkFollower:
             self.finish()
 
     def finish(self) -> None:
-        """Leaves where redirects lead, as far as this archive tells."""
+        """Writes the targets of redirects, as far as this archive contains them."""
         for source, target in self._targets.items():
             for _ in range(MOST_HOPS):
                 target = self._targets.get(target, target)
@@ -103,7 +103,7 @@ class LinkFollower:
 
 
 def follow_log(stream: Iterable[Row], follower: LinkFollower) -> None:
-    """Follows the links of an archive's logs, which come in order."""
+    """Follows the links of an archive's logs, which are in order."""
     for _, value in stream:
         link = _decode_link(value)
         follower.add(

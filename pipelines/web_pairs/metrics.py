@@ -1,4 +1,4 @@
-"""What the report shows is counted as shards are written: counts by bins, and a few samples."""
+"""Counts pairs by bins for the report while shards are written, and collects a few samples."""
 
 import hashlib
 import heapq
@@ -12,7 +12,7 @@ from vlmill.pipelines.web_pairs.pair import Pair
 
 SAMPLES = 50
 EXAMPLES = 5  # of each stage and reason
-MOST_HOSTS = 1_000  # of each shard: enough for the largest of all
+MOST_HOSTS = 1_000  # per shard: enough for the largest of all
 SAMPLE_COLUMNS = ("pair_id", "text", "text_source", "score", "page_url")
 SIDE_BIN, SCORE_BIN, SHAPE_BIN = 100, 0.05, 0.25
 
@@ -20,7 +20,7 @@ Counts = Counter[Any]
 
 
 class PairMetrics:
-    """Counts of one shard's pairs, and those of them that stand first by their hashes."""
+    """Counts the pairs of one shard, and keeps those with the lowest hashes as samples."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Counts] = {}
@@ -53,7 +53,7 @@ class PairMetrics:
         self.samples = heapq.nsmallest(SAMPLES, self.samples, key=lambda sample: sample[0])
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, for the unit's record."""
+        """Returns plain values, for the unit's record."""
         self._cut()
         counts = {
             name: sorted(counter.most_common(MOST_HOSTS), key=lambda item: str(item[0]))
@@ -68,13 +68,13 @@ def score_bin(score: float) -> int:
 
 
 class RejectExamples:
-    """A few rejects of each stage and reason: the first by their hashes."""
+    """Collects a few rejects of each stage and reason: those with the lowest hashes."""
 
     def __init__(self) -> None:
         self._examples: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
 
     def collect(self, rejects: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Passes rejects on."""
+        """Passes rejects on and collects examples."""
         for row in rejects:
             kind = (row["stage"], row["reason"])
             examples = self._examples.setdefault(kind, [])
@@ -84,7 +84,7 @@ class RejectExamples:
             yield row
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, for the unit's record."""
+        """Returns plain values, for the unit's record."""
         kinds = sorted(self._examples.items())
         return {"examples": [example for _, each in kinds for example in select_first(each)]}
 
@@ -97,7 +97,7 @@ def select_first(
 
 
 def drawn(key: str) -> str:
-    """What samples are drawn by: as good as chance, and the same on every run."""
+    """Returns the hash that selects samples: pseudo-random, and the same on every run."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 

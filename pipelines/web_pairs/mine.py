@@ -1,4 +1,4 @@
-"""First step, an archive or a part of one a unit: pages, images, and who asks for which URL."""
+"""Mines an archive or a part of one, as the first step: pages, images, and references."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -52,13 +52,13 @@ from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import Reason
 
 SPOOLS, PART_SPOOLS = (("pages", "urls", kind, "inline") for kind in ("redirects", "links"))
-DAMAGED = -1  # where a part begins that cannot be read from its middle
-MEASURED_BYTES, MOST_MEASURED = 4 << 20, 96  # of images that are measured while reading goes on
-INLINE = ""  # the archive of images that stand in their page: their bytes are kept beside it
+DAMAGED = -1  # the beginning of a part that cannot be read from its middle
+MEASURED_BYTES, MOST_MEASURED = 4 << 20, 96  # images that are measured while reading continues
+INLINE = ""  # the archive of inline images, whose bytes are stored separately
 
 
 class MeasuredImage(NamedTuple):
-    """An image that is being measured, and what waits for the outcome."""
+    """Holds an image that is being measured, and a function that waits for the result."""
 
     stage: Stage
     record: Record
@@ -66,7 +66,7 @@ class MeasuredImage(NamedTuple):
 
 
 class Miner:
-    """Takes the records of one archive, and leaves spools of what they are."""
+    """Processes the records of one archive, and writes them to spools."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Miner:
         examiner: Examiner,
         decoder: Examiner,
     ) -> None:
-        """``examiner`` reads the headers of images, ``decoder`` decodes those of data: URIs."""
+        """Sets up the spools. ``examiner`` reads image headers, ``decoder`` decodes data: URIs."""
         self._archive, self._job, self._rules = archive, job, job.rules
         self._examiner, self._decoder = examiner, decoder
         self._measured: deque[MeasuredImage] = deque()
@@ -86,10 +86,10 @@ class Miner:
         self._spools, self._links, self._counts = spools, links, counts
         self._detector = LanguageDetector(job.rules.language_detector)
         self._languages = parse_languages(job.rules.language)
-        self.wrong_digests = 0  # records whose bytes are not those that their writer saw
+        self.wrong_digests = 0  # records whose digest does not match their bytes
 
     def take(self, key: str, record: Record | Drop) -> None:
-        """Takes one record, or why it is none."""
+        """Processes one record, or the reason why it was dropped."""
         if isinstance(record, Drop):
             self._counts.dropped(RECORDS, key, record)
             return
@@ -118,7 +118,7 @@ class Miner:
             self._counts.dropped(PAGES, record.url, source)
             return
         self._counts.passed(PAGES)
-        # Before the page is parsed, which takes longer than telling its language.
+        # Before the page is parsed, which takes longer than detecting its language.
         language = detect_language(source, self._detector, self._rules, self._languages)
         if isinstance(language, Drop):
             self._counts.dropped(LANGUAGE, record.url, language)
@@ -132,7 +132,7 @@ class Miner:
         for url, data in page.inline:
             self._take_inline(url, data)
         if page.num_beyond:
-            # One for all, or a page of 8 MiB would leave a million rejects.
+            # One reject for all images, or a page of 8 MiB would produce a million rejects.
             limit = self._rules.max_images_per_page
             drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} images after {limit}")
             self._counts.dropped(JOIN, page.url, drop)
@@ -147,7 +147,7 @@ class Miner:
                 self._spools["urls"].add(key[0], row)
 
     def _take_robots(self, key: str, record: Record) -> None:
-        """Keeps what a site's robots.txt in the archive says of training, for its pages."""
+        """Stores the training opt-outs of a site's archived robots.txt, for its pages."""
         text = record.body[:MAX_BYTES].decode("utf-8-sig", "replace")
         if signals := robots_signals(text):
             host = rows.page_key(record.url, self._archive, record.offset)
@@ -159,8 +159,8 @@ class Miner:
         self._measure(INLINE_IMAGES, record)
 
     def _measure(self, stage: Stage, record: Record) -> None:
-        """Begins to measure an image, while the archive is read on."""
-        # The bytes of those in pages are at hand now alone.
+        """Starts to measure an image, while the archive is read further."""
+        # The bytes of images in pages are available only here.
         is_inline = stage is INLINE_IMAGES
         wait = (
             measure(record, self._rules, self._decoder, decode=True)
@@ -193,14 +193,14 @@ class Miner:
         self._spools["urls"].add(key[0], rows.fact_key(key, outcome), rows.encode(row))
 
     def finish(self) -> None:
-        """Leaves what is still measured, and the links."""
+        """Writes the remaining measured images, and the links."""
         while self._measured:
             self._take_measured()
         self._links.finish()
 
 
 def decode_source(record: Record, rules: WebPairRules) -> markup.Source | Drop:
-    """Decodes a page's bytes, or says why it is dropped."""
+    """Decodes a page's bytes, or returns why it is dropped."""
     if not markup.mentions_image(record.body):
         return Drop(Reason.NO_IMAGES)
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
@@ -212,7 +212,7 @@ def decode_source(record: Record, rules: WebPairRules) -> markup.Source | Drop:
 
 
 def read_page(source: markup.Source, url: str, rules: WebPairRules) -> html.Page | Drop:
-    """Parses the page at ``url``, or says why it is dropped."""
+    """Parses the page at ``url``, or returns why it is dropped."""
     tree = markup.parse(source.text, max_nesting=rules.max_nesting)
     if isinstance(tree, Drop):
         return tree
@@ -232,9 +232,9 @@ def detect_language(
     rules: WebPairRules,
     languages: frozenset[str] | None,
 ) -> str | Drop:
-    """Tells the language of an unparsed page if it is one of ``languages``, else why it is dropped.
+    """Returns the language of an unparsed page if it is in ``languages``, else why it is dropped.
 
-    None stands for any language; "" is then that of a page that has too little text to tell.
+    None accepts any language; the result is then "" for a page with too little text to detect one.
     """
     language = page_language(
         detector,
@@ -253,7 +253,7 @@ def detect_language(
 def examining(
     rules: WebPairRules, filters: ImageFilters, *, headers: bool = False
 ) -> AbstractContextManager[Examiner]:
-    """Opens what examines images by the rules and the filters of a run, or their headers alone."""
+    """Opens an examiner for full images by the rules and filters of a run, or for headers alone."""
     return open_examiner(
         min_side_px=rules.min_side_px,
         max_pixels=rules.max_pixels,
@@ -267,9 +267,10 @@ def examining(
 def measure(
     record: Record, rules: WebPairRules, examiner: Examiner, *, decode: bool = False
 ) -> Callable[[], ArchivedImage | Drop]:
-    """Returns what waits for an image's facts and its place, or for why it is dropped.
+    """Returns a function that waits for an image's facts and location, or for its Drop.
 
-    Its header is enough for most; with ``decode`` it is decoded unless its header rules it out.
+    The header is enough for most images; with ``decode`` an image is decoded unless its header
+    rules it out.
     """
     if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
         drop = Drop(why)
@@ -285,7 +286,7 @@ def measure(
 
 
 def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
-    """Returns an image's facts with its place; of one that is dropped the reason."""
+    """Returns an image's facts with its location, or the reason for a dropped image."""
     if isinstance(facts, Drop):
         return facts
     return ArchivedImage(
@@ -303,9 +304,9 @@ def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
 def read_records(
     path: str, ranges: Ranges | None, job: Job, counts: Counts
 ) -> Iterator[tuple[str, Record | Drop]]:
-    """Yields an archive's records, or those of ``ranges``.
+    """Yields an archive's records, or the records of ``ranges``.
 
-    What cannot be read further is counted, and ends it.
+    Unreadable data is counted, and ends the archive.
     """
     max_bytes = job.rules.max_record_bytes
     try:
@@ -321,8 +322,9 @@ def read_records(
 
 
 def mine(job: Job, unit: Unit) -> Result:
-    """Mines one archive, or a part of one. Memory: one record, 4 MB of images and the rows of one
-    run of each spool, and a process that decodes.
+    """Mines one archive, or a part of one.
+
+    Memory: one record, 4 MB of images, the rows of one run of each spool, and a decoding process.
     """
     archive = job.archives[unit.number]
     if unit.slices:
@@ -336,8 +338,8 @@ def mine(job: Job, unit: Unit) -> Result:
 def mine_part(job: Job, archive: Archive, unit: Unit) -> Result:
     """Mines the records that begin in a part of an archive.
 
-    The record of the unit states where they begin and end. A damaged part leaves empty spools and
-    the begin ``DAMAGED``: only reading from the beginning of the archive tells what is lost.
+    The record of the unit states where they begin and end. A damaged part writes empty spools and
+    the begin ``DAMAGED``: only reading from the beginning of the archive shows the losses.
     """
     limit = job.rules.max_record_bytes
     try:

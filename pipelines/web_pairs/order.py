@@ -1,6 +1,6 @@
-"""A shard that is large is put in order by many workers, a range of its keys each.
+"""Sorts a large shard with many workers, a range of its keys each.
 
-Each leaves its rows sorted; who writes the shard reads them one after the other, and sorts nothing.
+Each worker writes sorted rows; the writer of the shard reads the ranges in turn without sorting.
 """
 
 from collections.abc import Iterator
@@ -18,20 +18,20 @@ from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.units.unit import Result, Unit
 
 KINDS = ("pairs", "images", "rejects")
-PART_BYTES = 16 << 20  # of a shard's rows: so many are sorted, and held, by one worker
+PART_BYTES = 16 << 20  # of a shard's rows, which one worker sorts in memory
 
 
 def list_spools(job: Job, kind: str) -> list[Path]:
-    """Returns the spools that hold a kind's rows by shards."""
+    """Returns the spools that hold one type of rows by shards."""
     if kind != "rejects":
         return job.spools(kind)
-    # Those of the shards' own rejects are added as the shard is written.
+    # The rejects of the shards' own step are added as the shard is written.
     joins = [path for path in job.spools(kind) if not path.name.startswith("shard-")]
     return [*job.spools("mined-rejects"), *joins]
 
 
 def count_parts(job: Job, shard: int) -> int:
-    """Into how many ranges of keys a shard's rows are cut, by their bytes."""
+    """Returns the number of key ranges for a shard's rows, by their bytes."""
     size = sum(
         block.unpacked
         for kind in KINDS
@@ -51,7 +51,7 @@ def order_units(job: Job) -> list[Unit]:
 
 
 def order(job: Job, unit: Unit) -> Result:
-    """Leaves a part of a shard's rows sorted; of a shard of one part nothing."""
+    """Writes a part of a shard's rows sorted; does nothing for a shard of one part."""
     shard, part = unit.number, unit.slices.start
     parts = count_parts(job, shard)
     if parts > 1:
@@ -69,7 +69,7 @@ def ordered_rows(job: Job, kind: str, shard: int) -> Iterator[Row]:
     parts = count_parts(job, shard)
     if parts == 1:
         return sorted_rows(list_spools(job, kind), shard)
-    # Written sorted, each spool's runs lie in order.
+    # Each spool was written sorted, so its runs are in order.
     return unsorted_rows([_ordered(job, shard, part, kind) for part in range(parts)], 0)
 
 

@@ -1,4 +1,4 @@
-"""A pair is an image with one text; which texts count as the same is said here, too."""
+"""Defines a pair, an image with one text, and when two texts count as the same."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from vlmill.pipelines.web.texts.words import split_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherText:
-    """A further text of a pair's image, on the same or on another page."""
+    """Holds a further text of a pair's image, on the same or on another page."""
 
     text: str
     text_source: TextSource
@@ -24,7 +24,7 @@ class OtherText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """An image with one of its texts."""
+    """Holds an image with one of its texts."""
 
     image: ArchivedImage
     text: str
@@ -37,7 +37,7 @@ class Pair:
     others: tuple[OtherText, ...] = ()  # the best first
 
     def as_other(self) -> OtherText:
-        """Returns the pair's own text as a further one of its image."""
+        """Returns the pair's text as a further text of its image."""
         return OtherText(
             text=self.text,
             text_source=self.text_source,
@@ -61,6 +61,6 @@ def with_others(pair: Pair, others: Iterable[OtherText], most: int) -> Pair:
 
 
 def text_key(text: str) -> str:
-    """Texts with the same key count as one: lower case, no punctuation or accents, one space."""
+    """Returns a key for comparing texts: lower case, no punctuation or accents, one space."""
     folded = unicodedata.normalize("NFKD", text.casefold())
     return " ".join(split_words("".join(c for c in folded if not unicodedata.combining(c))))

@@ -1,4 +1,4 @@
-"""Second step, an archive in parts a unit: whether the parts fit, and what leads across cuts."""
+"""Checks, as the second step, that an archive's parts fit, and follows links across them."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from vlmill.runtime.units.unit import (
 def link_parts(job: Job, unit: Unit) -> Result | None:
     """Compares the parts of an archive, then runs :func:`follow_links`.
 
-    Where a part does not begin at the end of the previous part, or is damaged, the whole archive is
+    If a part does not begin at the end of the previous part, or is damaged, the whole archive is
     mined again. A resumed run compares the parts again, as one of them may have been repeated.
     """
     archive = job.archives[unit.number]
@@ -36,7 +36,7 @@ def link_parts(job: Job, unit: Unit) -> Result | None:
 
 
 def follow_links(job: Job, unit: Unit) -> Result:
-    """Leaves where the redirects and revisits of an archive lead, over all its parts."""
+    """Writes the final targets of an archive's redirects and revisits, over all its parts."""
     archive = job.archives[unit.number]
     units = part_units(archive, unit.number)
     with (
@@ -56,7 +56,7 @@ def _read_records(job: Job, units: Sequence[Unit]) -> list[dict[str, Any]]:
 
 
 def fit_together(archive: Archive, records: Sequence[Mapping[str, Any]]) -> bool:
-    """Says whether each part begins where the one before ends, and the last one at the end."""
+    """Returns whether each part begins where the previous one ends, up to the archive's end."""
     position = 0
     for part, record in zip(archive.parts, records, strict=True):
         if record["begin"] is None and position >= part.stop:

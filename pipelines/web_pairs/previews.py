@@ -1,8 +1,8 @@
-"""report.json: what the report shows beside the funnel, as plain values.
+"""Writes report.json: the samples and counts that the report shows, as plain values.
 
-It comes from the records of the shards' units, and the samples' images from their archives:
-nothing grows with the number of pairs. With it the page can be written again when scores have
-changed and the archives are gone.
+They come from the records of the shards' units, and the samples' images from their archives:
+no file grows with the number of pairs. With report.json the page can be written again when
+scores have changed and the archives are deleted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,14 +42,14 @@ def _with_image(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
     if sample["archive"] == INLINE:
-        return ""  # one that stood in its page is shown by its text
+        return ""  # an inline image is represented by its text
     max_bytes = job.rules.max_record_bytes
     with open_archive(sample["archive"], job.allowed) as file:
         (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
     try:
         return "" if isinstance(body, Drop) else thumbnail_uri(body)
     except Rejected:
-        return ""  # thumbnails do not know its format
+        return ""  # thumbnails do not support its format
 
 
 def _reject_rows(written: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
-"""report.html of the web-pairs job: the funnel, what was counted, sample pairs and rejects.
+"""Writes report.html of the web-pairs job: the funnel, the counts, sample pairs and rejects.
 
-It is written from the folder's JSON files alone, and so again when pairs are scored again.
+It uses only the folder's JSON files, so it can be written again when pairs are rescored.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ SHOWN = "report.json"
 def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | None" = None) -> None:
     """Writes ``report.html`` from the folder's JSON files.
 
-    ``scores`` take the place of those that were mined, in the histogram and under the samples.
+    ``scores`` replace the mined scores, in the histogram and under the samples.
     """
     funnel, metrics, content = (
         read_json(output / name) for name in ("funnel.json", "metrics.json", SHOWN)
@@ -74,14 +74,14 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores that pairs got after mining: how many by ``score_bin``, and those of the samples."""
+    """Holds scores computed after mining: counts by ``score_bin``, and the samples' scores."""
 
     counts: Counter[Any]
     sample_scores: Mapping[str, float]
 
 
 def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
-    """Returns the scores that stand in shards of ``pairs`` now. Memory: a row group."""
+    """Returns the current scores in shards of ``pairs``. Memory: a row group."""
     content = read_json(output / SHOWN)
     ids = {sample["pair_id"] for sample in content["samples"]}
     counts, sample_scores = Counter[Any](), dict[str, float]()

@@ -1,8 +1,8 @@
-"""A finished output's pairs are scored again from its own files: no archive is read.
+"""Scores a finished output's pairs again from its own files; reads no archive.
 
-Regions of the mined images are known only after mining; with them a score says more. New shards
-are made in a folder inside the output, and take the old ones' places when all are there: a run that
-was killed is continued by the same command, and a reader never sees both.
+Regions of the mined images are known only after mining and make scores more accurate. New shards
+are written to a folder inside the output, and replace the old ones when all are complete: the
+same command continues a killed run, and a reader never sees both.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import PAIRS, REGIONS
 
 JOB = "web_pairs"
-PLAN, NEXT = "plan.json", "manifest.json"  # in the folder of a run that has not finished
+PLAN, NEXT = "plan.json", "manifest.json"  # in the folder of an unfinished run
 ROWS = 1_000
 UNKNOWN = 0.5  # for a pair that was mined without a score
 
@@ -46,14 +46,14 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What pairs are scored by, and ``about``: what the manifest says of it."""
+    """Holds the scorer's inputs, and ``about``: their description for the manifest."""
 
     sources: Sources
     scorer: Scorer | None
     about: dict[str, Any]
 
     def scores(self, facts: Sequence[PairFacts], first: Scores) -> list[float]:
-        """Scores pairs by the scorer; without one by what was mined and how regions agree."""
+        """Scores pairs by the scorer, or without one by the mined score and the regions."""
         classes, attributes = self.sources.classes, self.sources.attributes
         if self.scorer is not None:
             values = self.scorer.score(facts, classes=classes, attributes=attributes)
@@ -66,17 +66,17 @@ class Scoring:
 
 
 def rescore(args: argparse.Namespace) -> int:
-    """Scores the pairs of ``--output`` again, and says what came out.
+    """Scores the pairs of ``--output`` again, and prints the result.
 
     Raises InputError for an output that is not finished or of another job.
     """
     output = Path(args.output)
-    if (output / RESCORING / NEXT).exists():  # a run was killed while its shards took their places
+    if (output / RESCORING / NEXT).exists():  # a run was killed while it replaced the shards
         _publish(output)
     manifest = read_manifest(output)
     if manifest["job"] != JOB:
         raise InputError(f"--output {output} was written by {manifest['job']}, not by {JOB}")
-    # Only a scorer looks at images; those of tar shards have no table.
+    # Only a scorer reads images; outputs of tar shards have no images table.
     looks = args.scorer and any(shard.table == "images" for shard in manifest["shards"])
     images = output if looks else None
     scoring = open_scoring(args, output, images, manifest["settings"].get("min_score"))
@@ -91,7 +91,7 @@ def rescore(args: argparse.Namespace) -> int:
 def open_scoring(
     args: argparse.Namespace, output: Path, images: Path | None, min_score: float | None
 ) -> Scoring:
-    """Opens what the flags score by. Raises InputError for tables and files that are not these."""
+    """Opens the scoring inputs of the flags. Raises InputError for unsuitable tables and files."""
     sources = open_sources(images, args.regions, args.classes, args.attributes)
     scorer = None if args.scorer is None else Scorer.load(args.scorer)
     about = {
@@ -103,7 +103,7 @@ def open_scoring(
 
 
 def scoring_inputs(args: argparse.Namespace) -> list[Input]:
-    """Returns the files and tables that scores are made from."""
+    """Returns the files and tables that scores are computed from."""
     inputs = [] if args.regions is None else [table_input("--regions", args.regions, REGIONS)]
     for flag, job in (("classes", None), ("attributes", None), ("scorer", "fit_scorer")):
         if (path := getattr(args, flag)) is not None:
@@ -112,7 +112,7 @@ def scoring_inputs(args: argparse.Namespace) -> list[Input]:
 
 
 def _make_shards(output: Path, manifest: dict[str, Any], scoring: Scoring) -> None:
-    """Writes each shard of pairs with new scores into its own folder of the unfinished run."""
+    """Writes each shard of pairs with new scores into the folder of the unfinished run."""
     work = output / RESCORING
     plan = work / PLAN
     if plan.exists() and read_json(plan) != scoring.about:
@@ -139,10 +139,10 @@ def _new_shard_path(output: Path, shard: Shard) -> Path:
 
 
 def _first_scores(output: Path, shard: Shard, *, mined: bool) -> Scores:
-    """The scores of a shard's rows as they were mined, NaN where there was none.
+    """Returns the mined scores of a shard's rows, NaN for a row without one.
 
-    Kept beside the tables, so that scoring twice begins from the same. Raises InputError if what
-    was kept is damaged.
+    They are stored alongside the tables, so that every rescoring starts from the same values.
+    Raises InputError if the stored scores are damaged.
     """
     path = output / FIRST_SCORES / f"{shard.name}.npy"
     if mined:
@@ -188,7 +188,7 @@ def _make_shard(
 
 
 def _plan_manifest(output: Path, shards: Sequence[Shard], scoring: dict[str, Any]) -> None:
-    """Writes the manifest that will be valid once the new shards are in their places."""
+    """Writes the manifest that becomes valid when the new shards have replaced the old ones."""
     content = read_json(output / MANIFEST)
     new = [
         replace(describe_shard(_new_shard_path(output, shard), PAIRS.name), name=shard.name)
@@ -206,9 +206,9 @@ def _plan_manifest(output: Path, shards: Sequence[Shard], scoring: dict[str, Any
 
 
 def _publish(output: Path) -> None:
-    """Lets the new shards take their places, and writes the report again.
+    """Replaces the old shards with the new ones, and writes the report again.
 
-    In between the folder has no manifest: unfinished.
+    In between the folder has no manifest: it is unfinished.
     """
     work = output / RESCORING
     content = read_json(work / NEXT)
@@ -224,7 +224,7 @@ def _publish(output: Path) -> None:
 
 
 def _write_report(output: Path, manifest: dict[str, Any]) -> None:
-    """Writes the page with the scores that the shards have now, and what they were made by."""
+    """Writes the page with the current scores of the shards, and the scoring inputs."""
     if not (output / SHOWN).exists():  # the tables of another tool, or of an earlier version
         print_status(f"{output} has no {SHOWN}: its report is not written again")
         return
@@ -241,7 +241,7 @@ def _write_report(output: Path, manifest: dict[str, Any]) -> None:
 
 
 def _say_scores(output: Path, threshold: float | None) -> int:
-    """Prints how many pairs there are, and how many lie below the threshold."""
+    """Prints the number of pairs, and how many are below the threshold."""
     shards = [s for s in read_manifest(output)["shards"] if s.table == PAIRS.name]
     below = total = 0
     for shard in shards:

@@ -1,4 +1,4 @@
-"""Each image keeps one text, no text many images; images that look alike become groups."""
+"""Keeps one text for each image, limits the images of a text, and groups similar images."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +24,12 @@ from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.rejects import Reason
 
 IMAGE_KEY = 32  # bytes of an image_id
-MOST_OTHERS = 1_000  # further texts of one image that are compared, the best of many pages
+MOST_OTHERS = 1_000  # further texts of one image that are compared, the best from many pages
 COUNTED_TEXTS = 100_000  # kept in memory before their counts are written
 
 
 def best_texts(job: Job, unit: Unit) -> Result:
-    """Keeps the best candidate of each image: a spool by images, and counts by texts."""
+    """Keeps the best candidate of each image: writes a spool by images, and counts by texts."""
     paths = job.spools("candidates")
     excluded = excluder(job)
     with ExitStack() as stack:
@@ -49,7 +49,7 @@ def best_texts(job: Job, unit: Unit) -> Result:
 
 
 def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
-    """Returns what says why an image is excluded: by a list, or as it lies under a URL of one."""
+    """Returns a function that returns why an image is excluded (by a list or its URL), or None."""
     excluded = job.excluded
     ids = {key.decode() for key, _ in sorted_rows(job.spools("excluded"), 0)}
 
@@ -65,9 +65,9 @@ def select_best(
     counts: Counts,
     keep_texts: int,
 ) -> Pair | None:
-    """The first candidate of an image, which is its best, unless the image is excluded.
+    """Returns the first candidate of an image, which is its best, unless the image is excluded.
 
-    It gets the image's further texts, so that ``keep_texts`` are kept in all.
+    The candidate gets the image's further texts, so that ``keep_texts`` texts are kept in all.
     """
     best: Pair | None = None
     others: list[OtherText] = []
@@ -103,14 +103,14 @@ class TextCounter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is counted."""
+        """Writes the counts."""
         for key, count in self._counts.items():
             self._texts.add(key[0], key, rows.encode(count))
         self._counts.clear()
 
 
 def shared_texts(job: Job, unit: Unit) -> Result:
-    """Leaves the keys of texts that too many images share, sorted: 16 bytes each."""
+    """Writes the sorted keys of texts that too many images share: 16 bytes each."""
     paths = job.spools("texts")
     with atomic_path(shared_path(job, unit)) as path, path.open("wb") as file:
         for slice_ in unit.slices:
@@ -121,7 +121,7 @@ def shared_texts(job: Job, unit: Unit) -> Result:
 
 
 def settle(job: Job, unit: Unit) -> Result:
-    """Drops pairs of shared texts; leaves the others by the places of their images.
+    """Drops pairs of shared texts; writes the other pairs by the location of their images.
 
     Images of pages' data: URIs have been decoded with their pages.
     """
@@ -148,7 +148,7 @@ def settle(job: Job, unit: Unit) -> Result:
 
 
 def group_images(job: Job, unit: Unit) -> Result:
-    """Leaves the groups of images that look alike, and how many there are."""
+    """Writes the groups of similar images and their counts."""
     paths = job.spools("hashes")
     stream = (row for slice_ in range(SLICES) for row in sorted_rows(paths, slice_))
     groups, metrics = make_groups(read_looks(stream))

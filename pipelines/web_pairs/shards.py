@@ -1,4 +1,4 @@
-"""Last step, a shard a unit: rows of pairs and rejects in order, images' bytes as they lie."""
+"""Writes one shard per unit, as the last step: sorted pairs and rejects, images by archive."""
 
 import heapq
 import json
@@ -85,13 +85,13 @@ def write_shard(job: Job, unit: Unit) -> Result:
 
 
 def reject_rows(stream: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """Rows of ``rejects`` from their bytes."""
+    """Yields rows of ``rejects`` from their bytes."""
     for line, _ in stream:
         yield rows.decode_reject(line)
 
 
 def pair_row(pair: Pair, split: str) -> dict[str, Any]:
-    """Makes a row of ``pairs``."""
+    """Returns a row of ``pairs``."""
     return {
         "pair_id": compute_pair_id(pair.image.image_id, pair.text),
         "image_id": pair.image.image_id,
@@ -108,7 +108,7 @@ def pair_row(pair: Pair, split: str) -> dict[str, Any]:
 
 
 def candidate_rows(pair: Pair, split: str) -> Iterator[dict[str, Any]]:
-    """Yields the rows of ``candidates`` of an image: the text of its pair, and the further ones."""
+    """Yields an image's rows of ``candidates``: the text of its pair, and the further texts."""
     for rank, text in enumerate((pair.as_other(), *pair.others)):
         yield {
             "pair_id": compute_pair_id(pair.image.image_id, text.text),
@@ -127,7 +127,7 @@ def candidate_rows(pair: Pair, split: str) -> Iterator[dict[str, Any]]:
 
 
 def image_row(image: ArchivedImage, data: bytes) -> dict[str, Any]:
-    """Makes a row of ``images``."""
+    """Returns a row of ``images``."""
     return {
         "image_id": image.image_id,
         "bytes": data,
@@ -140,7 +140,7 @@ def image_row(image: ArchivedImage, data: bytes) -> dict[str, Any]:
 
 
 def write_rows(job: Job, table: Table, number: int, stream: Iterable[dict[str, Any]]) -> Shard:
-    """Writes rows in the order in which they come."""
+    """Writes rows in their input order."""
     return _write(job, table, number, stream, lambda row: 0)
 
 

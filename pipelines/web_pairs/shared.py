@@ -13,12 +13,12 @@ Keys = npt.NDArray[np.bytes_]
 
 
 def shared_path(job: Job, unit: Unit) -> Path:
-    """Where the keys of shared texts of a range lie."""
+    """Returns the path of the keys of a range's shared texts."""
     return job.joins / f"{unit.name}.shared"
 
 
 class SharedTexts:
-    """Tells which texts are shared, from mapped files of sorted keys."""
+    """Looks up shared texts in memory-mapped files of sorted keys."""
 
     def __init__(self, job: Job) -> None:
         self._parts: dict[int, Keys] = {}

@@ -1,9 +1,9 @@
-"""Spools are files of (key, value) rows between two steps, cut into slices that are read sorted.
+"""Reads and writes spools: files of (key, value) rows between two steps, read in sorted slices.
 
 A step adds rows in any order; they are kept in memory up to a bound, and written as a sorted run
-with one block for each slice. The next step reads one slice of many files as one sorted stream: in
-memory where it is small, else by runs that are sorted on disk and merged. A block is the
-MessagePack of its rows, compressed; the footer says where each slice's blocks lie.
+with one block for each slice. The next step reads one slice of many files as one sorted stream:
+in memory if it is small, else by runs that are sorted on disk and merged. A block is the
+compressed MessagePack of its rows; the footer lists the offsets of each slice's blocks.
 """
 
 import heapq
@@ -31,28 +31,29 @@ SLICES = 256
 """Of a key's first byte: what spools are cut into unless they are cut into shards."""
 RUN_BYTES = 16 << 20
 SORT_BYTES = 64 << 20
-ROW_OVERHEAD = 150  # bytes that Python takes for a row beside its content
+ROW_OVERHEAD = 150  # Python's overhead for a row in addition to its content
 BLOCK_BYTES = 1 << 20
-MERGED_RUNS = 64  # more at once, and a block of each would be much memory
+MERGED_RUNS = 64  # a block of each is in memory, so more would need too much
 OPEN_FOOTERS = 4_096
 KEY_BYTES = 96  # of a block's first and last key, in the footer
 _FOOTER_SIZE = 8
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True):
-    """Where a block lies in its file, how many bytes it has unpacked, and how its first and last
-    key begin.
+    """Describes a block: its offset in its file, its unpacked bytes, and its first and last key.
+
+    Long keys are cut.
     """
 
     slice: int
     offset: int
     length: int
     unpacked: int
-    first: bytes = b""  # without both, as older spools have it, a block may hold any key
+    first: bytes = b""  # without both, as in older spools, a block may hold any key
     last: bytes = b""
 
     def may_hold(self, between: "Between") -> bool:
-        """Whether a row of these keys may lie in it."""
+        """Returns whether the block may hold a row with such a key."""
         low, high = between
         return self.last >= low[: len(self.last)] and (high is None or self.first < high)
 
@@ -62,7 +63,7 @@ _footer = msgspec.msgpack.Decoder(list[Block])
 
 
 class SpoolWriter:
-    """Takes the rows of a spool. Memory: ``run_bytes``."""
+    """Writes the rows of a spool. Memory: ``run_bytes``."""
 
     def __init__(self, file: BinaryIO, run_bytes: int) -> None:
         self.rows = 0
@@ -86,7 +87,7 @@ class SpoolWriter:
         self._slices, self._bytes = {}, 0
 
     def finish(self) -> None:
-        """Writes what is still in memory, and the footer."""
+        """Writes the remaining rows in memory, and the footer."""
         self._write_run()
         footer = msgspec.msgpack.encode(self._blocks)
         self._file.write(footer + len(footer).to_bytes(_FOOTER_SIZE, "little"))
@@ -94,7 +95,7 @@ class SpoolWriter:
 
 @contextmanager
 def spool(path: Path, *, run_bytes: int = RUN_BYTES) -> Iterator[SpoolWriter]:
-    """Gives the writer of a spool; the file appears at the end of the block, on an error never."""
+    """Opens the writer of a spool; the file appears when the block ends without an error."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         writer = SpoolWriter(file, run_bytes)
         yield writer
@@ -102,7 +103,7 @@ def spool(path: Path, *, run_bytes: int = RUN_BYTES) -> Iterator[SpoolWriter]:
 
 
 def write_blocks(file: BinaryIO, slice_: int, rows: Iterable[Row]) -> Iterator[Block]:
-    """Appends sorted rows to a file as blocks of about ``BLOCK_BYTES``; yields their places."""
+    """Appends sorted rows to a file as blocks of about ``BLOCK_BYTES``; yields the blocks."""
     part: list[Row] = []
     size = 0
     for row in rows:
@@ -116,7 +117,7 @@ def write_blocks(file: BinaryIO, slice_: int, rows: Iterable[Row]) -> Iterator[B
 
 
 def _codec() -> pa.Codec:
-    # Half of zstd's time for files that are deleted in the end.
+    # Takes half the time of zstd; the files are temporary.
     return pa.Codec("lz4")
 
 
@@ -138,14 +139,13 @@ def _read_block(file: BinaryIO, block: Block) -> list[Row]:
 def read_blocks(path: Path) -> dict[int, list[Block]]:
     """Returns a spool's blocks by their slices.
 
-    In a store each question costs a request: there a footer that was read counts until
-    :func:`forget_footers`.
+    In a store each check costs a request, so footers are cached until :func:`forget_footers`.
     """
     return _read_footer(path, 0 if is_remote(path) else path.stat().st_mtime_ns)
 
 
 def forget_footers() -> None:
-    """Lets footers be read again: a new run may have written other spools under the same names."""
+    """Clears the cached footers: a new run may have written other spools under the same names."""
     _read_footer.cache_clear()
 
 
@@ -162,7 +162,7 @@ def _read_footer(path: Path, _: int) -> dict[int, list[Block]]:
 
 
 def unpacked_bytes(paths: Iterable[Path]) -> int:
-    """Returns how many bytes the rows of spools have."""
+    """Returns the number of unpacked bytes of the spools' rows."""
     return sum(b.unpacked for path in paths for part in read_blocks(path).values() for b in part)
 
 
@@ -175,10 +175,10 @@ def sorted_rows(
 ) -> Iterator[Row]:
     """Yields the rows of one slice of all these spools, in order of key and value.
 
-    Only those with keys ``between`` two.
+    Only rows with keys ``between`` two keys are read.
 
-    The order of ``paths`` does not count. Memory: about ``sort_bytes``; more is sorted in temporary
-    files beside the first of ``paths``.
+    The order of ``paths`` does not count. Memory: about ``sort_bytes``; larger slices are sorted in
+    temporary files in the folder of the first of ``paths``.
     """
     with ExitStack() as stack:
         folder = scratch_beside(paths[0].parent) if paths else None
@@ -201,7 +201,7 @@ def sorted_rows(
 def unsorted_rows(
     paths: Sequence[Path], slice_: int, between: Between = EVERY_KEY
 ) -> Iterator[Row]:
-    """Yields the rows of one slice with keys ``between`` two, as they lie in the files."""
+    """Yields the rows of one slice with keys ``between`` two, in file order."""
     low, high = between
     for path in paths:
         blocks = [b for b in read_blocks(path).get(slice_, ()) if b.may_hold(between)]
@@ -217,9 +217,9 @@ def unsorted_rows(
 
 
 def cut_keys(paths: Sequence[Path], slice_: int, number: int) -> list[Between]:
-    """Cuts a slice's keys into ``number`` ranges of about as many bytes, some perhaps empty.
+    """Cuts a slice's keys into ``number`` ranges of about equal bytes, some perhaps empty.
 
-    They follow from the files alone.
+    The ranges depend only on the files.
     """
     blocks = [block for path in paths for block in read_blocks(path).get(slice_, ())]
     starts = sorted((block.first, block.unpacked) for block in blocks)
@@ -233,7 +233,7 @@ def cut_keys(paths: Sequence[Path], slice_: int, number: int) -> list[Between]:
 
 
 class _Run:
-    """Sorted rows in a temporary file."""
+    """Holds sorted rows in a temporary file."""
 
     def __init__(self, file: BinaryIO, blocks: list[Block]) -> None:
         self.file, self.blocks = file, blocks
@@ -249,7 +249,7 @@ def _make_run(stack: ExitStack, rows: Iterable[Row], folder: Path | None) -> _Ru
 
 
 class Tape:
-    """Keeps rows for a second reading: in memory up to ``keep_bytes``, then in a temporary file."""
+    """Keeps rows to read them twice: in memory up to ``keep_bytes``, then in a temporary file."""
 
     def __init__(self, folder: Path, *, keep_bytes: int = RUN_BYTES) -> None:
         self._folder, self._keep_bytes = scratch_beside(folder), keep_bytes

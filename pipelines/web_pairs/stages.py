@@ -1,4 +1,4 @@
-"""The stages of the funnel of web pairs, in their order."""
+"""Defines the stages of the web-pairs funnel, in their order."""
 
 from vlmill.runtime.units.funnel import Stage
 

@@ -1,4 +1,4 @@
-"""The steps of the job: archives, then ranges of keys, then shards."""
+"""Defines the steps of the job: archives, then ranges of keys, then shards."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def _ranged(name: str, work: Work[Job]) -> Step[Job]:
 
 
 def _reading_archives(work: Work[Job], job: Job, unit: Unit) -> Result | None:
-    """Raises OSError for an archive on the web that does not answer."""
+    """Raises OSError for an archive on the web that does not respond."""
     try:
         return work(job, unit)
     except Unreachable as error:

@@ -1,7 +1,7 @@
-"""What every unit knows, and the units of the steps: archives, ranges of keys, shards.
+"""Defines the state that every unit shares, and the units: archives, ranges of keys, shards.
 
-The files and records of archives stay with the output, so that archives can be added to it; those
-of the joins belong to one set of archives.
+The files and records of archives stay with the output, so that archives can be added to it;
+the files of the joins belong to one set of archives.
 """
 
 import hashlib
@@ -38,20 +38,20 @@ from vlmill.runtime.units.unit import Unit, read_record
 if TYPE_CHECKING:
     from vlmill.pipelines.filters.scorer import Scorer
 
-# Of what archives left: the joins are cut into so many ranges. A thousand pages, 4 s of choosing
-# texts: with fewer ranges a run of minutes waits for one process.
+# Bytes of mined spools per join range. They hold a thousand pages, 4 s of choosing texts: with
+# fewer ranges a run of minutes waits for one process.
 UNIT_BYTES = 4 << 20
 
-# Of a large archive: each part is a unit, so that several workers mine it. With many archives there
-# is work for all workers, and smaller parts would only be more files.
+# Bytes of a part of a large archive: each part is a unit, so that several workers mine it. With
+# many archives all workers have work, and smaller parts would only be more files.
 PART_BYTES, MAX_PARTS = 8 << 20, 4_096
 
-FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has made itself
+FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has created
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """An archive: its path, its size in bytes when it was first seen, and that of its parts.
+    """Holds an archive's path, its size in bytes when it was first seen, and the size of its parts.
 
     An archive whose ``part_bytes`` are 0 is one unit.
     """
@@ -62,12 +62,12 @@ class Archive:
 
     @property
     def id(self) -> bytes:
-        """Eight bytes that name the archive, by its path."""
+        """Returns eight bytes that identify the archive, by its path."""
         return hashlib.blake2b(self.path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
     @property
     def parts(self) -> list[range]:
-        """Returns the bytes at which the records of each part begin; [] for one unit."""
+        """Returns the byte ranges of the parts, by where records begin; [] for one unit."""
         step = self.part_bytes
         return (
             [range(n, min(n + step, self.size)) for n in range(0, self.size, step)] if step else []
@@ -75,7 +75,7 @@ class Archive:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether ``--fetch`` has made it."""
+        """Returns whether ``--fetch`` has created the archive."""
         return FETCHED in self.path
 
 
@@ -86,7 +86,7 @@ def describe(archive: Archive) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every unit of a run knows."""
+    """Holds the state that every unit of a run needs."""
 
     output: str
     archives: tuple[Archive, ...]
@@ -98,24 +98,24 @@ class Job:
     exclude: tuple[str, ...] = ()
     exclude_hash: tuple[str, ...] = ()
     webdataset: bool = False
-    indexed: bool = False  # an index names the records: the others are not read
+    indexed: bool = False  # an index names the records; other records are not read
     scorer: "Scorer | None" = None  # chooses among the texts of each image
-    allowed: tuple[str, ...] = ()  # networks that are not public, and may be read
+    allowed: tuple[str, ...] = ()  # networks that are not public and may be read
 
     @property
     def mined(self) -> Path:
-        """Returns the folder of what archives left."""
+        """Returns the folder of the mined archives' files."""
         return mined_folder(self)
 
     @property
     def index(self) -> Path:
-        """The folder of the places that an index names, a file for each archive."""
+        """Returns the folder of the index's record locations, a file for each archive."""
         return to_path(self.output) / WORK / "index"
 
     def load_ranges(self, archive: Archive) -> Ranges | None:
-        """The records of an archive that the index names; None for all that it has.
+        """Returns the records of an archive that the index names; None for all records.
 
-        What ``--fetch`` has fetched stands in no index.
+        No index lists the archives of ``--fetch``.
         """
         if not self.indexed or archive.is_fetched:
             return None
@@ -125,22 +125,22 @@ class Job:
 
     @property
     def excluded(self) -> Exclusions:
-        """What ``--exclude`` and ``--exclude-hash`` name."""
+        """Returns the exclusions of ``--exclude`` and ``--exclude-hash``."""
         return Exclusions.load(self.exclude, self.exclude_hash, self.rules.max_distance)
 
     @cached_property
     def joins(self) -> Path:
-        """The folder of the joins over this set of archives."""
+        """Returns the folder of the joins over this set of archives."""
         names = sorted((archive.id.hex(), archive.size) for archive in self.archives)
         digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8)
         return to_path(self.output) / WORK / f"joins-{digest.hexdigest()}"
 
     def mined_spool(self, name: str, kind: str) -> Path:
-        """Returns the spool of a kind that a unit over an archive leaves."""
+        """Returns the path of one of the spools that a unit over an archive writes."""
         return self.mined / f"{name}.mined-{kind}.spool"
 
     def spools(self, kind: str) -> list[Path]:
-        """The spools of a kind, which units have left; not those that others are writing now."""
+        """Returns the finished spools with this name; not spools that are being written."""
         if kind.startswith("mined-"):
             kind = kind.removeprefix("mined-")
             names = [
@@ -155,13 +155,13 @@ class Job:
 
 @contextmanager
 def open_counts(job: Job, path: Path) -> Iterator[Counts]:
-    """Gives the counts of a unit, whose rejects go into the spool at ``path``, by shard."""
+    """Opens the counts of a unit, whose rejects go into the spool at ``path``, by shard."""
     with spool(path) as rejects:
         yield Counts(keeper(rejects, job.shards))
 
 
 def mined_folder(job: Job) -> Path:
-    """Returns the folder of what archives left, which stays with the output."""
+    """Returns the folder of mined files, which stays with the output."""
     return to_path(job.output) / WORK / "archives"
 
 
@@ -171,7 +171,7 @@ def joins_folder(job: Job) -> Path:
 
 
 def keeper(rejects: SpoolWriter, shards: int) -> Callable[[dict[str, object]], None]:
-    """Returns what puts a reject into a spool."""
+    """Returns a function that adds a reject to a spool."""
 
     def keep(row: dict[str, object]) -> None:
         rejects.add(*reject_row(row, shards))
@@ -180,7 +180,7 @@ def keeper(rejects: SpoolWriter, shards: int) -> Callable[[dict[str, object]], N
 
 
 def archive_units(job: Job) -> list[Unit]:
-    """One unit for each archive, or for each part of a large one."""
+    """Returns one unit for each archive, or for each part of a large one."""
     return [
         unit
         for number, archive in enumerate(job.archives)
@@ -197,23 +197,23 @@ def part_units(archive: Archive, number: int) -> list[Unit]:
 
 
 def link_units(job: Job) -> list[Unit]:
-    """One unit for each archive in parts."""
+    """Returns one unit for each archive in parts."""
     return [Unit(name=a.id.hex(), number=n) for n, a in enumerate(job.archives) if a.part_bytes]
 
 
 def cut_archives(archives: Sequence[Archive]) -> list[Archive]:
-    """Sets the parts of archives: of ``PART_BYTES``, or larger ones where many archives are given.
+    """Cuts archives into parts: of ``PART_BYTES``, or larger ones for many archives.
 
-    A record is mined with the part in which it begins, and the output does not depend on the cuts.
+    A record is mined with the part where it begins, and the output does not depend on the cuts.
     """
     step = max(PART_BYTES, sum(archive.size for archive in archives) // MAX_PARTS)
     return [replace(a, part_bytes=step) if a.size > step else a for a in archives]
 
 
 def range_units(step: str, job: Job) -> list[Unit]:
-    """A step's units over ranges of keys: the more the archives have left, the more of them.
+    """Returns a step's units over ranges of keys: more units for more mined bytes.
 
-    They follow from the archives alone, and not from who works: so does every file.
+    Units and files depend only on the archives, not on the workers.
     """
     size = unpacked_bytes([*job.spools("mined-pages"), *job.spools("mined-urls")])
     number = max(1, min(SLICES, size // UNIT_BYTES))
@@ -225,14 +225,14 @@ def range_units(step: str, job: Job) -> list[Unit]:
 
 
 def shard_units(job: Job) -> list[Unit]:
-    """One unit for each shard of the tables."""
+    """Returns one unit for each shard of the tables."""
     return [Unit(name=f"shard-{n:05d}", number=n) for n in range(job.shards)]
 
 
 def prepare_work(job: Job, *, shared: bool = False) -> None:
-    """Makes the folders of work; removes joins of other archives, and what kills left.
+    """Creates the work folders; removes joins of other archives, and leftovers of killed runs.
 
-    ``shared``: other parts of the job are at work, so that nothing is removed.
+    ``shared``: other parts of the job are running, so nothing is removed.
     """
     forget_footers()
     for folder in (job.mined, job.joins, *([job.index] if job.indexed else [])):
@@ -245,9 +245,9 @@ def prepare_work(job: Job, *, shared: bool = False) -> None:
 
 
 def keep_index(job: Job, index: Index) -> None:
-    """Leaves the places that the index names where the units look for them.
+    """Writes the index's record locations to the path that the units read.
 
-    Archives that stand in no index were mined or fetched before.
+    Archives that the index does not list were mined or fetched before.
     """
     for archive in job.archives:
         if archive.path not in index.ranges:
@@ -260,7 +260,7 @@ def keep_index(job: Job, index: Index) -> None:
 
 
 def mined_before(output: Path) -> list[Archive]:
-    """The archives that earlier runs have mined into this output."""
+    """Returns the archives that earlier runs have mined into this output."""
     records = map(read_record, sorted((output / WORK / "archives").glob("[!.]*.json")))
     archives = {
         Archive(path=record["path"], size=record["size"], part_bytes=record.get("part_bytes", 0))

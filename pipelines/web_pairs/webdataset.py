@@ -1,4 +1,4 @@
-"""Pairs as tar shards that open_clip and webdataset read: KEY.jpg, KEY.txt and KEY.json of each."""
+"""Writes pairs as tar shards for open_clip and webdataset: KEY.jpg, KEY.txt and KEY.json each."""
 
 import hashlib
 import io
@@ -12,11 +12,11 @@ from vlmill.runtime.files.atomic import atomic_path, write_json
 from vlmill.runtime.files.paths import to_path
 
 INDEX = "webdataset.json"
-EXTENSIONS = {"jpeg": "jpg"}  # of the others the format's own name
+EXTENSIONS = {"jpeg": "jpg"}  # for other formats the format's own name
 
 
 class Sample(NamedTuple):
-    """A row of ``pairs``, its image's format and bytes."""
+    """Holds a row of ``pairs``, and its image's format and bytes."""
 
     row: Mapping[str, Any]
     format: str
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
 
 def tar_name(number: int, total: int) -> str:
-    """Names a shard, as in ``pairs-00000-of-00016.tar``."""
+    """Returns the name of a shard, as in ``pairs-00000-of-00016.tar``."""
     return f"pairs-{number:05d}-of-{total:05d}.tar"
 
 
@@ -53,7 +53,7 @@ def _add_sample(tar: tarfile.TarFile, sample: Sample) -> None:
     }
     for extension, content in files.items():
         entry = tarfile.TarInfo(f"{key}.{extension}")
-        entry.size = len(content)  # no time and no owner: the same pairs give the same bytes
+        entry.size = len(content)  # no time and no owner: equal pairs give equal bytes
         tar.addfile(entry, io.BytesIO(content))
 
 

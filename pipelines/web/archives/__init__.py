@@ -1,6 +1,6 @@
-"""Web archives become pages, images and redirects here, whatever wrote and packed them.
+"""Reads pages, images and redirects from web archives of any writer and compression.
 
 Reading order: ``packing`` (compressed streams and their members; ARC files),
-``records`` (WARC records as they lie, damage included), ``content`` (what a record is),
-``reading`` (WACZ files, too), which the jobs call, and ``index`` (which records lie where).
+``records`` (stored WARC records, including damaged ones), ``content`` (the type of a record),
+``reading`` (the functions for jobs, WACZ files included), and ``index`` (record locations).
 """

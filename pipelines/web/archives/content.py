@@ -1,6 +1,6 @@
-"""What a stored record is: a page, an image, a redirect to one, or why it is none.
+"""Classifies a stored record as a page, an image or a redirect, or drops it.
 
-What a record is follows from its bytes and only then from what its headers say.
+The bytes of a record decide its type, and its headers only if the bytes are ambiguous.
 """
 
 import base64
@@ -50,10 +50,10 @@ _ISO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A page, an image, a redirect or a revisit of an archive.
+    """Holds a page, an image, a redirect or a revisit of an archive.
 
     ``offset`` is its position for ``read_bodies``. A redirect has a ``target`` and no body: an HTTP
-    redirect's location, or the URL whose content a revisit record repeats. A revisit names the
+    redirect's location, or the URL whose content a revisit record repeats. A revisit identifies the
     repeated content only by its ``digest``.
     """
 
@@ -65,15 +65,15 @@ class Record:
     charset: str | None = None
     content_type: str = ""
     target: str | None = None
-    opt_outs: frozenset[Reason] = frozenset()  # what the HTTP headers forbid
-    wrong_digest: bool = False  # the block is not the one that the archive's writer saw
-    digest: str = ""  # of the payload as the header states it, for an image or a revisit
+    opt_outs: frozenset[Reason] = frozenset()  # uses that the HTTP headers forbid
+    wrong_digest: bool = False  # the block differs from the one that the archive's writer hashed
+    digest: str = ""  # of the payload as stated in the header, for an image or a revisit
 
 
 def extract_content(
     stored: Stored, archive: str, *, offset: int, max_bytes: int, check_digest: bool = True
 ) -> Record | Drop:
-    """Returns the content of a record whose block has been read, or why there is none."""
+    """Returns the content of a record whose block has been read, or the reason for dropping it."""
     record, block = stored.record, stored.block
     if record.content_length > max_bytes:
         return Drop(Reason.TOO_LARGE, f"{record.content_length} bytes")
@@ -91,7 +91,7 @@ def extract_content(
         if status in REDIRECTS and (target := resolve(url, _location(headers))):
             return Record(archive=archive, offset=offset, url=url, kind="redirect", target=target)
         if status == 206 and _is_all(headers.get("content-range", ""), len(body)):
-            status = 200  # a browser asked for a range, and got everything
+            status = 200  # a browser requested a range, and received the full body
         if status != 200:
             return Drop(Reason.BAD_STATUS, str(status))
     decoded = decode_body(body, headers, max_bytes)
@@ -126,30 +126,31 @@ def _is_all(content_range: str, num_bytes: int) -> bool:
 
 
 def parse_charset(declared: str) -> str | None:
-    """Returns the charset that a content type names, or None."""
+    """Returns the charset of a content type, or None."""
     charset = _CHARSET.search(declared)
     return charset[1] if charset else None
 
 
 def target_url(record: Any) -> str | None:
-    """Returns the URL that a record is of, in one spelling, or None."""
+    """Returns the normalised URL of a record, or None."""
     return resolve("", bare_url(record.headers.get("WARC-Target-URI")))
 
 
 def bare_url(value: str | None) -> str:
-    """Returns a URL without the angle brackets that wget writes, as WARC 1.0 had it."""
+    """Returns a URL without the angle brackets that wget writes, following WARC 1.0."""
     return (value or "").strip().removeprefix("<").removesuffix(">")
 
 
 def payload_digest(record: Any) -> str:
-    """Returns the digest of the payload that a record's header states, or ""."""
+    """Returns the payload digest from a record's header, or ""."""
     return record.headers.get("WARC-Payload-Digest") or ""
 
 
 def _revisit(record: Any, archive: str, offset: int, url: str) -> Record | Drop:
-    """A revisit of the same URL adds nothing: the content stands under that URL already.
+    """Returns the redirect or the revisit of a revisit record.
 
-    Older crawlers name the repeated content of another URL only by its digest.
+    A revisit of the same URL adds nothing: the content is already stored under that URL. Older
+    crawlers identify the repeated content of another URL only by its digest.
     """
     target = resolve("", bare_url(record.headers.get("WARC-Refers-To-Target-URI")))
     if target is None or target == url:
@@ -165,10 +166,10 @@ def _location(headers: Mapping[str, str]) -> str:
 
 
 def is_wrong(digest: str | None, block: bytes) -> bool:
-    """Says whether a block has another digest than its header says, in base 32 or 16.
+    """Returns whether a block's digest differs from the one in its header, in base 32 or 16.
 
-    Unknown algorithms are not judged. The digest of the payload is not asked: writers disagree on
-    whether it is of the body before or after its encodings.
+    Unknown algorithms are not checked. The payload digest is not used: writers disagree on whether
+    it is computed before or after the body's encodings.
     """
     name, _, value = (digest or "").strip().lower().replace("-", "").partition(":")
     if name not in _DIGESTS or not value:
@@ -180,9 +181,9 @@ def is_wrong(digest: str | None, block: bytes) -> bool:
 
 
 def sniff_kind(body: bytes, declared: str = "") -> Kind | None:
-    """Returns ``page``, ``image`` (any format, readable by us or not) or None.
+    """Returns ``page``, ``image`` (any format, even an unsupported one) or None.
 
-    ``declared`` is the content type: markup that does not begin like a page is one if it says so.
+    ``declared`` is the content type: it decides for markup that does not begin like a page.
     """
     start = body[:4_096].lstrip(b"\xef\xbb\xbf\xff\xfe")
     if body.startswith(_IMAGE_STARTS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP"):

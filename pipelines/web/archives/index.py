@@ -1,7 +1,8 @@
-"""Indexes of archives: which records lie where, as CDX lines or as a table.
+"""Reads indexes of archives: the locations of records, as CDX lines or as a table.
 
-Read are CDX with its header of field letters, CDXJ (a key, a time, a JSON object), plain JSON lines
-as index servers answer, each also as .gz, and Parquet as Common Crawl's columnar index.
+The formats are CDX with its header of field letters, CDXJ (a key, a time, a JSON object), plain
+JSON lines as returned by index servers, each also as .gz, and Parquet as in Common Crawl's
+columnar index.
 """
 
 import gzip
@@ -40,16 +41,16 @@ WITHOUT_HEADER = "N b a m s k r M S V g"
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The records of an index by their archives."""
+    """Holds the records of an index by their archives."""
 
     ranges: dict[str, Ranges]
 
     def count_bytes(self, archive: str) -> int:
-        """How many bytes the records of an archive have."""
+        """Returns how many bytes the records of an archive have."""
         return int(self.ranges[archive][:, 1].sum())
 
     def rename_archives(self, get_path: Callable[[str], str]) -> "Index":
-        """The same records, with other names of the archives; two may become one."""
+        """Returns the same records with other archive names; two archives may become one."""
         parts: dict[str, list[Ranges]] = {}
         for name, ranges in self.ranges.items():
             parts.setdefault(get_path(name), []).append(ranges)
@@ -61,8 +62,8 @@ class Index:
 def read_index(paths: Sequence[Path], argument: str) -> Index:
     """Reads whole indexes. Memory: 20 bytes a record, and the names of the archives.
 
-    Raises InputError, beginning with ``argument``, for what is no index, and for one without a
-    record.
+    Raises InputError, beginning with ``argument``, for a file that is not an index, and for an
+    index without a record.
     """
     names: dict[str, int] = {}
     numbers, offsets, lengths = array("i"), array("q"), array("q")
@@ -161,10 +162,10 @@ def _number(value: object) -> int | None:
 def coalesced(
     ranges: Ranges, *, gap_bytes: int, most_bytes: int
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Yields (start, stop, records) of what is read at once.
+    """Yields (start, stop, records) for each range that is read in one request.
 
-    Records that lie near one another are read together, as far as they have ``most_bytes``; one
-    that is longer is read alone.
+    Records close to each other are read together, up to ``most_bytes``; a longer record is read
+    alone.
     """
     members: list[tuple[int, int]] = []
     start = stop = 0

@@ -1,12 +1,12 @@
-"""How an archive is packed, told by its bytes: not at all, member by member, or as one stream.
+"""Detects by its bytes how an archive is packed: uncompressed, by members, or as one stream.
 
-Common Crawl, Heritrix, warcio, wget and browsertrix give every record a gzip member (or a zstd
-frame) of its own, so that one can be read by its offset. Whoever compresses a whole archive again
-leaves one member: such an archive is read as the stream that it unpacks to, from its beginning.
+Common Crawl, Heritrix, warcio, wget and browsertrix write every record as its own gzip member (or
+zstd frame), so that it can be read by its offset. Compressing a whole archive again leaves one
+member: such an archive is read as the unpacked stream, from its beginning.
 
 The Internet Archive's ARC files came before WARC. An ARC record is a line ``URL address date type
-length`` (five more fields stand before the length in version 2) and as many bytes of an HTTP
-response. The first record describes the file.
+length`` (version 2 has five more fields before the length) and as many bytes of an HTTP response.
+The first record describes the file.
 """
 
 import io
@@ -24,7 +24,7 @@ from vlmill.runtime.files.seekable import PositionedFile
 MAX_LINE = 16_384
 _BUFFER = 1 << 16
 
-# Where a record may begin in damaged bytes; ``parse_line`` then says whether it does.
+# Matches possible starts of records in damaged bytes; ``parse_line`` then checks them.
 ARC_START = re.compile(
     rb"(?<=\n)[a-zA-Z][a-zA-Z0-9+.-]{1,20}:[^\n ]{1,8192}+ [0-9a-fA-F.:]{1,45}+ \d{8,17} "
 )
@@ -33,11 +33,11 @@ _ADDRESS = re.compile(rb"[0-9a-fA-F.:]{1,45}")
 
 
 def parse_line(line: bytes) -> tuple[str, int] | None:
-    """Returns URL and length of the line that a record begins with, or None for another line."""
+    """Returns URL and length from the first line of a record, or None for another line."""
     fields = line.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
     if len(fields) < 5 or not _SCHEME.match(line) or not _is_number(fields[-1], 1, 15):
         return None
-    # Types and URLs with spaces in them exist: the date is third from the left, or from the right.
+    # Types and URLs may contain spaces: the date is third from the left, or from the right.
     for date in (2, len(fields) - 3, len(fields) - 8):
         if date >= 2 and _is_number(fields[date], 8, 17) and _ADDRESS.fullmatch(fields[date - 1]):
             return b" ".join(fields[: date - 1]).decode("utf-8", "replace"), int(fields[-1])
@@ -49,14 +49,14 @@ def _is_number(field: bytes, shortest: int, longest: int) -> bool:
 
 
 class _Lines:
-    """A stream of bytes as lines, and as contents between them."""
+    """Reads a stream of bytes as lines, and the contents between them."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._buffer = stream, b""
         self.position: int = stream.tell()
 
     def read(self, size: int) -> bytes:
-        """Returns at most ``size`` bytes; none at the end."""
+        """Returns at most ``size`` bytes; b"" at the end."""
         if not self._buffer:
             self._buffer = self._stream.read(_BUFFER)
         part, self._buffer = self._buffer[:size], self._buffer[size:]
@@ -64,7 +64,7 @@ class _Lines:
         return part
 
     def line(self) -> bytes:
-        """Returns the rest of a line with its end, cut at ``MAX_LINE``; none at the end."""
+        """Returns the rest of a line with its end, cut at ``MAX_LINE``; b"" at the end."""
         parts, length = list[bytes](), 0
         while length < MAX_LINE and not (parts and parts[-1].endswith(b"\n")):
             if not self._buffer:
@@ -80,7 +80,7 @@ class _Lines:
 
 @dataclass(slots=True)
 class _Content:
-    """Reads one record's content and no further."""
+    """Reads the content of one record only."""
 
     lines: _Lines
     left: int
@@ -102,7 +102,7 @@ class _Content:
 
 @dataclass(slots=True, kw_only=True)
 class ArcRecord:
-    """A record with the attributes of FastWARC's that are read here."""
+    """Holds an ARC record, with the attributes of FastWARC's records that are used here."""
 
     stream_pos: int
     content_length: int
@@ -112,7 +112,7 @@ class ArcRecord:
 
 
 def arc_records(stream: Any) -> Iterator[ArcRecord]:
-    """Yields the records of an unpacked ARC file. Raises OSError where a line is no record's."""
+    """Yields the records of an unpacked ARC file. Raises OSError for an invalid line."""
     lines = _Lines(stream)
     while True:
         start = lines.position
@@ -120,7 +120,7 @@ def arc_records(stream: Any) -> Iterator[ArcRecord]:
         if not line:
             return
         if not line.strip():
-            continue  # one empty line stands behind each record, by some writers more
+            continue  # one empty line follows each record, and some writers add more
         head = parse_line(line)
         if head is None:
             raise OSError("Invalid ARC header")
@@ -142,7 +142,7 @@ def arc_records(stream: Any) -> Iterator[ArcRecord]:
 MIB = 1 << 20
 MAX_WARC_HEADER = 2 * MIB  # of one record; URLs of a megabyte exist
 MAX_DICTIONARY = 16 * MIB
-# Text packs 5 to 10 times, blank images 1,000 times: a whole archive never does.
+# Text compresses 5 to 10 times, single-colour images 1,000 times: a whole archive never does.
 HARMLESS_BYTES, MAX_EXPANSION = 256 * MIB, 200
 
 _DICTIONARY_FRAME = b"\x5d\x2a\x4d\x18"  # a skippable frame before the first record (.warc.zst)
@@ -153,7 +153,7 @@ _BARE_LF = re.compile(rb"WARC/[\d.]+\n")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A compression: its reader, and the bytes that a member of it begins with."""
+    """Holds a compression: its reader, and the first bytes of its members."""
 
     reader: Callable[..., Any]
     magic: bytes
@@ -170,25 +170,25 @@ _PACKINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where records begin in a file: at ``packing``'s members, or anywhere if it is None."""
+    """Holds where records begin: at the members of ``packing``, or anywhere if it is None."""
 
     packing: Packing | None
     is_arc: bool = False
-    has_bare_lf: bool = False  # header lines end with LF alone, against the standard
+    has_bare_lf: bool = False  # header lines end with only LF, against the standard
     dictionary: bytes | None = None  # of zstd
 
     @property
     def line_start(self) -> re.Pattern[bytes]:
-        """Matches where a record may begin in unpacked bytes."""
+        """Returns a pattern for possible starts of records in unpacked bytes."""
         return ARC_START if self.is_arc else _WARC_START
 
     def open(self, file: BinaryIO, offset: int) -> Any:
-        """Returns the bytes of the records from ``offset`` on."""
+        """Opens the bytes of the records from ``offset`` on."""
         file.seek(offset)
         return unpack(file, self.packing, self.dictionary) if self.packing else file
 
     def records(self, stream: Any, max_header: int = MAX_WARC_HEADER) -> Iterable[Any]:
-        """Iterates over the records of an opened stream. Raises OSError for what is none."""
+        """Iterates over the records of an opened stream. Raises OSError for invalid records."""
         if self.is_arc:
             return arc_records(stream)
         return ArchiveIterator(
@@ -196,14 +196,14 @@ class Layout:
             parse_http=False,
             fsspec_args=False,
             stream_detect=False,
-            # It also skips what is no record without a word, so it is for those files alone.
+            # This mode also skips invalid records silently, so it is used only for those files.
             quirks_mode=self.has_bare_lf,
             max_header_len=max_header,
         )
 
     def get_offset(self, stream: Any, record: Any) -> int:
         """Returns where a record begins; valid until its content is read."""
-        # FastWARC's own position is that of the next member if the blank lines are missing.
+        # FastWARC's own position is that of the next member if the empty lines are missing.
         offset: int = stream.frame_start_position() if self.packing else record.stream_pos
         return offset
 
@@ -216,15 +216,15 @@ def unpack(file: BinaryIO, packing: Packing, dictionary: bytes | None = None) ->
 
 
 def check_expansion(packed_size: int, unpacked_size: int) -> None:
-    """Raises OSError for a stream that no archive unpacks to."""
+    """Raises OSError for a stream that expands more than any archive does."""
     if unpacked_size > HARMLESS_BYTES and unpacked_size > MAX_EXPANSION * packed_size:
         raise OSError(f"{packed_size} bytes unpack to more than {unpacked_size}")
 
 
 class Unpacked(PositionedFile):
-    """A compressed file as the bytes that it unpacks to; going back begins at the start again.
+    """Reads a compressed file as unpacked bytes; seeking backwards starts again from the beginning.
 
-    Damaged bytes end it: ``damage`` says then why nothing more comes.
+    Damaged bytes end it: ``damage`` then states the reason.
     """
 
     def __init__(self, file: BinaryIO, packing: Packing) -> None:
@@ -237,7 +237,7 @@ class Unpacked(PositionedFile):
         self._stream, self._position = unpack(self._file, self._packing), 0
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to ``offset`` from the start, or to the end of the bytes if they end before it."""
+        """Seeks to ``offset`` from the start, or to the end of the bytes if they end earlier."""
         if whence != io.SEEK_SET:
             raise io.UnsupportedOperation("only from the start")
         if offset < self._position:
@@ -247,7 +247,7 @@ class Unpacked(PositionedFile):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Returns at most ``size`` bytes, none at the end."""
+        """Returns at most ``size`` bytes, b"" at the end."""
         try:
             data: bytes = self._stream.read(size if size >= 0 else MIB)
             check_expansion(self._stream.inner_tell(), self._position)
@@ -259,10 +259,10 @@ class Unpacked(PositionedFile):
 
 
 def sniff_layout(file: BinaryIO) -> tuple[BinaryIO, Layout]:
-    """Returns the file to read records from, and how they lie in it.
+    """Returns the file to read records from, and its layout.
 
-    That file is ``file`` itself, unless its members and records do not begin together: then its
-    unpacked bytes take its place.
+    That file is ``file`` itself, unless its members and records do not begin together: then it is
+    the unpacked file.
     """
     packing = sniff_packing(file)
     dictionary = read_dictionary(file) if packing is ZSTD else None
@@ -291,7 +291,7 @@ def sniff_packing(file: BinaryIO) -> Packing | None:
 
 
 def _is_aligned(file: BinaryIO, layout: Layout) -> bool:
-    """Says whether the second record, too, begins a member. What cannot be read is taken to."""
+    """Returns whether the second record, too, begins a member; True if it is unreadable."""
     stream = layout.open(file, 0)
     starts: list[int] = []
     try:
@@ -307,14 +307,14 @@ def _is_aligned(file: BinaryIO, layout: Layout) -> bool:
 
 
 def begins_record(file: BinaryIO, layout: Layout, offset: int) -> bool | None:
-    """Says whether a record begins at ``offset``; None if nothing can be unpacked there."""
+    """Returns whether a record begins at ``offset``; None if nothing can be unpacked there."""
     file.seek(offset)
     start = file.read(4_096)
     try:
-        if layout.packing is GZIP:  # zlib, as a reader of FastWARC takes long to be made
+        if layout.packing is GZIP:  # zlib, as FastWARC's readers are slow to create
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, 8)
         else:
-            # Few bytes: more would go on into the next member, which may be damaged.
+            # Few bytes: more would include the next member, which may be damaged.
             head = layout.open(io.BytesIO(start), 0).read(8)
     except (OSError, zlib.error):
         return None

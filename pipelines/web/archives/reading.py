@@ -1,8 +1,8 @@
-"""Archives as jobs read them: everything once in order, and single bodies again by their place.
+"""Reads archives for jobs: all records once in order, and single bodies again by their offset.
 
-A WACZ file is a zip with the archives of a crawl in its folder ``archive/``. Nothing is unpacked to
-disk, so no name in the zip can lead anywhere; what is stored, as the format asks, is read where it
-lies, and what is compressed is read as a stream.
+A WACZ file is a zip with the archives of a crawl in its folder ``archive/``. Nothing is unpacked
+to disk, so no name in the zip can lead to another path. Stored entries, as the format requires,
+are read in the zip file; compressed entries are read as a stream.
 """
 
 import io
@@ -29,30 +29,30 @@ from vlmill.runtime.net.remote_file import open_web
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-MAX_DIRECTORY = 64 * MIB  # of the zip: zipfile reads it whole
+MAX_DIRECTORY = 64 * MIB  # of the zip: zipfile reads all of it
 MAX_ENTRIES = 1 << 14
-MAX_EXPANSION = 50  # archives are compressed already; plain WARC packs 5 to 10 times
+MAX_EXPANSION = 50  # archives are compressed already; plain WARC compresses 5 to 10 times
 
 _END, _LOCAL = b"PK\5\6", b"PK\3\4"
 _ARCHIVE = re.compile(r"archive/[^/\\]+\.w?arc(?:\.gz|\.zst)?", re.IGNORECASE)
 
 
 class Window(PositionedFile):
-    """A part of a file as a file of its own."""
+    """Presents a part of a file as a file."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         super().__init__()
         self._file, self._start, self._size = file, start, size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a position in the part."""
+        """Seeks to a position in the part."""
         if whence == io.SEEK_END:
             offset += self._size
         self._position = max(0, offset)
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Returns at most ``size`` bytes of the part; none behind its end."""
+        """Returns at most ``size`` bytes of the part; b"" after its end."""
         left = max(0, self._size - self._position)
         self._file.seek(self._start + self._position)
         data = self._file.read(left if size < 0 else min(size, left))
@@ -61,13 +61,13 @@ class Window(PositionedFile):
 
 
 def is_zip(file: BinaryIO) -> bool:
-    """Says whether the file begins like a zip with something in it."""
+    """Returns whether the file begins like a zip that has an entry."""
     file.seek(0)
     return file.read(4) == _LOCAL
 
 
 def open_entries(file: BinaryIO) -> Iterator[tuple[int, str, BinaryIO | str]]:
-    """Yields (number, name, file or why not) for each archive in a zip, in the zip's order.
+    """Yields (number, name, file or error) for each archive in a zip, in the zip's order.
 
     Raises OSError for a zip that cannot be read, or has no archive.
     """
@@ -108,7 +108,7 @@ def _open_entry(
 
 
 def _directory_bytes(file: BinaryIO) -> int:
-    """Returns how many bytes the zip's directory has, as its end says; 0 where none is found."""
+    """Returns the size of the zip's directory, from its end record; 0 without one."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - (1 << 16) - 22))
     tail = file.read((1 << 16) + 22)
@@ -126,15 +126,15 @@ __all__ = [
     "read_ranges",
 ]
 
-# An offset in a WACZ holds the number of the entry above these bits, and the place in it below.
+# An offset in a WACZ holds the number of the entry above these bits, and the offset in it below.
 ENTRY_BITS = 48
 GAP_BYTES, AT_ONCE_BYTES = 64 << 10, 8 << 20  # of records that are read together
 
 
 def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
-    """Opens the archive's stored bytes, seekable: a store's, the web's, or any that Beam knows.
+    """Opens the archive's stored bytes, seekable: from a store, the web, or a Beam file system.
 
-    What lies on the web is read by ranges, and raises Unreachable; ``allowed`` as in
+    Archives on the web are read by ranges, and raise Unreachable; ``allowed`` as in
     :func:`vlmill.runtime.net.remote_file.open_web`.
     """
     if is_web(path):
@@ -152,11 +152,11 @@ def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
 def read_archive(
     file: BinaryIO, archive: str, *, max_bytes: int
 ) -> Iterator[tuple[str, Record | Drop]]:
-    """Yields (key, record or why not) for each record with content in ``file``.
+    """Yields (key, Record or Drop) for each record with content in ``file``.
 
-    WARC and ARC, plain or compressed in any way, and WACZ are told by their bytes. The key is the
-    record's URL, or its place where it has none. Damaged bytes between records are a Drop with
-    their number. Raises BrokenArchive at the point behind which nothing can be read; everything
+    WARC and ARC, plain or compressed in any form, and WACZ are detected by their bytes. The key is
+    the record's URL, or its location if it has none. Damaged bytes between records are a Drop with
+    their number. Raises BrokenArchive at the point after which nothing can be read; everything
     before it has been yielded then. Memory: one record of at most ``max_bytes``, which bounds the
     stored and the decoded body.
     """
@@ -180,10 +180,9 @@ def read_archive(
 def read_ranges(
     file: BinaryIO, archive: str, ranges: Ranges, *, max_bytes: int
 ) -> Iterator[tuple[str, Record | Drop]]:
-    """Yields (key, record or why not) for the records at these places alone, as an index names
-    them.
+    """Yields (key, Record or Drop) for the records at the locations that an index names.
 
-    Memory: the records that are read at once, 8 MiB, or one of at most ``max_bytes``.
+    Memory: the records that are read together, 8 MiB, or one of at most ``max_bytes``.
     """
     longest = max_bytes + MAX_WARC_HEADER
     short = ranges[ranges[:, 1] <= longest]
@@ -233,12 +232,12 @@ def _has_content(offset: int, record: Any) -> bool:
 class PartReader:
     """Reads the records of an archive that begin at the bytes of ``part``.
 
-    Yields as :func:`read_archive`. Where the first record begins is found by its bytes; afterwards
-    that is ``begin``, or None if no record begins in the part, and ``end`` is where the first
-    record after the part begins, ``size`` after the last record. Parts are right only if each one
-    begins where the one before ends. What cannot be read from its middle is read as a whole by the
-    first part. Raises BrokenArchive for damaged bytes: only reading from the beginning of the
-    archive tells what is lost.
+    Yields as :func:`read_archive`. The first record is found by its bytes. Afterwards ``begin`` is
+    where it begins, or None if no record begins in the part, and ``end`` is where the first record
+    after the part begins, ``size`` after the last record. Parts are right only if each one begins
+    where the previous one ends. An archive that cannot be read from its middle is read completely
+    by the first part. Raises BrokenArchive for damaged bytes: only reading from the beginning of
+    the archive shows the losses.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class PartReader:
         self._size, self._max_bytes = size, max_bytes
 
     def __iter__(self) -> Iterator[tuple[str, Record | Drop]]:
-        """Yields (key, record or why not)."""
+        """Yields (key, Record or Drop)."""
         file, layout = (self._file, None) if is_zip(self._file) else sniff_layout(self._file)
         if layout is None or isinstance(file, Unpacked):
             if self._part.start == 0:
@@ -274,16 +273,16 @@ class PartReader:
 def read_bodies(
     file: BinaryIO, offsets: Sequence[int], *, max_bytes: int
 ) -> Iterator[bytes | Drop]:
-    """Yields the body of the record at each of ``offsets``, which ascend, or why there is none.
+    """Yields the record body or a Drop for each of ``offsets``, which ascend.
 
-    Archives whose records can be reached are read there; what is one compressed stream is read
-    through once. Memory: one record.
+    Archives with seekable records are read at the offsets; an archive in one compressed stream is
+    read through once. Memory: one record.
     """
     if not is_zip(file):
         yield from _entry_bodies(file, offsets, max_bytes)
         return
     parts = {n: list(part) for n, part in groupby(offsets, key=lambda o: o >> ENTRY_BITS)}
-    with suppress(OSError):  # the zip is another than the one that was mined: the rest is missing
+    with suppress(OSError):  # the zip has changed since it was mined: the rest is missing
         for number, _, entry in open_entries(file):
             entry_offsets = [offset - (number << ENTRY_BITS) for offset in parts.pop(number, ())]
             if entry_offsets and not isinstance(entry, str):
@@ -322,7 +321,7 @@ def _entry_bodies(file: BinaryIO, offsets: Sequence[int], max_bytes: int) -> Ite
 def _read_in_passing(
     records: Iterable[Stored | Gap], offsets: Sequence[int], max_bytes: int
 ) -> Iterator[bytes | Drop]:
-    """Yields the bodies at ``offsets`` while the records go by, each read up to the next offset."""
+    """Yields the bodies at ``offsets`` in one pass, each read up to the next offset."""
     passing = (item for item in records if isinstance(item, Stored))
     body, position = None, -1
     for offset in offsets:

@@ -1,7 +1,7 @@
-"""Records as they lie in an archive, and the way on behind bytes that are damaged.
+"""Reads the records stored in an archive, and continues after damaged bytes.
 
-Behind what cannot be read, the next record is looked for: the next gzip member or zstd frame that
-begins one, or the next line in a plain archive. What lies between is a gap, with its length.
+After unreadable bytes, the reader searches for the next record: the next gzip member or zstd frame
+that begins one, or the next line in a plain archive. The bytes between are a gap, with its length.
 """
 
 import io
@@ -22,7 +22,7 @@ from vlmill.pipelines.web.archives.packing import (
     check_expansion,
 )
 
-# Of one archive. Behind so much damage nothing is worth having, and time is bounded.
+# Per archive. After this many gaps the rest is unlikely to be useful, and time is bounded.
 MAX_GAPS, MAX_FALSE_STARTS = 1_000, 10_000
 MAX_HEADER_BEHIND_DAMAGE = 1 << 16
 _OVERLAP = 1 << 14  # longest line of an ARC record
@@ -30,22 +30,22 @@ _PIECE = 64 * MIB
 
 
 class BrokenArchive(Exception):
-    """The archive cannot be read further: cut off, damaged, or no archive at all."""
+    """Reports that the archive cannot be read further: cut off, damaged, or not an archive."""
 
 
 @dataclass(slots=True)
 class Stored:
-    """A record where it lies; ``block`` is empty unless it was wanted, and below the bound."""
+    """Holds a record and its offset; ``block`` is empty unless selected and below the bound."""
 
     offset: int
-    record: Any  # FastWARC's, or an ArcRecord; valid until the next one is taken
+    record: Any  # FastWARC's, or an ArcRecord; valid until the next one is read
     block: bytes
-    is_whole: bool  # the archive has all the bytes that the record's header tells of
+    is_whole: bool  # the archive has all the bytes that the record's header announces
 
 
 @dataclass(slots=True)
 class Gap:
-    """Bytes that belong to no readable record."""
+    """Holds the range of bytes that belong to no readable record."""
 
     offset: int
     num_bytes: int
@@ -54,9 +54,9 @@ class Gap:
 class StoredRecords:
     """Iterates over the records and gaps of an archive, from ``start`` on.
 
-    ``is_selected`` says of which (offset, record) the content is read, if that is at most
-    ``max_bytes``. Raises BrokenArchive at the end, if nothing is readable behind a damaged place or
-    at all. With ``stop`` the records end before the first one that begins there or later, whose
+    ``is_selected`` decides for each (offset, record) whether its content is read, if that is at
+    most ``max_bytes``. Raises BrokenArchive at the end, if nothing is readable after damaged bytes
+    or at all. With ``stop`` the records end before the first one that begins there or later, whose
     offset is then ``next_start``, and any damage before it raises BrokenArchive.
     """
 
@@ -74,7 +74,7 @@ class StoredRecords:
         self._start, self._stop, self._max_header = start, stop, MAX_WARC_HEADER
         self.next_start: int | None = None
         self._count = self._false_starts = 0
-        self._last: tuple[int, int, bool] | None = None  # offset, length, whether it is whole
+        self._last: tuple[int, int, bool] | None = None  # offset, length, whether it is complete
         self._error = ""
 
     def __iter__(self) -> Iterator[Stored | Gap]:
@@ -108,7 +108,7 @@ class StoredRecords:
             raise BrokenArchive(f"no record in it{self._error and f': {self._error}'}")
 
     def _from(self, start: int) -> Iterator[Stored]:
-        """Yields records from ``start`` to where they end or break; ``_error`` says how."""
+        """Yields records from ``start`` to where they end or break; ``_error`` holds the cause."""
         self._stream = stream = self.layout.open(self.file, start)
         self._error = ""
         try:
@@ -131,7 +131,7 @@ class StoredRecords:
             self._error = str(error)
 
     def _skip(self, stream: Any, record: Any, length: int) -> int:
-        """Skips what is left of a record, and returns how many bytes that were."""
+        """Skips the rest of a record, and returns how many bytes that were."""
         skipped = 0
         while part := record.reader.consume(min(_PIECE, length)):
             skipped += part
@@ -140,7 +140,7 @@ class StoredRecords:
         return skipped
 
     def _is_broken(self, start: int) -> bool:
-        """Says whether the records of ``_from`` ended too early."""
+        """Returns whether the records of ``_from`` ended too early."""
         if self._error:
             return not self._is_blank(self._gap_start(start))
         if self.layout.packing is None:
@@ -174,7 +174,7 @@ class StoredRecords:
         return offset + head.end() + length
 
     def _is_blank(self, offset: int) -> bool:
-        """Says whether nothing but NULs and white space is left from ``offset`` on."""
+        """Returns whether only NULs and white space follow from ``offset`` on."""
         self.file.seek(offset)
         while chunk := self.file.read(MIB):
             if chunk.strip(b"\0\r\n \t"):
@@ -184,7 +184,7 @@ class StoredRecords:
     def skip_to(self, position: int) -> int | None:
         """Starts at the first record at or after ``position`` and before ``stop``.
 
-        Returns where that begins, or None if no record does.
+        Returns where it begins, or None if no record does.
         """
         self._start = self._find_start(position) or 0
         return self._start or None
@@ -207,7 +207,7 @@ class StoredRecords:
         marks = re.compile(re.escape(packing.magic)) if packing else self.layout.line_start
         last_start = position - 1
         for number in itertools.count():
-            # One byte more, and the line's end before a start is seen, too.
+            # One byte more, so that the line end before a start is included.
             chunk_start = max(0, position - 1) + number * MIB
             self.file.seek(chunk_start)
             chunk = self.file.read(MIB + _OVERLAP)
@@ -220,7 +220,7 @@ class StoredRecords:
 
 
 def _is_cut(file: BinaryIO, offset: int) -> bool:
-    """Says whether the gzip members from ``offset`` on end too early: FastWARC says nothing."""
+    """Returns whether the gzip members from ``offset`` on are cut; FastWARC does not report it."""
     file.seek(offset, io.SEEK_SET)
     chunk = file.read(1 << 16)
     member = zlib.decompressobj(zlib.MAX_WBITS | 16)

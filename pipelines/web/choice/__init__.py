@@ -1,6 +1,7 @@
-"""A page's images and texts are chosen here, once it is known which images are available.
+"""Chooses a page's images and texts, once it is known which images are available.
 
-Reading order: ``joined_page`` (what comes in and goes out), ``dominance`` (which images are
-content), ``survey`` (what a site repeats, and where its captions are), ``candidates`` (the texts
-near an image), ``likeness`` (words that texts share), ``features``, ``weights`` and ``choose``.
+Reading order: ``joined_page`` (input and output), ``dominance`` (which images are
+content), ``survey`` (repeated content of a site, and where its captions are), ``candidates`` (the
+texts near an image), ``likeness`` (words that texts share), ``features``, ``weights`` and
+``choose``.
 """

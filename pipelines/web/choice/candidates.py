@@ -1,4 +1,4 @@
-"""Every text of a page that may describe one of its images, with where it stands."""
+"""Finds every text of a page that may describe one of its images, with its position."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -30,7 +30,7 @@ SOURCES: dict[Kind, TextSource] = {
 _SIDE_SENTENCES, _SIDE_BLOCKS = 4, 4
 _REACH = 12  # blocks before and after, listings included
 _HEADINGS, _HEADING_REACH = 2, 200
-_LINKED = 0.5  # of a heading's characters: it leads on, as its image does
+_LINKED = 0.5  # of a heading's characters: it is a link, as its image is
 
 
 _FILE_NAME = re.compile(
@@ -58,7 +58,7 @@ _CREDIT = re.compile(
 
 
 def says_nothing(text: str) -> bool:
-    """Says whether a text is a file's name, a word for any image, a number or a date."""
+    """Returns whether a text is a file name, a word for any image, a number or a date."""
     letters = sum(map(str.isalpha, text[:400]))
     return (
         letters < 2
@@ -71,7 +71,7 @@ def says_nothing(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A text near an image, raw, and where it stands."""
+    """Holds an unprocessed text near an image, and its position."""
 
     kind: Kind
     text: str
@@ -79,7 +79,7 @@ class Candidate:
     blocks_away: int = 0  # 1 for the nearest block of its side
     images_between: int = 0
     tag: str = ""
-    common: int = 9  # how many elements above the image the first that holds both is
+    common: int = 9  # index, above the image, of the first element that contains both
     block: int = -1  # index of its block on the page, for surrounding texts
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
@@ -95,11 +95,12 @@ def find_candidates(
     is_card: bool = False,
     max_in_row: int = 2,
 ) -> list[Candidate]:
-    """Every text that may describe the image, each once, the most explicit kind first.
+    """Returns every text that may describe the image, each once, the most explicit kind first.
 
-    ``images`` are places (block numbers) of the page's images at hand, sorted. ``is_card`` says
-    that the image stands for another page: what this page says of itself describes a list. Beside
-    more than ``max_in_row`` images without a text between them only texts that name it count.
+    ``images`` are sorted positions (block numbers) of the page's available images. ``is_card``
+    means that the image represents another page: this page's own title describes a list. In a row
+    of more than ``max_in_row`` images without a text between them only texts that name the image
+    count.
     """
     texts = [
         *_explicit(image),
@@ -117,7 +118,7 @@ def find_candidates(
 
 
 def _is_of_page(candidate: Candidate) -> bool:
-    """Says whether a text is of the page as a whole: its title, or a heading that is no link."""
+    """Returns whether a text is the page's title, or a heading without a link."""
     return candidate.kind == "page_title" or (
         (candidate.kind == "heading" or candidate.tag in HEADINGS) and candidate.linked < _LINKED
     )
@@ -131,7 +132,7 @@ def _explicit(image: PageImage) -> Iterator[Candidate]:
         "label": image.label,
     }
     texts_by_kind = {kind: text for kind, text in texts_by_kind.items() if not says_nothing(text)}
-    # An alt text that a program made of the file's name is worse than any other.
+    # An alt text that a program made from the file name is worse than any other.
     name = name_subject(image.urls[0])
     more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}
     for kind, text in (more or texts_by_kind).items():
@@ -141,7 +142,7 @@ def _explicit(image: PageImage) -> Iterator[Candidate]:
 def _side(
     blocks: Sequence[Block], image: PageImage, images: Sequence[int], step: int, max_in_row: int
 ) -> Iterator[Candidate]:
-    """Sentences before (step -1) or after (step 1) the image, the nearest first."""
+    """Yields sentences before (step -1) or after (step 1) the image, the nearest first."""
     kind: Kind = "before" if step < 0 else "after"
     # A paragraph next to a row of images describes all or none, unless it names one of them.
     in_row = _in_a_row(images, image.block) > max_in_row
@@ -186,12 +187,12 @@ def is_named_by(text: str, image: PageImage) -> bool:
 
 
 def _in_a_row(images: Sequence[int], block: int) -> int:
-    """Returns how many images stand together before a block, with no text between them."""
+    """Returns the number of consecutive images before a block, with no text between them."""
     return bisect_right(images, block) - bisect_left(images, block)
 
 
 def _between(images: Sequence[int], image_block: int, number: int) -> int:
-    """Tells how many other images stand between the image at ``image_block`` and a block."""
+    """Returns the number of other images between the image at ``image_block`` and a block."""
     if number < image_block:
         return bisect_left(images, image_block) - bisect_right(images, number)
     return bisect_right(images, number) - bisect_right(images, image_block)
@@ -229,7 +230,7 @@ def _near(
 def _headings(
     blocks: Sequence[Block], image: PageImage, images: Sequence[int], max_in_row: int
 ) -> Iterator[Candidate]:
-    """The nearest headings above, whatever stands between."""
+    """Yields the nearest headings above the image, regardless of the blocks between."""
     in_row = _in_a_row(images, image.block) > max_in_row
     away = 0
     above = min(image.block, len(blocks))
@@ -264,7 +265,7 @@ _SEPARATORS = (" | ", " – ", " — ", " - ", " :: ", " » ", " · ", " « ", "
 
 
 def own_title(title: str, site: str) -> str:
-    """The page's own part of its title: "Madeleines | Orangette" gives Madeleines."""
+    """Returns the page's part of its title: "Madeleines | Orangette" gives Madeleines."""
     for separator in _SEPARATORS:
         head, separated, tail = title.rpartition(separator)
         if separated and head:

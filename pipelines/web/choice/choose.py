@@ -25,7 +25,7 @@ DEFAULT_RULES = WebPairRules()
 
 
 class Claim(NamedTuple):
-    """A cleaned text that an image may take, with the block that it is a sentence of."""
+    """Holds a cleaned text that an image may take, with the block that contains it."""
 
     text: ScoredText
     block: int  # index of a block that only one image may use; -1: any number of images
@@ -39,11 +39,11 @@ def choose(
     *,
     weights: Mapping[str, float] = WEIGHTS,
 ) -> list[Choice | Drop]:
-    """For each image of the page, in order, its texts, best first, or why it has none.
+    """Returns each image's texts, best first, or why it has none; images are in page order.
 
-    An image that is not content is dropped for that, one without a text that scores at least
-    ``rules.min_score`` and is left by cleaning for its best text's fault. A block of text around
-    images is taken by one image only. ``weights`` are those of ``features``.
+    An image that is not content is dropped for that. An image without a text that scores at least
+    ``rules.min_score`` and passes cleaning is dropped for its best text's fault. A block of text
+    around images is assigned to one image only. ``weights`` are the weights of ``features``.
     """
     judged = judge_images(joined, site, rules)
     claims: dict[int, list[Claim]] = {}
@@ -74,7 +74,7 @@ def choose(
 def _owned(
     joined: JoinedPage, claims: Mapping[int, Sequence[Claim]]
 ) -> dict[int, tuple[ScoredText, ...]]:
-    """Returns each image's texts without those that suit another image of the page better.
+    """Returns each image's texts without the texts that suit another image of the page better.
 
     Images take their best free text in the order of scores; copies of one image share theirs.
     """
@@ -106,7 +106,7 @@ def _image_id(joined: JoinedPage, order: int) -> str:
 def _claims(
     scene: Scene, rules: WebPairRules, lists: TextLists, weights: Mapping[str, float]
 ) -> list[Claim] | Drop:
-    """Returns the image's texts, each once; else the fault of the text that scores best."""
+    """Returns the image's distinct texts, or the fault of the text that scores best."""
     caption = scene.image.caption
     if scene.site.is_generic(caption) and not any(c.kind in EXPLICIT for c in scene.candidates):
         return Drop(Reason.SHARED_TEXT, caption)
@@ -141,10 +141,10 @@ def _claims(
 
 
 def _own_texts(scene: Scene, rules: WebPairRules, lists: TextLists) -> Sequence[Candidate]:
-    """Returns the image's own texts alone where it has a caption that passes, else all candidates.
+    """Returns only the image's own texts if it has a caption that passes, else all candidates.
 
     Other texts around an image with a caption are less precise, unless they share more words with
-    the name of the file.
+    the file name.
     """
     captions = [c for c in scene.candidates if c.kind == "caption"]
     language = scene.page.language or None
@@ -172,7 +172,7 @@ def scenes(
     judged: list[float | Drop],
     rules: WebPairRules = DEFAULT_RULES,
 ) -> list[Scene]:
-    """Each image among the others, with its candidates; those that are not content without."""
+    """Returns a scene with candidates for each image; images that are not content have none."""
     image_blocks = find_image_blocks(joined)
     above, below = sides(joined)
     above, below = above + site.above, below + site.below
@@ -212,7 +212,7 @@ def _pages_with(joined: JoinedPage, order: int, site: Site) -> int:
 
 
 def _is_card(joined: JoinedPage, image: PageImage, site: Site) -> bool:
-    """Says whether the image only leads to another page here, and other pages show it, too."""
+    """Returns whether the image only links to another page here, and other pages show it, too."""
     if not image.link or image.links_to_picture or _pages_with(joined, image.order, site) < 2:
         return False
     return resolve(joined.page.url, image.link) not in (None, joined.page.url)
@@ -221,6 +221,6 @@ def _is_card(joined: JoinedPage, image: PageImage, site: Site) -> bool:
 def probability(value: float) -> float:
     """Returns the logistic function, rounded to 6 digits.
 
-    Rounded so that platforms whose exp differs in the last bit order texts alike.
+    Rounding gives the same order of texts on platforms whose exp differs in the last bit.
     """
     return round(1 / (1 + math.exp(-max(-500.0, min(500.0, value)))), 6)

@@ -1,8 +1,8 @@
-"""Which images of a page are its content: rules that rule out, then a score of named features.
+"""Selects the content images of a page: exclusion rules, then a score of named features.
 
 LAIT keeps the images that are "dominant" by HTML tags and DOM tree features (ImageBERT,
 arXiv:2001.07966, section 3) without naming these. Images are judged by their true sizes, so only
-those at hand are. The features and weights are ours.
+available images are. The features and weights are this project's.
 """
 
 import re
@@ -21,7 +21,7 @@ from vlmill.schemas.rejects import Reason
 
 _TOKENS = re.compile(r"[^a-z0-9]+")
 
-# In the class of an image or of its parent. Size, caption and figure outweigh them.
+# Icon words in the class of an image or of its parent. Size, caption and figure outweigh them.
 _ICON_WORDS = word_set(
     "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar emoji "
     "emoticon smiley badge badges bullet spacer captcha userpic tracker beacon "
@@ -32,7 +32,7 @@ _SURE_ICON_WORDS = word_set(
     "icon icons ico favicon logo logos logotype sprite sprites avatar avatars gravatar captcha "
     "userpic spinner qrcode placeholder noimage"
 )
-# In names of files only: as parts of class names they say other things ("may-blank").
+# In file names only: in class names these words have other meanings ("may-blank").
 _ICON_FILE_WORDS = _ICON_WORDS | word_set(
     "pixel blank tracking transparent clear 1x1 counter arrow poweredby placeholder noimage "
     "button buttons btn"
@@ -59,18 +59,18 @@ _CONTENT_CLASSES = word_set(
 )
 _STRIP_PX = 400  # a lower strip is a banner, a higher one a panorama
 _NEAR_MARKS = 4  # elements around an image that may be an advertisement
-_SPOKEN = 4  # words of an alt text that nobody writes for an icon
+_SPOKEN = 4  # words of an alt text; icons have shorter ones
 
 WEIGHTS: Mapping[str, float] = {
-    "shown": 0.3,  # at hand, of the least size, and nothing speaks against it
-    "area_share": 0.3,  # of the largest image at hand of the page
+    "shown": 0.3,  # available, of the minimum size, and not ruled out
+    "area_share": 0.3,  # of the page's largest available image
     "named_by_page": 0.3,  # og:image, twitter:image, itemprop: the page's own choice
     "captioned": 0.3,
-    "described": 0.2,  # alt or title of three words: nobody describes decoration
+    "described": 0.2,  # alt or title of three words: decoration has no description
     "in_content": 0.3,
     "in_figure": 0.2,
     "links_to_picture": 0.2,
-    "background": -0.2,  # behind text: mostly decoration
+    "background": -0.2,  # a background image: mostly decoration
     "links_elsewhere": -0.1,  # a card, a thumbnail of another page
     "of_one_page": 0.2,  # no other page of the site shows it
 }
@@ -78,8 +78,9 @@ WEIGHTS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class _PageStats:
-    """The images at hand of a page: how often it shows each and with which alt texts, the largest
-    area in pixels.
+    """Counts a page's available images: positions and alt texts of each, and the largest area.
+
+    The area is in pixels.
     """
 
     times: Counter[str]
@@ -97,7 +98,7 @@ class _PageStats:
 
 
 def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
-    """How dominant each image is on its page, in 0..1, or why it is not content; in order."""
+    """Returns each image's dominance on its page, in 0..1, or why it is not content; in order."""
     available_images = [p for p in joined.images.values() if not isinstance(p, Drop)]
     texts: dict[str, set[str]] = {}
     for image in joined.page.images:
@@ -157,7 +158,7 @@ def _reason_against(
 
 
 def _is_shown_on_purpose(image: PageImage, rules: WebPairRules) -> bool:
-    """Returns whether a caption, or a figure of a content's size, outweighs words in names."""
+    """Returns whether a caption, or a figure of content size, outweighs words in names."""
     if image.caption:
         return True
     sides = [side for side in (image.width, image.height) if side is not None]
@@ -175,9 +176,7 @@ def _ad_words(image: PageImage) -> set[str]:
 
 
 def _icon_words(image: PageImage, archived: Measured, rules: WebPairRules) -> set[str]:
-    """Returns the words that mark an image as an icon, unless its size or its alt text outweighs
-    them.
-    """
+    """Returns the words that mark an image as an icon, unless size or alt text outweighs them."""
     if len(image.alt.split()) >= _SPOKEN and not _SURE_ICON_WORDS.intersection(
         _TOKENS.split(image.alt.lower())
     ):
@@ -206,7 +205,7 @@ def _is_furniture(image: PageImage, archived: Measured, site: Site) -> bool:
 
 def _small_or_thin(image: PageImage, archived: Measured, rules: WebPairRules) -> Drop | None:
     sides = [side for side in (image.width, image.height) if side is not None]
-    # A thumbnail that leads to its image is shown small on purpose.
+    # A thumbnail that links to its full image is small on purpose.
     min_side_px = rules.min_declared_px // (
         4 if image.links_to_picture else 2 if image.caption else 1
     )
@@ -221,7 +220,7 @@ def _small_or_thin(image: PageImage, archived: Measured, rules: WebPairRules) ->
 def dominance_features(
     image: PageImage, archived: Measured, largest: int, site: Site
 ) -> dict[str, float]:
-    """Named features in 0..1 of an image; ``largest`` is the page's largest area in pixels."""
+    """Returns named features in 0..1 of an image; ``largest`` is the page's largest pixel area."""
     classes = set(" ".join(image.marks).split())
     values = {
         "shown": True,

@@ -1,4 +1,4 @@
-"""Named features of a candidate text for an image: where it stands, what it says, what agrees."""
+"""Computes named features of a candidate text for an image: position, wording, agreement."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _BYLINE = re.compile(
     r"publié|auteur|lire la suite)\b|发布于|作者|标签|分类|上一篇|下一篇|阅读|评论|"
     r"関連記事|続きを読む|コメント|カテゴリ|タグ|前の記事|次の記事|投稿",
 )
-# Of the writer and the reader, in place of what is to be seen.
+# Of the writer and the reader, instead of the visible content.
 _SPEAKS = re.compile(
     r"\b(?:i|i['’]m|me|my|we|our|us|you|your|"
     r"ich|mir|mein\w{0,2}|wir|unser\w{0,2}|du|sie|ihr\w{0,2}|"
@@ -44,20 +44,20 @@ _READ_CHARS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """An image among the other images and candidates of its page."""
+    """Holds an image among the other images and candidates of its page."""
 
     page: Page
     image: PageImage
     site: Site
-    side: float  # -1 captions stand below on this page and site, 1 above
-    row: str  # "before" or "after" where images and short texts alternate, "" elsewhere
+    side: float  # -1 if captions are below the images on this page and site, 1 above
+    row: str  # "before" or "after" if images and short texts alternate, "" elsewhere
     num_pages_with: int  # of the site, which show the image
-    num_images: int  # content images at hand on the page
+    num_images: int  # available content images on the page
     candidates: Sequence[Candidate]
 
 
 def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
-    """Features in -1..1; those that are 0 are left out."""
+    """Returns features in -1..1; zeros are omitted."""
     words = num_words(candidate.text)
     kind = "alt" if candidate.kind == "label" else candidate.kind  # an alt text by another name
     values = (
@@ -70,7 +70,7 @@ def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
 
 
 def _place(candidate: Candidate, scene: Scene, words: float) -> dict[str, float]:
-    """Where the text stands: beside the image, or above it as a heading."""
+    """Returns features of the text's position: next to the image, or above it as a heading."""
     kind, between = candidate.kind, candidate.images_between > 0
     if kind in ("heading", "page_title"):
         is_heading = kind == "heading"
@@ -104,12 +104,12 @@ def _place(candidate: Candidate, scene: Scene, words: float) -> dict[str, float]
 
 
 def _wording(candidate: Candidate, words: float) -> dict[str, float]:
-    """What the text is like."""
+    """Returns features of the text's wording."""
     text = candidate.text[:_READ_CHARS]
     lower = text.lower()
     points = _POINTS.search(lower) is not None
     is_explicit = candidate.kind in EXPLICIT
-    says_little = not is_explicit and not points  # unless it points: "Here is the beach."
+    says_little = not is_explicit and not points  # points, as in "Here is the beach."
     return {
         "points": points,
         "points_beside": points
@@ -133,7 +133,7 @@ def _wording(candidate: Candidate, words: float) -> dict[str, float]:
 
 
 def _agreement(candidate: Candidate, scene: Scene) -> dict[str, float]:
-    """What other texts, the file's name and the rest of the site say of it."""
+    """Returns features of agreement with other texts, the file name and the rest of the site."""
     text, kind, image = candidate.text, candidate.kind, scene.image
     text_subject = subject(text)
     spoken = [c.text for c in scene.candidates if c.kind in EXPLICIT]
@@ -160,5 +160,5 @@ def _subjects(texts: Sequence[str], besides: str) -> frozenset[str]:
 
 
 def total(values: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Weighted sum of the features; one without a weight counts nothing."""
+    """Returns the weighted sum of the features; a feature without a weight counts 0."""
     return sum(weights.get(name, 0.0) * value for name, value in values.items())

@@ -1,4 +1,4 @@
-"""What the choice takes and gives: pages with the images at hand, images with their texts."""
+"""Defines the input and output of the choice: pages with available images, images with texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ TextSource = Literal["figcaption", "alt", "title", "metadata", "surrounding"]
 
 
 class Measured(Protocol):
-    """An image at hand: its id by content, and its true size in pixels."""
+    """Describes an available image: its id by content, and its true size in pixels."""
 
     @property
     def image_id(self) -> str:
-        """Digest of the bytes."""
+        """Returns the digest of the bytes."""
 
     @property
     def width(self) -> int:
-        """Width in pixels, upright."""
+        """Returns the width in pixels, upright."""
 
     @property
     def height(self) -> int:
-        """Height in pixels, upright."""
+        """Returns the height in pixels, upright."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedPage:
-    """A page and what lies under the addresses of its images, by ``PageImage.order``.
+    """Holds a page and the images or Drops of its image addresses, by ``PageImage.order``.
 
-    An order that is absent is an image that is not at hand.
+    An image whose order is absent is not available.
     """
 
     page: Page
@@ -38,17 +38,17 @@ class JoinedPage:
 
 
 class ScoredText(NamedTuple):
-    """A text for an image, cleaned: where it stood, what it says, how likely it describes it."""
+    """Holds a cleaned text for an image: its source, the text, and the probability that it fits."""
 
     source: TextSource
     text: str
     score: float  # 0..1
-    features: Mapping[str, float] | None = None  # what the score is made of, if that is kept
+    features: Mapping[str, float] | None = None  # the score's inputs, if they are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An image that is part of its page's content, with the texts that describe it, best first."""
+    """Holds a content image of its page, with the texts that describe it, best first."""
 
     order: int
     dominance: float  # 0..1

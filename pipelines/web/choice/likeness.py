@@ -1,4 +1,4 @@
-"""Words that two texts share, in scripts with spaces between words and in those without."""
+"""Finds words that two texts share, in scripts with and without spaces between words."""
 
 import re
 import unicodedata
@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from vlmill.pipelines.web.texts.words import DENSE_LETTERS, split_words, word_set
 
 _DENSE = re.compile(f"[{DENSE_LETTERS}]+")
-# What says nothing of a subject, in the languages that pages at hand were in.
+# Words without a subject, in the languages of the pages that were examined.
 _EMPTY = word_set(
     "a an the of in on at with by from to and or for near as is are was were be this that these "
     "it its his her their my your our we you i he she they not but so if into over up out all "
@@ -21,20 +21,20 @@ _EMPTY = word_set(
 )
 
 
-# File names spell other scripts in Latin letters; what is not unique ("х": h, kh, x) goes one way.
+# File names transliterate other scripts; an ambiguous letter ("х": h, kh, x) gets one spelling.
 _LATIN = str.maketrans(
     dict(zip("абвгдезийклмнопрстуфхцыэёєіїґъь", "abvgdeziyklmnoprstufhcyeeeiig\0\0", strict=True))
     | {"ж": "zh", "ч": "ch", "ш": "sh", "щ": "sch", "ю": "yu", "я": "ya"}
     | {"ß": "ss", "æ": "ae", "ø": "o", "ł": "l", "đ": "d", "œ": "oe"}
 )
-_STEM = 6  # letters that count: endings differ
+_STEM = 6  # letters that are compared: endings differ
 
 
 @lru_cache(maxsize=4_096)
 def subject(text: str) -> frozenset[str]:
-    """The words of a text that can name a subject, in Latin letters without accents, cut to stems.
+    """Returns the subject words of a text, in Latin letters without accents, cut to stems.
 
-    Of scripts without spaces between words, every two characters that stand side by side.
+    In scripts without spaces between words, every two adjacent characters are a word.
     """
     units: set[str] = set()
     if not text.isascii():
@@ -56,7 +56,7 @@ def _latin(word: str) -> str:
 
 @lru_cache(maxsize=4_096)
 def name_subject(url: str) -> frozenset[str]:
-    """The same of a URL's file name: ``/a/Mona_Lisa-2.jpg`` names mona and lisa."""
+    """Returns the subject words of a URL's file name: ``/a/Mona_Lisa-2.jpg`` gives mona, lisa."""
     name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
     name = _NUMBERED.sub(r"\1", _HUMP.sub(r"\1 \2", name[:300]))
     return frozenset(unit for unit in subject(_APART.sub(" ", name)) if not _CODE.search(unit))
@@ -69,14 +69,14 @@ _CODE = re.compile(r"\d")
 
 
 def compute_overlap(words: frozenset[str], other: frozenset[str]) -> float:
-    """Share of the smaller set that is in the other; 0 for nothing to compare."""
+    """Returns the share of the smaller set that is in the other; 0 if one is empty."""
     if not words or not other:
         return 0.0
     return len(words & other) / min(len(words), len(other))
 
 
 def num_words(text: str) -> float:
-    """Number of words; of scripts without spaces between words, two characters count as one."""
+    """Returns the number of words; in scripts without spaces, two characters count as one word."""
     if text.isascii():
         return float(len(split_words(text)))
     dense = sum(map(len, _DENSE.findall(text)))

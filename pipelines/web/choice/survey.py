@@ -1,4 +1,4 @@
-"""What a site repeats on its pages, and on which side of its images captions stand."""
+"""Finds the images and texts that a site repeats, and on which side of images its captions are."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,53 +16,53 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 _ABSENT = Drop(Reason.MISSING_IMAGE)
-_MAX_COUNTED = 200_000  # different images or texts of a site; the rare ones are forgotten first
+_MAX_COUNTED = 200_000  # distinct images or texts of a site; the rare ones are dropped first
 _REPEATED_PAGES, _REPEATED_SHARE = 5, 0.4
 _GENERIC_IMAGES = 5
-_SHORT = 25  # words: what is no longer may be a caption
+_SHORT = 25  # words: a text of at most this length may be a caption
 
 
 @dataclass(slots=True)
 class Site:
-    """What the pages of one host have in common; it is made and asked in one process."""
+    """Holds the common content of one host's pages; it is built and used in one process."""
 
     num_pages: int = 0
     images: Counter[str] = field(default_factory=Counter)  # image id -> pages that show it
-    texts: Counter[int] = field(default_factory=Counter)  # hash -> pages that say it
+    texts: Counter[int] = field(default_factory=Counter)  # hash -> pages that contain it
     images_by_alt: dict[int, set[str]] = field(
         default_factory=dict
     )  # hash of an alt text -> images
-    above: float = 0.0  # evidence that captions stand above their images
+    above: float = 0.0  # evidence that captions are above their images
     below: float = 0.0
 
     def pages_with(self, image_id: str) -> int:
-        """Tells how many pages show the image."""
+        """Returns how many pages show the image."""
         return self.images[image_id]
 
     def is_repeated(self, image_id: str) -> bool:
-        """Says whether so many pages show the image that it belongs to the site."""
+        """Returns whether enough pages show the image that it belongs to the site."""
         pages = self.images[image_id]
         return pages >= max(_REPEATED_PAGES, _REPEATED_SHARE * self.num_pages)
 
     def is_generic(self, text: str) -> bool:
-        """Says whether an image's own text (alt, title, caption) stands for many images."""
+        """Returns whether an image's own text (alt, title, caption) is used for many images."""
         return len(self.images_by_alt.get(hash(text), ())) >= _GENERIC_IMAGES
 
     def share_with(self, text: str) -> float:
-        """Share of the site's other pages that say the text."""
+        """Returns the share of the site's other pages that contain the text."""
         pages = self.texts[hash(text)]
         return (pages - 1) / (self.num_pages - 1) if pages > 1 and self.num_pages > 1 else 0.0
 
 
 def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
-    """Looks at the pages of one host once, one after another; memory is bounded."""
+    """Reads the pages of one host once, one after another; memory is bounded."""
     site = Site()
     for joined in pages:
         site.num_pages += 1
         ids = [p.image_id for p in joined.images.values() if not isinstance(p, Drop)]
         texts = [hash(block.text) for block in joined.page.blocks]
         texts += [hash(t) for i in joined.page.images for t in (i.alt, i.title) if t]
-        # Once a page, and in its order: a set's order is another in every process.
+        # Once per page, and in page order: a set's order differs between processes.
         site.images.update(list(dict.fromkeys(ids)))
         site.texts.update(list(dict.fromkeys(texts)))
         _note_names(joined, site)
@@ -76,7 +76,7 @@ def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
 
 
 def _note_names(joined: JoinedPage, site: Site) -> None:
-    """Notes which images have an alt text, title or caption, up to those that make it generic."""
+    """Records which images have an alt text, title or caption, until it counts as generic."""
     for image in joined.page.images:
         archived = joined.images.get(image.order, _ABSENT)
         if isinstance(archived, Drop):
@@ -91,14 +91,14 @@ def _note_names(joined: JoinedPage, site: Site) -> None:
 
 
 def _forget(counter: Counter[Any]) -> None:
-    """Drops what was seen once, or whatever it takes to halve the table."""
+    """Keeps the most frequent half of a full table."""
     frequent_entries = counter.most_common(_MAX_COUNTED // 2)
     counter.clear()
     counter.update(dict(frequent_entries))
 
 
 def find_image_blocks(joined: JoinedPage) -> list[int]:
-    """Places (block numbers) of the page's images at hand, sorted."""
+    """Returns the sorted positions (block numbers) of the page's available images."""
     return sorted(
         image.block
         for image in joined.page.images
@@ -107,11 +107,11 @@ def find_image_blocks(joined: JoinedPage) -> list[int]:
 
 
 def sides(joined: JoinedPage) -> tuple[float, float]:
-    """Evidence of a page that captions stand (above, below) its images.
+    """Returns a page's evidence that captions are (above, below) its images.
 
-    A row of images and short texts tells at its ends: what follows the last image in the same
-    part of the page is a caption below, what precedes the first one above. Words that a text
-    shares with the name or the alt text of its image tell everywhere.
+    The ends of a row of images and short texts are evidence: a text after the last image in the
+    same part of the page is a caption below, a text before the first image one above. Words that a
+    text shares with the name or the alt text of its image are evidence everywhere.
     """
     above = below = 0.0
     for image in joined.page.images:
@@ -131,7 +131,7 @@ def sides(joined: JoinedPage) -> tuple[float, float]:
 
 
 def neighbours(page: Page, image: PageImage) -> tuple[Block | None, Block | None]:
-    """The short texts right before and right after an image, in the same part of the page."""
+    """Returns the short texts right before and after an image, in the same part of the page."""
     before = page.blocks[image.block - 1] if 0 < image.block <= len(page.blocks) else None
     after = page.blocks[image.block] if image.block < len(page.blocks) else None
     return _caption_like(before, image), _caption_like(after, image)
@@ -145,9 +145,9 @@ def _caption_like(block: Block | None, image: PageImage) -> Block | None:
 
 
 def row_side(joined: JoinedPage, side: float) -> str:
-    """Where captions stand on a page on which images and short texts alternate, "" on others.
+    """Returns the side of captions on a page where images and short texts alternate, else "".
 
-    ``before`` or ``after`` the image: as the row's ends say, and ``side`` where they do not.
+    ``before`` or ``after`` the image: by the ends of the row, or by ``side`` if they do not decide.
     """
     blocks = joined.page.blocks
     image_blocks = sorted(set(find_image_blocks(joined)))
@@ -167,7 +167,7 @@ def row_side(joined: JoinedPage, side: float) -> str:
 
 
 def _like(block: Block | None, path: tuple[int, ...]) -> bool:
-    """A short text in the same part of the page as the row that ``path`` leads to."""
+    """Returns whether a block is a short text in the part of the page that ``path`` identifies."""
     return (
         block is not None
         and not block.furniture

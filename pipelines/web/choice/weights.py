@@ -1,6 +1,7 @@
-"""Weights of the choice's features, by ``benchmarks/mining.py --fit`` on labelled sites.
+"""Defines the weights of the choice's features.
 
-They are fitted, not set: docs/web-pairs.md says on what, and what they give on sites unseen.
+``benchmarks/mining.py --fit`` fitted them on labelled sites: docs/web-pairs.md lists the data,
+and the results on unseen sites.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""The fetcher: hosts in buckets, each host at its own pace, everything journalled.
+"""Fetches URLs: hosts in buckets, each host at its own pace, everything journalled.
 
 Reading order: ``flags`` and ``politeness`` (the numbers), ``lines`` and ``hosts`` (hosts and
-buckets), ``database``, ``entries`` and ``journal`` (what is to be fetched and what came of it),
-``outbox`` (between buckets), ``warc`` (written), ``turns`` (a host), ``pages`` and ``answers``
-(what a response leads to), ``fetcher`` (the loop), ``work`` (a bucket), ``rounds`` (of all);
-then ``stages`` and ``tables`` (the outcome of every URL).
+buckets), ``database``, ``entries`` and ``journal`` (the URLs to fetch and their outcomes),
+``outbox`` (between buckets), ``warc`` (writing archives), ``turns`` (a host), ``pages`` and
+``answers`` (the results of a response), ``fetcher`` (the loop), ``work`` (a bucket), ``rounds``
+(of all buckets); then ``stages`` and ``tables`` (the outcome of every URL).
 """

@@ -1,4 +1,4 @@
-"""What an answer means for its URL: the outcome, what is fetched next, and what is archived."""
+"""Evaluates a response to a URL: the outcome, the next URLs, and the archive record."""
 
 import hashlib
 import re
@@ -44,7 +44,7 @@ _SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?")
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What an answer comes to."""
+    """Holds the results of a response."""
 
     outcome: Outcome
     entries: Sequence[UrlEntry] = ()
@@ -52,7 +52,7 @@ class Judgement:
 
 
 def judge(answer: Answer, turn: QueuedUrl, scope: Scope, *, max_redirects: int) -> Judgement:
-    """Returns what the answer to a URL's request comes to."""
+    """Returns the results of the response to a URL's request."""
     outcome = _facts(answer)
     if answer.failure is not None:
         return Judgement(outcome=failed(outcome, answer.failure, answer.detail))
@@ -77,7 +77,7 @@ def judge(answer: Answer, turn: QueuedUrl, scope: Scope, *, max_redirects: int) 
 
 
 def _facts(answer: Answer) -> Outcome:
-    """What is noted of every answer."""
+    """Returns the part of the outcome that every response has."""
     headers = answer.headers
     return Outcome(
         outcome=FETCHED,
@@ -92,12 +92,12 @@ def _facts(answer: Answer) -> Outcome:
 
 
 def _short(value: str | None) -> str | None:
-    """A header's value that is given back later; none of an unusual length."""
+    """Returns a header's value for later conditional requests, or None if it is unusually long."""
     return value if value and len(value) <= 1_000 else None
 
 
 def failed(outcome: Outcome, reason: Reason, detail: str | None) -> Outcome:
-    """Returns the outcome of a URL that gave no content, for ``reason``."""
+    """Returns the outcome of a URL without content, for ``reason``."""
     return replace(outcome, outcome=reason.value, detail=detail, may_retry=reason in TRANSIENT)
 
 
@@ -172,9 +172,9 @@ def _record(answer: Answer, turn: QueuedUrl, level: int) -> bytes:
 
 
 def retry_after_s(answer: Answer) -> float | None:
-    """Returns for how many seconds a host wants to be left alone, None if it does not say.
+    """Returns the seconds of a response's Retry-After, or None without one.
 
-    A time that is over says nothing.
+    A time in the past is ignored.
     """
     value = answer.headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(value):

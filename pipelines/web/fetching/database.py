@@ -1,4 +1,4 @@
-"""A journal's file: its tables in SQLite, how it is opened and copied, and what its errors say."""
+"""Defines a journal's SQLite file: its tables, how it is opened and copied, and its errors."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ CREATE TABLE sent (
 CREATE INDEX sent_to ON sent (bucket, id);
 CREATE TABLE pulled (bucket INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 """
-# Finished parts of the bucket's archive. A journal that an older vlmill began lacks the table.
+# Finished parts of the bucket's archive. Journals of older vlmill versions lack this table.
 _PARTS = """
 CREATE TABLE IF NOT EXISTS parts (
     part INTEGER PRIMARY KEY, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
@@ -52,10 +52,10 @@ _CACHE_KIB = 4_096
 
 
 def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
-    """Opens a journal's file; ``new`` makes it.
+    """Opens a journal's file; ``new`` creates it.
 
-    Raises OSError for one that is missing: an empty journal in its place would say that nothing
-    was ever listed.
+    Raises OSError for a missing file: an empty journal instead would mean that no URL was ever
+    listed.
     """
     if not new and not path.is_file():
         raise OSError(f"the journal {path} is missing; put it back, or use --fresh")
@@ -68,13 +68,13 @@ def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
     database.execute(_PARTS)
     for table in ("urls", "sent"):
         columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
-        if columns and "alternatives" not in columns:  # of a journal that an older vlmill began
+        if columns and "alternatives" not in columns:  # a journal of an older vlmill
             database.execute(f"ALTER TABLE {table} ADD COLUMN alternatives TEXT")
     return database
 
 
 def copy_database(database: sqlite3.Connection, path: Path) -> None:
-    """Writes what is committed into another file, whole and without a log beside it."""
+    """Writes all committed data into another file, complete and without a log file."""
     with closing(sqlite3.connect(path)) as copy:
         database.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")
@@ -82,7 +82,7 @@ def copy_database(database: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def journal_errors() -> Iterator[None]:
-    """Raises OSError for what a journal cannot do, as on a full disk, in the block."""
+    """Raises OSError for journal errors in the block, such as a full disk."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -1,4 +1,4 @@
-"""What a journal holds: URLs that are wanted, that wait, their outcomes; hosts and their robots."""
+"""Defines a journal's entries: queued URLs and their outcomes, hosts and their robots rules."""
 
 from dataclasses import dataclass, replace
 
@@ -8,8 +8,10 @@ SUCCESSES = (FETCHED, NOT_MODIFIED, REDIRECTED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlEntry:
-    """A URL that is to be fetched. ``follow``: how deep links are followed from it if it is a
-    page; -1: it is none that is wanted. ``source`` says how it became known (a ``Stage``'s name).
+    """Holds a URL to fetch.
+
+    ``follow``: how deep links are followed from it if it is a page; -1: only an image
+    is accepted. ``source`` is the name of the ``Stage`` by which it became known.
     """
 
     url: str
@@ -19,12 +21,12 @@ class UrlEntry:
     hops: int = 0  # redirects that have led to it
     etag: str | None = None  # of an earlier crawl
     modified: str | None = None
-    alternatives: tuple[str, ...] = ()  # asked for one after the other if this one fails
+    alternatives: tuple[str, ...] = ()  # requested one after the other if this one fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedUrl:
-    """A URL whose turn comes."""
+    """Holds a URL that is next in its host's queue."""
 
     id: int
     url: str
@@ -38,15 +40,15 @@ class QueuedUrl:
     alternatives: tuple[str, ...] = ()
 
     def again(self) -> "QueuedUrl":
-        """The same after one more attempt."""
+        """Returns the same URL after one more attempt."""
         return replace(self, attempts=self.attempts + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a URL: the columns of ``outcomes`` that an answer decides.
+    """Holds the outcome of a URL: the columns of ``outcomes`` that a response decides.
 
-    ``may_retry``: a later attempt may end otherwise.
+    ``may_retry``: a later attempt may have another outcome.
     """
 
     outcome: str
@@ -65,16 +67,16 @@ class Outcome:
 
     @property
     def is_reject(self) -> bool:
-        """Whether it gave no content and leads nowhere."""
+        """Returns whether the URL gave no content and redirects nowhere."""
         return self.outcome not in SUCCESSES
 
 
 @dataclass(slots=True, kw_only=True)
 class HostRow:
-    """What the journal knows of a host; times are seconds since 1970.
+    """Holds the journal's data about a host; times are seconds since 1970.
 
-    ``last_at`` is when the last request to it began, ``not_before`` until when it wants to be left
-    alone.
+    ``last_at`` is when the last request to it began, ``not_before`` is when it accepts requests
+    again.
     """
 
     id: int
@@ -89,9 +91,9 @@ class HostRow:
 
 @dataclass(slots=True, kw_only=True)
 class OriginRow:
-    """What a host's scheme and port say of robots: bytes of an answer that was kept, or None.
+    """Holds the robots rules of a host's scheme and port: the bytes of a stored response, or None.
 
-    ``url`` and ``hops``: to where redirects of the one that is asked for have led so far.
+    ``url`` and ``hops``: the current target and the number of redirects of the pending request.
     """
 
     origin: str

@@ -1,7 +1,7 @@
-"""Fetches the URLs of one bucket: many hosts at once, each at its own rate.
+"""Fetches the URLs of one bucket: many hosts concurrently, each at its own rate.
 
-Every answer's record is in the archive, and its outcome in the journal, before the next ones are
-waited for.
+Every response's record is in the archive, and its outcome in the journal, before the fetcher waits
+for the next responses.
 """
 
 import heapq
@@ -30,14 +30,14 @@ from vlmill.runtime.net.opt_outs import tdmrep_url
 from vlmill.runtime.net.robots import MAX_BYTES, robots_url
 from vlmill.schemas.rejects import Reason
 
-PAUSE_S = 0.5  # at most between two looks at whether the run is still there
+PAUSE_S = 0.5  # at most between two checks whether the run still exists
 HOPS = 5  # redirects of a robots.txt that are followed (RFC 9309, 2.3.1.2), or a tdmrep.json
 _DOWN = frozenset((*TRANSIENT, Reason.TLS_ERROR))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A request in flight: whose, what for, and the URL or the origin that it is about."""
+    """Holds a request in flight: its host, its purpose, and its URL or origin."""
 
     request: Request
     host: Host
@@ -47,7 +47,7 @@ class Running:
 
 
 class Fetcher:
-    """Fetches what waits in a bucket's journal, until nothing does."""
+    """Fetches the URLs that wait in a bucket's journal, until none waits."""
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class Fetcher:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``watch`` is told, every ``PAUSE_S`` at least, how many more URLs have their outcome and
-        how many of these failed.
+        """Sets up the fetcher of a bucket.
+
+        At least every ``PAUSE_S``, ``watch`` receives the number of further URLs with an outcome,
+        and how many of these failed.
         """
         self._journal, self._parts, self._client = journal, parts, client
         self._bucket, self._buckets = bucket, buckets
@@ -72,7 +74,7 @@ class Fetcher:
         self._clock, self._sleep = clock, sleep
         self._watch = watch
         self._hosts: dict[int, Host] = {}
-        self._turns: list[tuple[float, int]] = []  # when, and which host: a heap
+        self._turns: list[tuple[float, int]] = []  # a heap of (time, host)
         self._running: dict[int, Running] = {}
         self._done = self._rejected = 0
 
@@ -86,7 +88,7 @@ class Fetcher:
                 break
             for answer in self._wait():
                 self._answered(answer)
-            # Records before their journal: what the journal lists is in the archive.
+            # Records before their journal: every journalled record is in the archive.
             self._parts.flush()
             self._journal.commit()
             if self._parts.is_full:  # between two commits: all of it is journalled
@@ -108,7 +110,7 @@ class Fetcher:
         self._sleep(pause)
         return []
 
-    # Hosts come and go.
+    # Hosts.
 
     def _take_hosts(self) -> None:
         free = self._manners.hosts_at_once - len(self._hosts)
@@ -119,11 +121,11 @@ class Fetcher:
             host = Host(row=row, delay_s=self._manners.delay_s)
             self._hosts[row.id] = host
             self._schedule(host)
-        if rows:  # before they are asked: after a kill it is known who may have been
+        if rows:  # before any request: after a kill it is known which hosts may have had one
             self._journal.commit()
 
     def _schedule(self, host: Host) -> None:
-        """Lets a host have its turn as soon as it may."""
+        """Schedules a host's turn for the earliest allowed time."""
         if not host.scheduled and not host.asking and host.in_flight < self._manners.per_host:
             host.scheduled = True
             heapq.heappush(self._turns, (host.ready_at, host.row.id))
@@ -139,18 +141,18 @@ class Fetcher:
         del self._hosts[host.row.id]
 
     def _close(self, host: Host, reason: Reason, detail: str) -> None:
-        """Gives what still waits of a host the same outcome, once its requests have ended."""
+        """Gives a host's waiting URLs the same outcome, once its requests have ended."""
         host.closed = failed(Outcome(outcome=reason.value), reason, detail)
         host.queue.clear()
 
-    # Requests go out.
+    # Requests.
 
     def _start_requests(self) -> None:
         while self._turns and self._client.num_free and self._turns[0][0] <= self._clock():
             _, number = heapq.heappop(self._turns)
             host = self._hosts[number]
             host.scheduled = False
-            if host.ready_at > self._clock():  # it has become slower since
+            if host.ready_at > self._clock():  # it has become slower in the meantime
                 self._schedule(host)
                 continue
             running = self._next(host)
@@ -169,7 +171,7 @@ class Fetcher:
         self._schedule(host)
 
     def _next(self, host: Host) -> Running | None:
-        """The next request to a host; None if nothing of it waits, or not yet."""
+        """Returns the next request to a host; None if no URL of it waits, or the host must wait."""
         while host.closed is None and (turn := host.head(self._journal)) is not None:
             permission = host.permission(turn.url, self._journal, self._clock())
             if permission is None:
@@ -177,7 +179,7 @@ class Fetcher:
             if (why := host.asks_too_much(self._manners)) is not None:
                 self._close(host, Reason.HOST_LIMIT, why)
                 break
-            if host.ready_at > self._clock():  # its robots.txt asks for more time
+            if host.ready_at > self._clock():  # its robots.txt requires a longer delay
                 self._schedule(host)
                 return None
             refusal = permission.refusal(turn.url)
@@ -219,14 +221,14 @@ class Fetcher:
         self._admit(host, row)
         return self._next(host)
 
-    # Answers come in.
+    # Responses.
 
     def _answered(self, answer: Answer) -> None:
         running = self._running.pop(id(answer.request))
         host = running.host
         host.in_flight -= 1
         host.asking = False
-        # A server sees a request later than it was started: no gap between two is shorter so.
+        # A server receives a request after its start: counting from its end avoids short gaps.
         host.row.last_at = self._clock()
         host.row.seconds += answer.seconds
         host.row.bytes += len(answer.body)
@@ -246,9 +248,9 @@ class Fetcher:
         self._schedule(host)
 
     def _is_busy(self, running: Running, answer: Answer) -> bool:
-        """Whether the host wants to be asked again later, and will be: nothing is done of it yet.
+        """Returns whether the host asks for a later attempt; the URL then continues to wait.
 
-        A host that wants to be left alone for long is set aside.
+        A host that asks for a long pause is set aside.
         """
         if answer.failure is not None or answer.status not in BUSY_STATUSES:
             return False
@@ -282,7 +284,7 @@ class Fetcher:
         self._try_next(turn, judgement.outcome)
 
     def _without_loop(self, turn: QueuedUrl, judgement: Judgement) -> Judgement:
-        """Returns the failure of a redirect that closes a circle, and gives it to all in it."""
+        """Returns the failure of a redirect that closes a circle; records it for all its URLs."""
         target = judgement.outcome.target
         assert target is not None
         loop = self._journal.redirect_loop(turn.url, target)
@@ -295,7 +297,7 @@ class Fetcher:
         return Judgement(outcome=outcome)
 
     def _try_next(self, turn: QueuedUrl, outcome: Outcome) -> None:
-        """Asks for the next address of an image of which this one gave nothing."""
+        """Queues the next address of an image whose current address failed."""
         if outcome.is_reject and turn.alternatives:
             url, *rest = turn.alternatives
             self._enqueue(
@@ -330,7 +332,7 @@ class Fetcher:
         if self._leads_on(running.host, row, answer):
             return
         if answer.location is not None and row.hops < HOPS:
-            # That host's manners would have to be kept: what is not known is not allowed.
+            # That host's politeness policy would apply; unknown permission counts as forbidden.
             response = RobotsResponse(
                 status=0, content=b"", detail="robots.txt lies on another site"
             )
@@ -356,7 +358,7 @@ class Fetcher:
         self._admit(running.host, row)
 
     def _leads_on(self, host: Host, row: OriginRow, answer: Answer) -> bool:
-        """Whether an answer leads to another place on the site, which is asked next then."""
+        """Returns whether a response redirects within the site; the target is requested next."""
         if answer.location is None or row.hops >= HOPS:
             return False
         if not is_same_site(get_host(answer.location), host.row.name):

@@ -1,4 +1,4 @@
-"""The flags of every command that fetches."""
+"""Defines the flags of every command that fetches."""
 
 import argparse
 import dataclasses
@@ -60,7 +60,7 @@ def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -
 
 
 def build_policy(args: argparse.Namespace) -> PolitenessPolicy:
-    """Builds the manners that the flags change. Raises InputError for values that make none."""
+    """Builds the politeness policy from the flags. Raises InputError for invalid values."""
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(PolitenessPolicy)

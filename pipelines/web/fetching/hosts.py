@@ -1,4 +1,4 @@
-"""What a URL's host and origin are, and which bucket a host belongs to."""
+"""Returns the host and origin of a URL, and the bucket of a host."""
 
 import hashlib
 import re
@@ -8,17 +8,17 @@ _ORIGIN = re.compile(r"[a-z]+://([^/?#]*)")
 
 
 def get_origin(url: str) -> str:
-    """Scheme, host and port of an absolute URL in one spelling: what one robots.txt is for."""
+    """Returns the normalised scheme, host and port of an absolute URL, which share a robots.txt."""
     return _parts(url)[0]
 
 
 def get_host(url: str) -> str:
-    """Host and port of such a URL (a default port is left out): what one rate is for."""
+    """Returns host and port of such a URL (no default port), which have one rate limit."""
     return _parts(url)[1]
 
 
 def is_same_site(host: str, other: str) -> bool:
-    """Says whether one host's name ends with the other's, as ``www.a.org`` with ``a.org``."""
+    """Returns whether one host's name ends with the other's, as ``www.a.org`` with ``a.org``."""
     return host == other or host.endswith(f".{other}") or other.endswith(f".{host}")
 
 
@@ -32,7 +32,7 @@ def _parts(url: str) -> re.Match[str]:
 def assign_bucket(host: str, buckets: int) -> int:
     """Returns the bucket of a host, the same on every machine.
 
-    Ports do not count, nor does ``www.``: between such hosts redirects are frequent.
+    Ports and ``www.`` are ignored: redirects between such hosts are frequent.
     """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     digest = hashlib.blake2b(name.removeprefix("www.").encode(), digest_size=8).digest()

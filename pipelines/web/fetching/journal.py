@@ -1,7 +1,7 @@
-"""A bucket's journal: its hosts and URLs, and what came of each, in one SQLite file.
+"""Keeps a bucket's journal: its hosts and URLs, and their outcomes, in one SQLite file.
 
-Every answer is committed before the next one is waited for, so that a killed run repeats none that
-was journalled. Memory is SQLite's page cache; queues of any length lie on the disk.
+Every response is committed before the fetcher waits for the next one, so that a killed run repeats
+no journalled request. Memory is SQLite's page cache; queues of any length are stored on disk.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,17 +25,17 @@ from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.listed import ListedFile
 from vlmill.schemas.rejects import Reason
 
-WAITING, DONE, FAILED = 0, 1, 2  # failed: answered for now, and may be tried again
+WAITING, DONE, FAILED = 0, 1, 2  # failed: has an outcome, and may be tried again
 _HOST = ("id", "name", "last_at", "not_before", "failures", "backoffs", "seconds", "bytes")
-_MOST_LOOP = 20  # redirects that are followed in the journal to see whether they lead back
+_MOST_LOOP = 20  # redirects that are followed in the journal to detect a circle
 _MOST_HOST_IDS = 10_000
 
 
 class Journal:
-    """One bucket's journal; at most one process at a time may write it.
+    """Reads and writes one bucket's journal; at most one process at a time may write it.
 
-    ``resume_path`` is its place in a store, which a run on another machine can go on from.
-    ``new`` makes the file; without it OSError is raised for a journal that is missing.
+    ``resume_path`` is its path in a store, from which a run on another machine can continue.
+    ``new`` creates the file; without it a missing journal raises OSError.
     """
 
     def __init__(self, path: Path, resume_path: Path | None = None, *, new: bool = False) -> None:
@@ -45,28 +45,28 @@ class Journal:
         self.outbox = Outbox(self._db)
 
     def commit(self) -> None:
-        """Makes everything since the last commit count; a kill before loses all of it."""
+        """Commits everything since the last commit; a kill before loses all of it."""
         self._db.commit()
 
     def keep(self) -> None:
-        """Puts what is committed into the store, if the journal has a place there."""
+        """Copies the committed data into the store, if the journal has a path there."""
         if self._kept is not None:
             with atomic_path(self._kept) as copy:
                 copy_database(self._db, copy)
 
     def restored(self, sent: Mapping[int, int], now: float) -> None:
-        """Makes a journal count that was kept in a store: others, and hosts, may know more.
+        """Adapts a journal restored from a store, as other buckets and hosts may have newer state.
 
-        ``sent``: the number of the last URL that each bucket's journal, as it was kept, has left
-        for others; it may leave more under the numbers that were pulled since. Until ``now`` any
-        host may have been asked.
+        ``sent``: the number of the last URL that each bucket's journal, as it was stored, has
+        written for others; the numbers after it may be reused for other URLs. Any host may have
+        received requests until ``now``.
         """
         self.outbox.pull_again(sent)
         self._db.execute("UPDATE hosts SET active = 0, last_at = ?", (now,))
         self.commit()
 
     def close(self) -> None:
-        """Closes the file; what was not committed is lost."""
+        """Closes the file; uncommitted changes are lost."""
         self._db.close()
 
     def __enter__(self) -> "Journal":
@@ -75,15 +75,15 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # URLs that come in.
+    # URLs that are added.
 
     def list_url(self, entry: UrlEntry) -> None:
-        """Adds a URL of the user's list; one that came before counts once more."""
+        """Adds a URL of the user's list; a duplicate is counted."""
         if not self._insert(entry):
             self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (entry.url,))
 
     def drop_line(self, line: str, reason: Reason, detail: str | None) -> None:
-        """Keeps a line of the user's list that is no URL."""
+        """Stores a line of the user's list that is not a URL."""
         self._db.execute(
             "INSERT INTO lines (line, reason, detail) VALUES (?, ?, ?) "
             "ON CONFLICT DO UPDATE SET times = times + 1",
@@ -93,7 +93,7 @@ class Journal:
     def add(self, entry: UrlEntry, *, max_pages: int) -> None:
         """Adds a URL that a page or a redirect has led to, unless it is known.
 
-        Of links a host takes ``max_pages``; how many more there were is counted.
+        A host takes ``max_pages`` links; further links are counted.
         """
         is_link = entry.follow >= 0 and entry.hops == 0
         if is_link and self._pages(entry.url) >= max_pages:
@@ -154,11 +154,11 @@ class Journal:
     # Hosts and their queues.
 
     def release_hosts(self, now: float) -> None:
-        """Lets hosts be taken that a killed run was at: it may have asked them until ``now``."""
+        """Releases hosts that a killed run had taken; they may have had requests until ``now``."""
         self._db.execute("UPDATE hosts SET active = 0, last_at = ? WHERE active = 1", (now,))
 
     def take_hosts(self, limit: int) -> list[HostRow]:
-        """Returns hosts with URLs that wait and are not taken yet, those first whose turn it is."""
+        """Returns free hosts with waiting URLs, the hosts whose turn is next first."""
         rows = self._db.execute(
             "SELECT id, name, last_at, not_before, failures, backoffs, seconds, bytes FROM hosts "
             "WHERE waiting > 0 AND active = 0 LIMIT ?",
@@ -171,12 +171,12 @@ class Journal:
         return hosts
 
     def leave_host(self, host: HostRow) -> None:
-        """Keeps what is known of a host, and lets it be taken again if URLs come to it."""
+        """Stores a host's data, and releases it for URLs that are added later."""
         self.keep_host(host)
         self._db.execute("UPDATE hosts SET active = 0 WHERE id = ?", (host.id,))
 
     def keep_host(self, host: HostRow) -> None:
-        """Keeps what is known of a host."""
+        """Stores a host's data."""
         self._db.execute(
             "UPDATE hosts SET last_at = ?, not_before = ?, failures = ?, backoffs = ?, "
             "seconds = ?, bytes = ? WHERE id = ?",
@@ -187,7 +187,7 @@ class Journal:
         )
 
     def queue(self, host: int, after: int, limit: int) -> list[QueuedUrl]:
-        """Returns the next URLs of a host that wait, behind the one with the id ``after``."""
+        """Returns the next waiting URLs of a host, after the URL with the id ``after``."""
         rows = self._db.execute(
             "SELECT id, url, source, follow, hops, attempts, old_etag, old_modified, referrer, "
             "alternatives FROM urls WHERE host = ? AND state = 0 AND id > ? ORDER BY id LIMIT ?",
@@ -203,7 +203,7 @@ class Journal:
         ]
 
     def origin(self, origin: str) -> OriginRow | None:
-        """Returns what is kept of a host's rules for robots."""
+        """Returns the stored robots rules of an origin."""
         row = self._db.execute(
             "SELECT robots, tdm, url, hops, expires FROM origins WHERE origin = ?", (origin,)
         ).fetchone()
@@ -213,19 +213,19 @@ class Journal:
         return OriginRow(origin=origin, robots=robots, tdm=tdm, url=url, hops=hops, expires=expires)
 
     def keep_origin(self, host: int, row: OriginRow) -> None:
-        """Keeps what a host has said of robots."""
+        """Stores the robots rules of a host's origin."""
         self._db.execute(
             "INSERT OR REPLACE INTO origins (origin, host, robots, tdm, url, hops, expires) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (row.origin, host, row.robots, row.tdm, row.url, row.hops, row.expires),
         )
 
-    # What came of them.
+    # Outcomes.
 
     def record_outcome(
         self, host: int, url: int, outcome: Outcome, record_location: RecordLocation | None
     ) -> None:
-        """Keeps the outcome of a URL; it waits no more."""
+        """Stores the outcome of a URL, which then no longer waits."""
         state = FAILED if outcome.may_retry else DONE
         self._db.execute(
             "UPDATE urls SET state = ?, attempts = attempts + ?, outcome = ?, detail = ?, "
@@ -255,7 +255,7 @@ class Journal:
     def redirect_loop(self, url: str, target: str) -> list[int]:
         """Returns the ids of the URLs through which redirects lead from ``target`` back to ``url``.
 
-        [] where they do not, as far as this journal knows.
+        [] if they do not, as far as this journal knows.
         """
         ids: list[int] = []
         for _ in range(_MOST_LOOP):
@@ -271,18 +271,18 @@ class Journal:
         return []
 
     def break_loop(self, ids: Sequence[int], outcome: Outcome) -> None:
-        """Gives URLs that redirect in a circle their outcome in place of the redirect."""
+        """Replaces the redirects of URLs in a circle with an outcome."""
         self._db.executemany(
             "UPDATE urls SET outcome = ?, detail = ? WHERE id = ?",
             [(outcome.outcome, outcome.detail, number) for number in ids],
         )
 
     def postponed(self, url: int) -> None:
-        """Counts an attempt of a URL that goes on waiting: its host wants to be left alone."""
+        """Counts an attempt of a URL that continues to wait: its host asks for a pause."""
         self._db.execute("UPDATE urls SET attempts = attempts + 1 WHERE id = ?", (url,))
 
     def set_aside(self, host: int, outcome: Outcome) -> int:
-        """Gives all URLs of a host that wait the same outcome; returns how many."""
+        """Gives all waiting URLs of a host the same outcome; returns how many."""
         state = FAILED if outcome.may_retry else DONE
         changed = self._db.execute(
             "UPDATE urls SET state = ?, outcome = ?, detail = ? WHERE host = ? AND state = 0",
@@ -292,9 +292,9 @@ class Journal:
         return changed
 
     def retry_failed(self, number: int) -> int:
-        """Begins the pass ``number`` (from 1) over what failed and may end otherwise.
+        """Begins retry round ``number`` (from 1) for URLs whose failure may be transient.
 
-        Returns how many URLs wait once more; 0 if an earlier run has begun this pass.
+        Returns how many URLs wait again; 0 if an earlier run has begun this round.
         """
         if self.last_pass() >= number:
             return 0
@@ -304,7 +304,7 @@ class Journal:
             "WHERE id IN (SELECT host FROM urls WHERE state = ?)",
             (FAILED, FAILED),
         )
-        # Robots that could not be read are asked once more, too.
+        # Unreadable robots.txt files are requested once more, too.
         self._db.execute(
             "UPDATE origins SET robots = NULL, tdm = NULL, url = NULL, hops = 0 "
             "WHERE host IN (SELECT host FROM urls WHERE state = ?)",
@@ -315,11 +315,11 @@ class Journal:
         return changed
 
     def last_pass(self) -> int:
-        """Returns the number of the last pass over failures that was begun; 0 if none was."""
+        """Returns the number of the last retry round that was begun; 0 for no round."""
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def last_location(self) -> RecordLocation | None:
-        """Returns where the last record lies that is journalled."""
+        """Returns the location of the last journalled record."""
         row = self._db.execute(
             "SELECT part, offset, length FROM urls WHERE part IS NOT NULL "
             "ORDER BY part DESC, offset DESC LIMIT 1"
@@ -345,7 +345,7 @@ class Journal:
         self.keep()
 
     def finished_parts(self, bucket: int) -> list[ListedFile]:
-        """Returns the parts of the bucket's archive that were finished, in their order."""
+        """Returns the finished parts of the bucket's archive, in their order."""
         return [
             ListedFile(name=part_name(bucket, part), bytes=num_bytes, sha256=sha256)
             for part, num_bytes, sha256 in self.rows("SELECT * FROM parts ORDER BY part")
@@ -354,7 +354,7 @@ class Journal:
     # Between buckets.
 
     def pull(self, bucket: int, sent: Iterable[tuple[int, UrlEntry]], *, max_pages: int) -> None:
-        """Adds what another bucket has left for this one; either all of it or, killed, nothing."""
+        """Adds the URLs that another bucket has sent; if killed, none of them."""
         last = 0
         for last, entry in sent:  # noqa: B007
             self.add(entry, max_pages=max_pages)

@@ -1,4 +1,4 @@
-"""Lines of a list of URLs, each with what it asks for or why it is no URL."""
+"""Parses lines of a list of URLs, each into a URL to fetch or the reason for dropping it."""
 
 import re
 
@@ -14,7 +14,7 @@ _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
 def parse_url_line(line: str, follow: int) -> Line:
-    """What a line asks for: a URL in one spelling, or why it is none."""
+    """Returns a line's normalised URL, or why it is not a URL."""
     url = resolve("", line) if len(line) <= MAX_KEY else None
     if url is not None and len(url) <= MAX_KEY:
         return line, UrlEntry(url=url, source=FETCH_LISTED.name, follow=follow)

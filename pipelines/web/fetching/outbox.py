@@ -1,4 +1,4 @@
-"""What a bucket leaves for others to pull, and how far it has pulled what they left."""
+"""Exchanges URLs between buckets: stores URLs for others, and how many were pulled from each."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,26 +7,26 @@ from vlmill.pipelines.web.fetching.entries import UrlEntry
 
 
 def join_urls(urls: Sequence[str]) -> str | None:
-    """Returns URLs, which have no spaces, as a journal keeps them; None for none."""
+    """Joins URLs, which have no spaces, for a journal's column; returns None without URLs."""
     return " ".join(urls) or None
 
 
 def split_urls(kept: str | None) -> tuple[str, ...]:
-    """Returns the URLs that a journal keeps."""
+    """Returns the URLs of a journal's column."""
     return tuple((kept or "").split())
 
 
 class Outbox:
-    """The tables of a bucket's journal that other buckets look into.
+    """Reads and writes the tables of a bucket's journal that other buckets read.
 
-    What is left stays, under ascending numbers: pulling it again adds nothing.
+    Sent URLs stay, under ascending numbers: pulling them again adds nothing.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
 
     def send(self, bucket: int, entry: UrlEntry) -> None:
-        """Leaves a URL for another bucket to pull."""
+        """Sends a URL to another bucket."""
         self._db.execute(
             "INSERT INTO sent (bucket, url, source, referrer, follow, hops, alternatives) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -37,11 +37,11 @@ class Outbox:
         )
 
     def last_sent(self) -> int:
-        """Returns the number of the last URL that was left for another bucket; 0 if none was."""
+        """Returns the number of the last URL sent to another bucket; 0 before the first."""
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM sent").fetchone()[0])
 
     def sent_to(self, bucket: int, after: int) -> Iterator[tuple[int, UrlEntry]]:
-        """Yields what was left for a bucket behind the number ``after``, with its numbers."""
+        """Yields the URLs sent to a bucket after the number ``after``, with their numbers."""
         rows = self._db.execute(
             "SELECT id, url, source, referrer, follow, hops, alternatives FROM sent "
             "WHERE bucket = ? AND id > ? ORDER BY id",
@@ -66,11 +66,11 @@ class Outbox:
         return 0 if row is None else int(row[0])
 
     def mark_pulled(self, bucket: int, last: int) -> None:
-        """Keeps the number of the last URL that was pulled from another bucket."""
+        """Stores the number of the last URL that was pulled from another bucket."""
         self._db.execute("INSERT OR REPLACE INTO pulled VALUES (?, ?)", (bucket, last))
 
     def pull_again(self, sent: Mapping[int, int]) -> None:
-        """Lets be pulled once more what lies behind the last number that each bucket has used."""
+        """Resets the pull positions to at most each bucket's last sent number."""
         self._db.executemany(
             "UPDATE pulled SET last = min(last, ?) WHERE bucket = ?",
             [(last, bucket) for bucket, last in sent.items()],

@@ -1,4 +1,4 @@
-"""What is to be fetched of a page: its images, and, where links are followed, other pages."""
+"""Finds the URLs to fetch on a page: its images, and, if links are followed, other pages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
-BOUNDS = WebPairRules()  # a page that web_pairs would not read is not looked at for images
+BOUNDS = WebPairRules()  # a page that web_pairs would drop is not searched for images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What of a page is fetched."""
+    """Holds which URLs of a page are fetched."""
 
     same_host: bool = False  # links to other hosts are not followed
-    max_pages_per_host: int = 1_000  # that links lead to; listed ones do not count
+    max_pages_per_host: int = 1_000  # that links lead to; listed pages do not count
     max_links: int = 1_000  # of one page
-    addresses: int = 4  # of an image that are tried, the largest first, until one gives it
+    addresses: int = 4  # of an image that are tried, the largest first, until one succeeds
 
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """The URLs that a page refers to, in its order; of each image the addresses to try in turn."""
+    """Holds the URLs of a page, in its order; for each image the addresses to try in turn."""
 
     images: tuple[tuple[str, ...], ...]
     links: tuple[str, ...]
@@ -37,7 +37,7 @@ class References:
 def read_references(
     body: bytes, charset: str | None, url: str, *, scope: Scope, follow: bool
 ) -> References | Drop:
-    """Returns what the page at ``url`` refers to, or why it is not used."""
+    """Returns the URLs that the page at ``url`` refers to, or why it is not used."""
     text = markup.take_out_data(markup.decode(body, charset)).text
     if len(text) > BOUNDS.max_page_bytes:
         return Drop(Reason.TOO_LARGE, f"{len(text)} characters without data: URIs")
@@ -58,10 +58,10 @@ def read_references(
 
 
 def order_addresses(image: PageImage, page_url: str) -> tuple[str, ...]:
-    """Returns the addresses of an image, the largest first as far as the page says.
+    """Returns the addresses of an image, the largest first as far as the page states sizes.
 
-    A thumbnail's link leads to the full image; a srcset states sizes. Images that stand in the page
-    have no address.
+    A thumbnail's link leads to the full image; a srcset states sizes. Inline images have no
+    address.
     """
     urls = [url for url in image.urls if not url.startswith("urn:")]
     linked = resolve(page_url, image.link) if image.links_to_picture else None
@@ -71,7 +71,7 @@ def order_addresses(image: PageImage, page_url: str) -> tuple[str, ...]:
 
 
 def _links(tree: LexborHTMLParser, url: str, scope: Scope) -> Iterator[str]:
-    """Yields where a page links to; not what it asks robots not to follow."""
+    """Yields the targets of a page's links, except links that robots should not follow."""
     if any(_forbids_following(node.attributes) for node in tree.css("meta[name][content]")):
         return
     base_node = tree.css_first("base[href]")

@@ -1,4 +1,4 @@
-"""How a crawl behaves towards hosts, in one place: rates, waits and bounds."""
+"""Defines a crawl's politeness policy towards hosts: rates, waits and bounds."""
 
 from dataclasses import dataclass, fields
 from ipaddress import ip_network
@@ -12,33 +12,33 @@ CONNECTIONS = 64  # of a worker, each with one body in memory
 
 @dataclass(frozen=True, kw_only=True)
 class PolitenessPolicy:
-    """What hosts are asked for, how often, and how long they are waited for; all numbers ours."""
+    """Holds the limits on requests to hosts, rates and waits; the defaults are this project's."""
 
     contact: str  # a page or an e-mail address, in the user agent of every request
 
-    # Of one host.
-    delay_s: float = 1.0  # from an answer's end to the next request; robots.txt may ask for more
-    per_host: int = 1  # requests at once
-    max_delay_s: float = 60.0  # a host whose robots.txt asks for more is not crawled
+    # Per host.
+    delay_s: float = 1.0  # from a response's end to the next request; robots.txt may raise it
+    per_host: int = 1  # concurrent requests
+    max_delay_s: float = 60.0  # a host whose robots.txt requires more is not crawled
     max_wait_s: float = 600.0  # a host whose Retry-After asks for more is set aside
-    max_failures: int = 5  # in a row (no connection, no answer in time): the host is set aside
-    max_host_s: float = 3_600.0  # of waiting for its answers
+    max_failures: int = 5  # in a row (no connection, no response in time): the host is set aside
+    max_host_s: float = 3_600.0  # of waiting for its responses
     max_host_bytes: int = 10_240 * MIB
 
-    # Of one response.
+    # Per response.
     connect_s: float = 15.0
     response_s: float = 60.0
-    max_bytes: int = 16 * MIB  # of a body as it was sent, and as it is decoded
+    max_bytes: int = 16 * MIB  # of a body as sent, and as decoded
 
-    # Of one URL.
+    # Per URL.
     max_redirects: int = 5
-    max_attempts: int = 3  # while a host answers 429 or 503
-    retries: int = 1  # passes at the end over what failed and may not fail again
-    retry_wait_s: float = 30.0  # before such a pass
+    max_attempts: int = 3  # while a host returns 429 or 503
+    retries: int = 1  # retry rounds at the end for transient failures
+    retry_wait_s: float = 30.0  # before such a round
 
-    # Of a worker.
+    # Per worker.
     hosts_at_once: int = 256
-    allow_addresses: tuple[str, ...] = ()  # for tests: private networks that may be reached
+    allow_addresses: tuple[str, ...] = ()  # for tests: private networks that may be accessed
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -51,7 +51,7 @@ class PolitenessPolicy:
         for name in ("connect_s", "response_s"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name} is 0; it must be above 0")
-        self.client_settings()  # which check themselves: the contact, too
+        self.client_settings()  # checks its values, the contact included
 
     def client_settings(self) -> ClientSettings:
         """Returns the settings of a worker's client."""
@@ -65,12 +65,12 @@ class PolitenessPolicy:
         )
 
     def as_settings(self) -> dict[str, Any]:
-        """Names and values, for plans, manifests and reports."""
+        """Returns names and values, for plans, manifests and reports."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "allow_addresses": list(self.allow_addresses)}
 
     def backoff_s(self, times: int, retry_after_s: float | None) -> float:
-        """How long a host is left alone that has said "too many requests" ``times`` in a row."""
+        """Returns the pause for a host after ``times`` "too many requests" responses in a row."""
         if retry_after_s is not None:
             return max(retry_after_s, self.delay_s)
         return min(max(self.delay_s, 0.1) * 2.0**times, self.max_wait_s)

@@ -1,8 +1,8 @@
-"""Rounds: in each, every bucket that has URLs is fetched by one worker at a time.
+"""Runs rounds: in each, every bucket that has URLs is fetched by one worker at a time.
 
-What leads from one bucket to another waits for the next round; when no URL is left, what failed
-is tried once more. A round is a step of the engine, whose units are buckets: their journals know
-what is left to do, so that no unit has a record.
+URLs that lead from one bucket to another wait for the next round; when no URL remains, failed
+URLs are tried once more. A round is a step of the engine whose units are buckets: their journals
+hold the remaining work, so that no unit has a record.
 """
 
 import time
@@ -24,7 +24,7 @@ SELECT outcome, count(*), total(bytes) FROM urls WHERE outcome IS NOT NULL GROUP
 
 
 def run_rounds(job: Fetching, run_steps: RunSteps) -> None:
-    """Runs round after round until no URL waits, then as many passes over what failed."""
+    """Runs rounds until no URL waits, then the retry rounds for failed URLs."""
     _until_done(job, run_steps)
     for number in range(1, job.policy.retries + 1):
         if failed := retry_failed(job, number):
@@ -44,7 +44,7 @@ def _until_done(job: Fetching, run_steps: RunSteps) -> None:
 
 
 def make_round(buckets: Sequence[int]) -> Step[Fetching]:
-    """Returns the step that fetches what waits in these buckets."""
+    """Returns the step that fetches the waiting URLs of these buckets."""
     units = partial(_bucket_units, tuple(buckets))
     return Step(name="fetch", units=units, work=_fetch, recorded=False)
 
@@ -60,7 +60,7 @@ def _fetch(job: Fetching, unit: Unit) -> Result:
 
 
 def count_outcomes(job: Fetching, bucket: int) -> Numbers:
-    """How many URLs of a bucket have an outcome, their bytes, and those that gave nothing."""
+    """Counts a bucket's URLs with an outcome, their bytes, and the URLs without content."""
     numbers = Numbers()
     with job.journal(bucket) as journal:
         for outcome, urls, num_bytes in journal.rows(_OUTCOMES):

@@ -1,4 +1,4 @@
-"""The lines of a crawl's funnel: by how a URL became known."""
+"""Defines the lines of a crawl's funnel: by how a URL became known."""
 
 from vlmill.runtime.units.funnel import Stage
 

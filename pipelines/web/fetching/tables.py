@@ -1,4 +1,4 @@
-"""What came of every URL, as tables: a shard of ``outcomes`` and of ``rejects`` for each bucket."""
+"""Writes the outcome of every URL: a shard of ``outcomes`` and of ``rejects`` for each bucket."""
 
 import heapq
 from collections import Counter
@@ -38,13 +38,13 @@ ORDER BY count(*) DESC, hosts.name LIMIT {MOST_HOSTS}
 
 @dataclass(kw_only=True)
 class CrawlSummary:
-    """What one bucket's tables hold, counted while they were written."""
+    """Holds the counts of one bucket's tables, computed while they are written."""
 
     shards: list[Shard] = field(default_factory=list)
     tallies: Counter[Tally] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
-    tenths: Counter[int] = field(default_factory=Counter)  # of a second, of answers
+    tenths: Counter[int] = field(default_factory=Counter)  # of a second, of responses
     left_out: int = 0  # links beyond --max-pages-per-host
     hosts: list[tuple[Any, ...]] = field(default_factory=list)
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class CrawlSummary:
 def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
     """Writes a bucket's shards of both tables. Memory: one group of rows.
 
-    Raises OSError where the bucket's lines are not its outcomes and rejects, or an archive is not
-    the one that was finished: nothing that the journal or the archives hold is deleted then.
+    Raises OSError if the bucket's lines do not match its outcomes and rejects, or an archive has
+    changed since it was finished: no data of the journal or the archives is deleted then.
     """
     written = CrawlSummary()
     with job.journal(bucket) as journal:
@@ -72,7 +72,7 @@ def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
 
 
 def _check_lines(job: Fetching, bucket: int, written: CrawlSummary) -> None:
-    """Raises OSError unless every line that the bucket was given is an outcome or a reject."""
+    """Raises OSError unless every line that the bucket received is an outcome or a reject."""
     lines = read_lines(job.folder)
     actual = written.tallies[URLS.name, IN]
     if lines is not None and actual != lines[bucket]:
@@ -166,7 +166,7 @@ def _write(job: Fetching, table: Table, bucket: int, rows: Iterable[dict[str, An
 
 
 def merge_summaries(parts: Iterable[CrawlSummary]) -> CrawlSummary:
-    """The counts of all buckets."""
+    """Adds the counts of all buckets."""
     summary = CrawlSummary()
     for part in parts:
         summary.shards += part.shards

@@ -1,4 +1,4 @@
-"""A host while it is fetched from: whose turn is next, and when."""
+"""Schedules a host that is being fetched: the next URL, and the earliest time."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from vlmill.runtime.net.robots import MAX_BYTES, Robots, read_robots
 from vlmill.schemas.rejects import Reason
 
 QUEUE = 32  # URLs of a host in memory; the others wait in the journal
-ROBOTS_S = 86_400.0  # how long a robots.txt is believed (RFC 9309, 2.4)
+ROBOTS_S = 86_400.0  # how long a robots.txt is valid (RFC 9309, 2.4)
 
 
 class Errand(Enum):
-    """What a request is for."""
+    """Names the purpose of a request."""
 
     URL = "url"
     ROBOTS = "robots"
@@ -28,9 +28,9 @@ class Errand(Enum):
 
 
 class RobotsResponse(msgspec.Struct, array_like=True, frozen=True):
-    """What came of a request for robots.txt or tdmrep.json, as the journal keeps it.
+    """Holds the response to a request for robots.txt or tdmrep.json, as the journal stores it.
 
-    ``failure`` is a reason where not even a status came.
+    ``failure`` is a reason if the request did not even return a status.
     """
 
     status: int
@@ -39,7 +39,7 @@ class RobotsResponse(msgspec.Struct, array_like=True, frozen=True):
     detail: str | None = None
 
     def to_bytes(self) -> bytes:
-        """Its bytes."""
+        """Returns the response as bytes."""
         return msgspec.msgpack.encode(self)
 
 
@@ -48,7 +48,7 @@ _decode_response = msgspec.msgpack.Decoder(RobotsResponse).decode
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a URL is not asked for."""
+    """Holds the reason why a URL is not requested."""
 
     reason: Reason
     detail: str
@@ -56,7 +56,7 @@ class Refusal:
 
 
 class Permission:
-    """What an origin lets us fetch."""
+    """Holds the rules of an origin for this crawler."""
 
     def __init__(self, row: OriginRow) -> None:
         assert row.robots is not None
@@ -69,11 +69,11 @@ class Permission:
 
     @property
     def crawl_delay_s(self) -> float:
-        """Seconds between two requests that the origin asks for; 0 where it asks for none."""
+        """Returns the seconds between two requests that the origin asks for; 0 by default."""
         return self._robots.crawl_delay or 0.0
 
     def refusal(self, url: str) -> Refusal | None:
-        """Why ``url`` may not be fetched, None if it may."""
+        """Returns why ``url`` may not be fetched, None if it may."""
         response = self._said
         if response.failure is not None:
             detail = f"robots.txt: {response.detail or 'no answer'}"
@@ -91,37 +91,37 @@ class Permission:
         return None
 
     def allows(self, url: str) -> bool:
-        """Whether robots.txt lets us fetch ``url``."""
+        """Returns whether robots.txt allows fetching ``url``."""
         return self._said.failure is None and self._robots.allows(url)
 
 
 @dataclass(kw_only=True)
 class Host:
-    """A host that URLs are being fetched from; times are seconds since 1970."""
+    """Holds a host that URLs are being fetched from; times are seconds since 1970."""
 
     row: HostRow
     delay_s: float
     in_flight: int = 0
     scheduled: bool = False  # its next turn is in the fetcher's list
-    asking: bool = False  # for robots.txt or tdmrep.json: URLs wait for the answer
-    closed: Outcome | None = None  # what all that waits of it gets, as it is left
+    asking: bool = False  # for robots.txt or tdmrep.json: URLs wait for the response
+    closed: Outcome | None = None  # the outcome of all its waiting URLs when it is released
     queue: deque[QueuedUrl] = field(default_factory=deque)
     last_id: int = 0  # of the last URL that was read from the journal
     permissions: dict[str, Permission] = field(default_factory=dict)
 
     @property
     def ready_at(self) -> float:
-        """When the next request may begin: the delay is from the end of the last answer, too.
+        """Returns when the next request may begin; the delay also counts from the last response.
 
-        A host that is closed has no further request, and is left immediately: its delay may be an
-        hour, and a crawl ends only when its last host is left.
+        A closed host has no further request, and is released immediately: its delay may be an
+        hour, and a crawl ends only when its last host is released.
         """
         if self.closed is not None:
             return 0.0
         return max(self.row.last_at + self.delay_s, self.row.not_before)
 
     def head(self, journal: Journal) -> QueuedUrl | None:
-        """The URL whose turn is next; None if there is none now."""
+        """Returns the next URL in the queue; None if the queue is empty."""
         if not self.queue:
             self.queue.extend(journal.queue(self.row.id, self.last_id, QUEUE))
             if self.queue:
@@ -129,7 +129,7 @@ class Host:
         return self.queue[0] if self.queue else None
 
     def permission(self, url: str, journal: Journal, now: float) -> Permission | None:
-        """What the origin of ``url`` lets us fetch; None if it is to be asked (again)."""
+        """Returns the permissions of the origin of ``url``; None if they are missing or expired."""
         origin = get_origin(url)
         known = self.permissions.get(origin)
         if known is None and (row := journal.origin(origin)) is not None and row.robots is not None:
@@ -137,13 +137,13 @@ class Host:
         return known if known is not None and known.expires > now else None
 
     def admit(self, origin: str, permission: Permission) -> Permission:
-        """Takes what an origin has said; the host keeps the longest delay of its origins."""
+        """Stores an origin's permissions; the host keeps the longest delay of its origins."""
         self.permissions[origin] = permission
         self.delay_s = max(self.delay_s, permission.crawl_delay_s)
         return permission
 
     def asks_too_much(self, policy: PolitenessPolicy) -> str | None:
-        """Why the host is left out for what it has cost or wants, None if it is not."""
+        """Returns why the host is excluded for its delay, time or bytes, None if it is not."""
         if self.delay_s > max(policy.max_delay_s, policy.delay_s):
             return f"its robots.txt wants {self.delay_s:g} s between requests"
         if self.row.seconds > policy.max_host_s:

@@ -1,8 +1,8 @@
-"""WARC records, and the parts of a bucket's archive: whole files that appear when they are full.
+"""Writes WARC records, and the parts of a bucket's archive: files that appear when they are full.
 
-One gzip member a record (ISO 28500, annex D), so that a record can be read at its offset. The part
-that is being written lies beside its bucket's journal; a killed run goes on behind the last record
-that the journal knows.
+Each record is one gzip member (ISO 28500, annex D), so that it can be read at its offset. The
+open part is stored alongside its bucket's journal; a killed run continues after the last
+journalled record.
 """
 
 import base64
@@ -27,7 +27,7 @@ NOT_MODIFIED = "http://netpreserve.org/warc/1.1/revisit/server-not-modified"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLocation:
-    """Where a record lies: the part of its bucket's archive, offset and length in bytes."""
+    """Holds a record's location: the part of its bucket's archive, offset and length in bytes."""
 
     part: int
     offset: int
@@ -37,9 +37,9 @@ class RecordLocation:
 def record(
     kind: str, headers: Mapping[str, str], block: bytes, *, level: int = PAGE_LEVEL
 ) -> bytes:
-    """Returns a record as one gzip member; ``headers`` are those beside type, id and digest.
+    """Returns a record as one gzip member; ``headers`` are added to type, id and digest.
 
-    The id follows from the record's content: the same answer at the same time has the same one.
+    The id depends only on the record's content: the same response at the same time has the same id.
     """
     digest = base64.b32encode(hashlib.sha1(block, usedforsecurity=False).digest()).decode("ascii")
     name = uuid.uuid5(uuid.NAMESPACE_URL, f"{kind} {sorted(headers.items())} {digest}")
@@ -57,26 +57,26 @@ def record(
 
 
 def _line(value: str) -> str:
-    """Returns a header's value without what would end it."""
+    """Returns a header's value without line breaks."""
     return " ".join(value.split())
 
 
 def warc_date(seconds: float) -> str:
-    """Seconds since 1970 as WARC writes a moment."""
+    """Returns seconds since 1970 in WARC's date format."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def response_record(
     url: str, head: bytes, body: bytes, *, timestamp: float, address: str, level: int
 ) -> bytes:
-    """Returns the record of a whole HTTP response: its head as it came, and its body."""
+    """Returns the record of a whole HTTP response: its head as received, and its body."""
     headers = _make_headers(url, timestamp, address)
     headers["Content-Type"] = "application/http;msgtype=response"
     return record("response", headers, head + body, level=level)
 
 
 def revisit_record(url: str, head: bytes, *, timestamp: float, address: str) -> bytes:
-    """The record of an answer that says that nothing has changed since an earlier crawl."""
+    """Returns the record of a response that reports no change since an earlier crawl."""
     headers = _make_headers(url, timestamp, address)
     headers["WARC-Profile"] = NOT_MODIFIED
     headers["WARC-Refers-To-Target-URI"] = url
@@ -92,7 +92,7 @@ def _make_headers(url: str, timestamp: float, address: str) -> dict[str, str]:
 
 
 def info_record(name: str, contact: str, *, timestamp: float) -> bytes:
-    """The record that begins a part: who wrote it, how, and for whom."""
+    """Returns the first record of a part: the writing program, its method, and the contact."""
     fields = {
         "software": SOFTWARE,
         "format": "WARC File Format 1.1",
@@ -120,10 +120,10 @@ def part_name(bucket: int, part: int) -> str:
 
 
 class Parts:
-    """Writes records into part after part of one bucket's archive.
+    """Writes records into the successive parts of one bucket's archive.
 
-    ``journalled`` is the last record that the journal knows: what lies behind it was written by a
-    run that was killed before it could say so, and is cut off.
+    ``journalled`` is the last record in the journal: records after it were written by a run that
+    was killed before it could journal them, and are cut off.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Parts:
         self.part = 0 if journalled is None else journalled.part
         end = 0 if journalled is None else journalled.offset + journalled.length
         if journalled is not None and (output / part_name(bucket, self.part)).exists():
-            self.part, end = self.part + 1, 0  # that part was full, and has its name
+            self.part, end = self.part + 1, 0  # that part was full, and has its final name
         stray = output / part_name(bucket, self.part)
         if end == 0 and stray.exists():
             raise OSError(f"{stray} has records that its journal lacks; use --fresh")
@@ -156,7 +156,7 @@ class Parts:
 
     @property
     def is_full(self) -> bool:
-        """Whether the open part is to be finished, once its records are journalled."""
+        """Returns whether the open part should be finished, once its records are journalled."""
         return self._end >= self._max_bytes
 
     def add(self, record_bytes: bytes, *, timestamp: float) -> RecordLocation:
@@ -174,7 +174,7 @@ class Parts:
         self._end += len(record_bytes)
 
     def flush(self) -> None:
-        """Hands what was added to the operating system: a kill of this process loses none."""
+        """Passes added records to the operating system: killing this process loses none."""
         self._file.flush()
 
     def describe_open_part(self) -> ListedFile | None:
@@ -186,7 +186,7 @@ class Parts:
         return ListedFile(name=name, bytes=self._end, sha256=hash_file(self._path))
 
     def finish(self) -> None:
-        """Gives the open part its place and name; the next record begins another."""
+        """Moves the open part to its final path; the next record begins another part."""
         if self._end == 0:
             return
         self._file.close()
@@ -202,5 +202,5 @@ class Parts:
         self._file = self._path.open("ab")
 
     def close(self) -> None:
-        """Closes the open part, which stays to be gone on with."""
+        """Closes the open part, which a later run continues."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""A fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
+"""Defines a fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
 
 import shutil
 import time
@@ -36,32 +36,32 @@ from vlmill.schemas.plain_json import read_json
 
 LINES_A_COMMIT = 10_000
 ORPHANS_S = 30.0  # how long a worker of a killed run may take to end
-LINES = "lines.json"  # alongside the journals: how many lines of the list each was given
+LINES = "lines.json"  # alongside the journals: how many lines of the list each received
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetching:
-    """What every worker of a fetch knows; small, as it goes to each."""
+    """Holds the state that every worker of a fetch needs; small, as each worker receives it."""
 
     output: str
     buckets: int
     policy: PolitenessPolicy
     scope: Scope = field(default_factory=Scope)
     part_bytes: int = 1 << 30
-    local: str | None = None  # of an output in a store: a folder here for what grows
+    local: str | None = None  # for an output in a store: a local folder for growing files
 
     @property
     def resume_folder(self) -> Path:
-        """Where the journals lie that a killed run goes on from."""
+        """Returns the folder of the journals from which a killed run continues."""
         return to_path(self.output) / WORK / "buckets"
 
     @property
     def folder(self) -> Path:
-        """Where the journals and open parts of the buckets lie that are worked on."""
+        """Returns the folder of the buckets' current journals and open parts."""
         return self.resume_folder if self.local is None else Path(self.local, "buckets")
 
     def journal_path(self, bucket: int) -> Path:
-        """Where a bucket's journal lies."""
+        """Returns the path of a bucket's journal."""
         return self.folder / f"{bucket:05d}.journal"
 
     def journal(self, bucket: int) -> Journal:
@@ -71,7 +71,7 @@ class Fetching:
 
     @contextmanager
     def parts(self, bucket: int, journal: Journal) -> Iterator[Parts]:
-        """Opens a bucket's archive behind the last record that is journalled."""
+        """Opens a bucket's archive after its last journalled record."""
         parts = Parts(
             to_path(self.output),
             self.folder / f"{bucket:05d}.warc.gz",
@@ -88,7 +88,7 @@ class Fetching:
 
 @contextmanager
 def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
-    """Gives the job with a folder of this machine, where its output lies in a store."""
+    """Yields the job, with a local folder if its output is in a store."""
     if not is_remote(job.output):
         yield job
         return
@@ -97,7 +97,7 @@ def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
 
 
 def continued(job: Fetching) -> Fetching:
-    """The fetch with as many buckets as an earlier run has begun it with, if one has."""
+    """Returns the fetch with the number of buckets of an earlier run, if one has begun it."""
     if not has_folder(job.resume_folder):
         return job
     lines = read_lines(job.resume_folder)
@@ -106,7 +106,7 @@ def continued(job: Fetching) -> Fetching:
 
 
 def read_lines(folder: Path) -> list[int] | None:
-    """Returns how many lines of the list each bucket was given; None where an older vlmill began.
+    """Returns how many lines of the list each bucket received; None if an older vlmill began.
 
     Raises OSError for a damaged record.
     """
@@ -120,7 +120,7 @@ def read_lines(folder: Path) -> list[int] | None:
 
 
 def _check_journals(job: Fetching) -> None:
-    """Raises OSError for a journal that is missing, before anything is done with the others."""
+    """Raises OSError for a missing journal, before the other journals are changed."""
     for bucket in range(job.buckets):
         job.journal(bucket).close()
     lines = read_lines(job.folder)
@@ -132,9 +132,9 @@ def _check_journals(job: Fetching) -> None:
 
 
 def distribute(job: Fetching, lines: Iterable[Line]) -> None:
-    """Gives each line of a list to the bucket of its host, unless an earlier run has done so.
+    """Assigns each line of a list to the bucket of its host, unless an earlier run has done so.
 
-    Duplicates are counted. All of it or, killed, nothing. Memory does not grow with the list.
+    Duplicates are counted. If killed, no line is assigned. Memory does not grow with the list.
     """
     if job.folder.exists() or restore(job):
         _check_journals(job)
@@ -173,9 +173,10 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
 
 
 def restore(job: Fetching) -> bool:
-    """Brings the journals of a killed run from its store; False if there are none, or not all.
+    """Restores the journals of a killed run from its store; returns False without a folder of them.
 
-    What was answered since they were kept is forgotten, and its archives are removed.
+    Raises OSError if a journal is missing. Responses since the stored state are discarded, and
+    their archives are removed.
     """
     if job.local is None or not has_folder(job.resume_folder):
         return False
@@ -207,7 +208,7 @@ def restore(job: Fetching) -> bool:
 
 
 def pull_all(job: Fetching) -> list[int]:
-    """Gives each bucket what others have sent to it; returns those in which URLs wait."""
+    """Gives each bucket the URLs that others have sent to it; returns buckets with waiting URLs."""
     waiting = []
     for bucket in range(job.buckets):
         with _lock_bucket(job, bucket), job.journal(bucket) as journal:
@@ -222,7 +223,7 @@ def pull_all(job: Fetching) -> list[int]:
 
 
 def retry_failed(job: Fetching, number: int) -> int:
-    """Begins the pass ``number`` over URLs whose failure may be over; returns how many wait."""
+    """Begins retry round ``number`` for transient failures; returns how many URLs wait."""
     urls = 0
     for bucket in range(job.buckets):
         with job.journal(bucket) as journal:
@@ -232,7 +233,7 @@ def retry_failed(job: Fetching, number: int) -> int:
 
 
 def try_failed_again(job: Fetching) -> None:
-    """Begins one more pass over URLs whose failure may be over, after any that were begun."""
+    """Begins one more retry round for transient failures, after any that were begun."""
     passes = []
     for bucket in range(job.buckets):
         with job.journal(bucket) as journal:
@@ -241,7 +242,7 @@ def try_failed_again(job: Fetching) -> None:
 
 
 def fetch_bucket(job: Fetching, bucket: int) -> None:
-    """Fetches what waits in a bucket."""
+    """Fetches the waiting URLs of a bucket."""
     with ExitStack() as stack:
         stack.enter_context(_lock_bucket(job, bucket))
         journal = stack.enter_context(job.journal(bucket))
@@ -264,14 +265,14 @@ def fetch_bucket(job: Fetching, bucket: int) -> None:
 
 
 def finish_bucket(job: Fetching, bucket: int) -> None:
-    """Gives the open part of a bucket's archive its place: nothing more will come."""
+    """Moves the open part of a bucket's archive to its final path: the bucket is complete."""
     with job.journal(bucket) as journal, job.parts(bucket, journal) as parts:
         journal.finish_part(parts)
 
 
 @contextmanager
 def _lock_bucket(job: Fetching, bucket: int) -> Iterator[None]:
-    """Holds a bucket; waits for a worker of a killed run, which ends as it notices."""
+    """Locks a bucket; waits for a worker of a killed run, which ends when it notices."""
     until = time.monotonic() + ORPHANS_S
     with ExitStack() as stack:
         while True:
@@ -286,7 +287,7 @@ def _lock_bucket(job: Fetching, bucket: int) -> Iterator[None]:
 
 
 def _watch(journal: Journal, progress: Progress) -> Callable[[int, int], None]:
-    """Returns what shows progress."""
+    """Returns a function that updates the progress bar."""
 
     def watch(done: int, rejected: int) -> None:
         if done:

@@ -1,4 +1,4 @@
-"""A page goes from an archive's record to its images and the texts beside them.
+"""Extracts images, and the texts near them, from an archived page.
 
 Reading order: ``markup`` (bytes to a parsed page), ``walk`` (its texts and images
 in order), ``addresses``, ``context``, ``tables`` and ``references`` (the texts of an image),

@@ -1,4 +1,4 @@
-"""The addresses of an image: every attribute that may hold one, the fullest version first."""
+"""Finds an image's addresses in every attribute that may hold one, the largest version first."""
 
 import base64
 import binascii
@@ -18,7 +18,7 @@ IMAGE_TAGS = frozenset(("img", "image", "amp-img"))
 MAX_VARIANTS = 12
 MAX_INLINE_BYTES = 32 << 20  # of a page's data: images together
 
-# What scripts that load images late keep the true address in.
+# Attributes where scripts for lazy loading keep the true address.
 _LAZY = (
     "data-src",
     "data-original",
@@ -47,7 +47,7 @@ PAINTED = ",".join(
 """Selector of the elements that may have a background image."""
 PAINTED_WORDS = (b"url(", b"data-b", b"data-lazy-b", b"data-image-src")
 """Every page with such elements contains one of these."""
-# Before all other attributes.
+# Read before all other attributes.
 _READ = frozenset((*_LAZY, *_SETS, "src", "href", "xlink:href", "data"))
 _READ |= frozenset(("alt", "title", "class", "id", "style", "sizes", "width", "height"))
 _ADDRESS = re.compile(r"\s*(?:https?:/)?/[^\s<>\"']{1,2000}\s*", re.IGNORECASE)
@@ -59,7 +59,7 @@ _QUOTED = re.compile(
 _SET = re.compile(r"[\s,]*(\S+)")
 _DESCRIPTORS = re.compile(r"((?:[^,(]|\([^)]*\)?)*)(?:,|$)")
 _SIZE = re.compile(r"[+]?(\d{0,8}(?:\.\d{1,8})?(?:[eE][+-]?\d{1,2})?)([wxh])")
-# ``background-image: url("a.jpg")``; of several the first lies on top.
+# ``background-image: url("a.jpg")``; of several images the first is on top.
 _BACKGROUND = re.compile(
     r"background(?:-image)?\s*:[^;]{0,500}?\burl\(\s*[\"']?([^\"')\s]{1,2000})", re.IGNORECASE
 )
@@ -68,13 +68,13 @@ _DATA = re.compile(r"\s*data:image/(?!svg)[\w.+-]{1,20}((?:;[\w=.+-]{1,40})*),",
 
 
 def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iterator[str]:
-    """What the page says of where an image is: sizes before lazy attributes before ``src``.
+    """Yields an image's addresses on the page: sizes before lazy attributes before ``src``.
 
     ``src`` is often a placeholder.
 
     Sources of an ``image`` follow, then any other attribute whose value is an address or named
-    like an image, and the image that it is a link to. A film's is its poster, that of any other
-    element the one which its style paints behind it.
+    like an image, and the image that it links to. A video's image is its poster; for any other
+    element it is the background image of its style.
     """
     if node.tag == "video":
         yield attributes.get("poster") or ""
@@ -105,7 +105,7 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
 
 
 def painted(attributes: Attributes) -> list[str]:
-    """Returns the images that an element's style or a script's attributes paint behind it.
+    """Returns the background images of an element, from its style or a script's attributes.
 
     Style sheets are not read.
     """
@@ -122,7 +122,7 @@ def painted(attributes: Attributes) -> list[str]:
 
 
 def _named_in(value: str) -> Iterator[str]:
-    """The images that any attribute may name: an address, or some in the settings of a script."""
+    """Yields the images of an attribute's value: an address, or several in a script's settings."""
     if value[:1] in "{[":
         yield from (address.replace("\\/", "/") for address in _QUOTED.findall(value))
     elif IMAGE_NAME.search(value) or _ADDRESS.fullmatch(value):
@@ -130,7 +130,7 @@ def _named_in(value: str) -> Iterator[str]:
 
 
 def addresses(base: str, references: Iterator[str]) -> tuple[str, ...]:
-    """Absolute URLs of the references, each once, at most ``MAX_VARIANTS``."""
+    """Returns absolute URLs of the references, each once, at most ``MAX_VARIANTS``."""
     urls: dict[str, None] = {}
     for reference in dict.fromkeys(references):
         if reference and len(urls) < MAX_VARIANTS and (url := resolve(base, reference)):
@@ -152,7 +152,7 @@ _PHOTON = re.compile(r"https?://i\d\.wp\.com/([^?]+)")
 
 
 def proxied(url: str) -> str | None:
-    """Returns the address of the image that an image proxy's URL is about; None for others."""
+    """Returns the original image's address from an image proxy's URL; None for other URLs."""
     if photon := _PHOTON.match(url):
         return resolve("", f"https://{photon[1]}")
     if "?" in url and (named := _PROXY_QUERY.search(url)) and _PROXY.search(url[: named.start()]):
@@ -166,7 +166,7 @@ def proxied(url: str) -> str | None:
 
 
 def srcset(value: str) -> list[str]:
-    """References of a srcset, the largest first: ``a.jpg 1x, b.jpg 2x`` gives b.jpg, a.jpg."""
+    """Returns a srcset's references, largest first: ``a.jpg 1x, b.jpg 2x`` gives b.jpg, a.jpg."""
     if not value:
         return []
     candidates: list[tuple[float, str]] = []
@@ -187,9 +187,9 @@ def srcset(value: str) -> list[str]:
 
 
 def inline_image(reference: str, max_bytes: int) -> tuple[str, bytes] | None:
-    """(name by digest, bytes) of a ``data:`` image of at most ``max_bytes``; None for others.
+    """Returns (name by digest, bytes) of a ``data:`` image of at most ``max_bytes``, or None.
 
-    Vector graphics are left out: they are placeholders.
+    Vector graphics are ignored: they are placeholders.
     """
     head = _DATA.match(reference[:200])
     if head is None or len(reference) > 2 * max_bytes:

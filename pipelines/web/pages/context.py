@@ -1,4 +1,4 @@
-"""What a page's text says about its images: captions, the blocks around, the main text."""
+"""Finds the texts of a page's images: captions, the surrounding blocks, the main text."""
 
 import bisect
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from vlmill.pipelines.web.pages.walk import Block, Spot
 
 HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _NEAR, _MAX_CAPTIONS = 20, 4_000
-_TINY = 50  # pixels: what is shown smaller has no caption
-_NO_CAPTION = frozenset(("td", "th", "table", "tr", "pre"))  # what a figcaption may swallow
+_TINY = 50  # pixels: a smaller image has no caption
+_NO_CAPTION = frozenset(("td", "th", "table", "tr", "pre"))  # may be wrongly in a figcaption
 
 
 def captions_by_image(
     blocks: Sequence[Block], spots: Sequence[Spot], *, max_chars: int
 ) -> dict[int, str]:
-    """Number of an image in ``spots`` -> its caption; images without one are left out.
+    """Returns captions by their images' numbers in ``spots``, without images that have none.
 
-    A caption belongs to the nearest of those images that share its closest ancestor: in a figure
-    its own image, in a row of images and captions the one before. Of several, the first counts.
-    The caption of a figure without an image, a listing's, belongs to none.
+    A caption belongs to the nearest of the images that share its closest ancestor: in a figure
+    its own image, in a row of images and captions the one before. Of several captions, the first
+    counts. The caption of a figure without an image, such as a listing, belongs to no image.
     """
     block_numbers = [spot.block for spot in spots]
     captions: dict[int, str] = {}
@@ -36,7 +36,7 @@ def captions_by_image(
 
 
 def _caption(blocks: Sequence[Block]) -> str:
-    """The text of the caption element that the first block stands in, without tables and code."""
+    """Returns the text of the first block's caption element, without tables and code."""
     own = [block for block in blocks if block.caption == blocks[0].caption]
     first = next((block for block in own if not block.code), own[0])
     return " ".join(
@@ -49,7 +49,7 @@ def _caption(blocks: Sequence[Block]) -> str:
 def _owner(
     number: int, caption: Block, spots: Sequence[Spot], block_numbers: Sequence[int]
 ) -> int | None:
-    """Number of the image to which the caption in block ``number`` belongs."""
+    """Returns the number of the image to which the caption in block ``number`` belongs."""
     middle = bisect.bisect_right(block_numbers, number)
     ranks = []
     # Images further away than these have others in between.
@@ -58,7 +58,7 @@ def _owner(
         if caption.figure and spot.figure != caption.figure:
             continue
         if caption.caption in spot.path or _is_tiny(spot):
-            continue  # the magnifying glass in a caption
+            continue  # for example the magnifying glass in a caption
         level = next((i for i, serial in enumerate(caption.path) if serial in spot.path), None)
         if level is not None:
             follows = block_numbers[order] > number
@@ -71,7 +71,7 @@ def _is_tiny(spot: Spot) -> bool:
 
 
 def nearby(blocks: Sequence[Block], block_numbers: Sequence[int], reach: int) -> list[int]:
-    """Numbers of the blocks within ``reach`` of an image's place, and of all headings."""
+    """Returns the numbers of all headings and of the blocks within ``reach`` of an image."""
     chosen = {number for number, block in enumerate(blocks) if block.tag in HEADINGS}
     for block_number in set(block_numbers):
         chosen.update(range(max(0, block_number - reach), min(len(blocks), block_number + reach)))

@@ -1,7 +1,7 @@
-"""Images: decode with bounds, measure, and say why not.
+"""Decodes images with bounds, measures them, and returns why others are dropped.
 
-The header decides first (format, size, pixels, animation), the full decode comes last: it is the
-only proof that an image is whole, and the most expensive step.
+The header is checked first (format, size, pixels, animation), the full decode is last: it is the
+only proof that an image is complete, and the most expensive step.
 """
 
 import threading
@@ -30,9 +30,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """A readable image: SHA-256 of its bytes, upright size in pixels, format in lower case.
+    """Holds a readable image's facts: SHA-256 of the bytes, upright size in pixels, format.
 
-    ``phash`` is its perceptual hash, where that was asked for.
+    The format is in lower case. ``phash`` is the perceptual hash, if that was requested.
     """
 
     image_id: str
@@ -44,7 +44,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedImage:
-    """An image that passed, and where its bytes lie: the record at ``offset`` of ``archive``."""
+    """Holds an accepted image, and its location: the record at ``offset`` of ``archive``."""
 
     image_id: str
     url: str
@@ -56,18 +56,18 @@ class ArchivedImage:
     offset: int
 
 
-# Formats whose further frames are an animation. Those of a TIFF are pages, and a camera's JPEG
+# Formats whose further frames are an animation. A TIFF's frames are pages, and a camera's JPEG
 # (MPO) contains a preview or a gain map in addition to the image.
 _ANIMATED = frozenset(("GIF", "WEBP", "PNG", "AVIF"))
-_FLAT_HASHES = frozenset((0, 1 << 63))  # of images whose grey has no frequency but its mean
+_FLAT_HASHES = frozenset((0, 1 << 63))  # of images whose grey has only its mean frequency
 _ONE_COLOUR = 3  # levels between the darkest and the brightest pixel of each channel
 
 Outcomes = list["ImageFacts | Drop"]
-BATCH, BATCH_BYTES = 32, 1 << 20  # images and bytes that go to a process together
+BATCH, BATCH_BYTES = 32, 1 << 20  # images and bytes that are sent to a process together
 
 
 class ImageBatch:
-    """Images that go to a process together, and their outcomes once they are known."""
+    """Holds images that are sent to a process together, and their outcomes when they are known."""
 
     def __init__(self) -> None:
         self.images: list[bytes] = []
@@ -87,7 +87,7 @@ class ImageBatch:
         self._future = pool.submit(self.images)
 
     def wait(self, pool: BoundedPool[list[bytes], Outcomes]) -> Outcomes:
-        """Returns the outcomes; where all together cost too much, those of each image alone."""
+        """Returns the outcomes; if the batch costs too much, each image is examined alone."""
         assert self._future is not None
         with self._lock:
             if self._outcomes is None:
@@ -99,7 +99,7 @@ class ImageBatch:
 def settle(
     images: list[bytes], future: "Future[Outcomes]", pool: BoundedPool[list[bytes], Outcomes]
 ) -> Outcomes:
-    """Waits for images; those of a batch that is rejected are sent one by one."""
+    """Waits for images; images of a rejected batch are sent one by one."""
     try:
         return future.result()
     except Rejected as why:
@@ -111,14 +111,14 @@ def settle(
 class Examiner:
     """Examines images by :func:`examine_image` in processes that can be killed. Thread-safe.
 
-    They go there some at a time: sent one by one, small ones take a quarter longer.
+    Images are sent in batches: sent one by one, small images take a quarter longer.
     """
 
     def __init__(self, pool: BoundedPool[list[bytes], Outcomes]) -> None:
         self._pool, self._lock, self._batch = pool, threading.Lock(), ImageBatch()
 
     def submit(self, data: bytes) -> Callable[[], ImageFacts | Drop]:
-        """Takes an image; returns what waits for its facts, or for why it is dropped."""
+        """Submits an image; returns a function that waits for its facts, or for its Drop."""
         with self._lock:
             batch = self._batch
             number = batch.add(data)
@@ -138,7 +138,7 @@ class Examiner:
 
     @property
     def process_ids(self) -> list[int]:
-        """Returns the ids of the processes that run."""
+        """Returns the ids of the running processes."""
         return self._pool.process_ids
 
     def _send(self, batch: ImageBatch) -> None:
@@ -152,7 +152,7 @@ class Examiner:
 def open_examiner(
     workers: int = 1, limits: CallLimits | None = None, **settings: Any
 ) -> Iterator[Examiner]:
-    """Gives an examiner with the settings of :func:`examine_image`.
+    """Opens an examiner with the settings of :func:`examine_image`.
 
     Its processes start with the first image.
     """
@@ -163,7 +163,7 @@ def open_examiner(
 
 
 def start_examining(settings: dict[str, Any]) -> Callable[[list[bytes]], Outcomes]:
-    """Returns what a process examines images with."""
+    """Returns the function by which a process examines images."""
     return lambda images: [examine_image(data, **settings) for data in images]
 
 
@@ -178,13 +178,14 @@ def examine_image(
     formats: tuple[str, ...] = FORMATS,
     judge: Callable[[Image.Image], Drop | None] | None = None,
 ) -> ImageFacts | Drop:
-    """Facts about the image in ``data``, or why it is dropped. Never raises. Decodes it once.
+    """Returns facts about the image in ``data``, or why it is dropped. Never raises.
 
     Both sides must be above ``min_side_px`` (ImageBERT, arXiv:2001.07966, section 3: larger than
-    300 pixels). An animation is dropped: which of its frames the text means is unknown. ``hashed``
-    asks for the perceptual hash. ``headers`` decodes only what seems to be cut. An image of one
-    colour is dropped unless ``blank``. ``formats`` are those that are accepted. ``judge`` looks at
-    the decoded image, as it is stored, and says why it is dropped, or None.
+    300 pixels). The image is decoded once. An animation is dropped: the text may describe any of
+    its frames. ``hashed`` requests the perceptual hash. ``headers`` decodes only images that seem
+    to be cut. An image of one colour is dropped unless ``blank`` is true. ``formats`` are the
+    accepted formats. ``judge`` receives the decoded image, as it is stored, and returns why it is
+    dropped, or None.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
@@ -207,7 +208,7 @@ def examine_image(
                 return drop
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
-            return Drop(Reason.UNREADABLE_IMAGE)  # mostly not an image at all
+            return Drop(Reason.UNREADABLE_IMAGE)  # usually not an image file
         return Drop(why.reason, why.detail)
     return ImageFacts(
         image_id=compute_image_id(data), width=width, height=height, format=name, phash=phash
@@ -248,7 +249,7 @@ _TAIL = 256  # bytes that hold the end of a complete file; a file with a longer 
 
 
 def seems_cut(data: bytes, name: str) -> bool:
-    """Returns whether an image's end is missing, as far as its bytes tell without decoding."""
+    """Returns whether an image's end is missing, as far as its bytes show without decoding."""
     match name:
         case "jpeg":
             return b"\xff\xd9" not in data[-_TAIL:]
@@ -265,7 +266,7 @@ def seems_cut(data: bytes, name: str) -> bool:
 
 
 def _last_box_end(data: bytes) -> int:
-    """Returns where the boxes of ISO's base media format end, as their sizes say."""
+    """Returns where the boxes of ISO's base media format end, according to their sizes."""
     offset = 0
     while offset + 8 <= len(data):
         size = int.from_bytes(data[offset : offset + 4], "big")
@@ -285,12 +286,12 @@ def _is_blank(image: Image.Image) -> bool:
 
 
 def upright_hash(image: Image.Image) -> int:
-    """Returns the perceptual hash of a decoded image as it is shown."""
+    """Returns the perceptual hash of a decoded image in upright orientation."""
     return perceptual_hash(turn_upright(image, read_orientation(image)))
 
 
 def header_drop(image: Image.Image, bounds: Bounds, min_side_px: int) -> Drop | None:
-    """Says what the header alone rules out. Raises Rejected for too many pixels."""
+    """Returns why the header rules the image out, or None. Raises Rejected for too many pixels."""
     size = f"{image.width}x{image.height}"
     if min(image.size) <= min_side_px:
         return Drop(Reason.TOO_SMALL, size)

@@ -1,4 +1,4 @@
-"""From bytes of a page to its parsed tree: encoding, bounds, parser."""
+"""Turns the bytes of a page into its parsed tree: encoding, bounds, parser."""
 
 import codecs
 import html
@@ -23,21 +23,21 @@ _IMAGE = re.compile(
     rb"style\s*=\s*[\"'][^>]{0,500}url\(|itemprop\s*=\s*[\"']?image|[\"']image(?:object)?[\"']",
     re.IGNORECASE,
 )
-# Found faster one by one than by the expression.
+# Searching for these separately is faster than in the regular expression.
 _IMAGE_WORDS = (b"<object", b"data-bg", b"data-back", b"__NEXT_DATA__")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Void elements, and those that close each other: they do not nest.
+# Void elements, and elements that close each other: they do not nest.
 _FLAT = word_set(
     "area base br col embed hr img input link meta param source track wbr p li dt dd tr td th "
     "tbody thead tfoot option optgroup"
 )
-# An open one of these is opened again in every following block, so their number multiplies.
+# If one of these is open, it is opened again in every following block, so their number multiplies.
 _FORMATTING = word_set("a b big code em font i nobr s small strike strong tt u")
 # Encodings for which browsers use a larger table than Python does under the same name.
 _WHATWG = {
     **dict.fromkeys(("gbk", "gb2312", "gb18030"), "gb18030"),
     **{"shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"},
-    **{"utf-16-le": "utf-8", "utf-16-be": "utf-8"},  # of a page whose tags could be read as ASCII
+    **{"utf-16-le": "utf-8", "utf-16-be": "utf-8"},  # for a page whose tags are readable as ASCII
 }
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -68,8 +68,8 @@ _ATTRIBUTES = re.compile(_ATTRIBUTE)
 
 
 def mentions_image(body: bytes) -> bool:
-    """Whether a page can have an image at all; most cannot, and need no parser."""
-    # Nearly every page has the first one, which is found without an expression.
+    """Returns whether a page can have an image; most cannot, and need no parser."""
+    # Nearly every page has the first one, which is found without a regular expression.
     return (
         b"<img" in body
         or any(word in body for word in _IMAGE_WORDS)
@@ -81,8 +81,8 @@ def mentions_image(body: bytes) -> bool:
 def decode(body: bytes, charset: str | None) -> str:
     """Decodes a page by its byte order mark, HTTP charset, meta charset, or detection from bytes.
 
-    What is UTF-8 to the last byte is nothing else, whatever it declares. What cannot be decoded
-    becomes U+FFFD; NULs go.
+    A page that is valid UTF-8 to the last byte is decoded as UTF-8, regardless of its declaration.
+    Undecodable bytes become U+FFFD; NULs are removed.
     """
     for bom, name in _BOMS:
         if body.startswith(bom):
@@ -94,7 +94,7 @@ def decode(body: bytes, charset: str | None) -> str:
     encoding = map_encoding_to_html5(declared) if declared else None
     encoding = _WHATWG.get(encoding or "utf-8", encoding or "utf-8")
     if encoding == "utf-8" and not _is_utf8(body):
-        # Asked only now: detection errs on short pages, and valid UTF-8 is nothing else.
+        # Only as a last resort: detection errs on short pages, and valid UTF-8 is unambiguous.
         encoding = detect_encoding(body[:_MAX_DETECTED]) or "utf-8"
     return body.decode(encoding, "replace").replace("\0", "")
 
@@ -107,19 +107,19 @@ def _strict_utf8(body: bytes) -> str | None:
 
 
 def _is_utf8(body: bytes) -> bool:
-    """Mostly: a page of which one byte in 500 is not UTF-8 is UTF-8 with accidents."""
+    """Returns whether a page is UTF-8 except for at most one byte in 500."""
     return body.decode("utf-8", "replace").count("\ufffd") * 500 <= len(body)
 
 
 def quick_text(text: str, max_chars: int) -> str:
-    """Returns the longest stretches of a page's text without parsing it, to tell its language.
+    """Returns the longest stretches of a page's text without parsing it, to detect its language.
 
     Menus and footers are short and often in another language, so the longest come first. Hidden
     elements, code and hashes do not count.
     """
     texts = map(str.strip, _STRETCH.findall(_without_hidden(text[:_MAX_QUICK_CHARS])))
     stretches = dict.fromkeys(stretch for stretch in texts if len(stretch) >= _MIN_STRETCH)
-    # A character outside ASCII says more: most are of scripts with one for a syllable or a word.
+    # A character outside ASCII weighs more: in most such scripts it is a syllable or a word.
     weight = len if text.isascii() else _weight
     longest = sorted(stretches, key=weight, reverse=True)
     chosen: list[str] = []
@@ -138,8 +138,9 @@ def _weight(stretch: str) -> int:
 
 
 def _is_code(stretch: str) -> bool:
-    """Says whether a stretch holds code, an address or a hash; what few have is asked first, as it
-    is found faster than an expression.
+    """Returns whether a stretch holds code, an address or a hash.
+
+    Rare characters are checked first, as that is faster than a regular expression.
     """
     return (
         "@" in stretch
@@ -155,7 +156,7 @@ def _is_code(stretch: str) -> bool:
 
 
 def _without_hidden(text: str) -> str:
-    """Cuts elements out whose text is not shown; one that never ends counts as its tag alone."""
+    """Removes elements whose text is not shown; of an unclosed element only the tag is removed."""
     parts, position, endless = list[str](), 0, set[str]()
     while hidden := _HIDDEN.search(text, position):
         parts.append(text[position : hidden.start()])
@@ -182,7 +183,7 @@ def parse(text: str, *, max_nesting: int) -> LexborHTMLParser | Drop:
     if "shadowroot" in text:
         text = show_shadow_roots(text)
     try:
-        # A surrogate that a decoder let through cannot be given to the parser.
+        # The parser rejects surrogates that a decoder has produced.
         return LexborHTMLParser(text.encode("utf-8", "replace"))
     except (ValueError, RuntimeError) as error:
         return Drop(Reason.BROKEN_PAGE, str(error))
@@ -219,16 +220,16 @@ INLINE = "urn:data:"
 
 
 class Source(NamedTuple):
-    """A page's markup, and the images that its long data: URIs hold."""
+    """Holds a page's markup, and the images that its long data: URIs hold."""
 
     text: str
     data_images: Sequence[str] = ()
 
 
 def take_out_data(text: str) -> Source:
-    """Returns the markup without its long data: URIs, and those of them that are images.
+    """Returns the markup without its long data: URIs, and the images among them.
 
-    The n-th image leaves ``urn:data:N`` in its place. Pages that browsers save as one file hold
+    The n-th image is replaced by ``urn:data:N``. Pages that browsers save as one file hold
     megabytes of these, and little markup.
     """
     if len(text) < _LONG_URI or "data:" not in text:
@@ -245,7 +246,7 @@ def take_out_data(text: str) -> Source:
 
 
 def expensive(text: str, max_nesting: int) -> str | None:
-    """Says why parsing ``text`` would be too expensive, or None.
+    """Returns why parsing ``text`` would be too expensive, or None.
 
     The parser is linear on real pages, and quadratic in the depth of nesting (100,000 open <div>
     took 13 s), in open formatting elements (opened again in each block) and in the attributes of
@@ -268,7 +269,10 @@ def expensive(text: str, max_nesting: int) -> str | None:
 
 
 def _nesting(text: str) -> tuple[int, int, int]:
-    """Deepest nesting, most formatting elements open at once, number of tags; no closing rules."""
+    """Returns deepest nesting, most open formatting elements, number of tags.
+
+    Rules that close elements implicitly are ignored.
+    """
     depth = deepest = formatting = max_formatting = 0
     tags = _TAG.findall(text)
     for closing, name in tags:

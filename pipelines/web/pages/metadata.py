@@ -1,4 +1,4 @@
-"""What a page says of itself outside its body: images, descriptions, license, JSON-LD."""
+"""Reads a page's metadata outside its body: images, descriptions, license, JSON-LD."""
 
 import json
 import re
@@ -28,12 +28,12 @@ _SAYING = (
 )
 _MAX_SAYING, _MAX_LINK = 300, 500
 _MAX_JSON_CHARS, _MAX_DATA_CHARS = 200_000, 2_000_000
-# What JSON-LD of themes is wrapped in, and what its hand-written forms have in addition to JSON.
+# Wrappers around the JSON-LD of themes, and the non-JSON syntax of hand-written JSON-LD.
 _WRAPPING = re.compile(
     r"^\s*(?://|/\*)?\s*(?:<!\[CDATA\[|<!--)\s*(?:\*/)?|(?://|/\*)?\s*(?:\]\]>|-->)\s*(?:\*/)?\s*$"
 )
 _STRING_OR_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*+")|/\*.*?\*/|//[^\n]*|,(?=\s*[}\]])', re.DOTALL)
-# Names of a front end's data for an image's address and for what it shows.
+# Keys in a front end's data for an image's address and for its description.
 _DATA_ADDRESSES = ("src", "url", "contentUrl", "imageUrl", "image_url", "originalSrc", "href")
 _DATA_TEXTS = ("caption", "altText", "alt", "alt_text", "alternativeText", "description")
 _MIN_DATA_WORDS = 3
@@ -42,16 +42,16 @@ _MAX_NODES, _MAX_DEPTH = 2_000, 20
 
 @dataclass(slots=True)
 class Metadata:
-    """What the head of a page names; texts are raw, references as the page writes them."""
+    """Holds the metadata of a page's head; texts and references are unprocessed."""
 
     images: list[str] = field(default_factory=list)
-    image_texts: list[str] = field(default_factory=list)  # of the image that the page names
+    image_texts: list[str] = field(default_factory=list)  # of the image that the head names
     page_texts: list[str] = field(default_factory=list)  # of the page
     captions: dict[str, str] = field(default_factory=dict)  # JSON: reference -> caption
     preloads: list[list[str]] = field(default_factory=list)  # addresses of one image each
     site: str = ""
     license: str = ""
-    opt_outs: frozenset[Reason] = frozenset()  # what all its ``meta`` elements forbid
+    opt_outs: frozenset[Reason] = frozenset()  # uses that all its ``meta`` elements forbid
 
 
 def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
@@ -97,7 +97,7 @@ def _read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: 
 
 
 def _things(text: str) -> Iterator[dict[str, Any]]:
-    """Yields every object of a JSON text, outer ones first; none of what cannot be read as JSON."""
+    """Yields every object of a JSON text, outer ones first; nothing if the text is invalid."""
     try:
         open_values: list[tuple[Any, int]] = [(_loads(text), 0)]
     except (ValueError, RecursionError):
@@ -116,7 +116,7 @@ def _things(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _loads(text: str) -> Any:
-    """Reads JSON with raw control characters; if need be without wrapping, comments, last commas.
+    """Parses JSON with raw control characters; may remove wrappers, comments and last commas.
 
     Raises ValueError for anything else.
     """
@@ -129,7 +129,7 @@ def _loads(text: str) -> Any:
 
 
 def _read_data(thing: dict[str, Any], metadata: Metadata, limit: int) -> None:
-    """Notes an image of a front end's data if the same object says what it shows."""
+    """Records an image of a front end's data if the same object describes it."""
     references = (_text(thing.get(name)) for name in _DATA_ADDRESSES)
     reference = next((one for one in references if IMAGE_NAME.search(one)), "")
     texts = (_text(thing.get(name)) for name in _DATA_TEXTS)

@@ -1,7 +1,7 @@
-"""Pages: their title, main text and metadata, and every image with its addresses and texts.
+"""Reads pages: their title, main text and metadata, and every image with its addresses and texts.
 
-Nothing here judges: which images are content and which texts describe them is the matter of
-``choice``, once it is known which images are at hand and how large they are.
+Nothing is judged here: ``choice`` selects the content images and their texts, once it is known
+which images are available and how large they are.
 
 An image's texts include the names that it has for screen readers in addition to its alt text.
 """
@@ -39,41 +39,41 @@ _REACH = 12  # blocks before and after an image that are kept
 
 
 class PageImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image on a page, as the page tells of it; texts are raw, "" where there are none."""
+    """Holds an image on a page, with the page's unprocessed texts for it, "" by default."""
 
-    order: int  # a number that no other image of the page has
-    src: str  # what the page says, for rejects
+    order: int  # unique among the page's images
+    src: str  # the address in the page, for rejects
     urls: tuple[str, ...]  # absolute, best guess first; empty if none is usable
     alt: str = ""
     title: str = ""
     label: str = ""  # aria-label or aria-labelledby, its own or its link's
     caption: str = ""
-    metadata: tuple[str, ...] = ()  # what the page's head says of this image or with it
-    block: int = 0  # of the page's ``blocks``, the one that follows it
+    metadata: tuple[str, ...] = ()  # texts of the page's head for this image or the page
+    block: int = 0  # index in the page's ``blocks`` of the block that follows the image
     path: tuple[int, ...] = ()  # serial numbers of the elements around it, the nearest first
     width: int | None = None  # as declared, in pixels
     height: int | None = None
     marks: tuple[str, ...] = ()  # class and id, lower-case: its own, then its parents' upwards
     ancestors: tuple[str, ...] = ()  # tags, the nearest first
-    link: str = ""  # where it leads, as the page writes it
+    link: str = ""  # its target, as the page writes it
     is_metadata: bool = False  # og:image, twitter:image, JSON-LD or itemprop=image
-    is_background: bool = False  # painted behind an element by its style
+    is_background: bool = False  # a background image of an element's style
     is_furniture: bool = False  # in a menu, a footer or the like, by tags and classes
-    links_to_picture: bool = False  # a thumbnail; the image it leads to is among ``urls``
+    links_to_picture: bool = False  # a thumbnail; the full image is among ``urls``
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page says, as far as this job needs it."""
+    """Holds the content of a page that this job needs."""
 
     url: str
     title: str
     images: tuple[PageImage, ...]
     blocks: tuple[Block, ...] = ()  # texts near images and headings, in order
-    site: str = ""  # the site's name by its metadata
+    site: str = ""  # the site's name from the metadata
     license: str | None = None
     language: str = ""  # as detected
     inline: tuple[tuple[str, bytes], ...] = ()  # ``data:`` images: name and bytes
-    num_beyond: int = 0  # images that are left out, as the page shows too many
+    num_beyond: int = 0  # images beyond the limit for a page
 
 
 def read_page(
@@ -85,10 +85,10 @@ def read_page(
     ignore_opt_outs: bool = False,
     data_images: Sequence[str] = (),
 ) -> Page | Drop:
-    """What the parsed page at ``url`` says, or which opt-out in its metadata drops it.
+    """Returns the content of the parsed page at ``url``, or the opt-out in its metadata.
 
-    Lengths and numbers are cut at the limits given. ``data_images`` are the data: URIs that
-    ``markup.take_out_data`` has taken out of the page.
+    Lengths and numbers are cut at the given limits. ``data_images`` are the data: URIs that
+    ``markup.take_out_data`` has removed from the page.
     """
     metadata = read_metadata(tree, max_text_chars)
     if not ignore_opt_outs and (why := first_opt_out(metadata.opt_outs)):
@@ -176,14 +176,14 @@ def _images(
 
 
 def _stored_uri(reference: str, data_images: Sequence[str]) -> str:
-    """Returns the data: URI that was taken out of the page where ``reference`` stands."""
+    """Returns the data: URI that ``reference`` replaces."""
     number = reference.removeprefix(markup.INLINE)
     is_stored = number != reference and number.isascii() and number.isdigit()
     return data_images[int(number)] if is_stored and int(number) < len(data_images) else reference
 
 
 def _link_around(spot: Spot) -> LexborNode | None:
-    """Returns the link that the image fills."""
+    """Returns the link that contains only the image."""
     parent = spot.node.parent
     if parent is not None and parent.tag == "picture":
         parent = parent.parent
@@ -191,7 +191,7 @@ def _link_around(spot: Spot) -> LexborNode | None:
 
 
 def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[PageImage]:
-    """Leaves out the copies for browsers without scripts that follow an image loaded late."""
+    """Merges the ``noscript`` copies that follow a lazily loaded image into that image."""
     originals: list[PageImage] = []
     for image, spot in zip(images, spots, strict=True):
         last = originals[-1] if originals else None
@@ -214,7 +214,7 @@ def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[Page
 
 
 def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
-    """Gives images what the head says of them; adds those that are named and not shown."""
+    """Gives images the head's texts; adds images that the head names but the body does not show."""
     captions = {resolve(base, name): text for name, text in metadata.captions.items()}
     images = _with_preloads(images, metadata, base)
     heads = list(
@@ -230,7 +230,7 @@ def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> li
         result.append(image)
     order = images[-1].order + 1 if images else 0
     for head in heads:
-        if head not in page_urls:  # but perhaps in some other way than as an image
+        if head not in page_urls:  # the body may still use it, but not as an image
             image = PageImage(order=order, src=head[:200], urls=(head,))
             result.append(_add_description(image, captions.get(head, ""), metadata))
             order += 1
@@ -251,7 +251,7 @@ def _with_preloads(images: list[PageImage], metadata: Metadata, base: str) -> li
 
 
 def _add_description(image: PageImage, label: str, metadata: Metadata) -> PageImage:
-    """An image that the head names, with the head's own words for it, and those for the page."""
+    """Returns an image that the head names, with the head's texts for it and for the page."""
     words = label or next(iter(metadata.image_texts), "")
     texts = tuple(dict.fromkeys((*metadata.image_texts, *metadata.page_texts)))
     return replace(image, label=image.label or words, is_metadata=True, metadata=texts)

@@ -1,4 +1,4 @@
-"""Names and captions that a page gives its images by references: ARIA, microdata, infoboxes."""
+"""Finds names and captions that refer to images: ARIA, microdata, infoboxes."""
 
 from collections.abc import Mapping
 
@@ -6,9 +6,9 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.web.pages.walk import fold
 
-_MAX_LABELS, _MAX_IDS = 500, 4  # of a page, and of an image
+_MAX_LABELS, _MAX_IDS = 500, 4  # per page, and per image
 _MAX_CHARS = 2_000
-_MAX_ELEMENTS = 500  # of a kind, of a page
+_MAX_ELEMENTS = 500  # per type and page
 _LONGEST = 300  # characters of a caption in an infobox
 _DESCRIBED = (
     "img[aria-describedby],img[aria-details],figure[aria-labelledby],figure[aria-describedby],"
@@ -20,7 +20,7 @@ _INFOBOX = "table[class*=infobox],.infobox table"
 
 
 class Labels:
-    """Finds what ``aria-label``, ``aria-labelledby`` and a drawing's title say of an image."""
+    """Finds an image's ``aria-label``, ``aria-labelledby`` texts and a drawing's title."""
 
     def __init__(self, tree: LexborHTMLParser) -> None:
         self._tree = tree
@@ -28,7 +28,7 @@ class Labels:
         self._named: Mapping[str, LexborNode] | None = None
 
     def find_label(self, node: LexborNode) -> str:
-        """Returns the label of an image or of its link, "" for none."""
+        """Returns the label of an image or of its link, or ""."""
         attributes = node.attributes
         if label := attributes.get("aria-label"):
             return label
@@ -43,13 +43,13 @@ class Labels:
         return " ".join(filter(None, (self._text(name) for name in ids.split()[:_MAX_IDS])))
 
     def _text(self, name: str) -> str:
-        """The text of the element with an id; each is read once, and not too many."""
+        """Returns the text of the element with an id; each is read once, up to a limit."""
         text = self._texts.get(name)
         if text is None:
             if len(self._texts) >= _MAX_LABELS:
                 return ""
             if self._named is None:
-                nodes = reversed(self._tree.css("[id]"))  # of several with one id the first counts
+                nodes = reversed(self._tree.css("[id]"))  # the first element with an id counts
                 self._named = {node.attributes["id"] or "": node for node in nodes}
             node = self._named.get(name)
             text = self._texts[name] = "" if node is None else _plain(node)
@@ -61,7 +61,7 @@ def _plain(node: LexborNode) -> str:
 
 
 def _title_of_drawing(node: LexborNode) -> str:
-    """The ``title`` of the SVG drawing that an image is part of."""
+    """Returns the ``title`` of the SVG drawing that contains an image."""
     above = node.parent
     while above is not None and above.tag not in ("svg", "body"):
         above = above.parent
@@ -70,7 +70,7 @@ def _title_of_drawing(node: LexborNode) -> str:
 
 
 def captions_by_reference(tree: LexborHTMLParser, labels: Labels) -> dict[int, str]:
-    """Returns captions by the ``mem_id`` of their images; only what the source mentions is sought.
+    """Returns captions by the ``mem_id`` of their images; skips attributes absent from the source.
 
     An image's ``aria-describedby`` and ``aria-details``; the name of a figure that has one image;
     an ImageObject in microdata; the row or the text below the image of an infobox.
@@ -113,7 +113,7 @@ def _of_image_object(scope: LexborNode) -> Mapping[int, str]:
 
 
 def _of_infobox(table: LexborNode) -> Mapping[int, str]:
-    """Returns the text that stands with a single image in its cell, or alone in the next row."""
+    """Returns the text next to a single image in its cell, or alone in the next row."""
     captions: dict[int, str] = {}
     waiting: int | None = None
     for row in table.css("tr")[:_MAX_ELEMENTS]:

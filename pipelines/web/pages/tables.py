@@ -1,4 +1,4 @@
-"""Rows of images in tables with a row of captions beside them: what markup does not say."""
+"""Finds captions in tables, in the row above or below a row of images, without other markup."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,20 +9,20 @@ from vlmill.pipelines.web.pages.walk import fold
 
 _CELLS = ("td", "th")
 _MAX_TABLES, _MAX_ROWS, _MAX_CELLS = 200, 500, 50
-_LONGEST = 200  # characters of a caption; more is content that a table lays out
+_LONGEST = 200  # characters of a caption; a longer text is content in a layout table
 
-Cell = tuple[int, LexborNode]  # the column in which it begins, and the cell
+Cell = tuple[int, LexborNode]  # the column where it begins, and the cell
 
 
 def captions_in_tables(tree: LexborHTMLParser) -> dict[int, str]:
-    """Captions of images that stand cell by cell above or below their row: ``mem_id`` -> text.
+    """Returns captions that are cell by cell above or below a row of images: ``mem_id`` -> text.
 
-    A row of images has two or more and no text. Captions stand in the row below it with a short
-    text under every image; in the row above if the table's last row is of images.
+    A row of images has two or more and no text. The captions are in the row below it, with a short
+    text under every image, or in the row above if the table's last row is of images.
     """
     captions: dict[int, str] = {}
     for table in tree.css("table")[:_MAX_TABLES]:
-        if len(table.css("table")) > 1:  # a table around tables lays out a page; it counts itself
+        if len(table.css("table")) > 1:  # a layout table; its inner tables are read separately
             continue
         rows = list(_rows(table))
         kinds = [_images(row) for row in rows]
@@ -34,7 +34,7 @@ def captions_in_tables(tree: LexborHTMLParser) -> dict[int, str]:
 
 
 def _rows(table: LexborNode) -> Iterator[list[Cell]]:
-    """The cells of each row of a table; empty rows are left out."""
+    """Yields the cells of each row of a table, without empty rows."""
     groups = [table, *(n for n in table.iter() if n.tag in ("tbody", "thead", "tfoot"))]
     number = 0
     for group in groups:
@@ -61,7 +61,7 @@ def _cells(row: LexborNode) -> Iterator[Cell]:
 
 
 def _images(row: list[Cell]) -> dict[int, int]:
-    """Columns of a row's images and their ``mem_id``; none for a row that is not of images."""
+    """Returns the ``mem_id`` of a row's images by column; {} for a row with other content."""
     images: dict[int, int] = {}
     for column, cell in row:
         elements = cell.css("img")
@@ -73,7 +73,7 @@ def _images(row: list[Cell]) -> dict[int, int]:
 
 
 def _matched(images: dict[int, int], row: list[Cell]) -> dict[int, str]:
-    """Images with the texts of their columns, if each has a short one."""
+    """Returns the images with the texts of their columns, if each has a short one."""
     texts = {column: fold(cell.text(deep=True), _LONGEST + 1) for column, cell in row}
     captions = {image: texts.get(column, "") for column, image in images.items()}
     return captions if all(0 < len(text) <= _LONGEST for text in captions.values()) else {}

@@ -1,7 +1,7 @@
-"""The one walk over a page's tree: its runs of text, and the places of its images among them.
+"""Walks once over a page's tree and records its runs of text and its images' positions.
 
-It is the most expensive part of a page, so it notes nothing of inline elements but links and
-captions, and looks for nothing that is rarely there.
+The walk is the most expensive part of a page, so of inline elements it records only links and
+captions, and does not search for rare content.
 
 An element's attributes give its sides in pixels and the marks of its classes.
 """
@@ -21,7 +21,7 @@ _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
 _STYLE_SIDE = re.compile(r"(?:^|;)\s*(width|height)\s*:\s*(\d{1,5})(?:\.\d*)?px")
 # Classes that the wide-spread content systems give to the text under an image.
 _CAPTION_CLASS = re.compile(r"(?:^|[\s_-])(?:\w*caption\w*|gallerytext|cutline|legend)(?:$|[\s_-])")
-# What they give to the name of the photographer in it.
+# Classes for the photographer's name in that text.
 _CREDIT_CLASS = re.compile(
     r"(?:^|[\s_-])(?:credits?|copyright|photographer|attribution|photocredit|imagecredit)(?:$|[\s_-])"
 )
@@ -34,7 +34,7 @@ _FURNITURE_CLASSES = word_set(
 
 
 def declared_sides(attributes: Mapping[str, str | None]) -> tuple[int | None, int | None]:
-    """Width and height in pixels by attributes, else by style; percentages are None."""
+    """Returns width and height in pixels from attributes, else from style; None for percentages."""
     width, height = _pixels(attributes.get("width")), _pixels(attributes.get("height"))
     style = attributes.get("style")
     if style and (width is None or height is None):
@@ -50,17 +50,17 @@ def _pixels(value: str | None) -> int | None:
 
 @lru_cache(maxsize=4_096)
 def roles(classes: str) -> tuple[bool, bool, bool]:
-    """Says whether a class marks (furniture, a caption, its credit); pages repeat their classes."""
+    """Returns whether a class marks (furniture, a caption, its credit). Pages repeat classes."""
     mark = classes.lower()
     names = mark.split()
-    # Blogger keeps a blog's posts in a widget.
+    # Blogger uses a widget for a blog's posts.
     furniture = not _FURNITURE_CLASSES.isdisjoint(names) and "blog" not in names
     caption = _CAPTION_CLASS.search(mark) is not None and "nav" not in mark
     return furniture, caption, _CREDIT_CLASS.search(mark) is not None
 
 
 def class_and_id(node: LexborNode) -> str:
-    """Class and id of an element in lower case, at most 200 characters."""
+    """Returns class and id of an element in lower case, at most 200 characters."""
     attributes = node.attributes
     both = f"{attributes.get('class') or ''} {attributes.get('id') or ''}"
     return both[:200].lower().strip()
@@ -72,62 +72,62 @@ _BLOCKS = word_set(
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
     "summary table tbody td tfoot th thead tr ul br caption noscript"
 )
-_OPENED = _BLOCKS | {"a", "picture"}  # of other elements nothing is noted
+_OPENED = _BLOCKS | {"a", "picture"}  # no other elements are recorded
 _IMAGES = frozenset(("img", "image", "amp-img"))
-_TEXT = "-text"  # the parser's name of what is no element
-# Whose children the walk does not see.
+_TEXT = "-text"  # the parser's tag for text nodes
+# The walk skips the children of these.
 _SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
 _FURNITURE = frozenset(("nav", "footer", "aside"))  # and "header", of a page
 _CONTENT = frozenset(("article", "main"))
 _CHANGING = _FURNITURE | _CONTENT | {"a", "button", "figure", "figcaption", "header"}
-_MARKED = 8  # elements above an image whose classes tell what it is part of
-_ANCESTORS = 12  # tags above an image that are noted
+_MARKED = 8  # elements above an image whose classes are recorded
+_ANCESTORS = 12  # tags above an image that are recorded
 _LEVELS = 6  # how far above an image its caption's common ancestor may be
-_INLINE_PX = 50  # an image that is shown smaller stands in a line of text
+_INLINE_PX = 50  # a smaller image is inside a line of text
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """A run of text between block boundaries, white space folded."""
+    """Holds a run of text between block boundaries, white space folded."""
 
     text: str
     path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
-    tag: str = ""  # the nearest block element around it, "" for none
+    tag: str = ""  # the nearest block element around it, or ""
     furniture: bool = False  # in a menu, a footer or the like
-    caption: int = 0  # serial number of the caption element around it, 0 for none
-    figure: int = 0  # serial number of the figure around it, 0 for none
-    code: bool = False  # a listing, or the credit in a caption: no text about an image
+    caption: int = 0  # serial number of the caption element around it, or 0
+    figure: int = 0  # serial number of the figure around it, or 0
+    code: bool = False  # a listing, or the credit in a caption: not a text about an image
     linked: float = 0.0  # share of its characters that are links
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an image stood in the walk: before block number ``block``."""
+    """Holds an image found in the walk, which comes before block number ``block``."""
 
     node: LexborNode
     attributes: Mapping[str, str | None]
-    sides: tuple[int | None, int | None]  # as declared, in pixels; nonsense is None
+    sides: tuple[int | None, int | None]  # as declared, in pixels; None for invalid values
     block: int
     path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
     ancestors: tuple[str, ...]  # their tags
     marks: tuple[str, ...]  # class and id, lower-case: its own, then its parents' upwards
-    link: str  # where it leads, "" for nowhere
-    figure: int = 0  # serial number of the figure around it, 0 for none
+    link: str  # its target, or ""
+    figure: int = 0  # serial number of the figure around it, or 0
     furniture: bool = False  # in a menu, a footer or the like, by tags and classes
 
 
-# What holds inside an element and inside all those in it, unless they say otherwise: whether it is
-# furniture, its caption, its figure, whether it is content (in an article or in what the page calls
-# its main part), where its link leads, and whether it is a caption's credit.
+# The state in an element, inherited by its descendants unless they change it: whether it is
+# furniture, its caption, its figure, whether it is content (in an article or in the page's main
+# part), its link's target, and whether it is a caption's credit.
 _State = tuple[bool, int, int, bool, str, bool]
 
 # An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
-# Both are plain tuples: they are made for every element that the walk enters.
+# Both are plain tuples: they are created for every element that the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
 _OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, "", False))
 
 
 @dataclass(slots=True)
 class _Walk:
-    """What the walk has come by."""
+    """Collects the results of the walk."""
 
     max_chars: int
     max_images: int
@@ -143,21 +143,21 @@ class _Walk:
         parts = self.parts
         text = parts[0] if len(parts) == 1 else "".join(parts)
         if len(text) <= self.max_chars and text.isprintable() and "  " not in text:
-            text = text.strip()  # as fold does with most texts, without a call
+            text = text.strip()  # same as fold for most texts, without a call
         else:
             text = fold(text, self.max_chars)
         if text:
             _, _, block_tag, path, (furniture, caption, figure, _, _, credit) = open_element
             tag = "pre" if code else block_tag
             linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
-            # By position: this is done for every paragraph.
+            # Positional arguments, for speed: this is done for every paragraph.
             code = code or credit
             self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
         parts.clear()
         self.linked = 0
 
     def add_image(self, node: LexborNode, open_element: _Open) -> None:
-        """Notes an image's place, in ``open_element``."""
+        """Records an image and its position, in ``open_element``."""
         if len(self.spots) == self.max_images:
             self.num_beyond += 1
             return
@@ -182,7 +182,7 @@ class _Walk:
         )
 
     def add_object(self, node: LexborNode, open_element: _Open) -> None:
-        """Notes the image that an ``object`` shows, or those inside one that shows a drawing."""
+        """Records an ``object``'s image, or the images inside an ``object`` with a drawing."""
         attributes = node.attributes
         kind, data = (attributes.get("type") or "").lower(), attributes.get("data") or ""
         if "svg" in kind or data.partition("?")[0].lower().endswith(".svg"):
@@ -192,7 +192,7 @@ class _Walk:
             self.add_image(node, open_element)
 
     def add_listing(self, node: LexborNode, open_element: _Open) -> None:
-        """Takes a listing in ``open_element`` as one block, whatever elements colour its words."""
+        """Records a listing in ``open_element`` as one block, with its highlighting elements."""
         if self.parts:
             self.flush(open_element)
         self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
@@ -203,7 +203,7 @@ class _Walk:
         ancestor: LexborNode | None = node
         while ancestor is not None and len(marks) < _MARKED:
             if ancestor.tag == "body":
-                # It carries switches of the whole page in its classes ("has-sidebar").
+                # Its classes hold switches of the whole page ("has-sidebar").
                 marks.append("")
                 break
             mark = self.marks.get(ancestor.mem_id)
@@ -226,9 +226,9 @@ def _ancestors(open_element: _Open) -> tuple[str, ...]:
 def walk_page(
     tree: LexborHTMLParser, *, max_chars: int, max_images: int
 ) -> tuple[list[Block], list[Spot], int]:
-    """Texts and images of the page's body in document order, and how many images are left out.
+    """Returns the texts and images of the page's body in document order, and how many are omitted.
 
-    A text is cut after ``max_chars`` characters, images are left out after ``max_images``.
+    A text is cut after ``max_chars`` characters, images are omitted after ``max_images``.
     """
     walk = _Walk(max_chars, max_images)
     body = tree.body
@@ -239,10 +239,10 @@ def walk_page(
 
 @lru_cache(maxsize=4_096)
 def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
-    """Says what an element is: (noted, a caption, furniture, a credit, one that changes the state).
+    """Returns whether an element is (recorded, a caption, furniture, a credit, changing the state).
 
-    ``classes`` are its classes, else its id, of which nothing is noted without an entry in
-    ``_OPENED``; pages repeat both.
+    ``classes`` are its classes, else its id. Without an entry in ``_OPENED`` nothing is recorded of
+    an id; results are cached, as both repeat.
     """
     furniture, caption, credit = roles(classes)
     is_noted = caption or credit or tag in _OPENED
@@ -276,14 +276,14 @@ def _inside(
 
 
 def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
-    """Goes depth-first without recursion: pages nest deeper than Python's stack.
+    """Descends depth-first without recursion: pages nest deeper than Python's stack.
 
     One long function: a call for each of a page's elements would be a third of the time.
     """
     limit = 2 * walk.max_chars
     parts = walk.parts
     open_element = _OUTSIDE
-    # Open nodes, and what was open around those that the walk has entered.
+    # Open nodes, and for each node that the walk has entered the element around it.
     above: list[tuple[LexborNode, _Open | None]] = []
     serial = 0
     source = tree.raw_html or b""
@@ -296,7 +296,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
         if background_ids and node.mem_id in background_ids and tag not in _SPECIAL:
             walk.add_image(node, open_element)
         if tag == _TEXT:
-            # Between blocks there is mostly nothing but white space.
+            # Between blocks there is usually only white space.
             if parts or not node.is_empty_text_node:
                 text = node.text_content or ""
                 parts.append(text[:limit])
@@ -330,7 +330,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 if changes:
                     link = attributes.get("href") or "" if tag == "a" else state[4]
                     if tag == "button" and node.css_first("img") is None:
-                        furniture = True  # else it enlarges the image
+                        furniture = True  # otherwise it enlarges the image
                     state = _inside(state, tag, serial, furniture, caption, credit, link)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
                 open_element = (around, tag, tag if is_block else block_tag, path, state)
@@ -359,9 +359,9 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
 
 
 def fold(text: str | None, limit: int) -> str:
-    """Folds the white space of ``text``; gives at most ``limit`` characters."""
+    """Folds the white space of ``text``; returns at most ``limit`` characters."""
     text = (text or "")[: 2 * limit]
-    # The only white space that is printable is a space: most texts have nothing to fold.
+    # The only printable white space is a space, so most texts do not change.
     is_folded = text.isprintable() and "  " not in text
     text = text.strip() if is_folded else " ".join(text.split())
     return text if len(text) <= limit else text[:limit].rstrip()

@@ -1,4 +1,4 @@
-"""Texts of pairs are cleaned and judged here.
+"""Cleans and judges the texts of pairs.
 
 Reading order: ``words``, ``sentences``, ``balance``, ``personal`` and ``lists``, ``captions``
 (which uses them all) and ``language``.

@@ -1,4 +1,4 @@
-"""Quotation marks and brackets: is each one's other half there, and can the text be mended?"""
+"""Checks that quotation marks and brackets are paired, and removes a stray one."""
 
 import re
 
@@ -6,18 +6,18 @@ _CLOSES = {
     **{"(": ")", "[": "]", "{": "}", "（": "）", "【": "】", "《": "》", "「": "」", "『": "』"},
     **{"“": "”", "«": "»", "‹": "›"},
 }
-# A German quotation ends with what begins an English one, and turned guillemets are one, too.
+# A German quotation ends with the mark that begins an English one; guillemets may be turned.
 _ENDS = {"„": "“”", "»": "«", "›": "‹", **{left: right for left, right in _CLOSES.items()}}
 _MARKS = re.compile(r'[()\[\]{}（）【】《》「」『』“”„«»‹›"]')
-_BOTH = "“«»‹›"  # begins or ends, by what is open
+_BOTH = "“«»‹›"  # begins or ends, depending on the open marks
 _CLOSING = frozenset(_CLOSES.values())
-MOST_STRAY = 1  # of marks that are taken away to mend a text
+MOST_STRAY = 1  # of marks that are removed to fix a text
 
 
 def stray_marks(text: str) -> list[int]:
-    """The places of marks without their other half, in order; empty if the text is balanced.
+    """Returns the positions of unpaired marks, in order; empty if the text is balanced.
 
-    A straight mark behind a digit may be inches, and an apostrophe is never a quotation mark here.
+    A straight mark after a digit may be inches, and an apostrophe is never a quotation mark here.
     """
     open_marks: list[tuple[str, int]] = []
     stray: list[int] = []
@@ -44,9 +44,9 @@ def stray_marks(text: str) -> list[int]:
 
 
 def remove_stray_mark(text: str) -> str | None:
-    """The text without a single stray mark, itself if it has none; None if it has more.
+    """Returns the text without its only stray mark, or as it is without any; None if it has more.
 
-    A straight mark in the middle of a text is left to nobody's guess: None.
+    A straight mark in the middle of a text is ambiguous: None.
     """
     stray = stray_marks(text)
     if len(stray) > MOST_STRAY:
@@ -60,10 +60,10 @@ def remove_stray_mark(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-    """Returns a text without the quotation marks or brackets that stand around the whole of it."""
+    """Returns a text without quotation marks or brackets that enclose all of it."""
     while len(text) > 1 and (text[0] == text[-1] == '"' or text[-1] in _ENDS.get(text[0], "")):
         inside = text[1:-1]
-        straight = text[0] == '"' and '"' in inside  # of several quotations in a row
+        straight = text[0] == '"' and '"' in inside  # several quotations in a row
         if straight or stray_marks(inside) or not inside.strip():
             break
         text = inside.strip()

@@ -1,7 +1,7 @@
-"""Texts: cleaning, sentence detection, and the rules that a caption has to pass.
+"""Cleans texts, selects sentences, and applies the rules that a caption has to pass.
 
 LAIT (ImageBERT, arXiv:2001.07966, section 3) removes bad spans and noisy words and keeps sentences
-of normal length; the spans, words and numbers here are ours.
+of normal length; the spans, words and numbers here are this project's.
 """
 
 import html
@@ -26,9 +26,9 @@ from vlmill.schemas.rejects import Reason
 
 _I = re.IGNORECASE
 LONGEST_WORD = 40  # characters
-MIN_CASED = 15  # words; of fewer, capitals may be a name or a headline's style
+MIN_CASED = 15  # words; in fewer, capitals may be a name or a headline's style
 MAX_CAPITALS = 0.8  # of the letters
-MAX_MARKS = 0.3  # of what is no space
+MAX_MARKS = 0.3  # of all characters except spaces
 MAX_NAME_CHARS = 200
 # Agencies with unambiguous names, and agencies whose names are also words: these are credits only
 # next to a slash or a word for images.
@@ -47,7 +47,7 @@ _OTHER_CREDIT = (
     r"fotos?|bildquelle|bildnachweis|crédits?(?: photo)?|photographe|fotografía|fotografia|"
     r"фото|写真|撮影|摄影|图片来源)"
 )
-# Spans that say nothing about the image, in the order in which they go.
+# Spans without information about the image, in the order of their removal.
 _SPANS = tuple(
     re.compile(pattern, flags)
     for pattern, flags in (
@@ -64,7 +64,7 @@ _SPANS = tuple(
         ),
         (r"\((?:photo|image|picture|credit|source|via|courtesy|copyright|©)[^()]{0,80}\)", _I),
         (r"\((?:[\w-]+\.)+(?:com|org|net|it|co|uk|de|gov|edu|tv)\)", _I),
-        (  # "in an image by a telescope" is said of the image
+        (  # "in an image by a telescope" describes the image
             r"(?<!\bin an )(?<!\bin a )(?<!\bin the )(?<!\bin this )"
             r"\b(?:photo(?:graph)?|image|picture)s? (?:by|credit|courtesy|copyright)\b.*",
             _I,
@@ -88,11 +88,11 @@ _PREFIX = re.compile(
 _COPYRIGHT = re.compile(
     r"\(c\)\s*(?:(?:\d{4}|by|copyright)\b.*|(?-i:(?:[A-Z][\w.'’&-]*[,/ ]*){1,6})$)", _I
 )
-_PANEL = re.compile(r"\(b\)", _I)  # of a figure, whose third one is (c)
+_PANEL = re.compile(r"\(b\)", _I)  # of a figure, whose third panel is (c)
 _TITLE_TAIL = re.compile(r"\s»\s.*")
 _EDGES = " \t*•·–—-|,;:/\\_~=+<>^`#、，；："
 
-# One token that is a file's name, or was made by a machine out of one.
+# A single token that is a file name, or that a machine made from one.
 _FILE_NAME = re.compile(
     r"\S+\.(?:jpe?g|png|gif|webp|avif|svg|bmp|tiff?|heic|pdf)(?:\?\S*)?"
     r"|(?=\S*[_\d])(?=\S*[_-])[\w.-]+|(?:IMG|DSC|DSCN|DSCF|PICT|CIMG|MVI|SAM|WP)_?\d{3,}\S*"
@@ -133,7 +133,7 @@ _BOILERPLATE = re.compile(
     r"|^\d+ (?:comments?|likes?|views?|shares?|replies|reviews?)\b(?! of\b)",
     _I,
 )
-# Short on purpose: words that in a caption mean pornography or spam and little else. Words with a
+# Short on purpose: words that in captions nearly always mean pornography or spam. Words with a
 # second meaning ("escorts", "torrent", "XXX") count only next to words that exclude it.
 _BLOCKED = re.compile(
     r"\b(?:porn\w*|(?-i:xxx)|xxx[- ](?:rated|videos?|movies?|porn|tube|pics?|sex|girls?)|"
@@ -151,7 +151,7 @@ _BLOCKED = re.compile(
 
 
 def clean(text: str, max_chars: int = 2_000) -> str:
-    """Takes markup, addresses, file names, credits and "image of" away; folds spaces.
+    """Removes markup, addresses, file names, credits and "image of"; folds spaces.
 
     The first ``max_chars`` characters count. Idempotent, never longer than :func:`plain` of the
     text, and free of control characters and surrogates.
@@ -163,7 +163,7 @@ def clean(text: str, max_chars: int = 2_000) -> str:
 
 
 def plain(text: str, max_chars: int = 2_000) -> str:
-    """Resolves entities, brings to NFKC, takes control and invisible characters away.
+    """Resolves entities, normalises to NFKC, removes control and invisible characters.
 
     Joiners between letters and inside emoji stay, and the tags of a flag's emoji.
     """
@@ -171,7 +171,7 @@ def plain(text: str, max_chars: int = 2_000) -> str:
     while "&" in text and (resolved := html.unescape(text)) != text:
         text = resolved
     text = unicodedata.normalize("NFKC", text)
-    if text.isprintable():  # nothing of category C is; most texts end here
+    if text.isprintable():  # no characters of category C; most texts end here
         return text[:max_chars]
     characters: list[str] = []
     for character in text:
@@ -194,12 +194,12 @@ def _joins(before: str, character: str) -> bool:
 
 
 def _clean_once(text: str, max_chars: int) -> str:
-    text = plain(text, max_chars)  # a span that went may have brought an entity together
+    text = plain(text, max_chars)  # a removed span may have completed an entity
     for span in _SPANS:
         text = span.sub(" ", text)
     if not _PANEL.search(text):
         text = _COPYRIGHT.sub(" ", text)
-    if "«" not in text:  # else it is the end of a quotation
+    if "«" not in text:  # otherwise it is the end of a quotation
         text = _TITLE_TAIL.sub(" ", text)
     text = re.sub(r"\(\s*[;,/]?\s*\)|\[\s*\]", " ", text)
     text = re.sub(r"\s+([,.;:!?])", r"\1", " ".join(text.split()))
@@ -207,7 +207,7 @@ def _clean_once(text: str, max_chars: int) -> str:
     prefix = _PREFIX.match(text)
     remainder = text[prefix.end() :] if prefix else text
     if prefix and remainder:
-        # What follows was the middle of a sentence; now it starts one.
+        # The remainder was the middle of a sentence; it becomes the beginning of one.
         text = remainder[0].upper() + remainder[1:] if len(remainder[0].upper()) == 1 else remainder
     return text
 
@@ -222,7 +222,7 @@ def fault(
     language: str | None = None,
     lists: TextLists = NO_LISTS,
 ) -> Reason | None:
-    """Says why a sentence is no caption, or returns None."""
+    """Returns why a sentence is not a caption, or None."""
     words = split_words(sentence, language)
     if not words:
         return Reason.NO_TEXT
@@ -245,12 +245,12 @@ def fault(
 def _form_fault(
     sentence: str, words: list[str], rules: WebPairRules, lists: TextLists
 ) -> Reason | None:
-    """What is wrong with letters, marks and words of a sentence that says the right things."""
+    """Returns the fault in the letters, marks or words of a sentence with acceptable content."""
     plain_letters = without_marks(sentence)  # vowel signs and accents belong to their letters
     letters = [c for c in plain_letters if c.isalpha()]
     dense = len(_DENSE.findall(plain_letters))
     size = len(plain_letters.replace(" ", ""))
-    # A year of four digits stands beside two or three characters that say as much as ten letters.
+    # A year of four digits may be next to two or three characters that mean as much as ten letters.
     if len(letters) + dense < rules.min_alphabetic * (size + dense):
         return Reason.NOT_WORDS
     if max(map(len, words)) > LONGEST_WORD and not dense:
@@ -271,12 +271,12 @@ def _form_fault(
 
 
 def _repetition(words: list[str]) -> float:
-    """Returns the share of words that came before in the text."""
+    """Returns the share of words that repeat an earlier word of the text."""
     return 1 - len({word.lower() for word in words}) / len(words)
 
 
 def _is_list(sentence: str, words: list[str]) -> bool:
-    """Keywords in a row, a menu, a path: separators between nearly all words."""
+    """Returns whether separators are between nearly all words: keywords, a menu, a path."""
     separators = len(re.findall(r"[,;|/>•·]|\s[-–—]\s", sentence))
     return separators >= 3 and separators >= 0.4 * len(words)
 
@@ -289,9 +289,9 @@ def extract_caption(
 ) -> str | Drop:
     """Returns the caption in ``text``: the first sentence that passes, and the next that fit.
 
-    A text of which no sentence passes is dropped for the fault of its first one. ``language``
-    (ISO 639-1) says how words are told apart. A caption's quotation marks and brackets are
-    balanced: none is cut inside, and a single stray one is taken away.
+    A text without a passing sentence is dropped for the fault of its first one. ``language``
+    (ISO 639-1) selects how words are split. A caption's quotation marks and brackets are
+    balanced: no pair is cut, and a single stray mark is removed.
     """
     name = plain(text, rules.max_text_chars).strip()
     if _FILE_NAME.fullmatch(name) and not is_designation(name):
@@ -317,9 +317,9 @@ def extract_caption(
 
 
 def whole_sentences(text: str) -> Iterator[str]:
-    """Yields sentences, those inside of a quotation or of brackets with what they stand in.
+    """Yields sentences; sentences inside a quotation or brackets stay with the enclosing sentence.
 
-    A single stray mark is taken away; of a text with more its sentences come as they are.
+    A single stray mark is removed; a text with more is cut into sentences unchanged.
     """
     parts: list[str] = []
     for sentence in sentences(text):
@@ -328,12 +328,12 @@ def whole_sentences(text: str) -> Iterator[str]:
         if not stray_marks(passage):
             yield unwrapped(passage)
             parts = []
-    for sentence in parts:  # what opens in the first of them never closes
+    for sentence in parts:  # a mark that opens in the first of them never closes
         yield unwrapped(remove_stray_mark(sentence) or sentence)
 
 
 def _joined(parts: list[str]) -> str:
-    """Sentences in a row, with a space between where the script has spaces."""
+    """Joins sentences, with a space between if the script has spaces."""
     text = ""
     for part in parts:
         space = "" if not text or (text[-1] in "。！？」』”）" and _DENSE.match(part)) else " "

@@ -1,4 +1,4 @@
-"""Lists of words that a user gives by file: what no caption may have, and what words there are."""
+"""Reads lists of words from a user's files: words that no caption may have, and a vocabulary."""
 
 import re
 import unicodedata
@@ -14,14 +14,14 @@ from vlmill.schemas.tables import PAIRS
 
 MAX_LIST_BYTES = 64 << 20
 MAX_ENTRY_CHARS = 200
-LEAST_COUNT = 3  # of a word in a table's texts; a misspelling comes once or twice
-MOST_WORDS = 5_000_000  # some 500 MB
+LEAST_COUNT = 3  # of a word in a table's texts; a misspelling occurs once or twice
+MOST_WORDS = 5_000_000  # about 500 MB
 _SPACELESS = re.compile(f"[{UNSPACED_LETTERS}]")
 
 
 @dataclass(frozen=True)
 class TextLists:
-    """What files say of words: a pattern of blocked ones, and the vocabulary; None without."""
+    """Holds a user's lists: a pattern of blocked words, and the vocabulary, or None."""
 
     blocked: "re.Pattern[str] | None" = None
     vocabulary: frozenset[str] | None = None
@@ -32,7 +32,7 @@ class TextLists:
         return match[0] if match else None
 
     def unknown_share(self, words: Sequence[str]) -> float:
-        """The share of words that the vocabulary lacks; numbers and names do not count.
+        """Returns the share of words that the vocabulary lacks, without numbers and names.
 
         A name is a word with a capital letter that is not the first of its text. 0 without a
         vocabulary.
@@ -59,14 +59,14 @@ NO_LISTS = TextLists()
 
 
 def folded(text: str) -> str:
-    """A text as lists are compared with it: NFKC, without the difference of capitals."""
+    """Returns a text as it is compared with lists: NFKC, ignoring case."""
     return unicodedata.normalize("NFKC", text).casefold()
 
 
 def read_lists(blocked: Sequence[str], vocabulary: str | None) -> TextLists:
-    """Reads files of one word or phrase a line; blank lines and lines after # do not count.
+    """Reads files of one word or phrase a line; ignores empty lines and text after #.
 
-    In ``blocked`` a final * stands for any ending. ``vocabulary`` may also be a table of pairs,
+    In ``blocked`` a final * matches any ending. ``vocabulary`` may also be a table of pairs,
     whose words are counted. Raises InputError for a file that cannot be read or has no word.
     """
     entries = [entry for path in blocked for entry in _entries(path, "--blocked-words")]
@@ -79,15 +79,15 @@ def read_lists(blocked: Sequence[str], vocabulary: str | None) -> TextLists:
 def _vocabulary(path: str) -> frozenset[str]:
     if Path(path).is_dir() or path.endswith(".parquet"):
         return _counted_words(path)
-    # A line may go on with a count, as lists of frequencies do.
+    # A count may follow the word, as in frequency lists.
     return frozenset(word.split("\t")[0] for word in _entries(path, "--vocabulary"))
 
 
 def _counted_words(pairs: str) -> frozenset[str]:
-    """Returns the words of a table's texts that come at least LEAST_COUNT times.
+    """Returns the words that occur at least LEAST_COUNT times in a table's texts.
 
-    Above MOST_WORDS different ones those that have come once are forgotten: a word of many texts
-    comes again.
+    Above MOST_WORDS different words, words that have occurred once are dropped: a word of many
+    texts occurs again.
     """
     counts: Counter[str] = Counter()
     columns = ["text", "language"]
@@ -122,7 +122,7 @@ def _entries(path: str, flag: str) -> list[str]:
 
 
 def _pattern(entries: Sequence[str]) -> "re.Pattern[str]":
-    """One pattern of all entries, whole words where a script has spaces, the longest first."""
+    """Returns one pattern of all entries, longest first; whole words if the script has spaces."""
     parts = []
     for entry in sorted(set(entries), key=lambda one: (-len(one), one)):
         stem = entry.rstrip("*").strip()

@@ -1,7 +1,7 @@
-"""E-mail addresses, telephone numbers and card numbers in texts.
+"""Finds e-mail addresses, telephone numbers and card numbers in texts.
 
-A number is taken for a telephone only in a form that is written for telephones; years, ISBNs,
-coordinates, sizes and prices are none. The rules are ours.
+A number is treated as a telephone number only in a form that is written for telephones; years,
+ISBNs, coordinates, sizes and prices are not. The rules are this project's.
 """
 
 import re
@@ -13,12 +13,12 @@ _EMAIL = re.compile(
     r"[a-z]{2,24}\b",
     re.IGNORECASE,
 )
-_NUMBERED = re.compile(  # what is no telephone number although it looks like one
+_NUMBERED = re.compile(  # numbers that resemble telephone numbers
     r"(?:isbn|issn|ean|doi|upc|asin|pmid|orcid|inv|accession|cat|art|item|model|serial|lot|id|"
     r"no|nr|№|#|§|[$€£¥])(?:[-.:\s]|1[03])*$",
     re.IGNORECASE,
 )
-_NAMED = re.compile(  # a word that announces one
+_NAMED = re.compile(  # a word that announces a telephone number
     r"(?:\b(?:tel|telephone|phone|telefon|call|fax|mobile|mobil|cell|whatsapp|hotline|tél|teléfono|"
     r"тел|телефон)\b|电话|電話|手机|手機|携帯)\s?(?:us|me|now|at|on|no|number|nr|by|:|\.|：)*[\s:：.]*$",
     re.IGNORECASE,
@@ -33,11 +33,11 @@ _PHONES = (
 _RUN = re.compile(r"\d[\d ()./-]{4,18}\d")  # after a word that announces a number
 _CARD = re.compile(r"(?<![\d.,-])[2-6]\d{3}(?:[ -]?\d{2,6}){2,4}(?![\d.,-]*\d)")
 _DECIMAL = re.compile(r"[+-]?\d+\.\d+")
-_CONTEXT = 24  # characters before a number that may say what it is
+_CONTEXT = 24  # characters before a number that may indicate its type
 
 
 def personal_data(text: str) -> str | None:
-    """Says which kind the text holds: ``email``, ``card`` or ``telephone``; None without any."""
+    """Returns the type of personal data in the text: ``email``, ``card``, ``telephone`` or None."""
     if ("@" in text or "at" in text) and _EMAIL.search(text):
         return "email"
     if sum(map(str.isdigit, text)) < 6:
@@ -48,9 +48,10 @@ def personal_data(text: str) -> str | None:
 
 
 def is_card(written: str) -> bool:
-    """Whether digits, with spaces or hyphens between, are a payment card's: issuer, length, Luhn.
+    """Returns whether digits, with spaces or hyphens between, are a payment card's number.
 
-    Visa, Mastercard, American Express, Diners Club, Discover, UnionPay and JCB.
+    The issuer, length and Luhn digit must match, for Visa, Mastercard, American Express, Diners
+    Club, Discover, UnionPay and JCB.
     """
     digits = re.sub(r"\D", "", written)
     lengths = {"4": (13, 16, 19), "5": (16,), "6": (16, 17, 18, 19)}.get(digits[0], ())
@@ -66,7 +67,7 @@ def is_card(written: str) -> bool:
 
 
 def luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
+    """Returns whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
     total = 0
     for index, digit in enumerate(reversed(digits)):
         doubled = int(digit) * (1 + index % 2)

@@ -1,10 +1,11 @@
-"""Texts are cut into sentences here, in every script that a page may have."""
+"""Splits texts into sentences, in every script that a page may have."""
 
 import re
 from collections.abc import Iterator
 
-# In Latin, Cyrillic and Greek a sentence ends before a space and no lower-case letter, in Arabic
-# before a space; in Chinese, Japanese and the scripts with a danda right after its full stop.
+# In Latin, Cyrillic and Greek a sentence ends before a space that no lower-case letter follows, in
+# Arabic before a space; in Chinese, Japanese and the scripts with a danda right after its full
+# stop.
 _END = re.compile(
     r"[.!?…]+[\"”’')\]»]*\s+(?=[^\sa-zß-öø-ÿа-яё])|[。！？।॥။។።]+[」』”’）)]*|[!?]+(?=[\u3040-\u9fff])"
     r"|[؟۔]+\s+"
@@ -18,7 +19,7 @@ _ABBREVIATION = re.compile(
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Cuts ``text`` after sentences; abbreviations, initials and numbers do not end one."""
+    """Splits ``text`` after sentences; abbreviations, initials and numbers do not end one."""
     start = 0
     for match in _END.finditer(text):
         head = text[start : match.end()].rstrip()

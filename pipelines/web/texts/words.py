@@ -1,4 +1,4 @@
-"""Texts and file names are cut into words here; lists of words are held as the code writes them.
+"""Splits texts and file names into words; holds lists of words as the code writes them.
 
 Chinese, Japanese and Thai have no spaces between words. Their segmenters are loaded at the first
 text of their language: jieba's dictionary (by rjieba, 40 times as fast as jieba, the same words),
@@ -19,8 +19,8 @@ from vlmill.runtime.net.urls import ESCAPED
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 JOINERS = "\u200c\u200d"
 """They join or separate letters of a word (Persian, Indic scripts) and join parts of an emoji."""
-# Inside a character class: scripts whose writers put no spaces between words. A letter of theirs
-# stands for a syllable or more, as does one of Korean.
+# Inside a character class: scripts whose writers put no spaces between words. A letter of these
+# scripts is a syllable or more, as is one of Korean.
 UNSPACED_LETTERS = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf"
     "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -29,13 +29,13 @@ UNSPACED_LETTERS = (
 DENSE_LETTERS = UNSPACED_LETTERS + "\uac00-\ud7af"
 # Letters that a segmenter cuts, and the marks that belong to them.
 _UNSPACED = re.compile("([\u0e00-\u0e7f\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+)")
-_LONGEST = 10_000  # characters that a segmenter gets at once
+_LONGEST = 10_000  # characters that a segmenter receives per call
 
 Segment = Callable[[str], Iterable[str]]
 
 
 def split_words(text: str, language: str | None = None) -> list[str]:
-    """The words of a text: runs of letters and digits, with inner apostrophes, dots, hyphens.
+    """Returns a text's words: runs of letters and digits, with inner apostrophes, dots, hyphens.
 
     With ``language`` zh, ja or th, runs of their scripts are cut into words; else such a run is
     one word.
@@ -118,7 +118,7 @@ def _has_letter(word: str) -> bool:
 
 
 def chinese_words(text: str) -> list[str]:
-    """The words of a Chinese text as jieba cuts it: all of it, punctuation and blanks included."""
+    """Returns the words of a Chinese text as jieba cuts it, including punctuation and spaces."""
     return list(_chinese()(text))
 
 
@@ -140,11 +140,11 @@ def _japanese() -> Segment:
 
 @cache
 def _thai() -> Segment:
-    # It would make a folder in the user's home; its word list lies in the package.
+    # It would create a folder in the user's home; its word list is in the package.
     os.environ.setdefault("PYTHAINLP_READ_ONLY", "1")
     from pythainlp.tokenize import word_tokenize
 
-    # "safe": the plain engine takes very long on long runs that can be cut in many ways.
+    # "safe": the plain engine is very slow on long runs with many possible cuts.
     return lambda text: word_tokenize(text, engine="newmm-safe", keep_whitespace=False)
 
 
@@ -152,12 +152,12 @@ _SEGMENTERS: dict[str, Callable[[], Segment]] = {"zh": _chinese, "ja": _japanese
 
 
 def word_set(text: str) -> frozenset[str]:
-    """Words separated by spaces, as a set: long lists stay readable in the source."""
+    """Returns the set of words separated by spaces: long lists stay readable in the source."""
     return frozenset(text.split())
 
 
 def file_words(url: str) -> tuple[str, ...]:
-    """The words of a URL's file name, lower-case: ``/a/Mona_Lisa-2.jpg`` gives mona, lisa."""
+    """Returns a URL's file name as lower-case words: ``/a/Mona_Lisa-2.jpg`` gives mona, lisa."""
     name = urlsplit(url).path.rsplit("/", 1)[-1]
     stem = ESCAPED.sub(" ", name).rsplit(".", 1)[0]
     stem = re.sub(r"([a-z])([A-Z])", r"\1 \2", stem)
