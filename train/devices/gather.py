@@ -13,9 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers all processes' rows; backward adds all processes' gradients of this process's
-    rows.
-    """
+    """Gathers all processes' rows; backward sums all processes' gradients of this one's rows."""
 
     @staticmethod
     def forward(ctx: Any, local: Float[Tensor, " B *rest"]) -> Float[Tensor, "W B *rest"]:
@@ -63,8 +61,7 @@ def gather_first(
 
 
 def gather_parts(local: Shaped[Tensor, " A B *rest"]) -> Shaped[Tensor, " AWB *rest"]:
-    """Gathers the rows of all processes' parts of a step, by part, then by process, without
-    gradients.
+    """Gathers the rows of all processes' parts, by part, then by process, without gradients.
 
     This is their order in one part of one process. Every process has to provide the same number of
     rows.

@@ -97,9 +97,7 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
 
 
 class DividedStep(nn.Module):
-    """Runs the step of the current stage: FSDP allows a model one outermost module, for all
-    stages.
-    """
+    """Runs the current stage's step: FSDP allows a model one outermost module for all stages."""
 
     def __init__(self, step: nn.Module) -> None:
         super().__init__()

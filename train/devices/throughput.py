@@ -1,6 +1,4 @@
-"""Measures how fast a step could be: counts operations, and measures the device's rate of
-products.
-"""
+"""Measures how fast a step could be: its operations, and the device's rate of products."""
 
 import copy
 import math
@@ -34,8 +32,7 @@ def operations_counter() -> FlopCounterMode:
 
 
 def count_operations(work: Callable[[], object]) -> int:
-    """Returns the floating-point operations of the products in ``work``; a multiply-add counts as
-    two.
+    """Returns the floating-point operations of the products in ``work``; a multiply-add is two.
 
     Element-wise operations are excluded, as in models' published counts.
     """
@@ -46,9 +43,7 @@ def count_operations(work: Callable[[], object]) -> int:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns operations per second of a matrix product on ``device``, the best within 0.2
-    seconds.
-    """
+    """Returns operations per second of a matrix product on ``device``, the best in 0.2 seconds."""
     rows, inner, columns = SHAPES.get(device.type, LARGE)
     # Random numbers, as products of equal ones run up to an eighth faster on GPUs; from a separate
     # generator, which leaves dropout's unchanged.
@@ -78,9 +73,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def without_values(module: nn.Module) -> nn.Module:
-    """Returns a copy on the meta device, which takes no memory: its results have shapes, no
-    numbers.
-    """
+    """Returns a copy on the meta device: it takes no memory, and results have only shapes."""
     memo: dict[int, object] = {}
     for parameter in module.parameters():
         empty = torch.empty_like(parameter, device="meta")

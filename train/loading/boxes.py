@@ -77,7 +77,7 @@ class Size:
     height: int
 
     def resized(self, shortest: int, longest: int) -> "Size":
-        """Scales the short side to ``shortest``, or to less if the long side would exceed
+        """Scales to a short side of ``shortest``, or less if the long one would pass
         ``longest``.
         """
         short, long = sorted((self.width, self.height))

@@ -27,9 +27,7 @@ EXTRA_CELLS = 3 * ROWS  # minimum of positions in the extra rows, of either moda
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Holds the shapes that a batch is padded to: extra rows, columns, and positions of each
-    type.
-    """
+    """Holds the shapes that a batch is padded to: extra rows, columns, and positions by type."""
 
     extra: int  # rows
     columns: int  # T
@@ -198,9 +196,7 @@ def empty_like_budget(batch: HostBatch, budget: Budget, device: torch.device) ->
 
 
 def copy_large(batch: HostBatch, into: Mapping[str, Tensor]) -> None:
-    """Copies the `LARGE` tensors to the device without waiting, and sets their remaining rows
-    to 0.
-    """
+    """Copies the `LARGE` tensors to the device without waiting; remaining rows become 0."""
     for name in LARGE:
         if name not in into:
             continue

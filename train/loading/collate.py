@@ -72,9 +72,7 @@ def collate(
 
 
 def _pixels(images: Sequence[Arrays], arrays: Arrays) -> Arrays:
-    """Returns images with boxes, padded like the regions of ``arrays``; images of one size are
-    stacked.
-    """
+    """Returns padded images with boxes for the regions of ``arrays``; equal sizes are stacked."""
     if not images:
         return {}
     if "picture" in images[0]:
@@ -191,9 +189,7 @@ def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
 
 
 def _locations(images: Sequence[SampledRegions | None], feeding: Feeding, longest: int) -> Array:
-    """Returns the locations of the shown regions. The full image comes first; in VL-BERT it ends at
-    the last pixel.
-    """
+    """Returns the shown regions' locations; VL-BERT's full image ends at the last pixel."""
     boxes = [regions.boxes[: regions.num_shown] if regions else NO_BOXES for regions in images]
     rows = [regions.row if regions else None for regions in images]
     first = None

@@ -65,9 +65,7 @@ def stored_features(
 
 
 def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeatures:
-    """Returns a placeholder for the features of regions, for a model that computes them from
-    pixels.
-    """
+    """Returns a placeholder for the features that a model computes from pixels."""
     return StoredFeatures(num_regions=num_regions, location=None, order=order, is_read=False)
 
 

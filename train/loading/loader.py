@@ -32,8 +32,7 @@ def batch_loader(
     device: torch.device | None = None,
     every: int = 1,
 ) -> Generator[HostBatch, None, None]:
-    """Yields batches ``first`` up to but not including ``last``, in order, made by ``workers``
-    processes.
+    """Yields batches ``first`` to below ``last`` in order, made by ``workers`` processes.
 
     With ``every`` = N, yields every N-th batch: the share of one rank. Workers collate the batches;
     a thread of this process copies the features, so that these never travel between processes. For

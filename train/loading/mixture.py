@@ -38,9 +38,7 @@ class SourcePairs:
 
     @cached_property
     def round_visits(self) -> int:
-        """Returns the visits of a round: each pair, or per image as many captions as the rule
-        allows.
-        """
+        """Returns the visits of a round: each pair, or the rule's number of captions per image."""
         max_captions = self.rule.captions_per_picture
         if max_captions is None:
             return len(self.positions)
@@ -49,9 +47,7 @@ class SourcePairs:
 
     @cached_property
     def last_round_visits(self) -> int:
-        """Returns the visits of the round that ``weight`` leaves unfinished; at least one for a
-        source.
-        """
+        """Returns the visits of ``weight``'s last, partial round; a source has at least one."""
         visits = round(self.rule.weight % 1 * self.round_visits)
         return max(visits, 1) if self.rule.weight < 1 else visits
 
@@ -136,9 +132,7 @@ def select_captions(images: Ids, draws: Keys, max_captions: int) -> Flags:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Holds the visits of a stage's epochs to its ``rows``: one each, except for the
-    ``sources``.
-    """
+    """Holds the visits of a stage's epochs to ``rows``: one each, except for ``sources``."""
 
     rows: Ids
     sources: tuple[SourcePairs, ...]
@@ -165,9 +159,7 @@ class Mixture:
 
 
 def make_mixture(table: SampleTable, rows: Ids, rules: Sequence[MixedSource]) -> Mixture | None:
-    """Returns the mixture of a stage's ``rows`` by these rules; None if no row is of their
-    sources.
-    """
+    """Returns the mixture of a stage's ``rows`` by these rules; None without their sources."""
     sources = collect_source_pairs(table, rows, rules)
     return Mixture(rows=rows, sources=sources) if sources else None
 

@@ -160,9 +160,7 @@ class PairOrder:
         return self.mixture.epoch(self.seed, self.stage, epoch)
 
     def _make_window(self, epoch: int, window: int) -> Visited:
-        """Returns the visits of a window in their order: a pure function, small compared with the
-        epoch.
-        """
+        """Returns the visits of a window in order: a pure function, much smaller than the epoch."""
         count, size, block = self.count, self._window, self.loading.block
         rows, repeats = self._visited(epoch)
         if size >= count:
@@ -210,9 +208,7 @@ class AlternatingOrder:
         return order.batch(order_index)
 
     def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
-        """Returns the pairs of the same list that may replace a pair, as `PairOrder.spares`
-        does.
-        """
+        """Returns the pairs of the same list that may replace one, as `PairOrder.spares` does."""
         order, order_index = self._find_order(index)
         return order.spares(order_index, slot, parts)
 

@@ -57,9 +57,7 @@ def choose_pairing(
 
 
 def draw_row(pool: Ids, draws: Draws, is_right: Callable[[int], bool]) -> int | None:
-    """Returns a random row of ``pool`` that ``is_right``; None after `MAX_DRAWS` attempts without
-    one.
-    """
+    """Returns a random row of ``pool`` that ``is_right``; None after `MAX_DRAWS` attempts."""
     for _ in range(MAX_DRAWS if len(pool) else 0):
         row = int(pool[draws.integers(0, len(pool))])
         if is_right(row):

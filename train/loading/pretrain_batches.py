@@ -101,9 +101,7 @@ class PretrainBatches(StageBatches):
     def _sample(
         self, visit: Visit, text: MaskedTokens, pairing: tuple[int, int, bool], draws: Uniforms
     ) -> Sample | Undecodable:
-        """Returns a masked text with the image that it is paired with, or the image if it is
-        undecodable.
-        """
+        """Returns a masked text with its paired image, or the undecodable image."""
         _, image_row, matching = pairing
         sample = Sample(
             pair_id=self.table.pair_id(visit.row),

@@ -40,18 +40,14 @@ def stream_starts(seed: int, stage: int, epochs: Any, keys: Any) -> Keys:
 
 
 def uniforms(starts: Keys, first: int, count: int) -> Numbers:
-    """Returns numbers ``first`` to ``first + count`` of each stream, from 0 to below 1: float64 [B,
-    N].
-    """
+    """Returns ``count`` numbers of each stream from ``first``, in [0, 1): float64 [B, N]."""
     steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * GOLDEN
     numbers: Numbers = (scramble(starts[:, None] + steps) >> np.uint64(11)).astype("f8") * MANTISSA
     return numbers
 
 
 class Uniforms:
-    """Reads one stream, for rules that need one number at a time; ``drawn`` are its first
-    numbers.
-    """
+    """Reads one stream number by number; ``drawn`` are its first numbers."""
 
     def __init__(self, start: int = 0, drawn: Numbers | None = None) -> None:
         self._start, self._at = start, 0

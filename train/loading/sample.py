@@ -228,9 +228,7 @@ def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
 
 
 def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: bool) -> Array:
-    """Returns boxes, mirrored if requested, and clamped to the last pixel where the model
-    needs it.
-    """
+    """Returns boxes, mirrored if requested; clamped to the last pixel if the model needs it."""
     if mirrored:
         last = size[0] - 1
         boxes = np.stack([last - boxes[:, 2], boxes[:, 1], last - boxes[:, 0], boxes[:, 3]], axis=1)
@@ -241,8 +239,7 @@ def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirro
 
 
 def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
-    """Concatenates texts of [CLS] ... [SEP] without these tokens; returns the first ``longest``
-    tokens.
+    """Joins texts of [CLS] ... [SEP] without these; returns the first ``longest`` tokens.
 
     VL-BERT's code joins lines until they have ``longest`` words, and cuts the result to ``longest``
     tokens. A word has one or more tokens, so the result is the same, and no line after these tokens

@@ -1,6 +1,4 @@
-"""Selects the pairs that a stage visits: pairs of its sources and splits, or a share of them by a
-hash.
-"""
+"""Selects the pairs that a stage visits: by source and split, or a share of them by a hash."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -167,9 +167,7 @@ def read_vocabulary(
 
 
 def vocabulary_files(path: str | Path) -> list[Path]:
-    """Returns the files that :func:`read_vocabulary` reads: the vocabulary, and the files next to
-    it.
-    """
+    """Returns the files that :func:`read_vocabulary` reads: the vocabulary and its neighbours."""
     path = to_path(path)
     return [path, *(file for file in tokenizer_files(path.parent) if file != path)]
 
@@ -202,9 +200,7 @@ def _read_lines(path: Path, flag: str) -> dict[str, int]:
 
 
 def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> None:
-    """Gives the added tokens their numbers. Raises InputError if a number belongs to another
-    token.
-    """
+    """Gives the added tokens their numbers. Raises InputError if a number is in use."""
     names = {number: token for token, number in tokens.items()}
     for number, token in sorted(files.added.items()):
         existing_token, existing_number = names.get(number), tokens.get(token.content, number)

@@ -1,5 +1,4 @@
-"""Computes VLMo's pretraining step over all processes' pairs (arXiv:2111.02358, sec. 3.3; its
-code).
+"""Computes VLMo's pretraining step over all pairs (arXiv:2111.02358, sec. 3.3; its code).
 
 W processes with B pairs each, this process's pairs before the others'; C = W B candidates; T
 tokens, M image positions, H width.
@@ -44,9 +43,7 @@ class GlobalContrast:
     excluded: Bool[Tensor, "C C"] | None = None
 
     def weights(self, pairs: int) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
-        """Returns the sampling weights of images for this process's texts, and of texts for its
-        images.
-        """
+        """Returns the sampling weights of images, and of texts, for this process's pairs."""
         excluded = None if self.excluded is None else self.excluded[:pairs]
         image_weights = negative_weights(self.scores.T[:pairs], excluded)
         return image_weights, negative_weights(self.scores[:pairs], excluded)
@@ -268,9 +265,7 @@ def _joint_length(tokens: Int[Tensor, "B T"], given: StepNegatives | None) -> in
 
 
 def _given_negatives(model: Vlmo, pairs: Pairs, given: StepNegatives) -> list[Pairs]:
-    """Pairs texts and images as :func:`_negatives` does, from any part of the step, embedded
-    here.
-    """
+    """Pairs and embeds texts and images of any part of the step, as :func:`_negatives` does."""
     words = model.encoder.embed_text(given.tokens[given.texts])
     other = model.encoder.embed_image(normalised(given.pixels[given.images]))
     return [
@@ -282,9 +277,7 @@ def _given_negatives(model: Vlmo, pairs: Pairs, given: StepNegatives) -> list[Pa
 def _joint(
     model: Vlmo, passes: list[Pairs], num_masked: int, bias: Biases | None, *, pack: bool
 ) -> Encoded:
-    """Runs the fusion encoder over all ``passes`` in one batch; reads words of the first pairs
-    only.
-    """
+    """Runs the fusion encoder over all ``passes`` in one batch; reads words of the first pairs."""
     text, mask, image = (torch.cat(tensors) for tensors in zip(*passes, strict=True))
     masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
     firsts = first_cells((len(mask), mask.shape[1]), mask)
@@ -293,8 +286,6 @@ def _joint(
 
 
 def _match_classes(images: Int[Tensor, " B"], texts: Int[Tensor, " B"]) -> Int[Tensor, " B3"]:
-    """Returns 1 for true pairs, and for a sampled partner that is a pair's own: it had no
-    negative.
-    """
+    """Returns 1 for true pairs, and for a pair's own partner where it had no negative."""
     partners = torch.arange(len(images), device=images.device)
     return torch.cat([torch.ones_like(images), images == partners, texts == partners])

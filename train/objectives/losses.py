@@ -67,9 +67,7 @@ def are_whole(distributions: Float[Tensor, "N K"]) -> Bool[Tensor, " N"]:
 def soft_cross_entropies(
     logits: Float[Tensor, "N K"], distributions: Float[Tensor, "N K"]
 ) -> Float[Tensor, " N"]:
-    """Returns cross-entropies with distributions, 0 for distributions that are not whole
-    (VL-BERT).
-    """
+    """Returns cross-entropies with distributions, 0 for incomplete distributions (VL-BERT)."""
     losses = F.cross_entropy(logits, distributions.float(), reduction="none")
     return losses * are_whole(distributions)
 
@@ -79,8 +77,7 @@ def mean_soft_cross_entropy(
     distributions: Float[Tensor, "N K"],
     counted: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Returns the mean of :func:`soft_cross_entropies` over the whole distributions: VL-BERT's
-    masked regions.
+    """Returns the mean of :func:`soft_cross_entropies` over complete distributions (VL-BERT).
 
     Regions that are not ``counted`` are not whole: they are zeros.
 
@@ -95,8 +92,8 @@ def mean_squared_error(
     targets: Float[Tensor, "N D"],
     counted: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Returns the mean over N and D of the squared difference (ViLBERT's option; ImageBERT's loss
-    as interpreted here).
+    """Returns the mean squared difference over N and D (ViLBERT's option; our reading of
+    ImageBERT).
 
     With ``counted``, the mean over the counted ones of N.
 
@@ -135,8 +132,7 @@ def contrast(
     scale: Float[Tensor, ""],
     excluded: Bool[Tensor, "B B"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Returns the mean of both directions' cross-entropies; rows i of unit vectors are a pair
-    (VLMo).
+    """Returns the mean cross-entropy of both directions; rows i of unit vectors are a pair (VLMo).
 
     Products are multiplied by ``scale``. ``excluded``: True where text i and image j match though
     they are not a pair, and therefore are not negatives. With vectors of several processes every
@@ -152,9 +148,7 @@ def contrast(
 def summed_binary_cross_entropy(
     logits: Float[Tensor, "B K"], scores: Float[Tensor, "B K"]
 ) -> Float[Tensor, ""]:
-    """Returns the sum over K, mean over B of the binary cross-entropy with soft targets: VQA's loss
-    in all released codes.
-    """
+    """Returns binary cross-entropy summed over K, averaged over B: VQA's loss in released code."""
     losses = F.binary_cross_entropy_with_logits(logits, scores, reduction="none")
     return _mean(losses.sum(-1))
 

@@ -27,8 +27,7 @@ Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def negative_weights(
     scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
 ) -> Float[Tensor, "B C"]:
-    """Returns each candidate's weight as a hard negative: the softmax, with 0 for matching
-    candidates.
+    """Returns each candidate's weight as a hard negative: the softmax, 0 for matching ones.
 
     scores: contrastive logits against candidates. Candidate b is row b's partner and not a negative
     (sec. 3.3); ``excluded`` candidates are not negatives either. Rows do not sum to 1. A row
@@ -49,9 +48,7 @@ def negative_weights(
 
 
 def same_images(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
-    """Returns which text and image of different pairs match: the pairs' images have the same
-    key.
-    """
+    """Returns which text and image of different pairs match: the images have the same key."""
     is_other_pair = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
     return (keys[:, None] == keys[None]) & is_other_pair
 
@@ -61,9 +58,7 @@ def draw_negatives(
     weights_of_texts: Float[Tensor, "B C"],
     generator: torch.Generator | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Samples one image for each text and one text for each image, by their weights; images
-    first.
-    """
+    """Samples an image for each text and a text for each image by weight; images first."""
     images = torch.multinomial(weights_of_images, 1, generator=generator)
     texts = torch.multinomial(weights_of_texts, 1, generator=generator)
     return images[:, 0], texts[:, 0]
@@ -72,8 +67,7 @@ def draw_negatives(
 def negative_numbers(
     seed: int, step: int, part: int, pairs: int, accelerator: Accelerator
 ) -> Tensor:
-    """Returns numbers from 0 to below 1, float32 [2, B], that select the negatives of this
-    process's pairs.
+    """Returns numbers in [0, 1), float32 [2, B], that select negatives of this process's pairs.
 
     They are functions of the seed, the step, and the pair's position among the pairs of all parts
     and processes: each pair gets the same negative regardless of how pairs are distributed.
@@ -111,9 +105,7 @@ def sample_columns(
 
 
 def _pick_columns(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Returns the sampled columns [B] of weights [B, W B], whose first columns are this process's
-    pairs.
-    """
+    """Samples columns [B] of weights [B, W B], which begin with this process's pairs."""
     order = _in_order(*weights.shape, device=weights.device)
     return order[sample_columns(weights[:, order], numbers)]
 

@@ -43,9 +43,7 @@ def weighted(weights: Objectives) -> tuple[str, ...]:
 
 
 def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
-    """Returns the number of labels in the batch of each objective with a weight above 0; read on
-    the host.
-    """
+    """Returns each weighted objective's number of labels in the batch, read on the host."""
     tensors = batch.tensors
     width = tensors["tokens"].shape[1] if "tokens" in tensors else 1
     # Without regions and pixels all rows are texts without images.
@@ -99,9 +97,7 @@ DEFAULTS = Options()
 def region_losses(
     model: RegionModel, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Returns the losses of a model on regions: words, regions and pairs, where the recipe weights
-    them.
-    """
+    """Returns a region model's losses on words, regions and pairs that the recipe weights."""
     encoded = model(batch.inputs, pack=options.pack)
     return _compute_encoded_losses(model, batch, weights, encoded)
 
@@ -109,18 +105,14 @@ def region_losses(
 def end_to_end_losses(
     model: VlBertEndToEnd, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Returns the losses of :func:`region_losses`, with features computed by the model
-    (VL-BERT).
-    """
+    """Returns :func:`region_losses` with features computed by the model (VL-BERT)."""
     variant = cast(RegionModel, model.model)
     encoded = variant(with_features(model, batch), pack=options.pack)
     return _compute_encoded_losses(variant, batch, weights, encoded)
 
 
 def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
-    """Returns the inputs with features computed from images; texts without images, which come last,
-    have none.
-    """
+    """Returns the inputs with features computed from images; none for texts without images."""
     regions, inputs = batch.image_regions, batch.inputs
     if regions is None or inputs.masked_regions is None:
         raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
@@ -139,9 +131,7 @@ def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
 def _compute_encoded_losses(
     model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
 ) -> NamedLosses:
-    """Returns MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all
-    pairs.
-    """
+    """Returns means of MLM over words, of MOC, MRKL, MRCE, MRFR over regions, of ITM over pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
@@ -166,8 +156,8 @@ def _compute_encoded_losses(
 def image_losses(
     model: Beit, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Returns the loss of masked image modelling (arXiv:2106.08254, sec. 2.3): a mean over the
-    masked patches.
+    """Returns the loss of masked image modelling (arXiv:2106.08254, sec. 2.3), a mean over
+    patches.
     """
     if options.image_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs images and a picture_tokenizer")
@@ -187,10 +177,9 @@ SOFT: dict[str, SoftLoss] = {"mrkl": mean_divergence, "mrce": mean_soft_cross_en
 def _from_distributions(
     loss: SoftLoss, logits: Float[Tensor, "M K"], batch: Batch
 ) -> Float[Tensor, ""]:
-    """Returns the loss by distributions, or by classes if there are no distributions: for certain
-    classes the two are equal.
+    """Returns the loss by distributions, or by classes where there are no distributions.
 
-    The detector may have fewer classes than the model.
+    Classes that are certain give the same loss. The detector may have fewer classes than the model.
     """
     distributions = batch.class_distributions
     if distributions is None:
@@ -201,9 +190,7 @@ def _from_distributions(
 def _word_losses(
     model: Any, words: Float[Tensor, "W H"], end: int, batch: Batch, weights: Objectives
 ) -> NamedLosses:
-    """Returns MLM over the words of pairs, at positions before ``end``, and over texts without
-    images.
-    """
+    """Returns MLM over words of pairs, at positions before ``end``, and over texts only."""
     losses: NamedLosses = {}
     if not (weights.mlm or weights.text_mlm):
         return losses
@@ -219,9 +206,7 @@ def _word_losses(
 def text_losses(
     model: Bert, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Returns the loss of masked words in texts without images (Devlin et al. 2018, sec. 3.1, task
-    1).
-    """
+    """Returns MLM of texts without images (Devlin et al. 2018, sec. 3.1, task 1)."""
     inputs = batch.inputs
     encoded = model(inputs.tokens, inputs.token_mask, real=inputs.real_tokens, pack=options.pack)
     return _word_losses(model, encoded.text.flatten(0, 1), 0, batch, weights)
@@ -230,9 +215,7 @@ def text_losses(
 def vlmo_losses(
     model: Vlmo, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Returns contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or only
-    MLM.
-    """
+    """Returns contrast, hard-negative matching and MLM (arXiv:2111.02358, sec. 3.3), or MLM."""
     inputs, mask, pack = batch.inputs, batch.inputs.token_mask, options.pack
     if batch.pixels is None:
         hidden = model.encode_text(inputs.tokens, mask, real=inputs.real_tokens, pack=pack)

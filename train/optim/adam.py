@@ -46,9 +46,7 @@ def _parts(gradient: Tensor, count: int) -> Sequence[Tensor]:
 
 
 def _divided_norms(gradient: DTensor, count: int) -> Float[Tensor, " count"]:
-    """Returns the norms of the parts of a gradient whose rows are sharded, regardless of where
-    parts end.
-    """
+    """Returns the norms of a gradient's parts, whose rows are sharded at any position."""
     squares = gradient.float().square()
     by_row = gather_tensor(squares.flatten(1).sum(1) if squares.ndim > 1 else squares)
     return by_row.view(count, -1).sum(1).sqrt()
@@ -167,8 +165,7 @@ class _Adam(Optimizer):
 
 
 class BertAdam(_Adam):
-    """Optimises as ViLBERT and InterBERT do: Adam without bias correction, each gradient clipped
-    separately.
+    """Optimises as ViLBERT and InterBERT do: Adam without bias correction, clipped per gradient.
 
     Decay is part of the step: p <- p - lr (m / (sqrt(v) + eps) + decay p). Gradients are clipped in
     place to ``clip`` before they enter the moments; ``clip=0`` disables it. A group's ``joins``
@@ -224,8 +221,7 @@ class BertAdam(_Adam):
 
 
 class TransformersAdamW(_Adam):
-    """Optimises with the AdamW of `transformers` 4, as VL-BERT and VLMo do; it differs from
-    PyTorch's.
+    """Optimises with the AdamW of VL-BERT and VLMo (`transformers` 4); PyTorch's differs.
 
     ``eps`` is added to sqrt(v) before the bias correction. The decay follows the step, and is
     computed from the updated parameter. ``correct_bias=False`` omits the correction.

@@ -41,9 +41,7 @@ class MovingAverage:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Loads the average's weights into the model within the context, and restores its own after
-        it.
-        """
+        """Loads the average's weights into the model within the context, then restores its own."""
         weights = {name: p.detach().clone() for name, p in self._followed(model)}
         self._put(model, self.shadow)
         try:

@@ -27,9 +27,7 @@ def is_trained(name: str, parts: Sequence[str]) -> bool:
 
 
 def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimizer:
-    """Returns the settings; without ``--init``, without the BERT learning-rate factor and the
-    inverted weight decay.
-    """
+    """Returns the settings; without ``--init``, no BERT rate factor or inverted weight decay."""
     if from_checkpoint:
         return settings
     decay = "matrices" if settings.decay == "inverted" else settings.decay
@@ -37,8 +35,8 @@ def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimize
 
 
 def names_from_bert(model: nn.Module) -> set[str]:
-    """Returns the parameters that are BERT's embeddings and layers, which the scripts train at a
-    share of the rate.
+    """Returns the parameters in BERT's embeddings and layers, which the scripts train at a share of
+    the rate.
 
     BERT's pooler and heads, where a variant uses them, have the full rate: the scripts' lists of
     names end before them. Raises InputError for a variant without parameters from BERT.
@@ -94,8 +92,7 @@ def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
 
 
 class Treatment(NamedTuple):
-    """Describes how a parameter is trained: with weight decay or not, and at which factor of the
-    rate.
+    """Describes how a parameter is trained: with or without decay, and its factor of the rate.
 
     A ``head`` is in a separate group, regardless of its rate.
     """

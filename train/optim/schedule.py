@@ -1,5 +1,4 @@
-"""Computes learning rates: the factor of the peak at position ``at`` of the run, counted in
-updates.
+"""Computes learning rates: factors of the peak at position ``at``, counted in updates.
 
 A stage's first step is at 0 or at 1, as `Optimizer.first_step` specifies. It is 0, with rate 0
 under warm-up, in the codes of BERT, ViLBERT, InterBERT, VLMo and BEiT. It is 1 in VL-BERT's code,
@@ -27,8 +26,7 @@ def _remaining_share(position: float, warmup: float, total: float) -> float:
 def polynomial(
     position: float, *, warmup: float, total: float, power: float = 1.0, end: float = 0.0
 ) -> float:
-    """Rises from 0, then falls to ``end`` (a factor of the peak) by a power of the remaining share
-    (VLMo).
+    """Rises from 0, then falls to ``end`` (a factor) by a power of the remaining share (VLMo).
 
     A ``power`` of 1 is linear, the pretraining schedule of all the papers.
     """
@@ -38,9 +36,7 @@ def polynomial(
 
 
 def cosine(position: float, *, warmup: float, total: float, end: float = 0.0) -> float:
-    """Rises from 0 over ``warmup``, then falls in half a cosine wave to ``end`` (BEiT, VLMo's
-    option).
-    """
+    """Rises from 0 over ``warmup``, then half a cosine wave to ``end`` (BEiT, VLMo's option)."""
     if position < warmup:
         return constant(position, warmup=warmup)
     done = 1 - _remaining_share(position, warmup, total)

@@ -34,8 +34,8 @@ class Masking:
     # (InterBERT).
     region_rule: Literal["regions", "groups"] = "regions"
     group_overlap: float = 0.4  # regions with a larger overlap belong to the group
-    # As in InterBERT's code: boxes include their last pixel, and the overlap is at least that
-    # large.
+    # As in InterBERT's code: boxes include their last pixel, and overlap by at least
+    # ``group_overlap``.
     group_pixels: bool = False
     # Whether words and regions are also predicted in mismatched pairs (ViLBERT, VL-BERT: both;
     # InterBERT: words; ImageBERT: neither). Both are masked in any case: the masks must not reveal
@@ -233,8 +233,8 @@ class Loading:
     # fit into memory in addition to the model (16,384 images of 100 float16 regions are 6.7 GB), or
     # are read image by image.
     window: int = 16_384
-    # Larger data are cut into runs of this number of pairs whose images are adjacent; a window is a
-    # number of runs from anywhere.
+    # Larger data are cut into runs of this number of pairs whose images are adjacent; a window
+    # consists of runs from anywhere in the data.
     block: int = 64
     # This number of steps is formed together, of pairs of similar lengths, and shuffled. For VLMo
     # on GPUs, which computes its padding there: other models pack rows, and buckets have no

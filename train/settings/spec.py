@@ -1,6 +1,4 @@
-"""Defines the fields of a recipe; values that a paper fixes are stated in the recipe that uses
-them.
-"""
+"""Defines the fields of a recipe; values that a paper fixes are in the recipe that uses them."""
 
 import math
 from collections.abc import Mapping
@@ -70,9 +68,7 @@ class TrainingStage:
         return pairs / self.batch_size
 
     def length(self, pairs: int) -> int:
-        """Returns the stage's steps with ``pairs`` pairs: ``steps``, or the steps of its epochs, at
-        least one if there are any.
-        """
+        """Returns the stage's length in steps; given as epochs, at least one if it has pairs."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -215,9 +211,7 @@ class RunSettings:
 
     @property
     def samples_of_pair(self) -> int:
-        """Returns the number of texts with an image that a pair, or an example, becomes in a
-        step.
-        """
+        """Returns the number of texts with an image that a pair or example becomes in a step."""
         return 1
 
     @property
@@ -227,9 +221,7 @@ class RunSettings:
 
     @property
     def max_text_tokens(self) -> int:
-        """Returns the maximum number of the model's tokens; `FEWEST_TOKENS` for a model of images
-        only.
-        """
+        """Returns the model's maximum number of tokens; a model of images takes no text."""
         variant = get_variant(self.variant)
         if not variant.reads_text:
             return FEWEST_TOKENS
@@ -266,9 +258,7 @@ class RunSettings:
             )
 
     def _check_compiled(self) -> None:
-        """Checks that no compiled contrast has parts: each part is computed twice, and compiled
-        steps do not repeat dropout.
-        """
+        """Checks dropout: a contrast in parts has to repeat it, which compiled steps cannot."""
         for number, stage in enumerate(self.stages):
             in_parts = stage.accumulation > 1 and contrasts(self.model, stage)
             if self.compile and in_parts and self.model.drop_path:
@@ -281,9 +271,7 @@ class RunSettings:
                 )
 
     def _check_graph(self) -> None:
-        """Checks that a CUDA graph has fixed shapes: settings that vary shapes between steps are
-        refused.
-        """
+        """Checks that nothing changes shapes between steps: a CUDA graph has fixed shapes."""
         if not self.cuda_graph:
             return
         if self.command != "pretrain" or self.compile is True or self.precision == "fp16":
@@ -321,9 +309,7 @@ class Recipe(RunSettings):
 
     @classmethod
     def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
-        """Returns the types of the fields, given the others' values: the variant decides the
-        model's.
-        """
+        """Returns the fields' types, given the others' values: the variant decides the model's."""
         hints = get_type_hints(cls)
         variant = values.get("variant")
         if variant not in VARIANTS:
@@ -336,9 +322,7 @@ class Recipe(RunSettings):
         self._check_classes()
 
     def _check_variant(self) -> None:
-        """Checks that every stage has the inputs that the variant reads and the objectives of its
-        heads.
-        """
+        """Checks that every stage has inputs that the variant reads and objectives of its heads."""
         variant = get_variant(self.variant)
         for number, stage in enumerate(self.stages):
             if variant.kind and stage.feeding.kind != variant.kind:
@@ -356,9 +340,7 @@ class Recipe(RunSettings):
                     )
 
     def _check_classes(self) -> None:
-        """Checks that a head's classes have one numbering in all stages: with distributions 0 is
-        background.
-        """
+        """Checks that a head's classes have one numbering: with distributions 0 is background."""
         kinds = {s.feeding.region_targets: s.name for s in self.stages if s.feeding.reads_regions}
         if len(kinds) > 1:
             kinds_text = " and ".join(

@@ -1,6 +1,4 @@
-"""Defines the recipe of a task: a checkpoint to start from, the task's own settings, and one
-stage.
-"""
+"""Defines the recipe of a task: the initial checkpoint, the task's settings, and one stage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,9 +35,7 @@ class TaskRecipe(RunSettings):
 
     @property
     def samples_of_pair(self) -> int:
-        """Returns the samples of a pair in the task's settings; 1 where these have no such
-        field.
-        """
+        """Returns the samples of a pair in the task's settings; 1 if these have no such field."""
         samples: int = getattr(self.settings, "samples_of_pair", 1)
         return samples
 

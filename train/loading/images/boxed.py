@@ -1,5 +1,4 @@
-"""Prepares images with the boxes of their regions, for VL-BERT end to end (its code;
-arXiv:1908.08530).
+"""Prepares images with their regions' boxes, for VL-BERT end to end (its code; arXiv:1908.08530).
 
 B images, R regions with the full image first, H x W pixels, P x P cells of a region.
 """
@@ -48,9 +47,7 @@ def boxed_image(
 
 
 def hidden_image(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns an image of the same size that is filled with the mean colour, rounded to
-    integers.
-    """
+    """Returns an image of the same size filled with the mean colour, rounded to integers."""
     mean = np.round(MEAN_BGR).astype(image.dtype)[:, None, None]
     return np.broadcast_to(mean, image.shape)
 

@@ -117,9 +117,7 @@ def rotate(image: Pixels, sign: int = 1) -> Pixels:
 
 
 def _warped(image: Pixels, forward: list[list[float]]) -> Pixels:
-    """Returns the image with pixel (x, y) of ``image`` at ``forward`` (x, y, 1), interpolated
-    linearly.
-    """
+    """Moves pixel (x, y) to ``forward`` (x, y, 1); interpolates linearly."""
     height, width = image.shape[:2]
     back = np.linalg.inv(np.array([*forward, [0, 0, 1]], dtype=np.float64))[:2]
     x, y = np.meshgrid(np.arange(width), np.arange(height))

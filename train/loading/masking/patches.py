@@ -43,9 +43,7 @@ class BlockMasking:
         return mask
 
     def _add_block(self, mask: Flags, max_patches: int, draws: Draws) -> bool:
-        """Masks a block with 1 to ``max_patches`` new patches; returns False if it finds no such
-        block.
-        """
+        """Masks a block with 1 to ``max_patches`` new patches; returns False if none fits."""
         for _ in range(ATTEMPTS):
             # Below ``smallest`` the interval is reversed, as in the published code.
             area = self.smallest + (max_patches - self.smallest) * draws.random()

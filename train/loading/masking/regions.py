@@ -16,9 +16,7 @@ from vlmill.train.loading.random import Draws
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedRegions:
-    """Holds the ``masked`` [R] regions, which are predicted, and the ``zeroed`` [R] ones of these,
-    which lose their feature.
-    """
+    """Flags the ``masked`` [R] regions to predict, and of these the ``zeroed`` [R] features."""
 
     masked: Flags
     zeroed: Flags
@@ -31,8 +29,7 @@ class MaskedRegions:
 
 
 def masked_by(drawn: npt.NDArray[np.float64], *, share: float, to_zero: float) -> MaskedRegions:
-    """Masks each region with chance ``share`` and zeroes the feature of a masked one with chance
-    ``to_zero``.
+    """Masks each region with chance ``share``; ``to_zero`` of these lose their feature.
 
     15 % and 90 % in ViLBERT (sec. 3.1), ImageBERT (sec. 3.3), VL-BERT's code, and InterBERT's
     without groups. A region's number in ``drawn`` [R] decides both: masked below ``share``, zeroed
@@ -50,8 +47,7 @@ def mask_groups(
     threshold: float = 0.4,
     inclusive: bool = False,
 ) -> MaskedRegions:
-    """Masks groups as in InterBERT's masked group modelling: anchors and every region that overlaps
-    with one.
+    """Masks groups as InterBERT does: anchors and every region that overlaps with one.
 
     ``overlap`` [R, R] comes from :func:`overlaps`. Each region is an anchor with chance
     ``anchor_share``; all regions of a group lose their feature and are predicted. The paper

@@ -36,8 +36,7 @@ NO_TEXT = MaskedTokens(
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """Holds the replacements of masked tokens: ``to_mask`` [MASK], ``to_random`` any id, the rest
-    stays.
+    """Holds the shares of masked tokens: ``to_mask`` [MASK], ``to_random`` any id, the rest stays.
 
     The shares are BERT's (Devlin et al. 2018, sec. 3.1), which all five papers use. Random ids are
     from the whole vocabulary, special and unused entries included.
@@ -66,8 +65,7 @@ def mask_drawn(
     share: float,
     replacement: Replacement,
 ) -> MaskedTokens:
-    """Masks words of many texts with chance ``share``: tokens [N]; a word begins at each True of
-    ``first`` [N].
+    """Masks words with chance ``share`` in many texts: tokens [N], words begin at ``first`` [N].
 
     All tokens of a word have one fate (VL-BERT, 15 %). Where every token is a word this is BERT's
     masking, which ViLBERT (its code), ImageBERT and InterBERT without segments use. Special tokens
@@ -95,9 +93,7 @@ def mask_drawn(
 def replace_masked(
     tokens: Ids, masked: Flags, draws: Draws, replacement: Replacement
 ) -> MaskedTokens:
-    """Replaces the ``masked`` tokens of [T] tokens, which were chosen before: one number for each,
-    in their order.
-    """
+    """Replaces ``masked`` tokens of T, chosen before; uses one number for each, in order."""
     input_tokens = tokens.astype(np.int64)
     for i in np.flatnonzero(masked).tolist():
         input_tokens[i] = replacement.replace_token(int(tokens[i]), draws.random(), draws)
@@ -107,8 +103,7 @@ def replace_masked(
 def segments(
     count: int, draws: Draws, *, anchor_share: float = 0.10, max_further: int = 2
 ) -> Flags:
-    """Selects from ``count`` tokens by InterBERT's masked segment modelling, as its paper describes
-    it.
+    """Selects tokens by InterBERT's masked segment modelling, as described in its paper.
 
     Each token is an anchor with chance ``anchor_share`` and is masked with the next 0 to
     ``max_further`` tokens (equal chances), as far as they exist; segments may overlap.

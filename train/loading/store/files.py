@@ -175,9 +175,7 @@ DONE = "done.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Holds the results of preparing a run: counts, the rejects' shard, and the tokenizer as
-    JSON.
-    """
+    """Holds the results of preparing a run: counts, the rejects' shard, the tokenizer as JSON."""
 
     counts: Counter[str]
     rejects: Shard

@@ -127,9 +127,7 @@ class PairsDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsFacts:
-    """Holds the results of one scan of a table of pairs: its :class:`PairsDigest` and its
-    splits.
-    """
+    """Holds the results of one scan of a table of pairs: its digest and its splits."""
 
     count: int
     digest: str

@@ -18,9 +18,7 @@ NO_SOURCE = "null"  # of pairs whose source is missing
 
 
 class SampleTable:
-    """Reads the prepared samples; rows are counted from 0. All processes share the mapped
-    memory.
-    """
+    """Reads the prepared samples; rows are counted from 0. All processes share the memory."""
 
     def __init__(self, folder: Path) -> None:
         self._batches, names = _map_batches(folder / "samples.arrow")
@@ -54,9 +52,7 @@ class SampleTable:
         return self.value("image_id", row) or ""
 
     def image_key(self, row: int) -> int:
-        """Returns 64 bits that the pairs of an image share; a text without an image has a unique
-        value.
-        """
+        """Returns 64 bits that an image's pairs share; unique for a text without an image."""
         has_image = self.image_rows[row] != ABSENT
         return int(self.image_keys[row] if has_image else self.pair_keys[row])
 
