@@ -122,8 +122,8 @@ class HostBatch:
         """Moves the batch to ``device`` and converts it to the model's input.
 
         On a CPU it calls :meth:`require_finite` first: models refuse such values there and cannot
-        name the image. On other devices reading the values would make the device wait; the loss
-        shows them.
+        name the image. On other devices reading the values would make the device wait; there the
+        loss reveals them.
         """
         if torch.device(device).type == "cpu":
             self.require_finite()

@@ -1,8 +1,8 @@
-"""Collates samples to a batch.
+"""Collates samples into a batch.
 
 B rows, T tokens, R regions (the full image among them), K classes.
 
-A batch is made in three steps, so that features are copied only once before the device.
+A batch is made in three steps, so that features are copied once before they reach the device.
 :func:`collate` gathers the small tensors in the process that reads the pairs, and the locations of
 the features. `features.read_features` copies the features from the mapped files into the batch's
 tensor, as stored. `batch.HostBatch.to` moves all tensors to the device; only there they become the

@@ -125,8 +125,8 @@ def region_batch(
 ) -> HostBatch:
     """Reads the images of some rows of the table, with no text and nothing masked.
 
-    They are named by their image_id. All regions that ``feeding`` allows are shown, as the limit
-    that a text sets differs between texts.
+    They are named by their image_id. All regions that ``feeding`` allows are shown: texts could
+    reduce their number, but each by a different one.
     """
     columns = list_columns(feeding, global_features=global_features)
     images = (take_regions(*reader.locate_row(number), feeding, columns) for number in numbers)
