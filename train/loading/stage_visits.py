@@ -29,7 +29,7 @@ class StageVisits:
     stage: TrainingStage
     stage_number: int
     seed: int
-    splits: Splits | None = None  # of the samples; None: all samples have no split
+    splits: Splits | None = None  # of the samples; None: rows of all splits
     processes: int = 1
 
     @cached_property

@@ -1,6 +1,7 @@
 """Stores each image's nearest images, and the captions of each.
 
-Images are rows of the table that pairs are joined with. An image's neighbours are trained on, too.
+Images are rows of the table that pairs are joined with. Only images that are trained on count as
+neighbours.
 """
 
 import dataclasses

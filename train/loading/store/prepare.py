@@ -98,8 +98,8 @@ def prepare_samples(
 ) -> Counter[str]:
     """Writes the files of :class:`SampleTable`; counts ``kept`` and each reject reason.
 
-    Rejected pairs are pairs that are held out (all but ``what.rows``), that repeat a pair_id, whose
-    image has no regions (or no row of images) or regions that are not finite, and whose text has no
+    A pair is rejected if it is held out (all but ``what.rows``), if it repeats a pair_id, if its
+    image has no regions (or no row of images) or regions that are not finite, or if its text has no
     word. Texts that are cut are kept, and counted as ``cut``. With ``rejects``, also reports images
     that the tables give different ids.
     """

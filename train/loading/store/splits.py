@@ -1,4 +1,4 @@
-"""Selects the rows of the table of pairs that are trained on, and those rows that are validated on.
+"""Selects the rows of the table of pairs for training, and the rows for validation.
 
 A stage may name splits (``train_splits``, ``validation_splits``); otherwise the table of names in
 :mod:`vlmill.schemas.splits` decides. A split that any stage names is used as that stage names it,
