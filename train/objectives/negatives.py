@@ -97,7 +97,7 @@ def sample_columns(
     weights: Float[Tensor, "B C"], numbers: Float[Tensor, " B"]
 ) -> Int[Tensor, " B"]:
     """Returns the columns at which the cumulated ``weights`` exceed these shares of their total."""
-    # In float64 no number below 1 reaches the total, after which there are no candidates.
+    # In float64 no number below 1 reaches the total, where the candidates end.
     sums = weights.double().cumsum(1)
     columns = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
     # Sums that are NaN are never exceeded; the step's loss is NaN then, and is reported.
