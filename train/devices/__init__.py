@@ -1,4 +1,4 @@
-"""Devices and processes are set up, measured and brought together here.
+"""Sets up devices and processes, measures them and gathers their data.
 
 Reading order: ``setup``, ``casts`` (weights in half precision), ``gather`` (across processes),
 ``foreach`` (many tensors by one call), ``memory`` and ``throughput``.

@@ -1,7 +1,8 @@
-"""Casts the weights of linear layers to half precision once a step, all in one pass.
+"""Casts the weights of linear layers to half precision once per step, in one pass.
 
-Autocast casts each weight where it is used and each gradient on its way back: two kernels a tensor,
-a third of all that a step of ViLBERT launches. The numbers are the same, forward and backward.
+Autocast casts each weight where it is used and each gradient in the backward pass: two kernels per
+tensor, a third of all kernels that a step of ViLBERT launches. The numbers are the same, forward
+and backward.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +20,16 @@ NAMES = ("weight", "bias")
 
 
 class WeightCasts:
-    """Gives the products of ``module`` copies of their weights in ``dtype`` while a step runs.
+    """Replaces the weights in the products of ``module`` by copies in ``dtype`` while a step runs.
 
-    Gradients of the copies become those of the parameters, float32. Tables of words stay: those
-    that are also decoders are cast by autocast, as are weights that other modules hold.
+    Gradients of the copies become gradients of the parameters, float32. Word embeddings are
+    unchanged: the ones that are also decoders are cast by autocast, as are weights that other
+    modules hold.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        # The modules and names under which each weight is found: some weights have several.
+        # The modules and names of each weight: some weights have several.
         self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
         for part in filter(_computes_in_half, module.modules()):
             for name in NAMES:
@@ -37,7 +39,7 @@ class WeightCasts:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Computes with copies of the weights as they are now, in the forward and backward pass."""
+        """Computes with copies of the current weights, in the forward and backward pass."""
         copies: Sequence[Tensor] = _Cast.apply(self._dtype, *self._holders)
         # An instance's own attribute is found before a parameter of that name.
         for holders, weight in zip(self._holders.values(), copies, strict=True):
@@ -52,7 +54,7 @@ class WeightCasts:
 
 
 def _computes_in_half(part: nn.Module) -> bool:
-    """Whether autocast would cast the parameters of a module, each once for all of its uses."""
+    """Returns whether autocast would cast a module's parameters, each once for all of its uses."""
     is_norm = isinstance(part, LayerNorm) and part.gives_half
     return is_norm or isinstance(part, nn.Linear | nn.Conv2d)
 

@@ -1,6 +1,6 @@
-"""Operations on many tensors: one call where PyTorch's private functions work, else a loop.
+"""Runs operations on many tensors: one call where PyTorch's private functions work, else a loop.
 
-On a GPU a call for all is one kernel, where a loop launches one for each tensor.
+On a GPU one call is one kernel, where a loop launches one kernel per tensor.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""What all processes hold is brought together.  W processes, B pairs each, D width.
+"""Gathers data from all processes. W processes, B pairs each, D width.
 
-Vectors for contrast, and parameters of which each process holds a part.
+It gathers vectors for contrast, and parameters that are sharded among processes.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows; backward adds what every process has for one's own."""
+    """Gathers all processes' rows; backward sums all processes' gradients of this one's rows."""
 
     @staticmethod
     def forward(ctx: Any, local: Float[Tensor, " B *rest"]) -> Float[Tensor, "W B *rest"]:
@@ -29,24 +29,24 @@ class _Gather(torch.autograd.Function):
 
 
 def world_size() -> int:
-    """Processes that train together; 1 without any set up."""
+    """Returns the number of processes that train together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_shared(local: Shaped[Tensor, " B *rest"]) -> bool:
-    """Whether other processes hold such rows too; what has no values is never sent."""
+    """Returns whether other processes hold such rows too; tensors without values are never sent."""
     return world_size() > 1 and local.device.type != "meta"
 
 
 def gather_first(
     local: Shaped[Tensor, " B *rest"], *, exact: bool = True
 ) -> Shaped[Tensor, " WB *rest"]:
-    """Gathers the rows of all processes, W times B, one's own first, the others by rank.
+    """Gathers the rows of all processes, W times B, this process's first, the others by rank.
 
-    Every process has to give as many. ``exact``: gradients flow to all processes, so that their
-    mean is that of one process with all pairs. Without it they flow to one's own rows alone, as in
-    VLMo's code, and the encoders' is that over W (a temperature's is exact either way). Whole
-    numbers have no gradient.
+    Every process has to provide the same number of rows. With ``exact`` gradients flow to all
+    processes, so that their mean is the gradient of one process with all pairs. Without it they
+    flow only to this process's rows, as in VLMo's code, and the encoders' gradient is that divided
+    by W (a temperature's is exact in both cases). Integers have no gradient.
     """
     if not is_shared(local):
         return local
@@ -61,10 +61,10 @@ def gather_first(
 
 
 def gather_parts(local: Shaped[Tensor, " A B *rest"]) -> Shaped[Tensor, " AWB *rest"]:
-    """Gathers the rows of all processes' parts of a step, by part, then by process, without
-    gradients.
+    """Gathers the rows of all processes' parts, by part, then by process, without gradients.
 
-    That is their order in one part of one process. Every process has to give as many.
+    This is their order in one part of one process. Every process has to provide the same number of
+    rows.
     """
     local = local.detach()
     if not is_shared(local):
@@ -75,15 +75,15 @@ def gather_parts(local: Shaped[Tensor, " A B *rest"]) -> Shaped[Tensor, " AWB *r
 
 
 def own_parts(rows: Shaped[Tensor, " AWB *rest"], parts: int) -> Shaped[Tensor, " A B *rest"]:
-    """Returns this process's rows of what :func:`gather_parts` gives."""
+    """Returns this process's rows of the result of :func:`gather_parts`."""
     rank = dist.get_rank() if world_size() > 1 else 0
     return rows.reshape(parts, world_size(), -1, *rows.shape[1:])[:, rank]
 
 
 def longest_of_all(length: int, device: torch.device) -> int:
-    """Returns the largest ``length`` of all processes: texts can be gathered only if padded to it.
+    """Returns the largest ``length`` of all processes: texts must be padded to it before gathering.
 
-    What has no values (the meta device) is never sent.
+    Tensors without values (the meta device) are never sent.
     """
     if world_size() == 1 or device.type == "meta":
         return length
@@ -93,14 +93,14 @@ def longest_of_all(length: int, device: torch.device) -> int:
 
 
 def gather_tensor(value: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """Gathers a value that is divided among processes; gives any other back."""
+    """Gathers a value that is sharded among processes; returns any other value unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def laid_out_like(
     value: Shaped[Tensor, "*shape"], parameter: Shaped[Tensor, "..."]
 ) -> Shaped[Tensor, "*shape"]:
-    """``value`` on the parameter's device, and divided among processes as the parameter is."""
+    """Returns ``value`` on the parameter's device, sharded among processes like the parameter."""
     if isinstance(value, DTensor):
         return value
     device_value = value.to(parameter.device)

@@ -1,4 +1,4 @@
-"""How a model is computed: on which devices, by how many processes, and what is kept of it."""
+"""Sets up how a model is computed: its devices, processes, compilation and kept activations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -29,14 +29,15 @@ BLOCKS = (
     *(PostNormBlock, CoAttentionBlock, PreNormBlock),
     *(Bottleneck, PreActivationBottleneck),
 )
-DIVIDED = "_divided_step"  # the attribute of a divided model that holds its `DividedStep`
+DIVIDED = "_divided_step"  # the attribute of a sharded model that holds its `DividedStep`
 GRAPHS_OF_BLOCKS = 32  # VLMo has 14
 COMPUTED_IN = {"bf16": torch.bfloat16, "fp16": torch.float16}  # float32 where it is neither
 
 
 def make_accelerator(recipe: RunSettings) -> Accelerator:
-    """Devices and precision; under a launcher, processes. Raises InputError for batches that
-    cannot be dealt out.
+    """Returns the accelerator with its device and precision; under a launcher, also its processes.
+
+    Raises InputError for batches that cannot be split evenly.
     """
     if recipe.precision == "fp16" and not torch.accelerator.is_available():
         raise InputError("precision=fp16 needs a GPU; add precision=no (or bf16) on this machine")
@@ -63,12 +64,12 @@ def make_accelerator(recipe: RunSettings) -> Accelerator:
 
 
 def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.Module:
-    """``module`` on the device, for all processes: whole in each, or divided.
+    """Returns ``module`` on the device, for all processes: whole in each, or sharded.
 
-    Divided layers are gathered in the precision that they compute in, half as many bytes, and take
-    their inputs in it; their gradients are added in float32. What is outside of layers (tables,
-    heads, the contrast's scale) stays in float32, as it does undivided. Scalars (that scale) cannot
-    be divided: each process has them, and `reducing` averages their gradients. ``module`` has the
+    Sharded layers are gathered in their compute precision, half the number of bytes, and take their
+    inputs in it; their gradients are added in float32. Parameters outside of layers (tables, heads,
+    the contrast's scale) stay in float32, as without sharding. Scalars (that scale) cannot be
+    sharded: each process has them, and `reducing` averages their gradients. ``module`` has the
     ``model`` of all of a run's stages.
     """
     processes, device = accelerator.num_processes, accelerator.device
@@ -91,12 +92,12 @@ def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.M
             fully_shard(part, mesh=mesh, mp_policy=policy)
     divided = DividedStep(module)
     fully_shard(divided, mesh=mesh, ignored_params=set(_scalars(module)))
-    vars(model)[DIVIDED] = divided  # not as a part of the model, of which it would be one itself
+    vars(model)[DIVIDED] = divided  # not as a submodule: the model would contain itself
     return divided
 
 
 class DividedStep(nn.Module):
-    """The step of the stage that runs: FSDP allows a model one outermost module, for all stages."""
+    """Runs the current stage's step: FSDP allows a model one outermost module for all stages."""
 
     def __init__(self, step: nn.Module) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ def _scalars(module: nn.Module) -> list[nn.Parameter]:
 
 @contextmanager
 def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iterator[None]:
-    """Around a part of a step: gradients are added over all processes in its ``last`` part only."""
+    """Wraps a part of a step: gradients are added over all processes in its ``last`` part only."""
     inside = getattr(module, "_orig_mod", module)  # of a compiled one
     if isinstance(inside, FSDPModule):
         inside.set_requires_gradient_sync(last)
@@ -127,7 +128,7 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
 
 
 def unwrapped(module: nn.Module) -> Any:
-    """Returns the step that was wrapped for several processes, and compiled."""
+    """Returns the step inside the wrappers for several processes and compilation."""
     inside = getattr(module, "_orig_mod", module)  # of a compiled one
     if isinstance(inside, DividedStep):
         return inside.step
@@ -135,9 +136,9 @@ def unwrapped(module: nn.Module) -> Any:
 
 
 def _keep_equal_sizes_apart() -> None:
-    """Has the compiler take sizes for different ones that are equal by chance in the first batch.
+    """Makes the compiler distinguish sizes that are equal by chance in the first batch.
 
-    The setting is in a private module: without it a batch where they differ costs another graph.
+    The setting is in a private module: without it a batch with different sizes costs another graph.
     """
     with suppress(ImportError, AttributeError):
         from torch.fx.experimental import _config
@@ -148,7 +149,8 @@ def _keep_equal_sizes_apart() -> None:
 def compiled(module: nn.Module) -> nn.Module:
     """Returns a step that torch.compile translates, once for batches of all sizes.
 
-    Sizes that are equal by chance in the first batch (as many tokens as regions) stay two sizes.
+    Sizes that are equal by chance in the first batch (the numbers of tokens and regions) stay two
+    sizes.
     """
     _keep_equal_sizes_apart()
     translated: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
@@ -158,9 +160,9 @@ def compiled(module: nn.Module) -> nn.Module:
 def compile_blocks(model: nn.Module, **options: Any) -> None:
     """Compiles each block of the model in place, once for batches of all sizes.
 
-    Blocks of one kind and size share a graph, so that the first step takes seconds instead of
-    minutes. They share code with those of other sizes and, in VLMo, of other routes, for which the
-    compiler's limit of graphs is raised. ``options`` are torch.compile's.
+    Blocks of one type and size share a graph, so that the first step takes seconds instead of
+    minutes. They share code with blocks of other sizes and, in VLMo, of other routes; the
+    compiler's limit of graphs is raised for these. ``options`` are torch.compile's.
     """
     _keep_equal_sizes_apart()
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, GRAPHS_OF_BLOCKS)
@@ -170,8 +172,8 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
 
 
 def use_attention_kernel(model: nn.Module, device: torch.device) -> None:
-    """Have attention with a learned bias computed by kernels of our own, where these can be
-    compiled for the device.
+    """Computes attention with a learned bias by custom kernels, where these can be compiled for the
+    device.
     """
     if device.type != "cuda" or not can_compile("attention with relative positions"):
         return
@@ -181,8 +183,8 @@ def use_attention_kernel(model: nn.Module, device: torch.device) -> None:
 
 
 def use_residual_kernel(model: nn.Module, device: torch.device) -> None:
-    """Have a kernel of our own compute the gradients of residual sums with layer scale, where it
-    can be compiled for the device.
+    """Computes the gradients of residual sums with layer scale by a custom kernel, where it can be
+    compiled for the device.
     """
     if device.type != "cuda" or not can_compile("residual sums with layer scale"):
         return
@@ -192,9 +194,10 @@ def use_residual_kernel(model: nn.Module, device: torch.device) -> None:
 
 
 def use_half_norms(model: nn.Module) -> None:
-    """Have layer norms give half precision under autocast.
+    """Makes layer norms return half precision under autocast.
 
-    So does the residual stream of layers that end with a norm (BERT's); VLMo's stays in float32.
+    The residual stream of layers that end with a norm (BERT's) has half precision too; VLMo's stays
+    in float32.
     """
     for part in model.modules():
         if isinstance(part, LayerNorm):
@@ -202,7 +205,7 @@ def use_half_norms(model: nn.Module) -> None:
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Have every layer compute its activations again in the backward pass."""
+    """Makes every layer compute its activations again in the backward pass."""
     for part in model.modules():
         if isinstance(part, BLOCKS):
             part.forward = _recomputed(part.forward)  # type: ignore[method-assign]
@@ -213,7 +216,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_named(name: str) -> torch.device:
-    """The device that ``--device`` names. Raises InputError for one that cannot be used."""
+    """Returns the device that ``--device`` names. Raises InputError for one that cannot be used."""
     try:
         device = torch.device(name)
     except RuntimeError:

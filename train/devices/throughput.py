@@ -1,4 +1,4 @@
-"""How fast a step could be: operations counted, and the device's rate for products measured."""
+"""Measures how fast a step could be: its operations, and the device's rate of products."""
 
 import copy
 import math
@@ -11,22 +11,20 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# The first product of a BERT-base feed-forward part over 2048 rows. A GPU has it done before the
-# next one is asked for: there it is a large one.
+# The first product of a BERT-base feed-forward part over 2048 rows. A GPU finishes it before the
+# next one is requested, so its product is larger.
 SHAPES = {"cpu": (2048, 768, 3072)}
 LARGE = (8192, 8192, 8192)
-MEASURED_S = 0.2  # long enough to outlast a clock's ramp, short beside a run
+MEASURED_S = 0.2  # long enough to outlast a clock's ramp, short compared with a run
 
 
 def _linear_operations(rows: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
-    """Of oneDNN's linear layer, which the counter does not know."""
+    """Returns the operations of oneDNN's linear layer, which the counter does not know."""
     return 2 * math.prod(rows) * weight[0]
 
 
 def operations_counter() -> FlopCounterMode:
-    """Counts the products of everything inside it, those of `vlmill.models.layers.cpu.linear`
-    too.
-    """
+    """Counts all products inside it, including the ones in `vlmill.models.layers.cpu.linear`."""
     known = {}
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         known[torch.ops.mkldnn._linear_pointwise] = _linear_operations
@@ -34,9 +32,9 @@ def operations_counter() -> FlopCounterMode:
 
 
 def count_operations(work: Callable[[], object]) -> int:
-    """Floating-point operations of the products in ``work``; a multiply-add counts as two.
+    """Returns the floating-point operations of the products in ``work``; a multiply-add is two.
 
-    Element-wise work is left out, as in models' published counts.
+    Element-wise operations are excluded, as in models' published counts.
     """
     counter = operations_counter()
     with counter:
@@ -45,10 +43,10 @@ def count_operations(work: Callable[[], object]) -> int:
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a matrix product on ``device``, the best of a fifth of a second."""
+    """Returns operations per second of a matrix product on ``device``, the best in 0.2 seconds."""
     rows, inner, columns = SHAPES.get(device.type, LARGE)
-    # Random numbers, as products of equal ones run up to an eighth faster on GPUs; from a generator
-    # of their own, as they would else be taken from dropout's.
+    # Random numbers, as products of equal ones run up to an eighth faster on GPUs; from a separate
+    # generator, which leaves dropout's unchanged.
     draws = torch.Generator(device).manual_seed(0)
     left = torch.randn(rows, inner, device=device, generator=draws).to(dtype)
     right = torch.randn(inner, columns, device=device, generator=draws).to(dtype)
@@ -64,18 +62,18 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 @cache
 def _device_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns :func:`product_rate`, measured once a process: its runs have one device."""
+    """Returns :func:`product_rate`, measured once per process: its runs have one device."""
     return product_rate(device, dtype)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done all that was queued."""
+    """Waits until the device has completed all queued operations."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def without_values(module: nn.Module) -> nn.Module:
-    """A copy on the meta device, which takes no memory: what it computes has shapes, no numbers."""
+    """Returns a copy on the meta device: it takes no memory, and results have only shapes."""
     memo: dict[int, object] = {}
     for parameter in module.parameters():
         empty = torch.empty_like(parameter, device="meta")
@@ -86,7 +84,7 @@ def without_values(module: nn.Module) -> nn.Module:
 
 
 class MovableBatch(Protocol):
-    """A batch in host memory."""
+    """Represents a batch in host memory."""
 
     @property
     def pair_ids(self) -> tuple[str, ...]:
@@ -94,14 +92,14 @@ class MovableBatch(Protocol):
         ...
 
     def to(self, device: torch.device | str) -> Any:
-        """The batch as a model takes it."""
+        """Returns the batch as a model takes it."""
         ...
 
 
 def run_without_values(step: Any, batch: MovableBatch) -> None:
     """Runs forward and backward of a `PretrainingStep` on the meta device.
 
-    There is nothing to wait for: a layer that asks the device for a value raises.
+    The meta device never waits: a layer that reads a value from the device raises.
     """
     shares = torch.ones(len(step.names), device="meta")
     numbers = torch.rand(2, len(batch.pair_ids), device="meta")
@@ -110,10 +108,11 @@ def run_without_values(step: Any, batch: MovableBatch) -> None:
 
 
 class Throughput:
-    """Model FLOPs utilisation: what a step's products would take, beside what the device can do.
+    """Measures model FLOPs utilisation: the rate of a step's products relative to the device's
+    rate.
 
     The products of the first step's parts are counted on ``step``, a copy `without_values`: a
-    counter around the step itself keeps torch.compile from its work; without one nothing is
+    counter around the step itself keeps torch.compile from its work; without ``step`` nothing is
     counted. The device is measured once, with the same dtype.
     """
 
@@ -135,7 +134,7 @@ class Throughput:
         self._step = None
 
     def utilisation(self, steps_per_second: float) -> dict[str, float]:
-        """``mfu``: the share of the device's rate that ``steps_per_second`` need."""
+        """Returns ``mfu``: the share of the device's rate that ``steps_per_second`` need."""
         if not self._rate:
             return {}
         return {"mfu": round(self._operations * steps_per_second / self._rate, 4)}

@@ -1,4 +1,4 @@
-"""Loading passes on arrays of these kinds."""
+"""Defines the array types that loading uses."""
 
 from typing import Any
 

@@ -1,5 +1,7 @@
-"""A batch in host memory, and as the model takes it.  B pairs, T tokens, R regions (the full
-image among them), D feature width, S pixels a side; N, M masked positions, K classes.
+"""Holds a batch in host memory, and as the model takes it.
+
+B pairs, T tokens, R regions (the full image among them), D feature width, S pixels per side; N, M
+masked positions, K classes.
 """
 
 from collections.abc import Sequence
@@ -17,28 +19,29 @@ from vlmill.train.loading.feature_store import StoredFeatures
 from vlmill.train.loading.images.boxed import make_image_regions
 from vlmill.train.loading.undecodable import NAMED, Undecodable
 
-LABEL = "label."  # before the names of a task's tensors
+LABEL = "label."  # prefix of the names of a task's tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs with masks applied, and what is to be guessed.
+    """Holds the masked inputs and the targets of a batch.
 
     ``masked_tokens`` int64 [N] are positions in the flattened [B * T] text, ``masked_regions``
-    int64 [M] in the flattened [B * R] regions: of matching pairs only, unless the masking asks in
-    mismatched ones too. ``token_targets`` int64 [N], ``class_targets`` int64 [M] (-100: none; with
-    distributions class 0 is background), ``feature_targets`` float32 [M, D]. ``matching`` float32,
-    1 for pairs that belong together, of all rows but the last ``num_texts``, which are texts alone.
+    int64 [M] in the flattened [B * R] regions. Only matching pairs have them, unless the masking
+    also includes mismatched pairs. ``token_targets`` int64 [N], ``class_targets`` int64 [M] (-100:
+    none; with distributions class 0 is background), ``feature_targets`` float32 [M, D].
+    ``matching`` float32 has 1 for matching pairs; it covers all rows except the last ``num_texts``,
+    which are texts without images.
 
-    ``inputs`` says where losses and what is pooled read the last hidden states. It has no regions
-    (R = 0) where pairs come with pixels, or texts alone. What a batch lacks is None:
-    ``original_tokens`` int64 [B, T] before masking, ``class_distributions`` float32 [M, K],
-    ``pixels`` float32 [B, 3, S, S] normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and
-    ``patch_mask`` bool [B, n, n] of masked image modelling, whose places ``masked_patches`` int64
-    counts row by row. ``image_regions``: the images of all rows but the texts alone, for a
-    model that computes the regions' features itself. ``image_keys`` int64 [B]: equal for pairs of
-    one image; a text alone has one of its own. ``labels`` are the tensors that a task adds.
-    ``labelled_regions`` bool [M]: which of the masked regions count, where others fill a batch up
+    ``inputs`` records where losses and pooling read the last hidden states. It has R = 0 regions
+    for pairs with pixels, and for texts only. A missing tensor is None: ``original_tokens`` int64
+    [B, T] before masking, ``class_distributions`` float32 [M, K], ``pixels`` float32 [B, 3, S, S]
+    normalised, ``token_pixels`` [B, 3, S', S'] in 0..1 and ``patch_mask`` bool [B, n, n] of masked
+    image modelling. ``masked_patches`` int64 are the positions in ``patch_mask``, counted row by
+    row. ``image_regions`` are the images of all rows except texts without images, for a model that
+    computes the regions' features. ``image_keys`` int64 [B] are equal for pairs of one image; a
+    text without an image has a unique key. ``labels`` are the tensors that a task adds.
+    ``labelled_regions`` bool [M] marks the masked regions that count, where padding was added
     (`budgets.pad_small`).
     """
 
@@ -63,7 +66,7 @@ class Batch:
     labels: dict[str, Tensor] = field(default_factory=dict)
 
     def pixel_inputs(self, *, masked: bool) -> PixelInputs:
-        """Texts, ``masked`` or as they are, with their images' pixels."""
+        """Returns the texts, ``masked`` or original, with the pixels of their images."""
         assert self.pixels is not None and self.original_tokens is not None
         tokens = self.inputs.tokens if masked else self.original_tokens
         return PixelInputs(
@@ -76,13 +79,13 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """A batch in host memory, before and after its features are read.
+    """Holds a batch in host memory, before and after its features are read.
 
-    `collate` makes it of samples, small enough to be sent between processes: the features of the
-    images ``image_ids`` lie where ``stored`` says. `features.read_features` gives it with these
-    among the ``tensors``, as they are stored, and nothing in ``stored``. ``num_classes`` are those
-    of a whole distribution of which the highest probabilities are kept. Of images that are
-    ``undecodable`` others have taken the places.
+    `collate` makes it from samples, small enough to be sent between processes: ``stored`` locates
+    the features of the images ``image_ids``. `features.read_features` returns it with the stored
+    features among the ``tensors`` and an empty ``stored``. ``num_classes`` is the size of a full
+    distribution when only its highest probabilities are stored. The images in ``undecodable`` were
+    replaced by other images.
     """
 
     tensors: dict[str, Tensor]
@@ -96,7 +99,7 @@ class HostBatch:
     undecodable: tuple[Undecodable, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        # As arrays: PyTorch would send each tensor in a piece of shared memory of its own.
+        # As arrays: PyTorch would send each tensor in its own block of shared memory.
         return vars(self) | {"tensors": {name: t.numpy() for name, t in self.tensors.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,10 +119,11 @@ class HostBatch:
         return self
 
     def to(self, device: torch.device | str) -> Batch:
-        """Moves the batch to ``device`` and makes it what the model takes.
+        """Moves the batch to ``device`` and converts it to the model's input.
 
-        On a CPU :meth:`checked` first: models refuse such values there and cannot say whose they
-        are. Elsewhere reading them would make the device wait; the loss tells.
+        On a CPU it calls :meth:`require_finite` first: models refuse such values there and cannot
+        name the image. On other devices reading the values would make the device wait; there the
+        loss reveals them.
         """
         if torch.device(device).type == "cpu":
             self.require_finite()
@@ -181,7 +185,8 @@ class HostBatch:
         locations, mask = tensors["region_locations"], tensors["region_mask"]
         num_shown = mask.shape[1]
         targets = features[:, :num_shown].flatten(0, 1)[tensors["masked_regions"]]
-        # Only the feature goes: location, segment and position stay (a choice the papers leave).
+        # Only the feature is zeroed: location, segment and position stay (the papers leave this
+        # open).
         features.masked_fill_(hidden[..., None], 0)
         if self.whole_image != "none":
             features[:, 0] = full_image(
@@ -207,13 +212,13 @@ def not_finite(image_ids: Sequence[str], *tensors: Tensor, quick: bool = False) 
     """Returns the images with a value that is not finite, or above `region_rows.LARGEST`, in one of
     the tensors, each [B, ...].
 
-    A ``quick`` look takes a hundredth of the time, and misses large values that add up to little.
+    ``quick`` takes a hundredth of the time, and misses large values whose sum is small.
     """
     is_bad = torch.zeros(len(image_ids), dtype=torch.bool)
     for tensor in tensors:
         rows = tensor[: len(image_ids)].flatten(1)
         suspects = ~is_bad
-        if quick:  # NaN and infinity are never lost in a sum
+        if quick:  # a sum never hides NaN and infinity
             suspects &= ~(rows.sum(1, dtype=torch.float32).abs() <= LARGEST)
         for index in torch.nonzero(suspects).flatten():
             is_bad[index] = not bool((rows[index].float().abs() <= LARGEST).all())
@@ -221,7 +226,7 @@ def not_finite(image_ids: Sequence[str], *tensors: Tensor, quick: bool = False) 
 
 
 def describe_not_finite(image_ids: Sequence[str]) -> str:
-    """Says to a user which images :func:`not_finite` names, and what to do."""
+    """Returns an error message with the images that :func:`not_finite` found, and the remedy."""
     more = f" and {len(image_ids) - NAMED} others" if len(image_ids) > NAMED else ""
     return (
         f"--regions: {', '.join(image_ids[:NAMED])}{more}: features or boxes are not finite, or "
@@ -237,10 +242,10 @@ def full_image(
     kind: str,
     weights: Float[Tensor, "B R"] | None = None,
 ) -> Float[Tensor, "B D"]:
-    """Returns the image's feature [B, D] from those of its regions [B, R, D], hidden ones zeros.
+    """Returns the image's feature [B, D], computed from its regions [B, R, D], hidden ones zeros.
 
-    ``mean`` counts hidden regions too (ViLBERT, InterBERT), with ``weights`` each by its share;
-    ``rest`` does not (VL-BERT, where nothing left gives zeros).
+    ``mean`` includes hidden regions (ViLBERT, InterBERT), each with its share in ``weights`` if
+    given. ``rest`` excludes them (VL-BERT; zeros if all regions are hidden).
     """
     if weights is not None and kind == "mean":
         return torch.einsum("br,brd->bd", weights, features)
@@ -255,5 +260,5 @@ def _unit(pixels: Tensor | None) -> Tensor | None:
 
 
 def normalised(pixels: Shaped[Tensor, "B 3 S S"]) -> Float[Tensor, "B 3 S S"]:
-    """Returns the pixels 0..255 as VLMo and BEiT take them: (x - 0.5) / 0.5 of values in 0..1."""
+    """Returns pixels 0..255 normalised for VLMo and BEiT: (x - 0.5) / 0.5 of values in 0..1."""
     return pixels.float() / 127.5 - 1

@@ -1,4 +1,4 @@
-"""Boxes are placed, resized and compared here.
+"""Converts, resizes and compares boxes.
 
 R regions. Boxes are (x1, y1, x2, y2) in pixels.
 """
@@ -18,11 +18,11 @@ def padded_locations(
     *,
     first: Array | None = None,
 ) -> Array:
-    """Corners and areas as fractions of the images, padded with zeros [B, R, 5] (ImageBERT,
+    """Returns corners and areas as fractions of the images, padded with zeros [B, R, 5] (ImageBERT,
     sec. 3.2).
 
-    ``first`` [B, 4] are boxes that come before the others. Of all images at once: one by one they
-    would cost as much as the features.
+    ``first`` [B, 4] are boxes that precede the others. All images are computed in one pass: one by
+    one they would take as long as the features.
     """
     corners = np.zeros((len(boxes), longest, 4), dtype=np.float32)
     start = 0
@@ -40,10 +40,10 @@ def padded_locations(
 
 
 def overlaps(boxes: Array, *, pixel: tuple[float, float] = (0.0, 0.0)) -> Array:
-    """Computes intersection over union of each two boxes [R, 4] (x1, y1, x2, y2): [R, R].
+    """Computes the intersection over union of each two boxes [R, 4] (x1, y1, x2, y2): [R, R].
 
-    ``pixel`` is added to widths and heights: a pixel's size, in the boxes' unit, in the convention
-    in which x2 and y2 belong to the box. Boxes without an area overlap with nothing.
+    ``pixel`` is added to widths and heights. It is the size of a pixel in the boxes' unit, for the
+    convention that x2 and y2 belong to the box. Boxes without an area overlap with nothing.
     """
     boxes = boxes.astype(np.float64)
     sizes = np.maximum(boxes[:, 2:] - boxes[:, :2] + pixel, 0)
@@ -59,10 +59,10 @@ def overlaps(boxes: Array, *, pixel: tuple[float, float] = (0.0, 0.0)) -> Array:
 def overlapping(
     masked: Flags, overlap: Array, *, threshold: float = 0.4, inclusive: bool = False
 ) -> Flags:
-    """``masked`` [R] and the regions that overlap with one of them.
+    """Returns ``masked`` [R] and the regions that overlap with a masked one.
 
-    12-in-1's rule for ViLBERT (arXiv:1912.02315): with these hidden too, a masked region cannot be
-    read off its neighbours. ViLBERT and VL-BERT themselves have no such rule.
+    This is 12-in-1's rule for ViLBERT (arXiv:1912.02315): with these hidden too, a masked region
+    cannot be inferred from its neighbours. ViLBERT and VL-BERT themselves have no such rule.
     """
     near = overlap >= threshold if inclusive else overlap > threshold
     reached: Flags = masked | (near & masked).any(axis=1)
@@ -71,13 +71,15 @@ def overlapping(
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """An image's width and height in pixels."""
+    """Holds an image's width and height in pixels."""
 
     width: int
     height: int
 
     def resized(self, shortest: int, longest: int) -> "Size":
-        """Makes the short side ``shortest``, or less where the long one would pass ``longest``."""
+        """Scales to a short side of ``shortest``, or less if the long one would pass
+        ``longest``.
+        """
         short, long = sorted((self.width, self.height))
         if long / short * shortest > longest:
             shortest = int(longest * short / long)
@@ -88,7 +90,7 @@ class Size:
 
 
 def scales(size: Size, new: Size) -> Array:
-    """What widths and heights are multiplied with [2]."""
+    """Returns the factors [2] of widths and heights."""
     old = np.array([size.width, size.height], dtype=np.float32)
     # By the inverse, as PyTorch divides a tensor: at x = 1000 the last bit is 6e-5 pixels.
     factors: Array = np.array([new.width, new.height], dtype=np.float32) * (np.float32(1) / old)
@@ -96,7 +98,7 @@ def scales(size: Size, new: Size) -> Array:
 
 
 def resized_boxes(boxes: Array, size: Size, new: Size, *, mirrored: bool) -> Array:
-    """Boxes [N, 4] of the resized image, mirrored if asked, clamped to it."""
+    """Returns boxes [N, 4] of the resized image, mirrored if requested, clamped to the image."""
     boxes = boxes * np.tile(scales(size, new), 2)
     if mirrored:
         left, right = new.width - 1 - boxes[:, 2], new.width - 1 - boxes[:, 0]

@@ -3,10 +3,10 @@
 B pairs, E extra rows, T tokens, R regions, C columns of either, D feature width, K classes, M
 masked positions.
 
-What a step computes depends on the number of real tokens and regions, which differs from batch to
-batch. Extra rows at the end of a batch, treated as texts alone, take as many positions as are
-missing to the next multiple of `ROWS`. Extra masked positions have no label. The losses stay those
-of the batch.
+The work of a step depends on the number of real tokens and regions, which differs from batch to
+batch. Extra rows at the end of a batch, treated as texts without images, fill the positions that
+are missing to the next multiple of `ROWS`. Extra masked positions have no label. The losses stay
+unchanged.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ from vlmill.train.loading.sample import IGNORED
 
 ROWS = 256  # real tokens, and real regions, are padded to a multiple of it
 LABELS = 64  # likewise masked and read positions
-EXTRA_CELLS = 3 * ROWS  # places that the extra rows have at least, of either modality
+EXTRA_CELLS = 3 * ROWS  # minimum of positions in the extra rows, of either modality
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The shapes that a batch is padded to: extra rows, columns, and positions of each kind."""
+    """Holds the shapes that a batch is padded to: extra rows, columns, and positions by type."""
 
     extra: int  # rows
     columns: int  # T
     shown: int  # columns of the regions that the model sees
-    region_columns: int  # of all regions, those of the full image's mean among them
+    region_columns: int  # of all regions, including regions that only the full image's mean uses
     real_tokens: int
     real_regions: int
     read_tokens: int
@@ -41,7 +41,7 @@ class Budget:
     masked_regions: int
 
 
-# The columns that positions are counted in; labels first, as the places of what is read are found
+# The columns that positions are counted in. Labels come first, as the positions that are read are
 # among the real ones.
 GRIDS = {
     "masked_tokens": "columns",
@@ -56,9 +56,9 @@ GRIDS = {
 def find_budget(batch: HostBatch, before: Budget | None = None) -> Budget:
     """Returns shapes that the batch fits into.
 
-    Columns and the numbers of labels never become smaller than ``before``, so that they soon stay
-    the same; real positions are rounded up for each batch. Raises ValueError for a batch without
-    regions' features.
+    Columns and the numbers of labels never become smaller than ``before``, which makes them
+    constant after a few batches; real positions are rounded up for each batch. Raises ValueError
+    for a batch without region features.
     """
     tensors = batch.tensors
     if "features" not in tensors:
@@ -73,7 +73,7 @@ def find_budget(batch: HostBatch, before: Budget | None = None) -> Budget:
         for name in ("masked_tokens", "masked_regions", "read_tokens", "read_regions")
     }
     missing = {name: labels[name] - len(tensors[name]) for name in ("read_tokens", "read_regions")}
-    if max(missing.values()) > ROWS:  # a batch of much fewer labels: shapes of its own
+    if max(missing.values()) > ROWS:  # a batch with far fewer labels gets new shapes
         return find_budget(batch)
     real = {
         f"real_{kind}": _round_up(
@@ -100,7 +100,7 @@ LARGE = ("features", "class_probs", "class_prob_ids")
 
 
 def pad_small(batch: HostBatch, budget: Budget) -> HostBatch:
-    """Returns the batch in the budget's shapes, but for its `LARGE` tensors, which are left out."""
+    """Returns the batch in the budget's shapes, without its `LARGE` tensors."""
     rows = len(batch.tensors["tokens"])
     tensors = {}
     for name, tensor in batch.tensors.items():
@@ -126,7 +126,7 @@ def pad_small(batch: HostBatch, budget: Budget) -> HostBatch:
     )
 
 
-# What stands beside masked positions, and its value where there is no label.
+# Tensors with a value per masked position: the budget's field, and the value of an absent label.
 LABEL_VALUES = {
     "token_targets": ("masked_tokens", IGNORED),
     "class_targets": ("masked_regions", IGNORED),
@@ -160,10 +160,11 @@ def _filled(tensor: Tensor, shape: tuple[int, ...], fill: int) -> Tensor:
 def _pad_positions(
     name: str, positions: Tensor, rows: int, batch: HostBatch, budget: Budget
 ) -> Tensor:
-    """Returns positions in the budget's grid, with as many more as it asks for.
+    """Returns positions in the budget's grid, padded to the number that the budget has.
 
-    Real ones fill the extra rows evenly, each row from its first column. Those that are read are
-    the first of these. Masked ones repeat the grid's first position, and have no label.
+    Real positions fill the extra rows evenly, each row from its first column. The positions that
+    are read are the first of these. Masked ones repeat the grid's first position, and have no
+    label.
     """
     columns = getattr(budget, GRIDS[name])
     mask = batch.tensors["token_mask" if GRIDS[name] == "columns" else "region_mask"]
@@ -195,7 +196,7 @@ def empty_like_budget(batch: HostBatch, budget: Budget, device: torch.device) ->
 
 
 def copy_large(batch: HostBatch, into: Mapping[str, Tensor]) -> None:
-    """Copies the `LARGE` tensors to the device; nobody waits. What they do not fill becomes 0."""
+    """Copies the `LARGE` tensors to the device without waiting; remaining rows become 0."""
     for name in LARGE:
         if name not in into:
             continue

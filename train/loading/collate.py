@@ -1,11 +1,12 @@
-"""Samples are collated to a batch.  B rows, T tokens, R regions (the full image among them), K
-classes.
+"""Collates samples into a batch.
 
-A batch is made in three steps, so that features are copied once on their way to the device.
-:func:`collate` gathers what is small in whichever process reads the pairs, and where the features
-lie; `features.read_features` copies these from the mapped files into the batch's tensor, as they
-are stored; `batch.HostBatch.to` moves all to the device and there, and nowhere else, makes them
-what the model takes: float32, masked, with the full image's region.
+B rows, T tokens, R regions (the full image among them), K classes.
+
+A batch is made in three steps, so that features are copied once before they reach the device.
+:func:`collate` gathers the small tensors in the process that reads the pairs, and the locations of
+the features. `features.read_features` copies the features from the mapped files into the batch's
+tensor, as stored. `batch.HostBatch.to` moves all tensors to the device; only there they become the
+model's input: float32, masked, with the full image's region.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def collate(
 ) -> HostBatch:
     """Pads to the longest text and the most regions of the batch, or a multiple of ``pad_to``.
 
-    Texts alone (samples without regions among samples with some) come last. What is masked of a
-    text and an image that do not match is asked only where ``mismatched_words`` and
-    ``mismatched_regions`` say so. With ``global_features`` the images' come along; InputError,
-    naming the image, where one has none.
+    Texts without images (samples without regions in a batch with regions) come last. Masked
+    positions of mismatched pairs are targets only with ``mismatched_words`` and
+    ``mismatched_regions``. With ``global_features`` the features of full images are included;
+    raises InputError with the image's id if one has no such feature.
     """
     arrays = _texts(samples, pad_to, mismatched_words)
     images = [sample.regions for sample in samples if sample.regions is not None]
@@ -71,7 +72,7 @@ def collate(
 
 
 def _pixels(images: Sequence[Arrays], arrays: Arrays) -> Arrays:
-    """Images with boxes padded beside the regions of ``arrays``, those of one size stacked."""
+    """Returns padded images with boxes for the regions of ``arrays``; equal sizes are stacked."""
     if not images:
         return {}
     if "picture" in images[0]:
@@ -110,14 +111,14 @@ def _texts(samples: Sequence[Sample], pad_to: int, mismatched: bool) -> Arrays:
 
 
 def _with_first(read: Flags, pooled: Flags) -> Ids:
-    """The places that are read, and the first of each row that is ``pooled`` [B]."""
+    """Returns the positions that are read, and the first one of each row that is ``pooled`` [B]."""
     first = np.zeros_like(read)
     first[:, :1] = pooled[:, None]
     return np.flatnonzero(read | first)
 
 
 def _asked(samples: Sequence[Sample], mismatched: bool) -> Flags:
-    """Whose masked positions are to be guessed [B, 1]."""
+    """Flags the samples whose masked positions are targets [B, 1]."""
     return np.array([[sample.matching or mismatched] for sample in samples])
 
 
@@ -131,7 +132,7 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
     read = max(region_offset + int(counts.max()), shown_length)
     columns = np.arange(read)
     hidden = np.zeros((len(samples), read), dtype=np.bool_)
-    # Rows without regions end before the full image's column, so that nothing is put there.
+    # Rows without regions end before the full image's column, so that it stays empty.
     hidden[(columns >= region_offset) & (columns < region_offset + counts[:, None])] = (
         np.concatenate([regions.masks.zeroed for regions in present])
     )
@@ -161,7 +162,7 @@ def _regions(samples: Sequence[Sample], feeding: Feeding, pad_to: int, mismatche
 
 
 def _weights(images: Sequence[SampledRegions | None], columns: int) -> Array:
-    """Returns each region's share in the image's feature [B, R], where these differ."""
+    """Returns each region's share in the image's feature [B, R], where the shares differ."""
     weights = np.zeros((len(images), columns), dtype=np.float32)
     for i, regions in enumerate(images):
         if regions is not None and (count := len(regions.boxes)):
@@ -171,7 +172,7 @@ def _weights(images: Sequence[SampledRegions | None], columns: int) -> Array:
 
 
 def _classes(regions: SampledRegions) -> npt.NDArray[Any]:
-    """Of the shown regions; negative where there is none."""
+    """Returns the classes of the shown regions; negative for regions without a class."""
     classes, order = regions.row.class_ids, regions.features.order
     if classes is None:
         return np.full(regions.num_shown, IGNORED)
@@ -188,7 +189,7 @@ def _global_features(samples: Sequence[Sample]) -> npt.NDArray[Any]:
 
 
 def _locations(images: Sequence[SampledRegions | None], feeding: Feeding, longest: int) -> Array:
-    """Of the shown regions; the full image's first, which VL-BERT ends at the last pixel."""
+    """Returns the shown regions' locations; VL-BERT's full image ends at the last pixel."""
     boxes = [regions.boxes[: regions.num_shown] if regions else NO_BOXES for regions in images]
     rows = [regions.row if regions else None for regions in images]
     first = None
@@ -201,8 +202,8 @@ def _locations(images: Sequence[SampledRegions | None], feeding: Feeding, longes
 
 
 def _distributions(images: Sequence[SampledRegions | None], masked: Flags) -> Arrays:
-    """The stored distributions of the regions to be guessed, of ``masked`` [B, R]; nothing where
-    the table has none.
+    """Returns the stored distributions of the target regions, selected by ``masked`` [B, R]; empty
+    if the table has no distributions.
     """
     picked = [
         (regions.row, regions.features.find_positions(np.flatnonzero(flags)))

@@ -1,4 +1,4 @@
-"""Where the features of an image's regions are stored: they are read when the batch is known."""
+"""Locates the stored features of an image's regions, which are read once the batch is known."""
 
 from dataclasses import dataclass, replace
 
@@ -12,12 +12,12 @@ from vlmill.train.loading.arrays import Ids
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFeatures:
-    """The features of ``num_regions`` regions of a row: their place, or the bytes themselves.
+    """Holds the features of ``num_regions`` regions of a row: their location, or the bytes.
 
-    ``location`` is a shard, and an offset and a size in its file; None for a compressed row, whose
-    bytes are in ``copied``. The regions are the row's first, or those at the places ``order``
-    [num_regions] of the row, in this order. ``more`` come behind them, of this or another table.
-    Of a model that makes its own of pixels none is read.
+    ``location`` is a shard, an offset and a size in its file. It is None for a compressed row,
+    whose bytes are in ``copied``. The regions are the row's first ones, or the positions ``order``
+    [num_regions] of the row, in this order. ``more`` follows, from this or another table. Nothing
+    is read for a model that computes features from pixels.
     """
 
     num_regions: int
@@ -29,15 +29,15 @@ class StoredFeatures:
 
     @property
     def parts(self) -> tuple["StoredFeatures", ...]:
-        """All that is read of the image, in turn."""
+        """Yields all stored parts of the image, in order."""
         return (self, *self.more)
 
     def find_positions(self, regions: Ids) -> Ids:
-        """Returns the places in the row of some of the regions, which count from 0."""
+        """Returns the positions in the row of some of the regions, counted from 0."""
         return regions if self.order is None else self.order[regions]
 
     def reorder(self, positions: Ids) -> "StoredFeatures":
-        """The same regions in the order ``positions``, which stays within each part."""
+        """Returns the regions in the order ``positions``, which stays within each part."""
         parts, end = list[StoredFeatures](), 0
         for part in self.parts:
             start, end = end, end + part.num_regions
@@ -49,8 +49,8 @@ class StoredFeatures:
 def stored_features(
     group: RegionGroup, row_number: int, num_regions: int, order: Ids | None = None
 ) -> StoredFeatures:
-    """Finds the features of row ``row_number`` of a group. Raises InputError if the row has none
-    and ``num_regions`` are asked for.
+    """Locates the features of row ``row_number`` of a group. Raises InputError if the row has no
+    features and ``num_regions`` is not 0.
     """
     if not num_regions:
         return StoredFeatures(num_regions=0, location=None, copied=np.empty(0, np.uint8))
@@ -65,10 +65,10 @@ def stored_features(
 
 
 def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeatures:
-    """Stands for the features of regions whose model makes its own of pixels."""
+    """Returns a placeholder for the features that a model computes from pixels."""
     return StoredFeatures(num_regions=num_regions, location=None, order=order, is_read=False)
 
 
 def no_features(image_id: str) -> InputError:
-    """The error that names an image whose row has no features."""
+    """Returns the error for an image whose row has no features."""
     return InputError(f"--regions: {image_id} has no features; extract them with them")

@@ -1,8 +1,10 @@
-"""Features are copied from the mapped files into a batch.  B images, R regions, D width.
+"""Copies features from the mapped files into a batch.
 
-The memory of freed batches is used again: the system gives fresh memory page by page, each when it
-is first written to, and for 13 MB of features that takes longer than to copy them (measured: 128 us
-an image of 0.4 MB, of 53 us without).
+B images, R regions, D width.
+
+The memory of freed batches is reused: the system maps fresh memory page by page, each on its first
+write. For 13 MB of features that takes longer than the copy (measured per image of 0.4 MB: 128 us
+with fresh memory, 53 us without).
 """
 
 import dataclasses
@@ -34,26 +36,26 @@ from vlmill.train.loading.sample import (
 from vlmill.train.settings.parts import Feeding
 
 KEPT = 3  # blocks that wait for a batch: one that is filled, one that waits, one in use
-LARGER = 1.5  # times as large as needed: a block may be
+LARGER = 1.5  # maximum size of a block, as a factor of the size needed
 
 
 class Buffers:
-    """Gives tensors whose memory comes back as soon as nothing refers to it; for any thread."""
+    """Allocates tensors whose memory returns as soon as nothing refers to it. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
-        # Apart from the others, and without the lock: the collector may give a block back at any
+        # Separate from the others, and without the lock: the collector may return a block at any
         # moment, also while this thread holds the lock.
         self._returned: deque[Tensor] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Returns a tensor of any content, as `torch.empty` does."""
+        """Returns an uninitialised tensor, as `torch.empty` does."""
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(shape, dtype=dtype)
         block = self._take_block(size)
-        array = block.numpy()  # a tensor made of it holds on to it, and so do all of its views
+        array = block.numpy()  # a tensor made of it keeps it alive, and so do all of its views
         weakref.finalize(array, self._returned.append, block).atexit = False
         return torch.from_numpy(array)[:size].view(dtype).view(shape)
 
@@ -61,7 +63,7 @@ class Buffers:
         with self._lock:
             while self._returned:
                 self._free = [*self._free, self._returned.popleft()][-KEPT:]
-            for index in reversed(range(len(self._free))):  # the last one may be in the cache still
+            for index in reversed(range(len(self._free))):  # the last one may still be in the cache
                 if size <= len(self._free[index]) <= LARGER * size:
                     return self._free.pop(index)
         return torch.empty(size, dtype=torch.uint8)
@@ -86,11 +88,11 @@ def load_features(row: RegionRow, count: int) -> npt.NDArray[np.float32]:
 def read_features(
     batch: HostBatch, reader: RegionReader | None, *, pin_memory: bool = False
 ) -> HostBatch:
-    """Copies the features of a batch from the mapped files, each image's bytes in one piece.
+    """Copies the features of a batch from the mapped files, each image with one copy.
 
-    Nothing looks at the features here: `HostBatch.not_finite` does, where a loss is not finite.
+    The features are not checked here: `HostBatch.not_finite` checks them when a loss is not finite.
     """
-    # Allocated by torch, whose memory is aligned: sums over numpy's may differ in the last bit from
+    # Allocated by torch, whose memory is aligned: sums over NumPy's may differ in the last bit from
     # one run to the next, as the order of a vectorised sum depends on where its input begins.
     tensors = {name: tensor.clone() for name, tensor in batch.tensors.items()}
     if pin_memory:
@@ -108,7 +110,7 @@ def read_features(
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
-    if pin_memory:  # PyTorch uses such memory again by itself
+    if pin_memory:  # PyTorch reuses such memory itself
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     return BUFFERS.empty(shape, dtype)
 
@@ -123,8 +125,8 @@ def region_batch(
 ) -> HostBatch:
     """Reads the images of some rows of the table, with no text and nothing masked.
 
-    They are named by their image_id. All regions that ``feeding`` asks for are shown, as a text
-    may leave them less room than another.
+    They are named by their image_id. All regions that ``feeding`` allows are shown: texts could
+    reduce their number, but each by a different one.
     """
     columns = list_columns(feeding, global_features=global_features)
     images = (take_regions(*reader.locate_row(number), feeding, columns) for number in numbers)
@@ -141,7 +143,7 @@ def fill(
     region_offset: int = 0,
 ) -> None:
     """Copies each image's features into ``features`` [B, R, D], after ``region_offset`` rows; the
-    rest is set to zero.
+    remaining rows are set to zero.
     """
     kind = torch.int16 if features.element_size() == 2 else torch.int32
     flat = features.view(kind).numpy().view(np.uint8).reshape(len(features), -1)
@@ -165,20 +167,20 @@ def fill(
 
 
 def are_ranked(regions: RegionReader) -> bool:
-    """Whether the table says how sure the detector was of its regions, by its first row."""
+    """Returns whether the table stores the detector's confidence, judged by its first row."""
     return not len(regions) or surest_first(regions.row(0)) is not None
 
 
 def get_global_widths(config: Any) -> tuple[int, ...]:
-    """The widths of full images' features that a model takes; most take none."""
+    """Returns the widths of full-image features that a model takes; most models take none."""
     widths: tuple[int, ...] = getattr(config, "global_widths", ())
     return widths
 
 
 def check_global_features(regions: RegionReader, config: Any) -> None:
-    """Raises InputError if the model takes full images' features and the table has other ones.
+    """Raises InputError if the model takes full-image features and the table has different ones.
 
-    By its first row; a later one without them is named when it is read.
+    It checks the first row. A later row without them is named when it is read.
     """
     widths = get_global_widths(config)
     if not widths or not len(regions):

@@ -1,4 +1,4 @@
-"""An image's detected and annotated regions are fed together here.
+"""Joins an image's detected and annotated regions.
 
 N detected and M annotated regions of an image, R of both.
 """
@@ -22,11 +22,11 @@ from vlmill.train.settings.parts import Feeding
 def count_shown(
     num_detected: int, num_annotated: int, max_regions: int, *, detected_first: bool = False
 ) -> tuple[int, int]:
-    """Returns how many regions of either kind are shown among ``max_regions``; the last ones of
-    each go.
+    """Returns how many regions of each type are shown among ``max_regions``; the last ones are
+    dropped.
 
-    Annotated ones have the right of way, but with ``detected_first`` (ViLBERT's code for VCR, and
-    for RefCOCO+).
+    Annotated regions have priority; with ``detected_first`` detected ones have it (ViLBERT's code
+    for VCR, and for RefCOCO+).
     """
     if detected_first:
         detected = min(max_regions, num_detected)
@@ -38,8 +38,8 @@ def count_shown(
 def whole_weights(num_detected: int, num_annotated: int) -> Array:
     """Returns each region's share in the full image's feature: float32 [N + M], of sum 1.
 
-    That is the mean of both kinds' means, each weighted with its number of rows, the full
-    image's among them (ViLBERT's code): (f (n + 1) + g (m + 1)) / (n + m + 2).
+    It is the mean of the two types' means, each weighted by its number of rows, including the full
+    image (ViLBERT's code): (f (n + 1) + g (m + 1)) / (n + m + 2).
     """
     counts = [count for count in (num_detected, num_annotated) if count]
     rows = sum(count + 1 for count in counts)
@@ -48,9 +48,10 @@ def whole_weights(num_detected: int, num_annotated: int) -> Array:
 
 
 def compute_region_weights(counts: tuple[int, int], feeding: Feeding) -> Array:
-    """Returns the shares where both kinds are always fed, as :func:`whole_weights`; where annotated
-    ones come along in training alone they do not count, as later they are not there (ViLBERT's
-    code for RefCOCO+), unless nothing was detected.
+    """Returns the regions' shares in the full image's feature, as :func:`whole_weights`.
+
+    Annotated regions that are read in training only do not count, as they are absent later
+    (ViLBERT's code for RefCOCO+), unless nothing was detected.
     """
     detected, annotated = counts
     if feeding.boxes == "joined-in-training" and detected:
@@ -67,17 +68,17 @@ def joined_regions(
     with_annotated: bool = True,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the detected regions of row ``row_number`` and, ``with_annotated``, the image's
-    annotated ones behind them.
+    """Returns the detected regions of row ``row_number`` and, ``with_annotated``, the image's
+    annotated ones after them.
 
-    Those that are not shown are read behind both, as they count for the full image. Nothing is
-    masked, and no class comes along: the two tables' classes may be different lists. Raises
+    Regions that are not shown are read after both, as they count for the full image. Nothing is
+    masked, and classes are not read: the two tables may use different class lists. Raises
     InputError for tables that give the image different sizes.
     """
     tables = [regions.locate_row(row_number)]
     rows = [tables[0][0].row(tables[0][1], ())]
     if with_annotated:
-        assert isinstance(regions, JoinedRegions)  # `open_examples`
+        assert isinstance(regions, JoinedRegions)  # opened by `open_examples`
         tables.append(regions.locate_annotated(rows[0].image_id))
         rows.append(tables[1][0].row(tables[1][1], ()))
         require_same_size(*rows)
@@ -105,7 +106,7 @@ def joined_regions(
 
 
 def require_same_size(detected: RegionRow, annotated: RegionRow) -> None:
-    """Raises InputError for an image that two tables give different sizes."""
+    """Raises InputError for an image with different sizes in two tables."""
     detected_size, annotated_size = ((row.width, row.height) for row in (detected, annotated))
     if detected_size != annotated_size:
         raise InputError(
@@ -116,8 +117,8 @@ def require_same_size(detected: RegionRow, annotated: RegionRow) -> None:
 
 
 def joined_parts(counts: tuple[int, int], shown_counts: tuple[int, int]) -> list[tuple[int, Ids]]:
-    """Returns which regions are read, in turn: 0 for detected or 1 for annotated, and their places
-    in that row. First those of both that are shown, then the others.
+    """Returns the regions that are read, in order: 0 for detected or 1 for annotated, and their
+    positions in that row. The shown regions of both come first, then the others.
     """
     starts = [np.arange(count) for count in shown_counts]
     rests = [np.arange(first, count) for first, count in zip(shown_counts, counts, strict=True)]
@@ -129,10 +130,10 @@ def _features(
     tables: Sequence[tuple[RegionGroup, int]],
     parts: list[tuple[int, Ids]],
 ) -> StoredFeatures:
-    """Where the features of these parts are stored, one behind the other; shards of the annotated
-    table count from ``num_shards`` on.
+    """Returns the storage locations of these parts, concatenated. Shards of the annotated table are
+    numbered from ``num_shards``.
 
-    The first part has no order: it begins with its row, as `SampledRegions.stored_boxes` asks.
+    The first part has no order: it begins with its row, as `SampledRegions.stored_boxes` requires.
     """
     stored = []
     for which, positions in parts:

@@ -1,4 +1,4 @@
-"""Batches one after the other, planned by processes and filled by a thread ahead of training."""
+"""Loads batches in order: processes plan them, and a thread fills them ahead of training."""
 
 import queue
 import signal
@@ -15,12 +15,12 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.stage_batches import StageBatches
 
-# Batches that are assembled or wait. One is enough, as plans wait as well; and the fewer blocks of
-# memory go round, the more of them the cache holds: five of 13 MB take a quarter longer than two.
+# Batches that are assembled or wait. One is enough, as plans wait as well. The cache also holds a
+# larger share of fewer blocks of memory: five of 13 MB take a quarter longer than two.
 AHEAD = 1
-# Plans that a worker sends at once: a message of its own for each would cost 8 us an image.
+# Plans that a worker sends per message: a message for each would cost 8 us per image.
 TOGETHER = 8
-GRACE_S = 60  # that a worker stays after it was told to end: a step, and a checkpoint saved
+GRACE_S = 60  # that a worker stays after a stop signal: enough for a step and a saved checkpoint
 
 
 def batch_loader(
@@ -32,22 +32,22 @@ def batch_loader(
     device: torch.device | None = None,
     every: int = 1,
 ) -> Generator[HostBatch, None, None]:
-    """Batches ``first`` up to but not including ``last``, in order, made by ``workers`` processes.
+    """Yields batches ``first`` to below ``last`` in order, made by ``workers`` processes.
 
-    With ``every`` = N, yields every N-th batch: one rank's share. Workers collate
-    the batches; a thread of this process copies the features, so that these never travel between
-    processes. For a GPU, ``device``, they lie in pinned memory. Workers are spawned, not forked:
-    Arrow's threads do not survive a fork.
+    With ``every`` = N, yields every N-th batch: the share of one rank. Workers collate the batches;
+    a thread of this process copies the features, so that these never travel between processes. For
+    a GPU ``device`` they are in pinned memory. Workers are spawned, not forked: Arrow's threads do
+    not survive a fork.
     """
-    # Images travel with their plans, and wake the thread often enough as it is.
+    # Images are sent with their plans, so messages are frequent enough without grouping.
     together = TOGETHER if workers and batches.images is None else 1
     plans = DataLoader(
         _Plans(batches),
         batch_size=None,
         sampler=BatchSampler(range(first, last, every), together, drop_last=False),
         num_workers=workers,
-        # Without one of its own the loader draws from the random numbers that dropout uses, and a
-        # resumed run would have other ones than a run without a pause.
+        # Without its own generator the loader would use dropout's random numbers, and a resumed run
+        # would have different ones than an uninterrupted run.
         generator=torch.Generator(),
         multiprocessing_context="spawn" if workers else None,
         worker_init_fn=_prepare_worker,
@@ -67,18 +67,18 @@ def _prepare_worker(worker: int) -> None:
     """Names files that shrink, and ignores stop signals for GRACE_S: the trainer stops its workers
     after it has saved.
 
-    Whoever stops a job (a scheduler, a container, Ctrl-C) often tells all of its processes, and a
-    run that saves and goes on later needs its workers until it has saved.
+    A scheduler, a container or Ctrl-C often signals all processes of a job, and a run that saves
+    and continues later needs its workers until it has saved.
     """
-    name_shrunken_files()  # in place of torch's own handler, which names no file
+    name_shrunken_files()  # replaces torch's handler, which does not name the file
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: signal.alarm(GRACE_S))
 
 
 class _Plans(Dataset[list[HostBatch | InputError]]):
-    """The plans of some batches each, or what is wrong with the data: an error that is raised in a
-    worker comes with a traceback in its message.
+    """Plans batches in lists, or returns the InputError of invalid data: an error that is raised in
+    a worker would have a traceback in its message.
     """
 
     def __init__(self, batches: StageBatches) -> None:
@@ -103,10 +103,10 @@ def _sound(batch: HostBatch | InputError) -> HostBatch:
 def _ahead(
     batches: Iterator[HostBatch], gpu: int | None = None
 ) -> Generator[HostBatch, None, None]:
-    """Yields the same batches, which a thread reads a little ahead of who asks for them.
+    """Yields the same batches, read a little ahead by a thread.
 
-    A thread begins on the first GPU, whatever its process is on: without ``gpu`` it would pin
-    memory there, and hold some of that GPU's.
+    A new thread uses the first GPU, regardless of its process's GPU: without ``gpu`` it would pin
+    memory there, and occupy some of that GPU's memory.
     """
     waiting: queue.SimpleQueue[HostBatch | BaseException | None] = queue.SimpleQueue()
     slots, stopped = threading.Semaphore(AHEAD), threading.Event()
@@ -116,8 +116,8 @@ def _ahead(
             if gpu is not None:
                 torch.cuda.set_device(gpu)
             while slots.acquire() and not stopped.is_set():
-                waiting.put(next(batches, None))  # no name of ours keeps a batch's memory
-        except BaseException as error:  # of whatever kind: it is raised where batches are asked for
+                waiting.put(next(batches, None))  # no local name keeps a batch's memory
+        except BaseException as error:  # of any type: it is raised where batches are requested
             waiting.put(error)
 
     thread = threading.Thread(target=work, name="batches", daemon=True)

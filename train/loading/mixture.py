@@ -1,7 +1,7 @@
-"""How often an epoch visits each pair, where a stage mixes its sources.  N pairs of a source.
+"""Counts how often an epoch visits each pair, where a stage mixes its sources. N pairs of a source.
 
-What an epoch visits is a pure function of (seed, stage, epoch, pair), and every epoch visits as
-many pairs of each source as any other: so a step's number tells its epoch and its pairs.
+The visits of an epoch are a pure function of (seed, stage, epoch, pair). Every epoch visits the
+same number of pairs of each source, so a step's number determines its epoch and its pairs.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from vlmill.train.loading.random import ALL_BITS, FACTOR, KEYS_AT_ONCE, scramble
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.settings.parts import MixedSource
 
-MIXTURE_STAGE = 1 << 20  # apart from the stages whose pairs draw orders, masks and negatives
-ROUND_EPOCH = 1 << 32  # apart from the epochs of other rounds
+MIXTURE_STAGE = 1 << 20  # separate from the stages of pairs' orders, masks and negatives
+ROUND_EPOCH = 1 << 32  # separate from the epochs of other rounds
 
 Counts = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePairs:
-    """The pairs of a source that a stage mixes with others.
+    """Holds the pairs of a source that a stage mixes with others.
 
-    ``positions`` int64 [N] are theirs among the stage's rows, rising, ``keys`` [N] the hashes of
-    their ids. ``images`` int64 [N], those of an image side by side.
+    ``positions`` int64 [N] are the pairs' positions among the stage's rows, ascending, ``keys`` [N]
+    the hashes of their ids. ``images`` int64 [N] are grouped by image.
     """
 
     rule: MixedSource
@@ -38,7 +38,7 @@ class SourcePairs:
 
     @cached_property
     def round_visits(self) -> int:
-        """Visits of a round: each pair, or of each image so many as the rule allows."""
+        """Returns the visits of a round: each pair, or the rule's number of captions per image."""
         max_captions = self.rule.captions_per_picture
         if max_captions is None:
             return len(self.positions)
@@ -47,13 +47,13 @@ class SourcePairs:
 
     @cached_property
     def last_round_visits(self) -> int:
-        """Visits of the round that ``weight`` leaves unfinished; a source has one at least."""
+        """Returns the visits of ``weight``'s last, partial round; a source has at least one."""
         visits = round(self.rule.weight % 1 * self.round_visits)
         return max(visits, 1) if self.rule.weight < 1 else visits
 
     @property
     def epoch_visits(self) -> int:
-        """Visits of an epoch."""
+        """Returns the visits of an epoch."""
         return int(self.rule.weight) * self.round_visits + self.last_round_visits
 
     def visits(self, seed: int, stage: int, epoch: int) -> Counts:
@@ -73,7 +73,7 @@ class SourcePairs:
                     select_captions(self.images, drawn.numbers(0), max_captions)
                 )
             if number == num_full_rounds:
-                # By other numbers: the least of many captions is smaller than that of few.
+                # With other numbers: the minimum over many captions is smaller than over few.
                 draws = drawn.numbers(1)[positions]
                 positions = positions[
                     np.argpartition(draws, self.last_round_visits - 1)[: self.last_round_visits]
@@ -84,7 +84,7 @@ class SourcePairs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draws:
-    """The random numbers of pairs [N] in a round of an epoch."""
+    """Holds the random numbers of pairs [N] in a round of an epoch."""
 
     keys: Keys
     seed: int
@@ -92,7 +92,7 @@ class _Draws:
     epoch: int
 
     def numbers(self, which: int) -> Keys:
-        """Returns the pairs' numbers ``which``, counted from 0: uint64 [N]."""
+        """Returns the pairs' numbers at index ``which``, counted from 0: uint64 [N]."""
         drawn = np.empty(len(self.keys), dtype=np.uint64)
         step = np.uint64((which + 1) * FACTOR & ALL_BITS)
         for first in range(0, len(drawn), KEYS_AT_ONCE):
@@ -103,15 +103,16 @@ class _Draws:
 
 
 def first_of_each(images: Ids) -> Ids:
-    """The places at which each image of ``images`` [N], side by side, begins."""
+    """Returns the positions at which each image of ``images`` [N], grouped by image, begins."""
     return np.flatnonzero(np.diff(images, prepend=images[:1] - 1))
 
 
 def select_captions(images: Ids, draws: Keys, max_captions: int) -> Flags:
-    """Flags of the ``max_captions`` pairs with the smallest draws of each image: bool [N].
+    """Flags the ``max_captions`` pairs with the smallest random numbers of each image: bool [N].
 
-    The images are numbered, and number, draw and place within the image sorted as one value, of
-    which the draw keeps the bits that are left (34 for 10 million images of up to 64 captions).
+    The images are numbered. Image number, random number and position within the image are sorted as
+    one value; the random number keeps the remaining bits (34 for 10 million images of up to 64
+    captions).
     """
     first = first_of_each(images)
     counts = np.diff(first, append=len(images))
@@ -122,7 +123,7 @@ def select_captions(images: Ids, draws: Keys, max_captions: int) -> Flags:
     mask = np.uint64((1 << below) - 1)
     values = np.repeat(np.arange(len(first), dtype=np.uint64) << np.uint64(64 - above), counts)
     values |= draws >> np.uint64(above) & ~mask | within.astype(np.uint64)
-    values.sort()  # each image's stay among its own places
+    values.sort()  # each image's values stay within its positions
     chosen = within < max_captions
     flags = np.zeros(len(images), dtype=np.bool_)
     flags[begins[chosen] + (values[chosen] & mask).astype(np.int64)] = True
@@ -131,20 +132,20 @@ def select_captions(images: Ids, draws: Keys, max_captions: int) -> Flags:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """What the epochs of a stage visit of its ``rows``: each once, but for the ``sources``."""
+    """Holds the visits of a stage's epochs to ``rows``: one each, except for ``sources``."""
 
     rows: Ids
     sources: tuple[SourcePairs, ...]
 
     @cached_property
     def epoch_visits(self) -> int:
-        """Visits of an epoch."""
+        """Returns the visits of an epoch."""
         mixed = sum(source.epoch_visits for source in self.sources)
         return len(self.rows) - sum(len(source.positions) for source in self.sources) + mixed
 
     def epoch(self, seed: int, stage: int, number: int) -> tuple[Ids, Counts]:
-        """The rows that an epoch visits, int64, in the order of ``rows``, and which visit of its
-        pair in that epoch each is, counted from 0: uint16.
+        """Returns the rows that an epoch visits, int64, in the order of ``rows``, and the index of
+        each visit among the visits of its pair in that epoch, counted from 0: uint16.
         """
         counts = np.ones(len(self.rows), dtype=np.uint16)
         for source in self.sources:
@@ -158,7 +159,7 @@ class Mixture:
 
 
 def make_mixture(table: SampleTable, rows: Ids, rules: Sequence[MixedSource]) -> Mixture | None:
-    """The mixture of a stage's ``rows`` by these rules; None where none is of their sources."""
+    """Returns the mixture of a stage's ``rows`` by these rules; None without their sources."""
     sources = collect_source_pairs(table, rows, rules)
     return Mixture(rows=rows, sources=sources) if sources else None
 
@@ -166,7 +167,7 @@ def make_mixture(table: SampleTable, rows: Ids, rules: Sequence[MixedSource]) ->
 def collect_source_pairs(
     table: SampleTable, rows: Ids, rules: Sequence[MixedSource]
 ) -> tuple[SourcePairs, ...]:
-    """The pairs among ``rows`` that each rule is of; of a rule without any, nothing."""
+    """Returns the pairs among ``rows`` of each rule; rules without pairs are omitted."""
     sources = (_source_pairs(table, rows, rule) for rule in rules)
     return tuple(source for source in sources if len(source.positions))
 
@@ -174,7 +175,7 @@ def collect_source_pairs(
 def _source_pairs(table: SampleTable, rows: Ids, rule: MixedSource) -> SourcePairs:
     positions = np.flatnonzero(table.has_source(rule.source)[rows])
     images = table.image_rows[rows[positions]]
-    if (images == ABSENT).all():  # texts alone
+    if (images == ABSENT).all():  # texts without images
         rule = replace(rule, captions_per_picture=None)
     keys = table.pair_keys[rows[positions]]
     return SourcePairs(rule=rule, positions=positions, keys=keys, images=images)

@@ -1,7 +1,7 @@
-"""The order of a stage's pairs is a pure function of the seed, the epoch and the data.
+"""Orders the pairs of a stage by a pure function of the seed, the epoch and the data.
 
-The pairs of all epochs form one endless list of places. Nothing here depends on workers or on what
-was asked before, so that any batch can be made by itself.
+The pairs of all epochs form one endless list of positions. Nothing here depends on workers or on
+earlier requests, so that any batch can be made separately.
 """
 
 import itertools
@@ -16,32 +16,33 @@ from vlmill.train.loading.mixture import Counts, Mixture
 from vlmill.train.loading.random import permutation, stream_starts
 from vlmill.train.settings.parts import Loading
 
-ORDER_STAGE = 1 << 18  # apart from the stages whose pairs draw masks and negatives
-WINDOW_KEY = 1 << 32  # apart from the keys of an epoch's order
-TURN_STAGES = 1 << 12  # between the stages that lists in turns draw their orders as
+ORDER_STAGE = 1 << 18  # separate from the stages of pairs' masks and negatives
+WINDOW_KEY = 1 << 32  # separate from the keys of an epoch's order
+TURN_STAGES = 1 << 12  # offset between the stages of the orders of alternating lists
 
-Visited = tuple[Ids, Counts]  # rows, and which visit of its pair each is
+Visited = tuple[Ids, Counts]  # rows, and the index of each visit among its pair's visits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """A pair in an epoch, with the pairs near it that negatives are drawn from."""
+    """Holds a pair in an epoch, and the pairs near it, from which negatives are sampled."""
 
     epoch: int
     row: int
     near: Ids
-    repeat: int = 0  # which visit of the pair it is in its epoch, where sources are mixed
+    repeat: int = 0  # index among the pair's visits in its epoch, where sources are mixed
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairOrder:
-    """The endless list of a stage's pairs.
+    """Represents the endless list of a stage's pairs.
 
-    ``rows`` are their rows in the table, in the order in which their images lie; ``lengths``, by
-    which batches of like lengths are sorted, is of all rows of the table; ``size`` is of a batch,
-    of which ``parts`` make a step. A step has the same pairs in any number of parts.
-    An epoch of up to ``loading.window`` pairs is shuffled as a whole. A ``mixture`` of ``rows``
-    says which of them each epoch visits, and how often; else each once.
+    ``rows`` are the pairs' rows in the table, in the order in which their images are stored.
+    ``lengths`` covers all rows of the table; it sorts batches of similar lengths. ``size`` is the
+    size of a batch, and ``parts`` batches make a step. A step has the same pairs in any number of
+    parts. An epoch of up to ``loading.window`` pairs is shuffled as a whole. A ``mixture`` of
+    ``rows`` defines which of them each epoch visits, and how often; without one each is visited
+    once.
     """
 
     rows: Ids
@@ -67,24 +68,24 @@ class PairOrder:
         return [self.visit(position) for position in positions.tolist()]
 
     def visit(self, position: int) -> Visit:
-        """Returns the pair at a place of the endless list, buckets left aside."""
+        """Returns the pair at a position of the endless list, without buckets."""
         epoch, within = divmod(position, self.count)
         window, index = divmod(within, self._window)
         near, repeats = self._windows(epoch, window)
         return Visit(epoch=epoch, row=int(near[index]), near=near, repeat=int(repeats[index]))
 
     def spares(self, index: int, slot: int, parts: int) -> Iterator[Visit]:
-        """The pairs that may take the place of pair ``slot`` of batch ``index``, best first; the
-        batch is one of ``parts`` of a step.
+        """Yields the pairs that may replace pair ``slot`` of batch ``index``, best first. The batch
+        is one of ``parts`` of a step.
 
-        Pairs that come next in the list and are not in the step are dealt to all of its places, so
-        that no two take the same one, and none need know which others are vacant: the list decides,
-        whatever the number of parts. Where an epoch is shorter than two steps these may not go
-        round: then any of them, and last those of the step again.
+        Pairs that come next in the list and are not in the step are dealt to all slots, so that no
+        two slots take the same pair, and no slot depends on which others are vacant. The result
+        depends on the list only, not on the number of parts. An epoch shorter than two steps may
+        have too few such pairs: then any of them follow, and finally pairs of the step itself.
         """
         first = index - index % parts
         offset, step = (index - first) * self.size + slot, parts * self.size
-        # Within two epochs' lengths every pair comes, wherever they begin.
+        # Two epochs' lengths contain every pair, regardless of where they begin.
         later_batches = range(first + parts, first + parts - (-2 * self.count // self.size))
 
         def later_visits() -> Iterator[Visit]:
@@ -110,17 +111,17 @@ class PairOrder:
 
     @property
     def count(self) -> int:
-        """Visits of an epoch."""
+        """Returns the visits of an epoch."""
         return len(self.rows) if self.mixture is None else self.mixture.epoch_visits
 
     @property
     def _bucket(self) -> int:
-        """Pairs in a bucket: of whole steps."""
+        """Returns the number of pairs in a bucket, a multiple of the step."""
         return self.loading.bucket * self.parts * self.size
 
     @property
     def _window(self) -> int:
-        """Pairs in a window: whole blocks, or the epoch."""
+        """Returns the number of pairs in a window: whole blocks, or the epoch."""
         if self.count <= self.loading.window:
             return max(self.count, 1)
         return max(self.loading.window // self.loading.block, 1) * self.loading.block
@@ -146,19 +147,20 @@ class PairOrder:
         return permutation(start, count)
 
     def _make_blocks(self, epoch: int) -> Ids:
-        """The epoch's blocks in their order. The last one, if shorter, stays at the end: places
-        must be known without the order."""
+        """Returns the epoch's blocks in their order. A shorter last block stays at the end:
+        positions must be known without the order.
+        """
         num_full_blocks = self.count // self.loading.block
         return np.append(self._permutation(epoch, 0, num_full_blocks), num_full_blocks)
 
     def _make_visited(self, epoch: int) -> Visited:
-        """Lists what an epoch visits, in the order of ``rows``."""
+        """Returns the visits of an epoch, in the order of ``rows``."""
         if self.mixture is None:
             return self.rows, np.zeros(len(self.rows), dtype=np.uint16)
         return self.mixture.epoch(self.seed, self.stage, epoch)
 
     def _make_window(self, epoch: int, window: int) -> Visited:
-        """The visits of a window in their order: a pure function, small beside the epoch."""
+        """Returns the visits of a window in order: a pure function, much smaller than the epoch."""
         count, size, block = self.count, self._window, self.loading.block
         rows, repeats = self._visited(epoch)
         if size >= count:
@@ -172,9 +174,10 @@ class PairOrder:
         return rows[order], repeats[order]
 
     def _make_bucket(self, group: int) -> Ids:
-        """Places of a group of steps, step by step.
+        """Returns the positions of a group of steps, step by step.
 
-        Pairs stay in their group, and thus in their epoch but for the group that two epochs share.
+        Pairs stay in their group, and thus in their epoch, except in the group that two epochs
+        share.
         """
         assert self.lengths is not None
         positions = np.arange(group * self._bucket, (group + 1) * self._bucket)
@@ -185,9 +188,9 @@ class PairOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class AlternatingOrder:
-    """Several endless lists that take turns: the pairs of a step are all of one of them.
+    """Alternates between several endless lists: the pairs of a step are all from one list.
 
-    Every batch is one of ``parts`` of a step. A list that is shorter than another comes round more
+    Every batch is one of ``parts`` of a step. A list that is shorter than another repeats more
     often.
     """
 
@@ -210,7 +213,7 @@ class AlternatingOrder:
         return order.spares(order_index, slot, parts)
 
     def _find_order(self, index: int) -> tuple[PairOrder, int]:
-        """Returns whose turn a batch is, and its number in that list."""
+        """Returns the list that a batch belongs to, and the batch's number in that list."""
         step, part = divmod(index, self.parts)
         turn, which = divmod(step, len(self.orders))
         return self.orders[which], turn * self.parts + part

@@ -1,7 +1,7 @@
-"""A text is paired with its own image or another: pure functions of (seed, stage, epoch, pair).
+"""Pairs a text with its own image or another, by pure functions of (seed, stage, epoch, pair).
 
-Nothing here depends on workers, devices or what was drawn before, so any number of workers gives
-the same batches, and a resumed run needs no more than the number of its next step.
+Nothing here depends on workers, devices or earlier random numbers, so any number of workers gives
+the same batches, and a resumed run needs only the number of its next step.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ MAX_DRAWS = 64
 
 
 class PairsLike(Protocol):
-    """What choosing negatives needs to know of a table of pairs."""
+    """Lists the methods of a table of pairs that choosing negatives needs."""
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Whether the text of one row is a caption of the image of another."""
+        """Returns whether the text of one row is a caption of the image of another."""
 
     def hard_negatives(self, row: int) -> Ids:
-        """Rows of the pair's hard negatives, maybe none."""
+        """Returns the rows of the pair's hard negatives, possibly empty."""
 
 
 def choose_pairing(
@@ -33,13 +33,14 @@ def choose_pairing(
     hard_share: float,
     text_share: float = 0.5,
 ) -> tuple[int, int, bool]:
-    """Returns the rows that give the text and the image of a sample, and whether these match.
+    """Returns the rows of a sample's text and image, and whether these match.
 
     ImageBERT, sec. 3.3: with ``negative_share`` either the caption or the image (equal chance) is
-    that of another pair, which must not be a caption of this image. The caption with
-    ``text_share``: always in the code of ViLBERT, VL-BERT and InterBERT. ``hard_share`` of them
-    come from the pair's hard negatives, where it has any (0.2 in InterBERT's paper); the others
-    from ``rows``. Where none is found (all captions are of one image) the pair stays as it is.
+    from another pair; the caption must not be a caption of this image. It is the caption with
+    chance ``text_share``: always in the code of ViLBERT, VL-BERT and InterBERT. ``hard_share`` of
+    them come from the pair's hard negatives, if it has any (0.2 in InterBERT's paper); the others
+    from ``rows``. If there is no such pair (all captions are of one image) the pair stays
+    unchanged.
     """
     if draws.random() >= negative_share:
         return row, row, True
@@ -56,7 +57,7 @@ def choose_pairing(
 
 
 def draw_row(pool: Ids, draws: Draws, is_right: Callable[[int], bool]) -> int | None:
-    """A row of ``pool`` that ``is_right``, by chance; None where so many draws meet none."""
+    """Returns a random row of ``pool`` that ``is_right``; None after `MAX_DRAWS` attempts."""
     for _ in range(MAX_DRAWS if len(pool) else 0):
         row = int(pool[draws.integers(0, len(pool))])
         if is_right(row):

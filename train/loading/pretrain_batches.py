@@ -1,4 +1,4 @@
-"""Batches of pretraining: pairs that may not match, masked, and texts alone beside them."""
+"""Makes batches of pretraining: masked pairs that may not match, and texts without images."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.visited_pairs import text_rows
 from vlmill.train.settings.spec import Stage
 
-TEXT_STAGE = 1 << 16  # apart from the stages whose pairs are visited
-PAIRED = ("regions", "pixels", "picture-regions")  # kinds whose texts and images may not match
+TEXT_STAGE = 1 << 16  # separate from the stages whose pairs are visited
+PAIRED = ("regions", "pixels", "picture-regions")  # feedings whose texts and images may not match
 
 
 @dataclass(kw_only=True)
 class PretrainBatches(StageBatches):
-    """The batches of a stage of pretraining."""
+    """Makes the batches of a stage of pretraining."""
 
     stage: Stage
     lexicon: Lexicon
 
     @cached_property
     def texts(self) -> PairOrder:
-        """In which order it visits the texts that come along with its pairs."""
+        """Returns the order of the texts that are added to its pairs."""
         rows = text_rows(self.table, self.stage, self.splits)
         return PairOrder(
             rows=rows,
@@ -57,7 +57,7 @@ class PretrainBatches(StageBatches):
         return self.stage.feeding.text_rows // self.stage.accumulation // self.processes
 
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
-        """Batch ``index`` of these samples, and the texts alone that come with them."""
+        """Returns batch ``index`` of these samples, with the texts without images added."""
         masking = self.stage.masking
         if self._texts_of_a_batch and len(self.texts.rows):
             samples = samples + self._texts_alone(self.texts.batch(index))
@@ -72,7 +72,7 @@ class PretrainBatches(StageBatches):
         )
 
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """Returns the masked sample of each visit, or the image that it lacks."""
+        """Returns the masked sample of each visit, or its undecodable image."""
         visit_draws = self._draws(visits, self.stage_number)
         pairings = [self._pairing(v, draws) for v, draws in zip(visits, visit_draws, strict=True)]
         texts = [cut_tokens(self.table.tokens(row), self._longest) for row, _, _ in pairings]
@@ -101,7 +101,7 @@ class PretrainBatches(StageBatches):
     def _sample(
         self, visit: Visit, text: MaskedTokens, pairing: tuple[int, int, bool], draws: Uniforms
     ) -> Sample | Undecodable:
-        """A masked text with the image that it is paired with, if that can be decoded."""
+        """Returns a masked text with its paired image, or the undecodable image."""
         _, image_row, matching = pairing
         sample = Sample(
             pair_id=self.table.pair_id(visit.row),
@@ -136,7 +136,7 @@ class PretrainBatches(StageBatches):
         ]
 
     def _lengthened(self, row: int) -> Ids:
-        """Returns a row of text without [CLS] and [SEP], with the texts after it (VL-BERT)."""
+        """Returns a text row without [CLS] and [SEP], extended by the texts after it (VL-BERT)."""
         rows = self.texts.rows
         first = int(np.searchsorted(rows, row))
         following = (

@@ -1,6 +1,6 @@
-"""One pair of a stage, masked: pure functions of the tables' rows and a source of random numbers.
+"""Samples one masked pair of a stage: pure functions of the tables' rows and random numbers.
 
-T tokens, R regions of an image, the whole one not among them.
+T tokens, R regions of an image, excluding the full image.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ from vlmill.train.loading.masking.words import NO_TEXT, MaskedTokens
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.settings.parts import Feeding, Masking
 
-LONGEST = 64  # text and regions together
+LONGEST = 64  # maximum of text and regions together
 
 
 def cut_tokens(tokens: Ids, longest: int | None) -> Ids:
@@ -52,13 +52,13 @@ def mask_image(
 
 @dataclass(frozen=True, kw_only=True)
 class SampledRegions:
-    """The R regions that are read of an image, their features left in their file.
+    """Holds the R regions that are read of an image; their features stay in their file.
 
     The first ``num_shown`` are shown; VL-BERT's full image is the mean of all. ``boxes`` float32
-    [R, 4] are ``mirrored`` or not. ``masks`` [R]. ``row`` holds the whole row, as far as
-    :func:`list_columns` says, in the table's order. ``weights`` [R] are the regions' shares in the
-    full image's mean, where these differ. Of detected and annotated regions the latter begin at
-    ``first_annotated``.
+    [R, 4] are ``mirrored`` or not. ``masks`` [R]. ``row`` holds the whole row in the table's order,
+    with the columns from :func:`list_columns`. ``weights`` [R] are the regions' shares in the full
+    image's mean, where these differ. ``first_annotated`` is the index of the first annotated region
+    after the detected ones.
     """
 
     row: RegionRow
@@ -72,15 +72,14 @@ class SampledRegions:
 
     @property
     def stored_boxes(self) -> Array:
-        """The boxes [R, 4] as they are stored, in this order: neither mirrored nor clamped."""
-        # Regions of several parts have a row of their own, made in this order.
+        """Returns the boxes [R, 4] as stored, in this order: neither mirrored nor clamped."""
+        # Regions of several parts have their own row, made in this order.
         order = None if self.features.more else self.features.order
         return self.row.boxes[: len(self.boxes)] if order is None else self.row.boxes[order]
 
     def reorder(self, positions: Ids, num_shown: int) -> "SampledRegions":
-        """The same regions in the order ``positions`` [R], which stays within each part of their
-        features, the first ``num_shown`` shown. Those that are not count for the full image
-        still.
+        """Returns the regions in the order ``positions`` [R], which stays within each part of their
+        features. The first ``num_shown`` are shown; the others still count for the full image.
         """
         boxes = self.row.boxes
         row = replace(self.row, boxes=boxes[positions]) if self.features.more else self.row
@@ -99,9 +98,9 @@ class SampledRegions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A row of a batch: a text with an image, or either alone.
+    """Holds a row of a batch: a text with an image, or only one of them.
 
-    ``matching`` says whether they belong together. An image comes as regions, as the arrays of
+    ``matching`` is True for a matching pair. An image is given as regions, as the arrays of
     ``pixels`` by their names in the batch, or as both.
     """
 
@@ -111,8 +110,8 @@ class Sample:
     regions: SampledRegions | None = None
     pixels: Arrays = field(default_factory=dict)
     matching: bool = True
-    image_key: int | None = None  # 64 bits, the same for the pairs of an image; None: unknown
-    row: int = -1  # of the prepared samples, where a task's labels stand
+    image_key: int | None = None  # 64 bits, equal for the pairs of an image; None: unknown
+    row: int = -1  # of the prepared samples, which hold a task's labels
 
 
 IGNORED = -100
@@ -120,7 +119,7 @@ COLUMNS = {"class": ("class_ids",), "distribution": ("class_ids", "class_probs",
 
 
 def list_columns(feeding: Feeding, *, global_features: bool = False) -> tuple[str, ...]:
-    """What is read of a row beside its boxes and features."""
+    """Returns the columns that are read in addition to boxes and features."""
     columns = [*COLUMNS[feeding.region_targets], *["global_feature"] * global_features]
     if feeding.region_order == "confidence":
         columns += ["class_probs", "class_scores"]
@@ -128,15 +127,15 @@ def list_columns(feeding: Feeding, *, global_features: bool = False) -> tuple[st
 
 
 def surest_first(row: RegionRow) -> Ids | None:
-    """Returns an image's regions by falling confidence [R], equal ones in the row's order.
+    """Returns an image's regions by falling confidence [R]; ties stay in the row's order.
 
-    That is the highest probability of any class, background included (VL-BERT's code), or the
-    class's own score where no distribution is stored; None where that is not stored either.
+    Confidence is the highest probability of any class, background included (VL-BERT's code), or the
+    class's score where no distribution is stored; None where neither is stored.
     """
     confidence = row.class_scores
     if row.class_probs is not None:
-        # Bits of numbers from 0 up are in the numbers' order, and are compared a hundred times as
-        # fast as float16 is (100 regions of 1601 classes: 6 us, not 706).
+        # The bits of numbers from 0 up have the numbers' order, and comparing them is a hundred
+        # times as fast as comparing float16 (100 regions of 1601 classes: 6 us, not 706).
         halves = row.class_probs.dtype == np.float16
         probs = row.class_probs.view(np.int16) if halves else row.class_probs
         confidence = probs.max(axis=1, initial=0)
@@ -144,7 +143,7 @@ def surest_first(row: RegionRow) -> Ids | None:
 
 
 def chosen_regions(row: RegionRow, feeding: Feeding) -> tuple[int, Ids | None]:
-    """How many regions of a row are read, and at which places of it; None for the first ones."""
+    """Returns how many regions of a row are read, and their positions; None for the first ones."""
     count = min(len(row.boxes), feeding.max_regions)
     order = surest_first(row) if feeding.region_order == "confidence" else None
     return count, None if order is None else order[:count]
@@ -159,10 +158,10 @@ def take_regions(
     mask: Callable[[Array, RegionRow], MaskedRegions] | None = None,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Takes the regions that are read of row ``row_number`` of a group, all of them shown.
+    """Returns the regions that are read of row ``row_number`` of a group, all of them shown.
 
-    Training, evaluation and probes all get their regions here. ``columns`` is what
-    :func:`list_columns` says. ``mask`` is told the boxes and the row; without it none is masked.
+    Training, evaluation and probes all use this function. ``columns`` come from
+    :func:`list_columns`. ``mask`` gets the boxes and the row; without it no region is masked.
     Raises InputError for a row without features.
     """
     row = group.row(row_number, columns)
@@ -191,7 +190,7 @@ def sample_regions(
     masking: Masking,
     columns: Sequence[str],
 ) -> SampledRegions:
-    """Takes a row's regions as :func:`take_regions`, mirrored by chance, and masks them."""
+    """Returns a row's regions as :func:`take_regions` does, randomly mirrored, and masked."""
     mirrored = bool(feeding.flip) and draws.random() < feeding.flip
     return take_regions(
         group,
@@ -206,7 +205,7 @@ def sample_regions(
 def fit_together(
     text: MaskedTokens, regions: SampledRegions, feeding: Feeding
 ) -> tuple[MaskedTokens, SampledRegions]:
-    """Cuts a text and an image's regions to the elements that they share, if they share any."""
+    """Cuts a text and an image's regions to their common limit of elements, if there is one."""
     if feeding.max_elements is None:
         return text, regions
     has_whole_image = feeding.whole_image != "none"
@@ -217,7 +216,7 @@ def fit_together(
 
 
 def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
-    """Returns at most ``longest`` tokens of a masked text, its last one, the [SEP], kept."""
+    """Returns at most ``longest`` tokens of a masked text, including the last one, the [SEP]."""
     if len(text.tokens) <= longest:
         return text
     positions = select_tokens(len(text.tokens), longest)
@@ -229,7 +228,7 @@ def cut_text(text: MaskedTokens, longest: int) -> MaskedTokens:
 
 
 def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirrored: bool) -> Array:
-    """Boxes mirrored, and clamped to the last pixel where the model counts so."""
+    """Returns boxes, mirrored if requested; clamped to the last pixel if the model needs it."""
     if mirrored:
         last = size[0] - 1
         boxes = np.stack([last - boxes[:, 2], boxes[:, 1], last - boxes[:, 0], boxes[:, 3]], axis=1)
@@ -240,11 +239,11 @@ def placed_boxes(boxes: Array, size: tuple[int, int], feeding: Feeding, *, mirro
 
 
 def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
-    """Texts of [CLS] ... [SEP] one after the other without these, the first ``longest`` pieces.
+    """Joins texts of [CLS] ... [SEP] without these; returns the first ``longest`` tokens.
 
-    VL-BERT's code joins lines until they have as many words, and cuts that to as many pieces. A
-    word is a piece or more, so that these are the same ones, and no line is read for its words
-    that lie behind them. At most ``longest`` texts are read: all may be empty.
+    VL-BERT's code joins lines until they have ``longest`` words, and cuts the result to ``longest``
+    tokens. A word has one or more tokens, so the result is the same, and no line after these tokens
+    is read. At most ``longest`` texts are read: all may be empty.
     """
     pieces, count = list[Ids](), 0
     for text in islice(texts, longest):
@@ -256,7 +255,7 @@ def joined_texts(texts: Iterable[Ids], longest: int) -> Ids:
 
 
 def get_global_feature(row: RegionRow) -> npt.NDArray[Any]:
-    """The full image's feature [G]. Raises InputError if the row has none."""
+    """Returns the full image's feature [G]. Raises InputError if the row has none."""
     if row.global_feature is None:
         raise InputError(
             f"--regions: {row.image_id} has no global_feature, which model.global_widths asks for; "
@@ -266,10 +265,10 @@ def get_global_feature(row: RegionRow) -> npt.NDArray[Any]:
 
 
 def kept_lengths(tokens: int, regions: int, longest: int = LONGEST) -> tuple[int, int]:
-    """How many of the tokens ([CLS] and [SEP] among them) and regions are kept.
+    """Returns how many of the tokens (including [CLS] and [SEP]) and regions are kept.
 
-    One by one from what there is more of, from the text where they are equal; two tokens and one
-    region always stay.
+    Elements are removed one by one from the longer part, from the text if both are equal; at least
+    two tokens and one region stay.
     """
     while tokens + regions > longest and (tokens > 2 or regions > 1):
         if (regions > tokens and regions > 1) or tokens <= 2:
@@ -280,7 +279,7 @@ def kept_lengths(tokens: int, regions: int, longest: int = LONGEST) -> tuple[int
 
 
 def select_tokens(count: int, num_kept: int) -> Ids:
-    """The places of the ``num_kept`` of ``count`` tokens: the first ones, and the last, the
+    """Returns the positions of ``num_kept`` of ``count`` tokens: the first ones, and the last, the
     [SEP].
     """
     return np.append(np.arange(num_kept - 1), count - 1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Batches by number: batch ``i`` of a stage is a pure function of the tables and the seed."""
+"""Makes batches by number: batch ``i`` of a stage is a pure function of the tables and the seed."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -26,23 +26,23 @@ from vlmill.train.loading.stage_visits import StageVisits
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
 
 PATCH_SIZE = 16
-Rows = tuple[Sample, ...]  # of one visit, in a batch one after the other
+Rows = tuple[Sample, ...]  # of one visit, consecutive in a batch
 
 
 @dataclass(kw_only=True)
 class StageBatches(StageVisits, Dataset[HostBatch], ABC):
-    """The batches of a stage, counted from 0, each of ``batch_size / parts`` pairs.
+    """Makes the batches of a stage, counted from 0, each of ``batch_size / parts`` pairs.
 
     ``parts`` is the number of batches that one step is computed in. ``batches[i]`` plans a batch;
-    :meth:`assembled` reads its features too. Files are opened where a batch is first asked for, so
-    that the object can be sent to worker processes. What becomes of a visit is the subclass's:
+    :meth:`assembled` reads its features too. Files are opened when the first batch is requested, so
+    that the object can be sent to worker processes. The subclass turns a visit into samples:
     pretraining's masked pairs, or a task's examples.
     """
 
     regions: RegionReader | None = None
     images: ImageReader | None = None
-    longest: int = 512  # tokens that the model takes
-    global_features: bool = False  # whether it takes those of full images
+    longest: int = 512  # maximum number of the model's tokens
+    global_features: bool = False  # whether the model takes features of full images
     tolerance: Tolerance | None = None  # for undecodable images; None: any number
     asking: str = "--pairs"  # the option that names the table of the samples
 
@@ -63,7 +63,7 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         return min(self.stage.feeding.max_tokens or self.longest, self.longest)
 
     def __getitem__(self, index: int) -> HostBatch:
-        """Makes batch number ``index`` of the stage, its features left in their files."""
+        """Makes batch number ``index`` of the stage; its features stay in their files."""
         samples, undecodable = self._readable(index)
         batch = self.collated(index, samples)
         self._read_ahead(batch)
@@ -71,18 +71,18 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
 
     @abstractmethod
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """Samples each of the visits, or names the image that it lacks."""
+        """Samples each of the visits, or returns its undecodable image."""
 
     @abstractmethod
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
-        """Collates batch ``index`` of these samples, those of its visits."""
+        """Collates batch ``index`` of these samples, which its visits produced."""
 
     def _readable(self, index: int) -> tuple[list[Sample], tuple[Undecodable, ...]]:
-        """The samples of batch ``index``, others in the places of those that cannot be decoded.
+        """Returns the samples of batch ``index``; other samples replace undecodable ones.
 
-        Which ones follows from the order and the images alone, for any number of workers and in
-        a run that is resumed. Raises InputError for more than the ``tolerance``, and where no
-        image is left.
+        The replacements depend only on the order and the images, for any number of workers and in a
+        resumed run. Raises InputError if the ``tolerance`` is exceeded, and if no decodable image
+        remains.
         """
         samples, undecodable = list[Sample](), list[Undecodable]()
         for slot, rows in enumerate(self.sampled(self.order.batch(index))):
@@ -104,7 +104,8 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
     def assembled(self, index: int) -> HostBatch:
         """Makes batch number ``index`` with its features.
 
-        Raises InputError, naming the images, if those are not finite: nothing later would tell.
+        Raises InputError with the images' ids if the features are not finite: no later step checks
+        them.
         """
         return read_features(self[index], self.regions).require_finite()
 
@@ -113,9 +114,9 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         return about.get("of")
 
     def _read_ahead(self, batch: HostBatch) -> None:
-        """Have the system read the features while this and other batches are planned.
+        """Makes the system read the features ahead while this and other batches are planned.
 
-        Only in worker processes: elsewhere they are read at once.
+        Only in worker processes: elsewhere the features are read immediately.
         """
         if self.regions is not None and get_worker_info() is not None:
             for part in (part for stored in batch.stored for part in stored.parts):
@@ -125,8 +126,8 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
     def imaged(
         self, sample: Sample, row: int, draws: Uniforms, *, second: bool = False
     ) -> Sample | Undecodable:
-        """A text with the image of a row of the table, or the ``second`` one, if that can be
-        decoded.
+        """Returns a text with the image of a row of the table, or with the ``second`` one; an
+        `Undecodable` if it cannot be decoded.
         """
         row_number, image_id = self._find_image(row, second=second)
         kind = self.stage.feeding.kind
@@ -160,7 +161,7 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         )
 
     def _find_image(self, row: int, *, second: bool) -> tuple[int, str]:
-        """Where a row's image is, and its id."""
+        """Returns the row number of a row's image, and its id."""
         if second:
             get_value = self.table.value
             return get_value("second_row", row), get_value("second_image_id", row)
@@ -171,7 +172,7 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         """Reads the regions of a row of their table."""
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:
-        """The boxes of a row of the samples itself, whose image has that width and height."""
+        """Returns boxes stored in a row of the samples, with the image's width and height."""
         raise InputError(
             f"stages.{self.stage_number}.feeding.boxes=examples: {self.asking} has no boxes; set "
             "it to detected"
@@ -183,14 +184,14 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         return Join(self.images.index, asking=self.asking, holding="--images")
 
     def _image(self, row: int) -> Image.Image:
-        """The image of a row, RGB and upright. Raises UndecodableImage."""
+        """Returns the image of a row, RGB and upright. Raises UndecodableImage."""
         assert self.images is not None
         image_id = self.table.image_id(row)
         (row_number,) = self._join.find([image_id])
         return decode(self.images.read_bytes(int(row_number)), image_id)
 
     def _boxed(self, image: Image.Image, regions: SampledRegions) -> Arrays:
-        """The image with the boxes of its regions, as the model takes them."""
+        """Returns the image with the boxes of its regions, as the model takes them."""
         return boxed_image(image, regions, self.stage.feeding)
 
     def _pixels(self, row_number: int, image_id: str, draws: Uniforms) -> Arrays:

@@ -1,4 +1,4 @@
-"""The order in which a stage visits its pairs, and the random numbers of each visit."""
+"""Defines the order of a stage's visits to its pairs, and the random numbers of each visit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from vlmill.train.settings.spec import TrainingStage
 
 @dataclass(kw_only=True)
 class StageVisits:
-    """The visits of a stage to its pairs; a pure function of the tables and the seed.
+    """Orders a stage's visits to its pairs; a pure function of the tables and the seed.
 
     Steps are cut into ``accumulation`` times ``processes`` batches. The pairs of all epochs form
-    one endless list: an epoch's last batch is filled up from the next epoch.
+    one endless list: an epoch's last batch is completed with pairs of the next epoch.
     """
 
     samples: Path
     stage: TrainingStage
     stage_number: int
     seed: int
-    splits: Splits | None = None  # of the samples; all without
+    splits: Splits | None = None  # of the samples; None: rows of all splits
     processes: int = 1
 
     @cached_property
@@ -39,12 +39,12 @@ class StageVisits:
 
     @property
     def size(self) -> int:
-        """Pairs in a batch."""
+        """Returns the number of pairs in a batch."""
         return self.stage.batch_size // self._parts
 
     @property
     def _parts(self) -> int:
-        """Batches of a step."""
+        """Returns the number of batches in a step."""
         return self.stage.accumulation * self.processes
 
     @cached_property
@@ -61,8 +61,8 @@ class StageVisits:
         return AlternatingOrder(orders=tuple(orders), parts=self._parts)
 
     def in_turns(self, rows: Ids) -> Sequence[Ids]:
-        """Returns the stage's rows in the groups that steps take turns at; one, unless a subclass
-        has more.
+        """Returns the groups of rows that steps alternate between; one, unless a subclass has
+        more.
         """
         return (rows,)
 
@@ -84,13 +84,13 @@ class StageVisits:
 
     @cached_property
     def pairs(self) -> StagePairs:
-        """Returns the stage's pairs, to draw others from."""
+        """Returns the stage's pairs, from which negatives are sampled."""
         visited = np.zeros(len(self.table), dtype=np.bool_)
         visited[self.order.rows] = True
         return StagePairs(table=self.table, visited=visited)
 
     def _draws(self, visits: Sequence[Visit], stage: int) -> list[Uniforms]:
-        """Gives each visit its own random numbers."""
+        """Returns random numbers for each visit."""
         keys = self.table.pair_keys[[visit.row for visit in visits]]
         epochs = [visit.epoch + visit.repeat * ROUND_EPOCH for visit in visits]
         return streams(self.seed, stage, epochs, keys)

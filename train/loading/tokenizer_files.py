@@ -1,8 +1,8 @@
-"""Reads and writes Hugging Face's files beside a BERT ``vocab.txt``: how texts are prepared, and
-which tokens are added to the vocabulary.
+"""Reads and writes Hugging Face's files next to a BERT ``vocab.txt``: the preparation of texts, and
+the tokens that are added to the vocabulary.
 
-``tokenizer_config.json`` counts before ``tokenizer.json``, as in `transformers`. A setting that
-vlmill cannot follow is an error or a warning that names the file and the key.
+``tokenizer_config.json`` has priority over ``tokenizer.json``, as in `transformers`. A setting that
+vlmill cannot follow is an error or a warning with the file and the key.
 """
 
 import json
@@ -21,15 +21,15 @@ CONFIG, FULL, ADDED = "tokenizer_config.json", "tokenizer.json", "added_tokens.j
 TOKENIZER_FILES = (CONFIG, FULL, ADDED)
 MAX_BYTES = 64 << 20
 
-# Keys of tokenizer_config.json, those of tokenizer.json's normalizer, and the argument of
-# `tokenizers.normalizers.BertNormalizer`.
+# Keys of tokenizer_config.json, the matching keys of tokenizer.json's normalizer, and the argument
+# of `tokenizers.normalizers.BertNormalizer`.
 RULES = {
     "do_lower_case": ("lowercase", "lowercase"),
     "strip_accents": ("strip_accents", "strip_accents"),
     "tokenize_chinese_chars": ("handle_chinese_chars", "handle_chinese_chars"),
     "clean_text": ("clean_text", "clean_text"),
 }
-# The special tokens that models and masking know.
+# The special tokens that models and masking use.
 SPECIAL_NAMES = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -42,7 +42,7 @@ WORDPIECE = {
     "continuing_subword_prefix": "##",
     "max_input_chars_per_word": 100,
 }
-# Settings of tokenizer_config.json without effect here, and the values that ask for nothing.
+# Settings of tokenizer_config.json without effect here, and the values that request nothing.
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "do_basic_tokenize": (True,),
     "never_split": (None, []),
@@ -54,7 +54,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "add_prefix_space": (None, False),
     "split_special_tokens": (None, False),
 }
-# Classes of `transformers` that split texts as BERT's does.
+# Classes of `transformers` that split texts as BERT's tokenizer does.
 LIKE_BERT = frozenset(
     f"{name}Tokenizer"
     for name in (
@@ -67,11 +67,11 @@ LIKE_BERT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """Holds what the files beside a vocabulary say.
+    """Holds the contents of the files next to a vocabulary.
 
-    rules: arguments of `BertNormalizer`, as far as a file gives them. added: further tokens by
-    their ids, matched in texts before these are split. vocabulary: tokenizer.json's own tokens
-    with their ids, None without that file.
+    rules: arguments of `BertNormalizer` that a file gives. added: further tokens by their ids,
+    matched in texts before these are split. vocabulary: tokenizer.json's tokens with their ids,
+    None without that file.
     """
 
     rules: Mapping[str, bool | None] = field(default_factory=dict)
@@ -80,15 +80,15 @@ class TokenizerFiles:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Returns those of Hugging Face's tokenizer files that ``folder`` has."""
+    """Returns Hugging Face's tokenizer files that exist in ``folder``."""
     return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
 
 
 def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
     """Reads the tokenizer files of ``folder``; all of them may be missing.
 
-    Raises InputError for a file that is no JSON object, for a value of another type, for another
-    kind of tokenizer, and for two tokens with one id.
+    Raises InputError for a file that is not a JSON object, for a value of another type, for another
+    type of tokenizer, and for two tokens with one id.
     """
     files = {path.name: _json_object(path, flag) for path in tokenizer_files(folder)}
     rules: dict[str, bool | None] = {}
@@ -106,7 +106,7 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
         tokens = {_token_id(number, where): name for name, number in files[ADDED].items()}
         if len(tokens) < len(files[ADDED]):
             raise InputError(f"{where}: two tokens have one id; give each its own")
-        # tokenizer.json gives more settings of a token.
+        # tokenizer.json has more settings of a token.
         _add(added, {n: AddedToken(t) for n, t in tokens.items() if n not in added}, where)
     if CONFIG in files:
         where = f"{flag} {folder / CONFIG}"
@@ -119,7 +119,7 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
             {"id": number} | _object(entry, where) for number, entry in entries_by_id.items()
         ]
         _add(added, _parse_tokens(entries, where), where)
-    special = set(SPECIAL_NAMES.values())  # never matched in texts, which anybody may have written
+    special = set(SPECIAL_NAMES.values())  # never matched in texts, which are untrusted
     plain_tokens = {
         number: token for number, token in added.items() if token.content not in special
     }
@@ -129,8 +129,8 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
 def config_text(tokenizer: Tokenizer, usual: Mapping[str, bool | None]) -> str | None:
     """Returns a tokenizer_config.json for ``tokenizer``, which `transformers` reads, too.
 
-    None where ``usual``, the rules that follow from its vocabulary, are its own and no token is
-    added: then ``vocab.txt`` holds everything.
+    None if the tokenizer has the ``usual`` rules, which follow from its vocabulary, and no added
+    token: then ``vocab.txt`` holds everything.
     """
     rules = {key: getattr(tokenizer.normalizer, name) for key, (_, name) in RULES.items()}
     added = tokenizer.get_added_tokens_decoder()
@@ -138,7 +138,7 @@ def config_text(tokenizer: Tokenizer, usual: Mapping[str, bool | None]) -> str |
     if normalizer_rules == usual and not added:
         return None
     if rules["clean_text"]:
-        del rules["clean_text"]  # no setting of BertTokenizer's
+        del rules["clean_text"]  # not a setting of BertTokenizer
     token_entries = {str(number): _describe_token(token) for number, token in sorted(added.items())}
     settings = (
         {"tokenizer_class": "BertTokenizer"} | rules | {"added_tokens_decoder": token_entries}
@@ -174,7 +174,8 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 def _rules(settings: Mapping[str, Any], where: str) -> dict[str, bool | None]:
     """Returns the arguments of the normalizer by the keys of tokenizer_config.json.
 
-    null is "not given", but for ``strip_accents``: there it is "where texts are lower-cased".
+    null means "not given", except for ``strip_accents``: there it means "where texts are
+    lower-cased".
     """
     for key, value in settings.items():
         if value is not None and not isinstance(value, bool):
@@ -207,7 +208,7 @@ def _parse_tokens(entries: Iterable[Any], where: str) -> dict[int, AddedToken]:
 
 
 def _add(added: dict[int, AddedToken], more: Mapping[int, AddedToken], where: str) -> None:
-    """Adds ``more``. Raises InputError where another file has another token or id."""
+    """Adds ``more``. Raises InputError if another file has a different token or id."""
     numbers = {token.content: number for number, token in added.items()}
     for number, token in more.items():
         if number in added and added[number].content != token.content:
@@ -224,7 +225,7 @@ def _add(added: dict[int, AddedToken], more: Mapping[int, AddedToken], where: st
 
 
 def _check_config(config: Mapping[str, Any], where: str) -> None:
-    """Warns of settings without effect. Raises InputError for special tokens of other names."""
+    """Warns about settings without effect. Raises InputError for special tokens of other names."""
     for key, name in SPECIAL_NAMES.items():
         value = config.get(key)
         text = value.get("content") if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Images that turn out to be undecodable where training reads them, and how many may be."""
+"""Records images that turn out to be undecodable during training, and limits their number."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NAMED = 8  # images that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class Undecodable:
-    """An image that could not be decoded, of the pair whose place another one took."""
+    """Records an undecodable image and the pair that was replaced because of it."""
 
     pair_id: str
     image_id: str
@@ -22,13 +22,13 @@ class Undecodable:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The most images of a run that may be undecodable: a ``share`` of its ``images``."""
+    """Limits the undecodable images of a run: a ``share`` of its ``images``."""
 
     images: int
     share: float
 
     def check(self, image_ids: Collection[str]) -> None:
-        """Raises InputError where these different images are more than may be."""
+        """Raises InputError if there are more different images than the limit."""
         if len(image_ids) <= self.share * self.images:
             return
         more = len(image_ids) - NAMED

@@ -1,4 +1,4 @@
-"""Which pairs a stage visits: those of its sources and splits, or a share of them by a hash."""
+"""Selects the pairs that a stage visits: by source and split, or a share of them by a hash."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ from vlmill.train.loading.random import Draws, scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.settings.spec import TrainingStage
 
-SHARE_STAGE = 1 << 19  # apart from the stages whose pairs draw orders, masks and negatives
-ALL = 1 << 64  # hashes that there are
+SHARE_STAGE = 1 << 19  # separate from the stages of pairs' orders, masks and negatives
+ALL = 1 << 64  # the number of hashes
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePairs:
-    """The pairs that a stage chooses negatives from: ``visited`` says of every row of the table
-    whether the stage visits it, and hard negatives are among those alone.
+    """Restricts the choice of negatives to the pairs of a stage: ``visited`` marks the rows of the
+    table that the stage visits, and hard negatives are chosen among these only.
     """
 
     table: SampleTable
     visited: Flags
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Says whether the text of one row is a caption of the image of another."""
+        """Returns whether the text of one row is a caption of the image of another."""
         return self.table.matches(text_row, image_row)
 
     def hard_negatives(self, row: int) -> Ids:
-        """Returns the rows of the pair's hard negatives that the stage visits, maybe none."""
+        """Returns the rows of the pair's hard negatives that the stage visits, possibly empty."""
         rows = self.table.hard_negatives(row)
         return rows[self.visited[rows]]
 
     def near_caption(self, row: int, draws: Draws) -> int | None:
-        """Draws one of the images near the row's own, and one of its captions that the stage
-        visits and that is no caption of the row's; None where that image has none.
+        """Samples one of the row's nearest images, and one of its captions that the stage visits
+        and that is not a caption of the row's image; None if the sampled image has none.
         """
         near = self.table.near
         images = near.find_neighbours(int(self.table.image_rows[row])) if near is not None else ()
@@ -51,9 +51,9 @@ def stage_rows(
 ) -> Ids:
     """Returns the rows of ``table`` that a stage visits, in the order of their images, int64 [N].
 
-    Whether a pair belongs to a stage's share depends on its id alone (of images alone: on the
-    image's), not on the seed, the stage or what else the table holds, and a smaller share is a
-    part of every larger one.
+    Whether a pair belongs to a stage's share depends on its id only (without texts: on the image's
+    id), not on the seed, the stage or the other rows of the table, and a smaller share is a part of
+    every larger one.
     """
     rows = table.select_rows(stage.sources, stage.feeding.kind, splits)
     keys = table.image_keys if stage.feeding.kind == "pictures" else table.pair_keys
@@ -63,13 +63,13 @@ def stage_rows(
 def text_rows(
     table: SampleTable, stage: TrainingStage, splits: Collection[str | None] | None
 ) -> Ids:
-    """Returns the rows of the texts that come beside the pairs of a stage: int64 [N], rising."""
+    """Returns the rows of the texts that accompany the pairs of a stage: int64 [N], ascending."""
     return table.select_rows(stage.sources, "text", splits)
 
 
 def select_share(keys: Keys, rows: Ids, share: float, max_count: int | None) -> Ids:
-    """Returns the places in ``rows`` whose hashes of ``keys`` are below ``share`` of all hashes,
-    of these the ``max_count`` smallest: int64 [N], rising.
+    """Returns the positions in ``rows`` whose hashes of ``keys`` are below ``share`` of all hashes,
+    limited to the ``max_count`` smallest hashes: int64 [N], ascending.
     """
     positions = np.arange(len(rows))
     if share == 1 and (max_count is None or max_count >= len(rows)):

@@ -1,6 +1,4 @@
-"""Makes WordPiece vocabularies: from BERT's ``vocab.txt``, or one trained on the captions at
-hand.
-"""
+"""Makes WordPiece vocabularies: from BERT's ``vocab.txt``, or trained on the given captions."""
 
 import itertools
 import re
@@ -41,10 +39,10 @@ _CAPITAL = re.compile("[A-Z]")
 
 
 def is_cased(vocabulary: Iterable[str]) -> bool:
-    """Says whether a vocabulary tells capitals apart: a token other than ``[NAME]`` has one.
+    """Returns whether a vocabulary is cased: a token other than ``[NAME]`` has a capital letter.
 
-    BERT's files do not say which they are. The Chinese one has no capitals, and splits every
-    Chinese character from its neighbours, as all of BERT's tokenizers do.
+    BERT's files do not record it. The Chinese one has no capitals, and splits every Chinese
+    character from its neighbours, as all of BERT's tokenizers do.
     """
     return any(
         _CAPITAL.search(token) and not (token.startswith("[") and token.endswith("]"))
@@ -53,8 +51,8 @@ def is_cased(vocabulary: Iterable[str]) -> bool:
 
 
 def usual_rules(vocabulary: Iterable[str]) -> dict[str, Any]:
-    """Returns BERT's preparation of texts, as far as the vocabulary tells it: arguments of
-    `BertNormalizer`. ``strip_accents=None`` takes accents away where texts are lower-cased.
+    """Returns BERT's preparation of texts, inferred from the vocabulary: arguments of
+    `BertNormalizer`. ``strip_accents=None`` removes accents where texts are lower-cased.
     """
     return {
         "clean_text": True,
@@ -71,8 +69,8 @@ def bert_tokenizer(
 ) -> Tokenizer:
     """Makes BERT's tokenizer over a vocabulary of token to id; encodes ``[CLS] text [SEP]``.
 
-    Texts are lower-cased and lose their accents unless the vocabulary :func:`is_cased` or
-    ``rules`` (arguments of `BertNormalizer`) say otherwise. The ``added`` tokens, which are in the
+    Texts are lower-cased and lose their accents unless the vocabulary :func:`is_cased` or ``rules``
+    (arguments of `BertNormalizer`) specify otherwise. The ``added`` tokens, which are in the
     vocabulary, are matched before a text is split.
     """
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=100))
@@ -88,7 +86,7 @@ def bert_tokenizer(
 
 
 def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000) -> Tokenizer:
-    """Trains a tokenizer with at most ``size`` tokens on ``texts``; the same texts give the same.
+    """Trains a tokenizer with at most ``size`` tokens on ``texts``; the result is deterministic.
 
     Characters beyond the ``max_characters`` most frequent become [UNK]. Reads ``texts`` once and
     keeps its distinct words and their counts.
@@ -103,8 +101,9 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
     frequent = sorted(counts, key=lambda c: (-counts[c], c))[:max_characters]
     alphabet = sorted(frequent)
     spellable = sorted(w for w in words if set(w) <= set(frequent))
-    # The trainer numbers unseen characters in the order of a randomised hash table, and merges are
-    # chosen by number when counts tie. Given as special tokens, all characters have their number.
+    # The trainer numbers unseen characters in the order of a randomised hash table, and uses the
+    # numbers to choose merges with equal counts. As special tokens, all characters have fixed
+    # numbers.
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -118,7 +117,7 @@ def train_vocabulary(texts: Iterable[str], size: int, max_characters: int = 1000
 
 
 def _repeat_words(words: list[str], counts: Counter[str]) -> Iterable[str]:
-    """Returns each word as often as it was seen, in lines short enough to stream."""
+    """Yields each word as often as it was seen, in lines short enough to stream."""
     for word in words:
         full, remainder = divmod(counts[word], 1000)
         for _ in range(full):
@@ -129,16 +128,16 @@ def _repeat_words(words: list[str], counts: Counter[str]) -> Iterable[str]:
 def read_vocabulary(
     path: str | Path, flag: str = "--vocab", settings_in: Path | None = None
 ) -> Tokenizer:
-    """Reads the tokenizer of a BERT ``vocab.txt``: a token a line, numbered from 0; or of a
+    """Reads the tokenizer of a BERT ``vocab.txt`` (a token per line, numbered from 0) or of a
     ``tokenizer.json``.
 
-    Hugging Face's files beside it count (``tokenizer_config.json``, ``tokenizer.json``,
-    ``added_tokens.json``), or those of ``settings_in`` where it has none. Of a token on two lines
-    the later one counts, with a warning, as in `transformers`; a number without a token gets the
-    name ``[unusedN]``.
+    Hugging Face's files next to it are applied (``tokenizer_config.json``, ``tokenizer.json``,
+    ``added_tokens.json``), or the files in ``settings_in`` where it has none. If a token is on two
+    lines the later one counts, with a warning, as in `transformers`; a number without a token gets
+    the name ``[unusedN]``.
 
     Raises InputError for a file that is missing, too large, not UTF-8 or lacks a special token, and
-    for settings beside it that cannot be followed.
+    for settings next to it that cannot be followed.
     """
     path = to_path(path)
     folders = [folder for folder in (path.parent, settings_in) if folder is not None]
@@ -168,7 +167,7 @@ def read_vocabulary(
 
 
 def vocabulary_files(path: str | Path) -> list[Path]:
-    """Returns the files that :func:`read_vocabulary` reads: the vocabulary, and those beside it."""
+    """Returns the files that :func:`read_vocabulary` reads: the vocabulary and its neighbours."""
     path = to_path(path)
     return [path, *(file for file in tokenizer_files(path.parent) if file != path)]
 
@@ -180,7 +179,7 @@ def _read_lines(path: Path, flag: str) -> dict[str, int]:
             raise InputError(
                 f"{flag} {path} is over {MAX_VOCABULARY_BYTES >> 20} MiB; give a vocab.txt"
             )
-        # Only line feeds end a line: vocabularies hold other separators of Unicode as tokens.
+        # Only line feeds end a line: vocabularies contain other Unicode separators as tokens.
         lines = path.read_bytes().decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{flag} {path} cannot be read: {error}; give a BERT vocab.txt") from None
@@ -201,7 +200,7 @@ def _read_lines(path: Path, flag: str) -> dict[str, int]:
 
 
 def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> None:
-    """Gives the added tokens their numbers. Raises InputError where one is another token's."""
+    """Gives the added tokens their numbers. Raises InputError if a number is in use."""
     names = {number: token for token, number in tokens.items()}
     for number, token in sorted(files.added.items()):
         existing_token, existing_number = names.get(number), tokens.get(token.content, number)
@@ -224,9 +223,9 @@ def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> N
 
 
 def _fill_unused(tokens: Mapping[str, int], size: int) -> dict[str, int]:
-    """Names each number below ``size`` that has no token ``[unusedN]``, with the first free N.
+    """Fills each number below ``size`` that has no token with ``[unusedN]``, with the first free N.
 
-    BERT's own unused tokens have such names, which no text is split into.
+    BERT's unused tokens have such names, and no text contains them.
     """
     free = (name for n in itertools.count() if (name := f"[unused{n}]") not in tokens)
     missing = sorted(set(range(size)) - set(tokens.values()))
@@ -234,14 +233,14 @@ def _fill_unused(tokens: Mapping[str, int], size: int) -> dict[str, int]:
 
 
 def padded_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """Returns the tokenizer with ``size`` tokens, of which the further ones no text has."""
+    """Returns the tokenizer with ``size`` tokens; no text contains the additional ones."""
     vocabulary = _fill_unused(tokenizer.get_vocab(), size)
     rules = {name: getattr(tokenizer.normalizer, name) for name in usual_rules(())}
     return bert_tokenizer(vocabulary, rules, tokenizer.get_added_tokens_decoder().values())
 
 
 def vocabulary_text(tokenizer: Tokenizer) -> str:
-    """Returns the content of ``vocab.txt``: what :func:`read_vocabulary` reads back."""
+    """Returns the content of ``vocab.txt``, which :func:`read_vocabulary` reads back."""
     numbered = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     return "".join(f"{token}\n" for token, _ in numbered)
 
@@ -249,8 +248,8 @@ def vocabulary_text(tokenizer: Tokenizer) -> str:
 def vocabulary_contents(tokenizer: Tokenizer) -> dict[str, str]:
     """Returns the files that :func:`read_vocabulary` reads back, by name.
 
-    ``tokenizer_config.json`` is among them where texts are prepared in another way than the
-    vocabulary alone tells, or where tokens are added.
+    ``tokenizer_config.json`` is included if texts are prepared differently than the vocabulary
+    implies, or if tokens are added.
     """
     files = {"vocab.txt": vocabulary_text(tokenizer)}
     config = config_text(tokenizer, usual_rules(tokenizer.get_vocab()))

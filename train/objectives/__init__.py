@@ -1,5 +1,5 @@
-"""Objectives say what a model is trained for.
+"""Defines the objectives that models are trained for.
 
-Reading order: ``losses``, ``negatives`` (drawn from all processes' pairs), ``cached_contrast`` (of
-a step in parts), ``contrast`` and ``pretraining``, which adds them up.
+Reading order: ``losses``, ``negatives`` (sampled from all processes' pairs), ``cached_contrast``
+(for a step in parts), ``contrast`` and ``pretraining``, which combines them.
 """

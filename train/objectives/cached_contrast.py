@@ -1,13 +1,13 @@
 """Contrasts all pairs of a step that is computed in parts (GradCache, arXiv:2101.06983).
 
-A first pass computes the vectors of every part without a graph. The contrast of all vectors gives
-a gradient for each of them. The second pass is the step's own: it computes a part again, with the
-same dropout, and continues the gradient from the part's vectors. So losses and gradients are those
-of one part, and activations are kept for one part at a time.
+A first pass computes the vectors of every part without a graph. The contrast of all vectors gives a
+gradient for each of them. The second pass is the step's own: it computes a part again, with the
+same dropout, and continues the gradient from the part's vectors. The losses and gradients therefore
+equal those from one part, and activations are kept for one part at a time.
 
 A parts of W processes with B pairs each: C = A W B pairs, ordered by part, process and row, which
 is their order in one part of one process. P contrastive pairs of vectors, H width, T tokens, S
-pixels a side.
+pixels per side.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ class StepContrast:
     """Describes the contrast of a training step.
 
     ``same_picture_negatives``: other captions of a pair's image are its negatives. ``match``: a
-    matching objective draws hard negatives by the contrast.
+    matching objective samples hard negatives by the contrast.
     """
 
     same_picture_negatives: bool
@@ -58,10 +58,11 @@ class StepNegatives:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedContrast:
-    """Holds what the second pass of a part needs from the first pass of all parts.
+    """Holds the results of the first pass of all parts that the second pass of a part needs.
 
     ``loss``: the contrast of the whole step. ``gradients``: of ``loss`` with respect to the part's
-    vectors, times A W, as shares of labels divide it again. ``seed``: of the part's dropout.
+    vectors, multiplied by A W, because label shares divide it again. ``seed``: of the part's
+    dropout.
     """
 
     loss: Float[Tensor, ""]
@@ -80,7 +81,7 @@ def vectors_contrast(
 ) -> Float[Tensor, ""]:
     """Returns the mean contrast of pairs of text and image vectors.
 
-    The texts are multiplied with the temperature. ``excluded`` as in `losses.contrast`.
+    The texts are multiplied by the temperature. ``excluded`` as in `losses.contrast`.
     """
     texts, images = vectors.reshape(len(vectors), -1, 2, vectors.shape[-1]).unbind(2)
     one = vectors.new_ones(())
@@ -95,10 +96,10 @@ def cache_contrast(
     numbers: Sequence[Float[Tensor, "2 B"]],
     accelerator: Accelerator,
 ) -> list[CachedContrast | None]:
-    """Runs the first pass over this process's parts; returns what each part's second pass needs.
+    """Runs the first pass over this process's parts; returns the input of each part's second pass.
 
     ``module`` is the wrapped step. ``numbers`` choose the negatives (`negative_numbers`). A step in
-    one part, of texts alone or without a contrast needs no first pass: its parts get None.
+    one part, with texts only or without a contrast needs no first pass: its parts get None.
     """
     if step is None or len(parts) == 1 or "pixels" not in parts[0].tensors:
         return [None] * len(parts)
@@ -129,7 +130,7 @@ def first_pass(
     module: nn.Module, part: HostBatch, seed: int, accelerator: Accelerator
 ) -> Float[Tensor, "B *P 2 H"]:
     """Returns a part's vectors, in float32."""
-    # Its own autocast: the second pass would find weights cast here, without their gradients.
+    # A separate autocast: the second pass would find weights cast here, without their gradients.
     with accelerator.autocast(), seeded(seed, accelerator.device):
         vectors, _ = module(part.to(accelerator.device))
     result: Tensor = vectors.float()
@@ -138,7 +139,7 @@ def first_pass(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draws dropout's random numbers from ``seed``; afterwards the generators are as before."""
+    """Seeds dropout's random numbers with ``seed``; afterwards the generators are restored."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -157,7 +158,7 @@ def second_pass(cached: CachedContrast | None, device: torch.device) -> Iterator
 def _excluded(
     parts: Sequence[HostBatch], step: StepContrast, device: torch.device
 ) -> Bool[Tensor, "C C"] | None:
-    """Marks texts and images of different pairs that belong together, where these are excluded."""
+    """Marks texts and images of different pairs that match, where these are excluded."""
     if step.same_picture_negatives or "image_keys" not in parts[0].tensors:
         return None
     return same_images(gather_parts(_stacked(parts, "image_keys", device)))
@@ -170,7 +171,7 @@ def _negatives(
     numbers: Sequence[Float[Tensor, "2 B"]],
     device: torch.device,
 ) -> list[StepNegatives]:
-    """Draws each part's hard negatives from all pairs, by the first pair of vectors."""
+    """Samples each part's hard negatives from all pairs, by the first pair of vectors."""
     scores = contrast_logits(vectors[:, 0, 1], vectors[:, 0, 0], vectors.new_ones(()))
     rows = own_parts(torch.arange(len(vectors), device=device), len(parts))
     tokens = gather_parts(_stacked(parts, "original_tokens", device))

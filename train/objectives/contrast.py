@@ -1,7 +1,7 @@
-"""VLMo's pretraining step over all processes' pairs (arXiv:2111.02358, sec. 3.3; its code).
+"""Computes VLMo's pretraining step over all pairs (arXiv:2111.02358, sec. 3.3; its code).
 
-W processes with B pairs each, one's own before the others'; C = W B candidates; T tokens, M image
-positions, H width.
+W processes with B pairs each, this process's pairs before the others'; C = W B candidates; T
+tokens, M image positions, H width.
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ from vlmill.train.objectives.negatives import (
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalContrast:
-    """This is the contrast of one's own pairs with all.
+    """Holds the contrast of this process's pairs with all pairs.
 
     scores: the logits of every image with every text by the first pair of vectors; no rows in a
-    part of a step, whose negatives are chosen before. loss: of the one or two pairs of vectors,
-    their mean. excluded: which images and texts of different pairs are no negatives; symmetric.
+    part of a step, whose negatives are chosen earlier. loss: the mean over the one or two pairs of
+    vectors. excluded: images and texts of different pairs that are not negatives; symmetric.
     """
 
     scores: Float[Tensor, "C C"]
@@ -43,7 +43,7 @@ class GlobalContrast:
     excluded: Bool[Tensor, "C C"] | None = None
 
     def weights(self, pairs: int) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
-        """How likely each image is drawn for one's own texts, and each text for one's images."""
+        """Returns the sampling weights of images, and of texts, for this process's pairs."""
         excluded = None if self.excluded is None else self.excluded[:pairs]
         image_weights = negative_weights(self.scores.T[:pairs], excluded)
         return image_weights, negative_weights(self.scores[:pairs], excluded)
@@ -57,10 +57,10 @@ def global_contrast(
     *,
     exact: bool = True,
 ) -> GlobalContrast:
-    """Contrast of one's own vectors [B, H] with all; ``exact`` as in `gather.gather_first`.
+    """Contrasts this process's vectors [B, H] with all; ``exact`` as in `gather.gather_first`.
 
-    Pairs of one of the ``image_keys`` are no negatives of each other; without keys every pair has
-    an image of its own.
+    Pairs with the same one of the ``image_keys`` are not negatives of each other; without keys
+    every pair counts as a different image.
     """
     texts, images = (gather_first(vectors.unimodal, exact=exact) for vectors in (text, image))
     excluded = None if image_keys is None else same_images(gather_first(image_keys))
@@ -77,13 +77,14 @@ def global_contrast(
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastAndMatching:
-    """The three pretraining objectives need this (sec. 3.3).
+    """Holds the outputs that the three pretraining objectives need (sec. 3.3).
 
-    text, image: one's own unit vectors. contrast: theirs with all processes'. masked_text: last
-    hidden states of the masked texts with their own images. match_logits: of the true pairs, of
-    texts with drawn images, and of drawn texts with images, in this order. match_classes: theirs; 1
-    is a match, which what is drawn is where a pair has no negative and is taken once more. The last
-    three have no rows where they were not asked for.
+    text, image: unit vectors of this process's pairs. contrast: their contrast with all processes'
+    pairs. masked_text: last hidden states of the masked texts with their own images. match_logits:
+    of the true pairs, of texts with sampled images, and of sampled texts with images, in this
+    order. match_classes: the classes of these; 1 is a match. A sampled partner is a match if a pair
+    has no negative and its own partner is used again. The last three have no rows if they were not
+    requested.
     """
 
     text: Contrast
@@ -95,9 +96,9 @@ class ContrastAndMatching:
 
 
 class DualEncoding(NamedTuple):
-    """The dual encoder's part of a step, and what the fusion encoder takes from it.
+    """Holds the dual encoder's outputs of a step, which the fusion encoder uses.
 
-    texts: embedded; the masked ones, if asked for, after the original ones. image: embedded. bias:
+    texts: embedded; the masked ones, if requested, after the original ones. image: embedded. bias:
     of ``longest`` tokens with an image.
     """
 
@@ -116,9 +117,9 @@ def _encode_apart(
     *,
     pack: bool,
 ) -> DualEncoding:
-    """Embeds texts and images once and encodes each alone.
+    """Embeds texts and images once and encodes each separately.
 
-    A step in parts calls this in both passes, so that dropout draws the same numbers in each.
+    A step in parts calls this in both passes, so that dropout uses the same random numbers in each.
     """
     inputs.check(vocab_size=model.config.vocab_size)
     _check_masked(inputs.tokens, masked_tokens)
@@ -146,7 +147,7 @@ def contrast_vectors(
     *,
     pack: bool = True,
 ) -> Float[Tensor, "B P 2 H"]:
-    """Returns the vectors of texts, times the temperature, and images: a step's first pass.
+    """Returns the vectors of texts, multiplied by the temperature, and images: a step's first pass.
 
     ``masked_tokens`` as in the second pass, `contrast_and_matching`.
     """
@@ -177,15 +178,15 @@ def contrast_and_matching(
 ) -> ContrastAndMatching:
     """Returns a pretraining step's outputs, with hard negatives from the pairs of all processes.
 
-    Texts and images are embedded once and the bias is gathered once; the joint passes (masked,
-    true, negative image, negative text) run as one batch: without ``masked_tokens`` or with
-    ``match=False`` only those that are left. ``draw`` picks negatives by the first contrastive
-    pair's scores. ``image_keys`` as in `global_contrast`; ``exact`` as in `gather.gather_first`,
-    of the contrast's vectors. ``cached``: contrast and negatives of the step that the pairs are a
-    part of, in place of their own.
+    Texts and images are embedded once and the bias is gathered once. The joint passes (masked,
+    true, negative image, negative text) run as one batch; without ``masked_tokens`` or with
+    ``match=False`` it has only the remaining passes. ``draw`` samples negatives by the first
+    contrastive pair's scores. ``image_keys`` as in `global_contrast`; ``exact`` as in
+    `gather.gather_first`, for the contrast's vectors. ``cached``: contrast and negatives of the
+    step that contains the pairs, used in place of the pairs' own.
 
     Raises ValueError for masked texts of another shape, a single pair among all processes, and a
-    head that the configuration leaves out.
+    head that the configuration omits.
     """
     pairs, length = inputs.tokens.shape
     given = None if cached is None else cached.negatives
@@ -230,7 +231,7 @@ def _check_masked(tokens: Tensor, masked_tokens: Tensor | None) -> None:
 
 
 class Pairs(NamedTuple):
-    """Embedded texts, their mask, and the embedded images that they are read with."""
+    """Holds embedded texts, their mask, and the embedded images that they are read with."""
 
     text: Float[Tensor, "B T H"]
     mask: Bool[Tensor, "B T"]
@@ -240,10 +241,10 @@ class Pairs(NamedTuple):
 def _negatives(
     model: Vlmo, inputs: PixelInputs, pairs: Pairs, images: Tensor, texts: Tensor
 ) -> list[Pairs]:
-    """Texts with the drawn ``images`` [B], and drawn ``texts`` [B] with images.
+    """Returns texts with the sampled ``images`` [B], and sampled ``texts`` [B] with images.
 
-    Numbers count all processes' pairs, one's own first. Other processes' pixels and words are sent,
-    and embedded here: half as much as their embeddings with the gradients of these.
+    Indices count all processes' pairs, this process's first. Other processes' pixels and words are
+    sent, and embedded here: half the size of their embeddings with the gradients of these.
     """
     if not is_shared(inputs.pixels):
         other, words, mask = pairs.image[images], pairs.text[texts], pairs.mask[texts]
@@ -264,7 +265,7 @@ def _joint_length(tokens: Int[Tensor, "B T"], given: StepNegatives | None) -> in
 
 
 def _given_negatives(model: Vlmo, pairs: Pairs, given: StepNegatives) -> list[Pairs]:
-    """As :func:`_negatives`, with texts and images from any part of the step, embedded here."""
+    """Pairs and embeds texts and images of any part of the step, as :func:`_negatives` does."""
     words = model.encoder.embed_text(given.tokens[given.texts])
     other = model.encoder.embed_image(normalised(given.pixels[given.images]))
     return [
@@ -276,7 +277,7 @@ def _given_negatives(model: Vlmo, pairs: Pairs, given: StepNegatives) -> list[Pa
 def _joint(
     model: Vlmo, passes: list[Pairs], num_masked: int, bias: Biases | None, *, pack: bool
 ) -> Encoded:
-    """The fusion encoder over all ``passes`` at once: words are read of the first pairs alone."""
+    """Runs the fusion encoder over all ``passes`` in one batch; reads words of the first pairs."""
     text, mask, image = (torch.cat(tensors) for tensors in zip(*passes, strict=True))
     masked = torch.arange(num_masked * mask.shape[1], device=mask.device)
     firsts = first_cells((len(mask), mask.shape[1]), mask)
@@ -285,6 +286,6 @@ def _joint(
 
 
 def _match_classes(images: Int[Tensor, " B"], texts: Int[Tensor, " B"]) -> Int[Tensor, " B3"]:
-    """1 for the true pairs, and for what is drawn where it is one's partner: there was no other."""
+    """Returns 1 for true pairs, and for a pair's own partner where it had no negative."""
     partners = torch.arange(len(images), device=images.device)
     return torch.cat([torch.ones_like(images), images == partners, texts == partners])

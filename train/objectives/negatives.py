@@ -1,6 +1,6 @@
-"""Hard negatives are drawn here, from all processes' pairs, by the contrastive scores.
+"""Samples hard negatives from all processes' pairs, by the contrastive scores.
 
-W processes with B pairs each, one's own before the others'; C = W B candidates.
+W processes with B pairs each, this process's pairs before the others'; C = W B candidates.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from vlmill.models.inputs import sent
 from vlmill.train.devices.gather import world_size
 from vlmill.train.loading.random import stream_starts, uniforms
 
-NEGATIVES = 1 << 20  # apart from the streams of stages
+NEGATIVES = 1 << 20  # separate from the streams of stages
 
 
-# Given weights [B, C] of the candidate images for each text, and of the texts for each image, one
+# Weights [B, C] of the candidate images for each text, and of the texts for each image, to one
 # index for each: images, texts.
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -27,18 +27,18 @@ Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def negative_weights(
     scores: Float[Tensor, "B C"], excluded: Bool[Tensor, "B C"] | None = None
 ) -> Float[Tensor, "B C"]:
-    """How likely each candidate is as a hard negative: the softmax without the right ones.
+    """Returns each candidate's weight as a hard negative: the softmax, 0 for matching ones.
 
-    scores: contrastive logits against candidates, of which number b is row b's partner and no
-    negative (sec. 3.3), nor are those that are ``excluded``. Rows do not sum to 1. A row without
-    any negative has its partner alone: finding such rows out would make a device wait. Raises
-    ValueError without a second candidate, but for scores without values: the products of a part of
-    one pair are counted there, whose candidates are in other parts.
+    scores: contrastive logits against candidates. Candidate b is row b's partner and not a negative
+    (sec. 3.3); ``excluded`` candidates are not negatives either. Rows do not sum to 1. A row
+    without any negative keeps only its partner: a check for such rows would make a device wait.
+    Raises ValueError without a second candidate, except for scores without values: they are used to
+    count the products of a part of one pair, whose candidates are in other parts.
     """
     if scores.shape[1] < 2 and not scores.is_meta:
         raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
     partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
-    # Next to a sure partner all others are 0 in float32, which nothing can be drawn from.
+    # Next to a certain partner all others are 0 in float32, which cannot be sampled from.
     smallest = torch.finfo(torch.float32).tiny
     weights = scores.detach().float().softmax(dim=1).clamp_min(smallest)
     if excluded is None:
@@ -48,7 +48,7 @@ def negative_weights(
 
 
 def same_images(keys: Int[Tensor, " C"]) -> Bool[Tensor, "C C"]:
-    """Which text and image of different pairs belong together: the pairs' images have one key."""
+    """Returns which text and image of different pairs match: the images have the same key."""
     is_other_pair = ~torch.eye(len(keys), dtype=torch.bool, device=keys.device)
     return (keys[:, None] == keys[None]) & is_other_pair
 
@@ -58,7 +58,7 @@ def draw_negatives(
     weights_of_texts: Float[Tensor, "B C"],
     generator: torch.Generator | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """One image for each text and one text for each image, by their weights; images first."""
+    """Samples an image for each text and a text for each image by weight; images first."""
     images = torch.multinomial(weights_of_images, 1, generator=generator)
     texts = torch.multinomial(weights_of_texts, 1, generator=generator)
     return images[:, 0], texts[:, 0]
@@ -67,10 +67,10 @@ def draw_negatives(
 def negative_numbers(
     seed: int, step: int, part: int, pairs: int, accelerator: Accelerator
 ) -> Tensor:
-    """Numbers from 0 to below 1, float32 [2, B], that one's own pairs draw their negatives by.
+    """Returns numbers in [0, 1), float32 [2, B], that select negatives of this process's pairs.
 
-    Functions of the seed, the step, and the pair's position among those of all parts and
-    processes: however pairs are dealt out, each draws the same negative.
+    They are functions of the seed, the step, and the pair's position among the pairs of all parts
+    and processes: each pair gets the same negative regardless of how pairs are distributed.
     """
     first = (part * accelerator.num_processes + accelerator.process_index) * pairs
     keys = np.arange(first, first + pairs, dtype=np.uint64)
@@ -81,10 +81,10 @@ def negative_numbers(
 
 
 def make_draw(numbers: Tensor) -> Draw:
-    """Draws negatives by given numbers [2, B], of images and of texts.
+    """Returns a function that samples negatives by given numbers [2, B], of images and of texts.
 
-    A candidate's share of the way from 0 to 1 is its weight's, and candidates stand along it in the
-    order of all processes' pairs.
+    Candidates share the interval from 0 to 1 in proportion to their weights, in the order of all
+    processes' pairs.
     """
 
     def draw(image_weights: Tensor, text_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,22 +96,22 @@ def make_draw(numbers: Tensor) -> Draw:
 def sample_columns(
     weights: Float[Tensor, "B C"], numbers: Float[Tensor, " B"]
 ) -> Int[Tensor, " B"]:
-    """Returns the columns at which the sums of ``weights`` pass these shares of the whole."""
-    # In float64 no number below 1 gives the whole, past which there is no candidate.
+    """Returns the columns at which the cumulated ``weights`` exceed these shares of their total."""
+    # In float64 no number below 1 reaches the total, where the candidates end.
     sums = weights.double().cumsum(1)
     columns = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)[:, 0]
-    # Sums that are NaN are never passed; the step's loss is NaN then, and is reported.
+    # Sums that are NaN are never exceeded; the step's loss is NaN then, and is reported.
     return columns.clamp(max=weights.shape[1] - 1)
 
 
 def _pick_columns(weights: Tensor, numbers: Tensor) -> Tensor:
-    """The sampled columns [B] of weights [B, W B], which have one's own pairs first."""
+    """Samples columns [B] of weights [B, W B], which begin with this process's pairs."""
     order = _in_order(*weights.shape, device=weights.device)
     return order[sample_columns(weights[:, order], numbers)]
 
 
 def _in_order(pairs: int, candidates: int, *, device: torch.device) -> Tensor:
-    """Columns with one's own pairs first, in the order of ranks."""
+    """Returns the columns, which begin with this process's pairs, in the order of ranks."""
     columns = torch.arange(candidates, device=device)
     if world_size() == 1:
         return columns

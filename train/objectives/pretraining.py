@@ -1,9 +1,9 @@
-"""The objectives of pretraining on a batch.
+"""Computes the objectives of pretraining on a batch.
 
-B pairs, N masked words, M masked regions, K classes, W places of words of width H, J objectives.
+B pairs, N masked words, M masked regions, K classes, W positions of words of width H, J objectives.
 
-Every loss is a mean; :func:`label_counts` says over how many labels, from what the batch's masks
-are alone, so that means of parts can be weighted to the mean of the whole.
+Every loss is a mean. :func:`label_counts` returns its number of labels, from the batch's masks
+alone, so that means of parts can be weighted to the mean of the whole.
 """
 
 from collections.abc import Callable
@@ -43,10 +43,10 @@ def weighted(weights: Objectives) -> tuple[str, ...]:
 
 
 def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
-    """How many labels each objective with a weight above 0 has in the batch; read on the host."""
+    """Returns each weighted objective's number of labels in the batch, read on the host."""
     tensors = batch.tensors
     width = tensors["tokens"].shape[1] if "tokens" in tensors else 1
-    # Without regions and pixels all rows are texts alone.
+    # Without regions and pixels all rows are texts without images.
     paired = "region_mask" in tensors or "pixels" in tensors
     pairs = len(batch.pair_ids) - batch.num_texts if paired else 0
     masked = tensors.get("masked_tokens", torch.empty(0))
@@ -56,7 +56,8 @@ def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
         targets = tensors.get("class_targets")
         return 0 if targets is None else int((targets != IGNORED).sum())
 
-    # Only what is asked for: the sums of a thousand distributions keep all cores of the host busy.
+    # Only the requested counts: the sums of a thousand distributions keep all cores of the host
+    # busy.
     counts: dict[str, Callable[[], int]] = {
         "mlm": lambda: int((masked < pairs * width).sum()),
         "text_mlm": lambda: int((masked >= pairs * width).sum()),
@@ -73,12 +74,12 @@ def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What some losses need beside model and batch.
+    """Holds the inputs that some losses need in addition to model and batch.
 
-    ``image_tokens`` gives masked image modelling its targets, ``draw`` VLMo's matching its
-    negatives. ``same_picture_negatives``: other captions of a pair's image are negatives of it,
-    too. Without ``pack`` padding is computed too. ``cached``: of the step that the batch is a part
-    of.
+    ``image_tokens`` computes the targets of masked image modelling, ``draw`` samples the negatives
+    of VLMo's matching. ``same_picture_negatives``: other captions of a pair's image are also its
+    negatives. Without ``pack`` padding is computed too. ``cached``: of the step that contains the
+    batch.
     """
 
     image_tokens: ImageTokens | None = None
@@ -96,7 +97,7 @@ DEFAULTS = Options()
 def region_losses(
     model: RegionModel, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Losses of a model on regions: words, regions and pairs, each where the recipe weighs it."""
+    """Returns a region model's losses on words, regions and pairs that the recipe weights."""
     encoded = model(batch.inputs, pack=options.pack)
     return _compute_encoded_losses(model, batch, weights, encoded)
 
@@ -104,14 +105,14 @@ def region_losses(
 def end_to_end_losses(
     model: VlBertEndToEnd, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """The same where the model computes the regions' features (VL-BERT)."""
+    """Returns :func:`region_losses` with features computed by the model (VL-BERT)."""
     variant = cast(RegionModel, model.model)
     encoded = variant(with_features(model, batch), pack=options.pack)
     return _compute_encoded_losses(variant, batch, weights, encoded)
 
 
 def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
-    """The inputs with features computed from images; texts alone, which come last, have none."""
+    """Returns the inputs with features computed from images; none for texts without images."""
     regions, inputs = batch.image_regions, batch.inputs
     if regions is None or inputs.masked_regions is None:
         raise ValueError("VL-BERT end to end needs feeding.kind=picture-regions with whole_image")
@@ -130,7 +131,7 @@ def with_features(model: VlBertEndToEnd, batch: Batch) -> VLInputs:
 def _compute_encoded_losses(
     model: RegionModel, batch: Batch, weights: Objectives, encoded: Encoded
 ) -> NamedLosses:
-    """MLM, MOC, MRKL, MRCE, MRFR: means over the masked words and regions; ITM: over all pairs."""
+    """Returns means of MLM over words, of MOC, MRKL, MRCE, MRFR over regions, of ITM over pairs."""
     words, pairs = encoded.text.flatten(0, 1), len(batch.inputs.tokens) - batch.num_texts
     losses = _word_losses(model, words, encoded.text.shape[1] * pairs, batch, weights)
     regions = encoded.regions.flatten(0, 1)[batch.masked_regions]
@@ -155,7 +156,9 @@ def _compute_encoded_losses(
 def image_losses(
     model: Beit, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Masked image modelling (arXiv:2106.08254, sec. 2.3): a mean over the masked patches."""
+    """Returns the loss of masked image modelling (arXiv:2106.08254, sec. 2.3), a mean over
+    patches.
+    """
     if options.image_tokens is None or batch.pixels is None or batch.patch_mask is None:
         raise ValueError("objectives.mim needs images and a picture_tokenizer")
     assert batch.token_pixels is not None and batch.masked_patches is not None
@@ -174,9 +177,9 @@ SOFT: dict[str, SoftLoss] = {"mrkl": mean_divergence, "mrce": mean_soft_cross_en
 def _from_distributions(
     loss: SoftLoss, logits: Float[Tensor, "M K"], batch: Batch
 ) -> Float[Tensor, ""]:
-    """The loss by distributions, or by classes where there are none: all certain, it is the same.
+    """Returns the loss by distributions, or by classes where there are no distributions.
 
-    The detector may know fewer classes than the model has room for.
+    Classes that are certain give the same loss. The detector may have fewer classes than the model.
     """
     distributions = batch.class_distributions
     if distributions is None:
@@ -187,7 +190,7 @@ def _from_distributions(
 def _word_losses(
     model: Any, words: Float[Tensor, "W H"], end: int, batch: Batch, weights: Objectives
 ) -> NamedLosses:
-    """MLM over the words of pairs, those before place ``end``, and over texts alone."""
+    """Returns MLM over words of pairs, at positions before ``end``, and over texts only."""
     losses: NamedLosses = {}
     if not (weights.mlm or weights.text_mlm):
         return losses
@@ -203,7 +206,7 @@ def _word_losses(
 def text_losses(
     model: Bert, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Masked words of texts alone (Devlin et al. 2018, sec. 3.1, task 1)."""
+    """Returns MLM of texts without images (Devlin et al. 2018, sec. 3.1, task 1)."""
     inputs = batch.inputs
     encoded = model(inputs.tokens, inputs.token_mask, real=inputs.real_tokens, pack=options.pack)
     return _word_losses(model, encoded.text.flatten(0, 1), 0, batch, weights)
@@ -212,7 +215,7 @@ def text_losses(
 def vlmo_losses(
     model: Vlmo, batch: Batch, weights: Objectives, options: Options = DEFAULTS
 ) -> NamedLosses:
-    """Contrast, matching with hard negatives and MLM (arXiv:2111.02358, sec. 3.3), or MLM alone."""
+    """Returns contrast, hard-negative matching and MLM (arXiv:2111.02358, sec. 3.3), or MLM."""
     inputs, mask, pack = batch.inputs, batch.inputs.token_mask, options.pack
     if batch.pixels is None:
         hidden = model.encode_text(inputs.tokens, mask, real=inputs.real_tokens, pack=pack)

@@ -1,4 +1,4 @@
-"""The optimiser moves weights.
+"""Builds the optimisers that update weights.
 
 Reading order: ``groups`` (which parameters decay), ``adam``, ``schedule`` and ``average``.
 """

@@ -1,6 +1,6 @@
 """Implements the published optimisers that PyTorch does not have.
 
-Rates are set from outside, step by step, with ``group["lr"]`` (``schedule.py``). Both updates are
+The caller sets the rates step by step in ``group["lr"]`` (``schedule.py``). Both updates are
 PyTorch's fused AdamW with other numbers: one pass over the weights, where the published loops take
 a dozen.
 """
@@ -19,15 +19,15 @@ from torch.optim.adamw import adamw
 from vlmill.train.devices.foreach import add_, compute_norms, scale_
 from vlmill.train.devices.gather import gather_tensor, laid_out_like
 
-# As a count of steps: the powers of both betas are 0 there, so that nothing is corrected.
+# As a step count: the powers of both betas are 0 there, so that nothing is corrected.
 ENDLESS = 1e30
 
 
 def gradient_norms(gradients: Sequence[Tensor], joins: Sequence[int]) -> Float[Tensor, " P"]:
     """Returns the norm of each gradient, float32, on the gradients' device.
 
-    A gradient that joins several tensors of the published code along its first axis is as many
-    gradients: ``joins`` has the number for each.
+    A gradient that joins several tensors of the published code along its first axis counts as that
+    number of gradients, which ``joins`` has for each.
     """
     pairs = list(zip(gradients, joins, strict=True))
     local = [part for g, count in pairs if not isinstance(g, DTensor) for part in _parts(g, count)]
@@ -46,7 +46,7 @@ def _parts(gradient: Tensor, count: int) -> Sequence[Tensor]:
 
 
 def _divided_norms(gradient: DTensor, count: int) -> Float[Tensor, " count"]:
-    """Returns the norms of a gradient's parts of which processes hold rows, wherever parts end."""
+    """Returns the norms of a gradient's parts, whose rows are sharded at any position."""
     squares = gradient.float().square()
     by_row = gather_tensor(squares.flatten(1).sum(1) if squares.ndim > 1 else squares)
     return by_row.view(count, -1).sum(1).sqrt()
@@ -57,9 +57,9 @@ def clip_each_(
 ) -> None:
     """Scales each gradient separately to a norm of at most ``largest``, in place (BertAdam).
 
-    ``norms`` are those of `gradient_norms`, on the host, so that only the gradients above
-    ``largest`` are touched, and by numbers: PyTorch multiplies tensors of several shapes by
-    tensors one after the other, which were 500 kernels of ViLBERT's step.
+    ``norms`` are the results of `gradient_norms`, on the host, so that only the gradients above
+    ``largest`` are changed, and by numbers: PyTorch multiplies tensors of several shapes by tensors
+    one after the other, which needed 500 kernels in ViLBERT's step.
     """
     # In float32, as the gradients' device would compute them.
     known = np.array(norms, dtype=np.float32) + np.float32(1e-6)
@@ -85,7 +85,7 @@ def clip_each_(
 
 
 class _Adam(Optimizer):
-    """Adam's moments; which numbers the update takes is the subclass's."""
+    """Keeps Adam's moments; the subclass chooses the numbers of the update."""
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         if defaults["lr"] < 0 or defaults["eps"] < 0 or defaults["weight_decay"] < 0:
@@ -108,7 +108,7 @@ class _Adam(Optimizer):
     def _with_gradients(
         self,
     ) -> Iterator[tuple[dict[str, Any], Sequence[Tensor], Sequence[int]]]:
-        """Yields each group with its parameters that have a gradient, and what these join."""
+        """Yields each group with its parameters that have a gradient, and their ``joins``."""
         for group in self.param_groups:
             joins = group.get("joins") or [1] * len(group["params"])
             with_gradient = [
@@ -140,7 +140,7 @@ class _Adam(Optimizer):
     def _move(
         self, group: dict[str, Any], parameters: Sequence[Tensor], *, lr: float, decay: float
     ) -> None:
-        """Takes the gradients into the moments m and v, and moves the parameters.
+        """Adds the gradients to the moments m and v, and updates the parameters.
 
         p <- (1 - lr decay) p - lr m / (sqrt(v) + eps).
         """
@@ -165,15 +165,15 @@ class _Adam(Optimizer):
 
 
 class BertAdam(_Adam):
-    """Optimises as ViLBERT and InterBERT do: Adam without bias correction, each gradient clipped
-    for itself.
+    """Optimises as ViLBERT and InterBERT do: Adam without bias correction, clipped per gradient.
 
     Decay is part of the step: p <- p - lr (m / (sqrt(v) + eps) + decay p). Gradients are clipped in
-    place to ``clip`` before they enter the moments; no clip with ``clip=0``. A group's ``joins``
-    say of each parameter how many tensors of the published code it joins (:func:`clip_each_`).
+    place to ``clip`` before they enter the moments; ``clip=0`` disables it. A group's ``joins``
+    hold for each parameter the number of tensors of the published code that it joins
+    (:func:`clip_each_`).
 
-    ``step`` waits for the device to know the gradients' norms, unless ``known_norms`` has those of
-    :meth:`gradient_norms`, which a loop can read together with its losses.
+    ``step`` waits for the device to compute the gradients' norms, unless ``known_norms`` has the
+    result of :meth:`gradient_norms`, which a loop can read together with its losses.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class BertAdam(_Adam):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "clip": clip})
-        self.known_norms: Sequence[float] = ()  # taken by the next step
+        self.known_norms: Sequence[float] = ()  # used by the next step
 
     def gradient_norms(self) -> Float[Tensor, " P"]:
         """Returns the norms of all gradients that the next step clips, by group."""
@@ -221,10 +221,10 @@ class BertAdam(_Adam):
 
 
 class TransformersAdamW(_Adam):
-    """Optimises with VL-BERT's and VLMo's AdamW, that of `transformers` 4; not quite PyTorch's.
+    """Optimises with the AdamW of VL-BERT and VLMo (`transformers` 4); PyTorch's differs.
 
-    ``eps`` is added to sqrt(v) before the bias correction, and the decay comes after the step, of
-    the parameter as it is then. ``correct_bias=False`` leaves the correction out.
+    ``eps`` is added to sqrt(v) before the bias correction. The decay follows the step, and is
+    computed from the updated parameter. ``correct_bias=False`` omits the correction.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class TransformersAdamW(_Adam):
     def _update(
         self, group: dict[str, Any], parameters: Sequence[Tensor], joins: Sequence[int]
     ) -> None:
-        by_count: dict[int, list[Tensor]] = {}  # one, but for what lacked a gradient in some steps
+        by_count: dict[int, list[Tensor]] = {}  # one, unless some lacked a gradient in some steps
         counts = torch.stack(self._count(parameters)).tolist()
         for parameter, count in zip(parameters, counts, strict=True):
             by_count.setdefault(int(count), []).append(parameter)
@@ -253,6 +253,7 @@ class TransformersAdamW(_Adam):
             size = lr
             if group["correct_bias"]:
                 size *= (1 - beta2**count) ** 0.5 / (1 - beta1**count)
-            # What is left after decay is of the step too: stays (p - size u) for update u.
+            # The share that remains after decay scales the step too: stays (p - size u) for update
+            # u.
             decay = (1 - stays) / (size * stays) if size else 0.0
             self._move(group, subset, lr=size * stays, decay=decay)

@@ -11,11 +11,11 @@ from vlmill.train.devices.gather import laid_out_like
 
 
 class MovingAverage:
-    """``shadow`` follows a model's weights: shadow <- rate shadow + (1 - rate) weight.
+    """Keeps an average that follows a model's weights: shadow <- rate shadow + (1 - rate) weight.
 
-    It starts as a copy of them and is not corrected for that. It follows the parameters called
-    ``names``, or those that are trained when it is made; a stage that freezes some of them changes
-    nothing here: the average of a weight that stays goes on towards it.
+    It starts as a copy of the weights and is not corrected for that. It follows the parameters
+    called ``names``, or the parameters that are trained when it is made. A stage that freezes some
+    of them changes nothing here: the average of a constant weight still converges to it.
     """
 
     def __init__(self, model: nn.Module, rate: float, names: Container[str] | None = None) -> None:
@@ -29,19 +29,19 @@ class MovingAverage:
         }
 
     def follow(self, model: nn.Module) -> None:
-        """Go where the model went: to its device, and divided among processes as it is."""
+        """Moves the average to the model's device, and shards it among processes like the model."""
         for name, parameter in self._followed(model):
             self.shadow[name] = laid_out_like(self.shadow[name], parameter.detach())
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Takes in the weights after an optimiser's step."""
+        """Updates the average with the weights after an optimiser's step."""
         weights = [p.detach() for _, p in self._followed(model)]
         lerp_(list(self.shadow.values()), weights, 1 - self.rate)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Gives the model the average's weights within the context, and its own after it."""
+        """Loads the average's weights into the model within the context, then restores its own."""
         weights = {name: p.detach().clone() for name, p in self._followed(model)}
         self._put(model, self.shadow)
         try:
@@ -54,14 +54,14 @@ class MovingAverage:
         return dict(self.shadow)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what :meth:`state_dict` gave. Raises ValueError for other names."""
+        """Restores the state from :meth:`state_dict`. Raises ValueError for other names."""
         if strange := sorted(set(state) ^ set(self.shadow)):
             raise ValueError(f"the average of another model; at fault: {', '.join(strange[:5])}")
         for name, value in state.items():
             self.shadow[name].copy_(value)
 
     def _followed(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-        """Gives the model's parameters in the order of ``shadow``."""
+        """Returns the model's parameters in the order of ``shadow``."""
         parameters = dict(model.named_parameters())
         return ((name, parameters[name]) for name in self.shadow)
 

@@ -1,4 +1,4 @@
-"""A recipe's optimiser is made here, with the groups of parameters that decay alike."""
+"""Makes a recipe's optimiser, with groups of parameters by weight decay."""
 
 import dataclasses
 import re
@@ -15,19 +15,19 @@ from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 from vlmill.train.settings.parts import Optimizer
 
 BERT_BODY = ("bert.embeddings.", "bert.encoder.layer.")
-# Query, key and value are one tensor here and three in the codes of BERT and what comes of it.
+# Query, key and value are one tensor here and three in the code of BERT and of its successors.
 QUERY_KEY_VALUE = re.compile(r"(^|[._])qkv\.(weight|bias)$")
 
 
 def is_trained(name: str, parts: Sequence[str]) -> bool:
-    """Says whether a stage trains the parameter: its name holds one of ``parts``
+    """Returns whether a stage trains the parameter: its name contains one of ``parts``
     (`Stage.trained`).
     """
     return not parts or any(part in name for part in parts)
 
 
 def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimizer:
-    """Without ``--init``, drops the BERT learning-rate factor and the inverted weight decay."""
+    """Returns the settings; without ``--init``, no BERT rate factor or inverted weight decay."""
     if from_checkpoint:
         return settings
     decay = "matrices" if settings.decay == "inverted" else settings.decay
@@ -35,11 +35,11 @@ def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimize
 
 
 def names_from_bert(model: nn.Module) -> set[str]:
-    """Returns the parameters that are BERT's embeddings and layers: those that the scripts train at
-    a share of the rate.
+    """Returns the parameters in BERT's embeddings and layers, which the scripts train at a share of
+    the rate.
 
-    Its pooler and heads start from BERT too, where a variant takes them, and have the full rate:
-    the scripts' lists of names end before them. Raises InputError for a variant that takes nothing.
+    BERT's pooler and heads, where a variant uses them, have the full rate: the scripts' lists of
+    names end before them. Raises InputError for a variant without parameters from BERT.
     """
     links = BERT_SOURCES.get(type(model))
     if links is None:
@@ -52,8 +52,8 @@ def make_optimizer(
     settings: Optimizer,
     from_bert: Container[str] = frozenset(),
 ) -> torch.optim.Optimizer:
-    """Makes the stage's optimiser over named parameters; ``from_bert`` are trained at
-    ``bert_rate``, what is in one of ``settings.heads`` at ``head_rate``.
+    """Makes the stage's optimiser over named parameters. ``from_bert`` are trained at
+    ``bert_rate``, parameters of ``settings.heads`` at ``head_rate``.
     """
 
     def rule(name: str, parameter: Tensor) -> Treatment:
@@ -77,11 +77,11 @@ def make_optimizer(
 
 
 def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
-    """Says whether a parameter of ours is decayed; what ``decay`` means is said at `Optimizer`."""
+    """Returns whether a parameter is decayed; `Optimizer` defines the values of ``decay``."""
     match decay:
         case "everything":
             return True
-        case "inverted":  # the norms of co-attention have other names there, but for their biases
+        case "inverted":  # co-attention's norms have other names there, except their biases
             return name.endswith(("bias", "norm.weight"))
         case "vlmo":
             exempt = "bias" in name or "relative." in name or name.endswith("norm.weight")
@@ -92,9 +92,9 @@ def is_decayed(name: str, parameter: Tensor, decay: str) -> bool:
 
 
 class Treatment(NamedTuple):
-    """Says how a parameter is trained: with weight decay or not, and at which factor of the rate.
+    """Describes how a parameter is trained: with or without decay, and its factor of the rate.
 
-    A ``head`` is in groups of its own, whatever its rate.
+    A ``head`` is in a separate group, regardless of its rate.
     """
 
     decayed: bool
@@ -110,10 +110,10 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Returns the groups of an optimiser: ``params``, ``lr``, ``weight_decay`` and ``names``.
 
-    ``joins`` says how many tensors of the published codes each parameter is (`BertAdam`).
+    ``joins`` holds the number of tensors of the published code in each parameter (`BertAdam`).
 
-    Parameters that are not trained are left out. Heads come last, full rates before other ones,
-    and of those decayed parameters before the others. ``rate`` is the factor of ``lr``.
+    Parameters that are not trained are omitted. Heads come last, full rates before other ones, and
+    within these decayed parameters before the others. ``rate`` is the factor of ``lr``.
     """
     groups: dict[Treatment, dict[str, Any]] = {}
     for name, parameter in named_parameters:

@@ -1,8 +1,8 @@
-"""Learning rates: the factor of the peak at a place ``at`` of the run, counted in updates.
+"""Computes learning rates: factors of the peak at position ``at``, counted in updates.
 
-A stage's first step is at 0 or at 1, as `Optimizer.first_step` says: 0, and so rate 0 under
-warm-up, in the codes of BERT, ViLBERT, InterBERT, VLMo and BEiT, 1 in VL-BERT's, whose last step
-has rate 0.
+A stage's first step is at 0 or at 1, as `Optimizer.first_step` specifies. It is 0, with rate 0
+under warm-up, in the codes of BERT, ViLBERT, InterBERT, VLMo and BEiT. It is 1 in VL-BERT's code,
+whose last step has rate 0.
 """
 
 import math
@@ -19,16 +19,16 @@ def constant(position: float, *, warmup: float) -> float:
 
 
 def _remaining_share(position: float, warmup: float, total: float) -> float:
-    """Returns the share of the way from the peak to the end that is left."""
+    """Returns the remaining share of the interval from the peak to the end."""
     return max(total - position, 0.0) / max(total - warmup, 1.0)
 
 
 def polynomial(
     position: float, *, warmup: float, total: float, power: float = 1.0, end: float = 0.0
 ) -> float:
-    """Rises from 0, then falls to ``end`` (a factor of the peak) by a power of what is left (VLMo).
+    """Rises from 0, then falls to ``end`` (a factor) by a power of the remaining share (VLMo).
 
-    With a ``power`` of 1 a line, which is the pretraining schedule of all the papers.
+    A ``power`` of 1 is linear, the pretraining schedule of all the papers.
     """
     if position < warmup:
         return constant(position, warmup=warmup)
@@ -36,7 +36,7 @@ def polynomial(
 
 
 def cosine(position: float, *, warmup: float, total: float, end: float = 0.0) -> float:
-    """Up from 0 over ``warmup``, then half a wave down to ``end`` (BEiT, VLMo's option)."""
+    """Rises from 0 over ``warmup``, then half a cosine wave to ``end`` (BEiT, VLMo's option)."""
     if position < warmup:
         return constant(position, warmup=warmup)
     done = 1 - _remaining_share(position, warmup, total)
@@ -46,10 +46,10 @@ def cosine(position: float, *, warmup: float, total: float, end: float = 0.0) ->
 def milestones(
     position: float, *, warmup: float, drops: Sequence[float], factor: float = 0.1
 ) -> float:
-    """Rises from 0, as VL-BERT's rate for VCR and ViLBERT's for all tasks, and is multiplied by
-    ``factor`` at each of the ``drops`` reached.
+    """Rises from 0, and is multiplied by ``factor`` at each of the ``drops`` reached (VL-BERT's
+    rate for VCR, ViLBERT's for all tasks).
 
-    The warm-up's rise and the drops multiply, as far as they meet.
+    Drops within the warm-up multiply its rise.
     """
     reached = sum(position >= drop for drop in drops)
     return constant(position, warmup=warmup) * float(factor**reached)
@@ -58,9 +58,9 @@ def milestones(
 def warmup_length(steps: int, settings: Optimizer) -> float:
     """Returns the length of the warm-up of a stage of ``steps``, in steps.
 
-    A share of the steps is used unrounded by BertAdam, which compares the share of the steps done
-    with it (the codes of ViLBERT and InterBERT: 2.25 of 9 steps); the others truncate it to whole
-    steps, as VLMo's code does.
+    BertAdam uses a share of the steps unrounded, and compares the share of completed steps with it
+    (the codes of ViLBERT and InterBERT: 2.25 of 9 steps). The others truncate it to whole steps, as
+    VLMo's code does.
     """
     if settings.warmup_steps is not None:
         return settings.warmup_steps
@@ -69,9 +69,9 @@ def warmup_length(steps: int, settings: Optimizer) -> float:
 
 
 def learning_rate(step: int, *, steps: int, settings: Optimizer, epoch_steps: float = 0.0) -> float:
-    """Returns the rate of step 1..``steps`` of a stage, as its optimizer's settings say.
+    """Returns the rate of step 1..``steps`` of a stage, as its optimizer's settings specify.
 
-    ``epoch_steps``: the steps of an epoch, in which drops are counted.
+    ``epoch_steps``: the steps of an epoch, the unit of drops.
     """
     rising = warmup_length(steps, settings)
     position = step - 1 + settings.first_step

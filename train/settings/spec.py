@@ -1,4 +1,4 @@
-"""What a recipe is made of; what a paper fixes is stated in the recipe that uses it."""
+"""Defines the fields of a recipe; values that a paper fixes are in the recipe that uses them."""
 
 import math
 from collections.abc import Mapping
@@ -27,39 +27,40 @@ MAX_BATCH = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStage:
-    """A pass over one kind of examples, with a fresh optimiser and schedule: what pretraining and
-    fine-tuning say of it alike.
+    """Sets a stage on one type of examples, with a new optimiser and schedule: the settings that
+    pretraining and fine-tuning share.
     """
 
     name: str
     optimizer: Optimizer
     batch_size: int  # pairs of one optimiser step
-    # The parameters that are trained: their names hold one of these. All if empty.
+    # The parameters that are trained: their names contain one of these. All if empty.
     trained: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
-    # Sources that are visited more or less often, or with fewer captions of an image.
+    # Sources that are visited more or less often, or with fewer captions per image.
     mixture: tuple[MixedSource, ...] = ()
-    # The splits that it trains on and validates on, whatever their case; pairs without a split
-    # count as train. If empty: by the table of names (`vlmill.schemas.splits`).
+    # The splits that it trains on and validates on, regardless of case; pairs without a split count
+    # as train. If empty: by the table of names (`vlmill.schemas.splits`).
     train_splits: tuple[str, ...] = ()
     validation_splits: tuple[str, ...] = ()
     # The share of its pairs that it visits, chosen by a hash of their ids: the same ones for every
-    # seed, and a smaller share is a part of a larger one. ``max_pairs`` is the most of these.
+    # seed, and a smaller share is a part of a larger one. ``max_pairs`` is the maximum of these.
     share: float = 1.0
     max_pairs: int | None = None
     # Its length: one of the two; 0 writes the untrained checkpoint.
     steps: int | None = None
     epochs: float | None = None
-    # An epoch's steps: as many as its pairs fill, the last one with the next epoch's (exact), those
-    # that they fill alone (floor, the scripts of ViLBERT and InterBERT), or one more for the rest
-    # (ceil, VL-BERT's). Pairs come in one endless list either way.
+    # The number of steps in an epoch: as many as its pairs fill, the last one with pairs of the
+    # next epoch (exact), the steps that its pairs fill completely (floor, the scripts of ViLBERT
+    # and InterBERT), or one more for the remaining pairs (ceil, VL-BERT's). Pairs come from one
+    # endless list in each case.
     epoch_steps: Literal["exact", "floor", "ceil"] = "exact"
     accumulation: int = 1  # parts that a step is computed in
     feeding: Feeding = Feeding()
     loading: Loading = Loading()
 
     def steps_of_epoch(self, pairs: int) -> float:
-        """The steps of an epoch of so many pairs, one at least of any."""
+        """Returns the steps of an epoch of ``pairs`` pairs, at least one if there are any."""
         if self.epoch_steps == "floor":
             return max(pairs // self.batch_size, bool(pairs))
         if self.epoch_steps == "ceil":
@@ -67,7 +68,7 @@ class TrainingStage:
         return pairs / self.batch_size
 
     def length(self, pairs: int) -> int:
-        """Its steps with so many pairs: ``steps``, or those of its epochs, one at least of any."""
+        """Returns the stage's length in steps; given as epochs, at least one if it has pairs."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -116,13 +117,13 @@ class TrainingStage:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(TrainingStage):
-    """A stage of pretraining."""
+    """Sets a stage of pretraining."""
 
     negative_share: float = 0.5  # pairs whose caption or image is replaced
-    negative_text_share: float = 0.5  # of those, the caption (ViLBERT, VL-BERT, InterBERT: all)
-    hard_negative_share: float = 0.2  # of those, drawn from --negatives where the pair has some
-    # Whether another caption of a pair's image is a negative of it, in contrast and among the
-    # hard negatives that are drawn by it (VLMo's code).
+    negative_text_share: float = 0.5  # of these, the caption (ViLBERT, VL-BERT, InterBERT: all)
+    hard_negative_share: float = 0.2  # of these, the share from --negatives, if the pair has some
+    # Whether another caption of a pair's image is a negative of it, in contrast and among the hard
+    # negatives that are sampled by the contrast (VLMo's code).
     same_picture_negatives: bool = False
     objectives: Objectives = Objectives()
     masking: Masking = Masking()
@@ -148,19 +149,21 @@ def contrasts(model: Any, stage: TrainingStage) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What any run says, pretraining and fine-tuning alike. ``model``'s vocabulary and feature
-    width give way to those of the data, its number of classes to a larger one.
+    """Sets the options of every run, of pretraining and of fine-tuning.
+
+    The data override ``model``'s vocabulary and feature width, and its number of classes if theirs
+    is larger.
     """
 
-    command: ClassVar[str]  # of train-vl, that runs it
+    command: ClassVar[str]  # the train-vl command that runs it
 
     name: str
     variant: str  # a name of `vlmill.models.MODELS`
-    model: Any  # a configuration of its class
+    model: Any  # the variant's configuration
     stages: tuple[TrainingStage, ...]
-    about: str = ""  # what the run is and on what data, in a line
-    needs: str = ""  # what has to be given for it beyond pairs and their images
-    vocabulary_size: int = 30_522  # of the vocabulary that is trained where no --vocab is given
+    about: str = ""  # describes the run and its data, in a line
+    needs: str = ""  # the inputs that it needs in addition to pairs and their images
+    vocabulary_size: int = 30_522  # of the vocabulary that is trained if --vocab is not given
     # Starts new weights as if the regions' features had mean 0 and variance 1
     # (`ImageBert.standardise_regions`).
     standardise_features: bool = False
@@ -172,19 +175,19 @@ class RunSettings:
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     workers: int = 0  # processes that load batches; any number gives the same batches
     precision: Literal["no", "bf16", "fp16"] = "no"
-    # Steps after which pairs of the validation splits are measured, 0: never; of a table without
-    # such a split, some that are held out by a hash. The checkpoint that is best at these is the
-    # run's.
+    # Number of steps between validations, 0: never. Pairs of the validation splits are measured; if
+    # the table has no such split, pairs that are held out by a hash. The checkpoint with the best
+    # result is the run's.
     validate_every: int = 0
-    validation_pairs: int = 1000  # the most that are measured
-    # Validations in turn that may be no better than the best before them: then the run ends. 0: it
-    # never ends early.
+    validation_pairs: int = 1000  # the maximum of pairs that are measured
+    # The run ends after this number of successive validations without an improvement. 0: it never
+    # ends early.
     patience: int = 0
-    # Share of the images that may be undecodable: others take their pairs' places. More of them
-    # end the run.
+    # Share of the images that may be undecodable: others replace their pairs. More of them end the
+    # run.
     max_bad: float = 0.01
     # Decay of a moving average of the weights, for evaluation: the share of its value that it keeps
-    # at a step. 0: none.
+    # in a step. 0: no average.
     average: float = 0.0
     # torch.compile translates the step: whole (true), or each block separately (blocks).
     compile: Literal[False, True, "blocks"] = False
@@ -197,27 +200,28 @@ class RunSettings:
     # On a GPU with Triton, where blocks are not compiled: gradients of residual sums with layer
     # scale (VLMo, BEiT) in one pass.
     residual_kernel: bool = False
-    # Layer norms give half precision (with precision=bf16 or fp16), and so does the residual stream
-    # of BERT's layers: a quarter less of element-wise work, and numbers that are rounded once more.
+    # Layer norms return half precision (with precision=bf16 or fp16), and so does the residual
+    # stream of BERT's layers: a quarter less element-wise work, and numbers that are rounded once
+    # more.
     half_norms: bool = False
-    # Each layer is computed again in the backward pass instead of keeping what it needs.
+    # Each layer is computed again in the backward pass instead of keeping its activations.
     checkpoint_activations: bool = False
-    # Weights, gradients and moments are divided among the processes (FSDP).
+    # Weights, gradients and moments are sharded among the processes (FSDP).
     shard: bool = False
 
     @property
     def samples_of_pair(self) -> int:
-        """How many texts with an image a pair, or an example, becomes in a step."""
+        """Returns the number of texts with an image that a pair or example becomes in a step."""
         return 1
 
     @property
     def job(self) -> str:
-        """What made a run's output, as its manifest says."""
+        """Returns the job that the manifest of a run's output records."""
         return f"train-vl {self.command}"
 
     @property
     def max_text_tokens(self) -> int:
-        """Tokens that the model takes; a model of images alone takes no text, however short."""
+        """Returns the model's maximum number of tokens; a model of images takes no text."""
         variant = get_variant(self.variant)
         if not variant.reads_text:
             return FEWEST_TOKENS
@@ -244,8 +248,8 @@ class RunSettings:
             raise ValueError(f"patience={self.patience}: validate_every=0 measures nothing; set it")
 
     def _check_average(self) -> None:
-        """An average that forgets most of itself at a step is the weights, one that forgets
-        nothing never moves.
+        """Checks the decay: an average that keeps little of its value per step equals the weights,
+        and one that keeps everything never changes.
         """
         if self.average != 0 and not LEAST_DECAY <= self.average < 1:
             raise ValueError(
@@ -254,7 +258,7 @@ class RunSettings:
             )
 
     def _check_compiled(self) -> None:
-        """A contrast in parts computes each part twice; translated steps repeat no dropout."""
+        """Checks dropout: a contrast in parts has to repeat it, which compiled steps cannot."""
         for number, stage in enumerate(self.stages):
             in_parts = stage.accumulation > 1 and contrasts(self.model, stage)
             if self.compile and in_parts and self.model.drop_path:
@@ -267,7 +271,7 @@ class RunSettings:
                 )
 
     def _check_graph(self) -> None:
-        """A graph has fixed shapes: what would change from step to step is refused."""
+        """Checks that nothing changes shapes between steps: a CUDA graph has fixed shapes."""
         if not self.cuda_graph:
             return
         if self.command != "pretrain" or self.compile is True or self.precision == "fp16":
@@ -283,7 +287,7 @@ class RunSettings:
                 )
 
     def _check_splits(self) -> None:
-        """No pair is both trained on and validated on, be it in another stage."""
+        """Checks that no pair is both trained on and validated on, in any two stages."""
         learnt = {split_name(name) for stage in self.stages for name in stage.train_splits}
         measured = {split_name(name) for stage in self.stages for name in stage.validation_splits}
         if both := sorted(learnt & measured):
@@ -295,17 +299,17 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(RunSettings):
-    """A pretraining run of a variant (`vlmill.models.VARIANTS`)."""
+    """Sets a pretraining run of a variant (`vlmill.models.VARIANTS`)."""
 
     command = "pretrain"
 
     stages: tuple[Stage, ...]
-    # The file of the network whose tokens masked image modelling guesses.
+    # The file of the network whose tokens masked image modelling predicts.
     picture_tokenizer: str | None = None
 
     @classmethod
     def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
-        """The types of the fields, given the others' values: the variant decides the model's."""
+        """Returns the fields' types, given the others' values: the variant decides the model's."""
         hints = get_type_hints(cls)
         variant = values.get("variant")
         if variant not in VARIANTS:
@@ -318,7 +322,7 @@ class Recipe(RunSettings):
         self._check_classes()
 
     def _check_variant(self) -> None:
-        """Every stage feeds and asks what the variant reads and has heads for."""
+        """Checks that every stage has inputs that the variant reads and objectives of its heads."""
         variant = get_variant(self.variant)
         for number, stage in enumerate(self.stages):
             if variant.kind and stage.feeding.kind != variant.kind:
@@ -336,7 +340,7 @@ class Recipe(RunSettings):
                     )
 
     def _check_classes(self) -> None:
-        """A head's classes have one number in all stages: with distributions 0 is background."""
+        """Checks that a head's classes have one numbering: with distributions 0 is background."""
         kinds = {s.feeding.region_targets: s.name for s in self.stages if s.feeding.reads_regions}
         if len(kinds) > 1:
             kinds_text = " and ".join(

@@ -1,4 +1,4 @@
-"""The recipe of a task: a checkpoint to start from, the task's own settings, and one stage."""
+"""Defines the recipe of a task: the initial checkpoint, the task's settings, and one stage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from vlmill.train.settings.spec import RunSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRecipe(RunSettings):
-    """A run of fine-tuning, of one stage. Each task has its subclass, with its settings."""
+    """Sets a run of fine-tuning, of one stage. Each task has its subclass, with its settings."""
 
     command = "finetune"
     published: ClassVar[dict[str, Any]] = {}  # the fields that the task's published runs share
 
     task: str = ""  # a name of `vlmill.train.tasks.registry.TASKS`
     settings: Any = None  # the task's own fields
-    starts_from: tuple[str, ...]  # the variants that ``--init`` may be
-    # One run for each of them, in a folder of its own, and the spread of their results; if empty,
-    # one run with ``seed``.
+    starts_from: tuple[str, ...]  # the variants that ``--init`` accepts
+    # One run for each of them, in a separate folder, and the spread of their results; if empty, one
+    # run with ``seed``.
     seeds: tuple[int, ...] = ()
-    blind: bool = False  # no image is shown: what the texts alone tell
+    blind: bool = False  # no image is shown: measures the information in the texts alone
 
     @classmethod
     def field_types(cls, values: Mapping[Any, Any]) -> dict[str, Any]:
-        """The types of the fields: the variant decides the model's."""
+        """Returns the types of the fields: the variant decides the model's."""
         variant, task = values.get("variant"), values.get("task", cls.task)
         if variant not in MODELS:
             raise ValueError(f"variant: {variant!r}: expected one of {', '.join(MODELS)}")
@@ -35,7 +35,7 @@ class TaskRecipe(RunSettings):
 
     @property
     def samples_of_pair(self) -> int:
-        """The samples of a pair in the task's settings; 1 where these have no such field."""
+        """Returns the samples of a pair in the task's settings; 1 if these have no such field."""
         samples: int = getattr(self.settings, "samples_of_pair", 1)
         return samples
 

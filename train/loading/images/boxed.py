@@ -1,4 +1,4 @@
-"""Images with the boxes of their regions, for VL-BERT end to end (its code; arXiv:1908.08530).
+"""Prepares images with their regions' boxes, for VL-BERT end to end (its code; arXiv:1908.08530).
 
 B images, R regions with the full image first, H x W pixels, P x P cells of a region.
 """
@@ -25,10 +25,10 @@ MASKS = "instance_masks"  # of a sample's regions, where its task has outlines
 def boxed_image(
     image: Image.Image, regions: SampledRegions, feeding: Feeding
 ) -> dict[str, npt.NDArray[Any]]:
-    """``image`` uint8 [3, h, w], blue first, resized by bilinear interpolation, and ``boxes``
-    float32 [1 + num_shown, 4] in its pixels, the full image's resized like the others; both
-    mirrored if the sample is.
+    """Returns the resized image and its boxes, both mirrored if the sample is.
 
+    The image is uint8 [3, h, w], blue first, resized by bilinear interpolation. The boxes are
+    float32 [1 + num_shown, 4] in its pixels; the full image's box is resized like the others.
     ``image`` is RGB and upright.
     """
     row, mirrored = regions.row, regions.mirrored
@@ -47,7 +47,7 @@ def boxed_image(
 
 
 def hidden_image(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An image of the same size that shows nothing: the mean colour, to whole numbers."""
+    """Returns an image of the same size filled with the mean colour, rounded to integers."""
     mean = np.round(MEAN_BGR).astype(image.dtype)[:, None, None]
     return np.broadcast_to(mean, image.shape)
 
@@ -55,8 +55,8 @@ def hidden_image(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def padded_images(
     samples: Sequence[Mapping[str, npt.NDArray[Any]]], num_shown: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Images uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes, and
-    where a sample has them the regions' ``instance_masks`` [B, R, P, P].
+    """Returns images uint8 [B, 3, H, W], padded to the right and below, with their sizes and boxes.
+    If a sample has them, the regions' ``instance_masks`` [B, R, P, P] are included.
     """
     sizes = np.array([sample["picture"].shape[:0:-1] for sample in samples], dtype=np.float32)
     width, height = sizes.max(axis=0).astype(int).tolist()
@@ -76,7 +76,7 @@ def padded_images(
 
 
 def make_image_regions(tensors: Mapping[str, Tensor]) -> ImageRegions | None:
-    """Of pairs alone; less VL-BERT's mean colour, which is what lies outside an image."""
+    """Returns the images of pairs, minus VL-BERT's mean colour; pixels outside an image are 0."""
     if "pictures" not in tensors:
         return None
     images, sizes = tensors["pictures"].float(), tensors["image_sizes"]

@@ -1,6 +1,6 @@
-"""Images as pixels: decoded, cropped, mirrored and augmented.  S pixels a side.
+"""Decodes, crops, mirrors and augments images. S pixels per side.
 
-VLMo's RandAugment (arXiv:1909.13719; the operations and the level of VLMo's code).
+RandAugment is VLMo's (arXiv:1909.13719; the operations and the level of VLMo's code).
 
 An image is uint8 [H, W, 3]. Geometric operations interpolate bilinearly and fill with grey.
 """
@@ -30,9 +30,9 @@ LEVEL = 0.7  # 7 of 10
 
 
 def rand_augment(image: Pixels, draws: Draws) -> Pixels:
-    """Two operations of :data:`OPERATIONS`, drawn with replacement, each applied every other time.
+    """Applies two operations of :data:`OPERATIONS`, sampled with replacement, each with chance 1/2.
 
-    Operations with a direction go either way, with equal chance.
+    Operations with a direction use either direction with equal chance.
     """
     names = list(OPERATIONS)
     chosen = [names[int(draws.integers(0, len(names)))] for _ in range(OPERATIONS_A_IMAGE)]
@@ -44,7 +44,7 @@ def rand_augment(image: Pixels, draws: Draws) -> Pixels:
 
 
 def auto_contrast(image: Pixels, sign: int = 1) -> Pixels:
-    """Each channel stretched to 0..255; as it was meant: the published code overflows."""
+    """Stretches each channel to 0..255, as intended by the published code, which overflows."""
     low = image.min(axis=(0, 1)).astype(np.float64)
     high = image.max(axis=(0, 1)).astype(np.float64)
     scale = np.where(high > low, 255 / np.maximum(high - low, 1), 1.0)
@@ -53,7 +53,7 @@ def auto_contrast(image: Pixels, sign: int = 1) -> Pixels:
 
 
 def equalize(image: Pixels, sign: int = 1) -> Pixels:
-    """Each channel's histogram made even; a channel of too few values stays as it is."""
+    """Equalises each channel's histogram; a channel with too few values stays unchanged."""
     return np.stack([_equalized(image[..., i]) for i in range(image.shape[2])], axis=2)
 
 
@@ -74,7 +74,7 @@ def brightness(image: Pixels, sign: int = 1) -> Pixels:
 
 
 def sharpness(image: Pixels, sign: int = 1) -> Pixels:
-    """Away from the blurred image by a factor of 1.36; the border stays as it is."""
+    """Sharpens by a factor of 1.36 relative to the blurred image; the border stays unchanged."""
     if min(image.shape[:2]) < 3:
         return image
     height, width = image.shape[0] - 2, image.shape[1] - 2
@@ -89,17 +89,17 @@ def sharpness(image: Pixels, sign: int = 1) -> Pixels:
 
 
 def shear_x(image: Pixels, sign: int = 1) -> Pixels:
-    """Rows moved to the side by 0.21 of their height in the image."""
+    """Shifts rows sideways by 0.21 of their vertical position in the image."""
     return _warped(image, [[1, sign * LEVEL * 0.3, 0], [0, 1, 0]])
 
 
 def shear_y(image: Pixels, sign: int = 1) -> Pixels:
-    """Columns moved by 0.21 of their distance from the left."""
+    """Shifts columns by 0.21 of their distance from the left."""
     return _warped(image, [[1, 0, 0], [sign * LEVEL * 0.3, 1, 0]])
 
 
 def translate_x(image: Pixels, sign: int = 1) -> Pixels:
-    """Moves an image to the left by 7 pixels, whatever its size."""
+    """Moves an image to the left by 7 pixels, regardless of its size."""
     return _warped(image, [[1, 0, -sign * LEVEL * 10], [0, 1, 0]])
 
 
@@ -117,14 +117,14 @@ def rotate(image: Pixels, sign: int = 1) -> Pixels:
 
 
 def _warped(image: Pixels, forward: list[list[float]]) -> Pixels:
-    """The image whose pixel at ``forward`` (x, y, 1) is that at (x, y), between pixels linear."""
+    """Moves pixel (x, y) to ``forward`` (x, y, 1); interpolates linearly."""
     height, width = image.shape[:2]
     back = np.linalg.inv(np.array([*forward, [0, 0, 1]], dtype=np.float64))[:2]
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     coordinates = np.stack([x, y, np.ones_like(x)], axis=-1) @ back.T
-    # To the ends of the axes as grid_sample counts them: -1 and 1 are the outer pixels' centres.
+    # Scaled to grid_sample's axes: -1 and 1 are the outer pixels' centres.
     grid = coordinates / np.maximum([width - 1, height - 1], 1) * 2 - 1
-    # Around zero, with which grid_sample fills.
+    # Around zero, which is grid_sample's fill value.
     values = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None] - FILL
     samples = F.grid_sample(
         values, torch.from_numpy(grid.astype(np.float32))[None], "bilinear", align_corners=True
@@ -134,11 +134,11 @@ def _warped(image: Pixels, forward: list[list[float]]) -> Pixels:
 
 
 def identity(image: Pixels, sign: int = 1) -> Pixels:
-    """The image as it is."""
+    """Returns the image unchanged."""
     return image
 
 
-# Each with whether it goes one of two ways.
+# Each with whether its direction is random.
 OPERATIONS: dict[str, tuple[Callable[[Pixels, int], Pixels], bool]] = {
     "Identity": (identity, False),
     "AutoContrast": (auto_contrast, False),
@@ -159,7 +159,7 @@ ASPECT = (3 / 4, 4 / 3)
 
 
 class UndecodableImage(InputError):
-    """Tells which image cannot be decoded; ``cause`` has the reason of the closed list."""
+    """Names an image that cannot be decoded; ``cause`` is the reason from the closed list."""
 
     def __init__(self, image_id: str, cause: Rejected) -> None:
         super().__init__(f"--images: {image_id} cannot be decoded ({cause}); leave its pairs out")
@@ -167,8 +167,9 @@ class UndecodableImage(InputError):
 
 
 def decode(data: bytes | None, image_id: str) -> Image.Image:
-    """An image as RGB, upright as its regions' boxes are. Raises UndecodableImage, and
-    InputError where the table has no bytes.
+    """Returns an image as RGB, upright as its regions' boxes are.
+
+    Raises UndecodableImage for an undecodable image, and InputError if the table has no bytes.
     """
     if data is None:
         raise InputError(f"--images: {image_id} has no bytes; give a table that holds them")
@@ -181,10 +182,10 @@ def decode(data: bytes | None, image_id: str) -> Image.Image:
 def training_images(
     data: bytes | None, image_id: str, draws: Uniforms, feeding: Feeding
 ) -> tuple[Pixels, Pixels | None]:
-    """A crop as uint8 [3, S, S] and, where the feeding wants one, at the tokenizer's size too.
+    """Returns a crop as uint8 [3, S, S] and, if the feeding has a ``token_size``, at that size too.
 
-    VLMo (its code): random crop, bicubic, mirrored every other time, RandAugment. BEiT: the same
-    crop for the tokenizer of images, by Lanczos's filter.
+    VLMo (its code): random crop, bicubic, mirrored with chance 1/2, RandAugment. BEiT: the same
+    crop for the tokenizer of images, with Lanczos's filter.
     """
     image = decode(data, image_id)
     if feeding.jitter:
@@ -203,23 +204,23 @@ def training_images(
 
 
 def evaluation_image(data: bytes | None, image_id: str, size: int) -> Pixels:
-    """The full image at S x S (the aspect is not kept), bicubic: uint8 [3, S, S]."""
+    """Returns the full image at S x S (the aspect is not kept), bicubic: uint8 [3, S, S]."""
     image = decode(data, image_id).resize((size, size), Image.Resampling.BICUBIC)
     return planes(np.asarray(image))
 
 
 def planes(pixels: npt.NDArray[np.uint8]) -> Pixels:
-    """Turns uint8 [H, W, 3] into [3, H, W]."""
+    """Transposes uint8 [H, W, 3] to [3, H, W]."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def random_crop(
     size: tuple[int, int], draws: Uniforms, share: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of a crop with a ``share`` of the area and an aspect near 1.
+    """Returns left, top, right, bottom of a crop with a ``share`` of the area and an aspect near 1.
 
-    torchvision's RandomResizedCrop: area uniform, aspect uniform in its logarithm, ten attempts;
-    then the largest crop in the middle whose aspect is allowed.
+    It follows torchvision's RandomResizedCrop: area uniform, aspect uniform in its logarithm, ten
+    attempts; then the largest centred crop with an allowed aspect.
     """
     width, height = size
     for _ in range(ATTEMPTS):
@@ -237,8 +238,8 @@ def random_crop(
 
 
 def jitter_colors(image: Image.Image, draws: Uniforms, strength: float) -> Image.Image:
-    """Brightness, contrast and saturation times 1 - ``strength`` to 1 + ``strength``, in any
-    order.
+    """Multiplies brightness, contrast and saturation by 1 - ``strength`` to 1 + ``strength``, in
+    random order.
     """
     changes = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
     order = [0, 1, 2]

@@ -1,6 +1,6 @@
-"""The tokenizer of images that masked image modelling guesses, read from a file.
+"""Reads the image tokenizer whose tokens masked image modelling predicts.
 
-B images, S pixels a side, G = S / stride tokens a side.
+B images, S pixels per side, G = S / stride tokens per side.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,16 @@ ImageTokens = Callable[[Float[Tensor, "B 3 S S"]], Int[Tensor, "B G G"]]
 
 
 class ImageTokenizer(NamedTuple):
-    """A network that is not trained, how many tokens it knows, and a token's pixels a side."""
+    """Holds a frozen network, its number of tokens, and a token's pixels per side."""
 
     model: DalleTokenizer | Dvae
     num_tokens: int
     stride: int
 
     def reader(self, where: device) -> ImageTokens:
-        """Returns a function on ``where``, of pixels from 0 to 1.
+        """Returns a function on the device ``where``, which takes pixels from 0 to 1.
 
-        A plain function, so that a module that holds it does not train or store the network.
+        It is a plain function, so that a module that holds it does not train or store the network.
         """
         model = self.model.to(where).eval().requires_grad_(False)
 
@@ -40,10 +40,10 @@ class ImageTokenizer(NamedTuple):
 
 
 def read_image_tokenizer(path: str | Path) -> ImageTokenizer:
-    """DALL-E's encoder or BEiT's auto-encoder, recognised by the names in the file.
+    """Reads DALL-E's encoder or BEiT's auto-encoder, recognised by the names in the file.
 
-    They may be the published ones or ours; sizes are read off the weights. Raises InputError for
-    any other file.
+    The names may be the published ones or vlmill's; sizes are inferred from the weights. Raises
+    InputError for any other file.
     """
     try:
         model = load_reference("dvae", path)
@@ -59,6 +59,6 @@ def read_image_tokenizer(path: str | Path) -> ImageTokenizer:
 
 
 def blank_tokens(pixels: Float[Tensor, "B 3 S S"], stride: int) -> Int[Tensor, "B G G"]:
-    """Tokens that are all 0: where shapes alone matter."""
+    """Returns tokens that are all 0, for uses where only shapes matter."""
     batch, _, height, width = pixels.shape
     return pixels.new_zeros(batch, height // stride, width // stride, dtype=int64)

@@ -1,4 +1,4 @@
-"""Masking hides what a model has to guess.
+"""Masks the words, regions and patches that a model has to predict.
 
 Reading order: ``words``, ``regions`` and ``patches``.
 """

@@ -1,4 +1,4 @@
-"""BEiT's block-wise masking of an image's patches (arXiv:2106.08254, sec. 2.3, algorithm 1)."""
+"""Masks image patches block-wise, as BEiT does (arXiv:2106.08254, sec. 2.3, algorithm 1)."""
 
 import math
 from dataclasses import dataclass
@@ -13,28 +13,29 @@ ATTEMPTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMasking:
-    """``patches`` of a ``grid`` x ``grid`` image in blocks of ``smallest`` to ``largest``.
+    """Masks ``patches`` of a ``grid`` x ``grid`` image in blocks of ``smallest`` to ``largest``.
 
-    ``aspect`` bounds height by width from below, and its inverse from above. VLMo's first stage has
-    these values. The count is never exceeded and falls short in about a third of the masks.
+    ``aspect`` is the lower bound of height / width, and its inverse the upper bound. VLMo's first
+    stage has these values. The count is never exceeded and falls short in about a third of the
+    masks.
     """
 
     grid: int = 14
     patches: int = 75
     smallest: int = 16
-    largest: int | None = None  # no bound but ``patches``
+    largest: int | None = None  # bounded by ``patches`` only
     aspect: float = 0.3
 
     @staticmethod
     def for_grid(grid: int) -> "BlockMasking":
-        """The same shares of another grid; of 14 x 14 these values."""
+        """Returns the same shares for another grid; for 14 x 14 the default values."""
         like = BlockMasking()
         share = (grid / like.grid) ** 2
         smallest = max(int(like.smallest * share), 1)
         return BlockMasking(grid=grid, patches=round(like.patches * share), smallest=smallest)
 
     def draw(self, draws: Draws) -> Flags:
-        """Which patches [grid, grid] are masked."""
+        """Returns a random mask of the patches [grid, grid]."""
         mask = np.zeros((self.grid, self.grid), dtype=np.bool_)
         while left := self.patches - int(mask.sum()):
             if not self._add_block(mask, min(left, self.largest or self.patches), draws):
@@ -42,9 +43,9 @@ class BlockMasking:
         return mask
 
     def _add_block(self, mask: Flags, max_patches: int, draws: Draws) -> bool:
-        """Mask a block with 1 to ``max_patches`` new patches, unless none is found."""
+        """Masks a block with 1 to ``max_patches`` new patches; returns False if none fits."""
         for _ in range(ATTEMPTS):
-            # Below ``smallest`` the interval runs backwards, as in the published code.
+            # Below ``smallest`` the interval is reversed, as in the published code.
             area = self.smallest + (max_patches - self.smallest) * draws.random()
             widest = -math.log(self.aspect)
             ratio = math.exp(-widest + 2 * widest * draws.random())

@@ -1,7 +1,7 @@
-"""Regions are masked by pure functions of drawn numbers.  R regions.
+"""Masks regions by pure functions of random numbers. R regions.
 
-As in ``words.py`` these are drawn in the published order. The region that stands for the full
-image is never masked and is not among the R.
+As in ``words.py`` these are sampled in the published order. The region for the full image is never
+masked and is not among the R.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vlmill.train.loading.random import Draws
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedRegions:
-    """``masked`` [R] regions are to be guessed; of those ``zeroed`` [R] lose their feature."""
+    """Flags the ``masked`` [R] regions to predict, and of these the ``zeroed`` [R] features."""
 
     masked: Flags
     zeroed: Flags
@@ -29,11 +29,11 @@ class MaskedRegions:
 
 
 def masked_by(drawn: npt.NDArray[np.float64], *, share: float, to_zero: float) -> MaskedRegions:
-    """Masks each region with chance ``share``; of those ``to_zero`` lose their feature.
+    """Masks each region with chance ``share``; ``to_zero`` of these lose their feature.
 
     15 % and 90 % in ViLBERT (sec. 3.1), ImageBERT (sec. 3.3), VL-BERT's code, and InterBERT's
-    without groups. A region's number of ``drawn`` [R] decides both: masked below ``share``, zeroed
-    below ``to_zero`` of that.
+    without groups. A region's number in ``drawn`` [R] decides both: masked below ``share``, zeroed
+    below ``share`` times ``to_zero``.
     """
     masked = drawn < share
     return MaskedRegions(masked=masked, zeroed=masked & (drawn < to_zero * share))
@@ -47,11 +47,12 @@ def mask_groups(
     threshold: float = 0.4,
     inclusive: bool = False,
 ) -> MaskedRegions:
-    """InterBERT's masked group modelling: anchors and every region that overlaps with one.
+    """Masks groups as InterBERT does: anchors and every region that overlaps with one.
 
-    ``overlap`` [R, R] is :func:`overlaps`. Each region is an anchor with chance ``anchor_share``;
-    all of a group lose their feature and are to be guessed. The paper asks for an overlap above
-    ``threshold``, the released code for one that is not below (``inclusive``).
+    ``overlap`` [R, R] comes from :func:`overlaps`. Each region is an anchor with chance
+    ``anchor_share``; all regions of a group lose their feature and are predicted. The paper
+    requires an overlap above ``threshold``, the released code one of at least ``threshold``
+    (``inclusive``).
     """
     anchors = np.array([draws.random() for _ in range(len(overlap))]) < anchor_share
     grouped = overlapping(anchors, overlap, threshold=threshold, inclusive=inclusive)

@@ -1,7 +1,8 @@
-"""Words are masked by pure functions of a source of random numbers.  T tokens, W words.
+"""Masks words by pure functions of a source of random numbers. T tokens, W words.
 
-Every rule draws in the order of the published code, one number at a time, so that a test can feed
-it what a run of that code drew. ``mask_texts`` does it for a whole batch, N tokens of all texts.
+Every rule samples in the order of the published code, one number at a time, so that a test can pass
+it the numbers of a run of that code. ``mask_texts`` processes a whole batch, with N tokens in all
+texts.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from vlmill.train.settings.parts import Masking
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTokens:
-    """A text [T] as it was and as the model sees it, ``masked`` where it is to be guessed."""
+    """Holds a text [T] before and after masking; ``masked`` flags the tokens to predict."""
 
     original: Ids
     tokens: Ids
@@ -35,10 +36,10 @@ NO_TEXT = MaskedTokens(
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """What becomes of masked tokens: ``to_mask`` [MASK], ``to_random`` any id, the rest stays.
+    """Holds the shares of masked tokens: ``to_mask`` [MASK], ``to_random`` any id, the rest stays.
 
-    BERT's shares (Devlin et al. 2018, sec. 3.1), which all five papers keep. Random ids are of the
-    whole vocabulary, special and unused entries included.
+    The shares are BERT's (Devlin et al. 2018, sec. 3.1), which all five papers use. Random ids are
+    from the whole vocabulary, special and unused entries included.
     """
 
     mask_id: int
@@ -47,7 +48,7 @@ class Replacement:
     to_random: float = 0.1
 
     def replace_token(self, token: int, fate: float, draws: Draws) -> int:
-        """What the model sees of a masked token whose ``fate`` was drawn from [0, 1)."""
+        """Returns the model's input for a masked token whose ``fate`` was sampled from [0, 1)."""
         if fate < self.to_mask:
             return self.mask_id
         if fate < self.to_mask + self.to_random:
@@ -64,14 +65,14 @@ def mask_drawn(
     share: float,
     replacement: Replacement,
 ) -> MaskedTokens:
-    """Masks words with chance ``share``, many texts at once: tokens [N], which begin a word where
-    ``first`` [N].
+    """Masks words with chance ``share`` in many texts: tokens [N], words begin at ``first`` [N].
 
-    All pieces of a word have one fate (VL-BERT, 15 %); where every token is a word this is BERT's
-    masking, that of ViLBERT (its code), ImageBERT and InterBERT without segments. Special tokens
-    are not ``maskable`` [N]. Of the numbers ``drawn`` [N, 2] from [0, 1), the first of a word's
-    first token is the word's fate: masked below ``share``, and divided by it between the kinds of
-    replacement. The second of each token says which it becomes where it becomes any.
+    All tokens of a word have one fate (VL-BERT, 15 %). Where every token is a word this is BERT's
+    masking, which ViLBERT (its code), ImageBERT and InterBERT without segments use. Special tokens
+    are not ``maskable`` [N]. Two numbers from [0, 1) are ``drawn`` [N, 2] for each token. The first
+    one of a word's first token is the word's fate: it is masked below ``share``, and the number
+    divided by ``share`` selects the type of replacement. The second one of each token selects its
+    random replacement.
     """
     positions = np.arange(len(tokens))
     fates = drawn[np.maximum.accumulate(np.where(first, positions, 0)), 0]
@@ -92,7 +93,7 @@ def mask_drawn(
 def replace_masked(
     tokens: Ids, masked: Flags, draws: Draws, replacement: Replacement
 ) -> MaskedTokens:
-    """Tokens [T] of which ``masked`` were chosen before: one number for each, in their order."""
+    """Replaces ``masked`` tokens of T, chosen before; uses one number for each, in order."""
     input_tokens = tokens.astype(np.int64)
     for i in np.flatnonzero(masked).tolist():
         input_tokens[i] = replacement.replace_token(int(tokens[i]), draws.random(), draws)
@@ -102,10 +103,10 @@ def replace_masked(
 def segments(
     count: int, draws: Draws, *, anchor_share: float = 0.10, max_further: int = 2
 ) -> Flags:
-    """InterBERT's masked segment modelling as its paper says it: which of ``count`` tokens.
+    """Selects tokens by InterBERT's masked segment modelling, as described in its paper.
 
     Each token is an anchor with chance ``anchor_share`` and is masked with the next 0 to
-    ``max_further`` (equal chances), as far as there are any; segments may overlap.
+    ``max_further`` tokens (equal chances), as far as they exist; segments may overlap.
     """
     masked = np.zeros(count, dtype=np.bool_)
     for i in range(count):
@@ -115,10 +116,10 @@ def segments(
 
 
 def one_span(count: int, draws: Draws) -> Flags:
-    """InterBERT's released code: one span of ``count`` tokens, of up to all of them.
+    """Selects one span of up to ``count`` tokens, as InterBERT's released code does.
 
-    Captions of up to three tokens stay whole. The start may be the place after the last token, and
-    the span ends with the caption, so that often less than its length is masked.
+    Captions of up to three tokens stay unmasked. The start may be the position after the last
+    token, and the span ends with the caption, so that often less than its length is masked.
     """
     masked = np.zeros(count, dtype=np.bool_)
     if int(0.3 * count):
@@ -131,12 +132,12 @@ def one_span(count: int, draws: Draws) -> Flags:
 def whole_words(
     continues: Sequence[bool], blocked: Sequence[bool], draws: Draws, *, share: float
 ) -> Flags:
-    """VLMo's choice of whole words (its code): which of T tokens, before special ones are dropped.
+    """Selects whole words of T tokens, as VLMo's code does before it drops special ones.
 
     Token i belongs to the word before it where ``continues[i]``; ``blocked`` are [CLS] and [SEP].
-    Padding counts as words, one each, so the budget of ``share`` of T (at least 1, halves to even)
-    is that of the padded length unless only the caption itself is given. Words come in random
-    order; one that would exceed the budget is passed over.
+    Each padding token counts as a word. The budget of ``share`` of T (at least 1, halves to even)
+    is therefore based on the padded length unless only the caption itself is given. Words come in
+    random order; one that would exceed the budget is skipped.
     """
     words: list[list[int]] = []
     for i in (i for i, is_blocked in enumerate(blocked) if not is_blocked):
@@ -158,10 +159,10 @@ def whole_words(
 
 @dataclass(frozen=True, kw_only=True)
 class Lexicon:
-    """What masking has to know of a vocabulary of V tokens.
+    """Holds the facts about a vocabulary of V tokens that masking needs.
 
-    ``continues`` [V]: pieces that go on with a word (``##``). ``specials``: [PAD], [UNK], [CLS],
-    [SEP] and [MASK], as far as there are.
+    ``continues`` [V]: tokens that continue a word (``##``). ``specials``: [PAD], [UNK], [CLS],
+    [SEP] and [MASK], as far as they exist.
     """
 
     mask_id: int
@@ -175,7 +176,7 @@ class Lexicon:
         size = tokenizer.get_vocab_size()
         words = [tokenizer.id_to_token(i) or "" for i in range(size)]
         ids = [tokenizer.token_to_id(name) for name in (PAD, UNK, CLS, SEP, MASK)]
-        assert ids[-1] is not None  # every way to a tokenizer checks the special tokens
+        assert ids[-1] is not None  # each function that makes a tokenizer checks this
         return Lexicon(
             mask_id=ids[-1],
             size=size,
@@ -193,9 +194,9 @@ def mask_texts(
     longest: int,
     specials: bool = True,
 ) -> list[MaskedTokens]:
-    """Masks [CLS] text [SEP] (or, without ``specials``, texts alone) by the stage's rule.
+    """Masks [CLS] text [SEP] (or, without ``specials``, only texts) by the stage's rule.
 
-    ``longest`` is what a text may have, of which VLMo's code takes its share.
+    ``longest`` is the maximum length of a text; VLMo's code computes its share from it.
     """
     if masking.word_rule not in ("tokens", "words"):
         return [
@@ -212,7 +213,7 @@ def mask_texts(
         first = ~(lexicon.continues[tokens] & maskable)
         first[1:] |= ~maskable[:-1]
         first[ends[:-1]] = True
-    # Two numbers for each token: what becomes of it, and which word a random one is.
+    # Two numbers for each token: its fate, and the id of a random replacement.
     drawn = np.concatenate(
         [text_draws.many(2 * len(text)) for text, text_draws in zip(texts, draws, strict=True)]
     )

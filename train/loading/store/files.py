@@ -1,7 +1,6 @@
 """Writes and reads the files of a run's prepared samples.
 
-They are made once for a run and mapped by all of its processes; a run that is continued finds them
-again.
+They are made once for a run and mapped by all of its processes; a continued run reuses them.
 """
 
 import dataclasses
@@ -39,17 +38,17 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "image_row": np.dtype(np.int64),
     "num_tokens": np.dtype(np.int32),
     "num_regions": np.dtype(np.int32),
-    "tokens": np.dtype(np.int32),  # of all texts, one after the other
+    "tokens": np.dtype(np.int32),  # of all texts, concatenated
 }
-NO_IMAGE = 0  # the image's key of a text alone
+NO_IMAGE = 0  # the image key of a text without an image
 
 
 PreparedPair = tuple[dict[str, Any], list[int], int, int]  # row, tokens, image's row, regions
 
 
 class Columns:
-    """Writes kept pairs: an Arrow file of what is read by row, with a task's ``labels``, and a file
-    for each number.
+    """Writes kept pairs: an Arrow file with the data of each row and a task's ``labels``, and a
+    file for each number.
     """
 
     def __init__(self, folder: Path, labels: pa.Schema) -> None:
@@ -66,7 +65,7 @@ class Columns:
         self._samples.write([{name: row[name] for name in names} for row, *_ in pairs])
         numbers: dict[str, list[int]] = {
             "pair_key": [key64(row["pair_id"]) for row, *_ in pairs],
-            # As the model sees it: case does not count.
+            # As the model sees it: case is ignored.
             "text_key": [key64(" ".join(map(str, tokens))) for _, tokens, *_ in pairs],
             "image_key": [
                 NO_IMAGE if row["image_id"] is None else key64(row["image_id"]) for row, *_ in pairs
@@ -118,8 +117,8 @@ class _Writer:
 
 
 def write_known(folder: Path) -> None:
-    """Write what follows from all rows: where each text ends, and the sorted keys of which text
-    belongs to which image.
+    """Writes values that depend on all rows: where each text ends, and the sorted keys of matching
+    texts and images.
     """
     ends = np.cumsum(map_column(folder, "num_tokens"), dtype=np.int64)
     (folder / "token_ends").write_bytes(ends.tobytes())
@@ -129,16 +128,16 @@ def write_known(folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedNegatives:
-    """Holds what a table of hard negatives has of the pairs that are trained on."""
+    """Holds the facts about a table of hard negatives for the pairs that are trained on."""
 
     num_rows: int  # of the table
-    num_met: int  # of them, whose pair is trained on
-    num_negatives: int  # that are trained on too, of all of those
+    num_met: int  # rows whose pair is trained on
+    num_negatives: int  # negatives that are trained on too, in all of these rows
     sample: str  # the table's first pair_id
 
 
 def prepare_negatives(folder: Path, negatives: str) -> JoinedNegatives:
-    """Write each kept pair's negatives as row numbers; those not kept are left out."""
+    """Writes each kept pair's negatives as row numbers, without negatives that are not kept."""
     keys = map_column(folder, "pair_key")
     order = np.argsort(keys, kind="stable")
     ordered, total, num_rows, num_met, sample = keys[order], 0, 0, 0, ""
@@ -176,7 +175,7 @@ DONE = "done.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Tells what came of preparing a run: counts, the rejects' shard, and the tokenizer as JSON."""
+    """Holds the results of preparing a run: counts, the rejects' shard, the tokenizer as JSON."""
 
     counts: Counter[str]
     rejects: Shard
@@ -184,14 +183,14 @@ class Preparation:
 
 
 def write_preparation(folder: Path, preparation: Preparation) -> None:
-    """Note beside the samples that they are whole, for a run that is continued."""
+    """Records next to the samples that they are complete, for a continued run."""
     plain = dataclasses.asdict(preparation)
     write_json(folder / DONE, {"software": SOFTWARE, **plain, "counts": dict(preparation.counts)})
 
 
 def read_preparation(folder: Path, output: Path) -> Preparation | None:
-    """Reads what :func:`write_preparation` noted, if the samples and the rejects in ``output``
-    are there still.
+    """Reads the record of :func:`write_preparation`, if the samples and the rejects in ``output``
+    still exist.
     """
     try:
         noted = read_json(folder / DONE)

@@ -1,7 +1,7 @@
-"""Keeps which images lie near each other, and the captions of each.
+"""Stores each image's nearest images, and the captions of each.
 
-Images are rows of the table that pairs are joined with. An image's neighbours are those that are
-trained on, too.
+Images are rows of the table that pairs are joined with. Only images that are trained on count as
+neighbours.
 """
 
 import dataclasses
@@ -20,29 +20,29 @@ from vlmill.schemas.tables import NEIGHBOURS
 from vlmill.train.loading.arrays import Flags, Ids
 from vlmill.train.loading.store.files import ROWS, map_column
 
-# Files of int64: images [N], rising; where the neighbours of each end [N]; these, one after the
-# other.
+# Files of int64: images [N], ascending; the end of each one's neighbours [N]; all neighbours,
+# concatenated.
 IMAGES, ENDS, NEAR = "near_pictures", "near_ends", "near"
 NAMED = 3  # images that a message names
-FLAG = "--negatives"  # names the table
-FEWEST = 0.5  # of the images that are trained on, that need neighbours
+FLAG = "--negatives"  # the option that names the table
+FEWEST = 0.5  # minimum share, of the images that are trained on, that has neighbours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedNeighbours:
-    """Tells how many of the images that are trained on have neighbours that are, too."""
+    """Counts the images that are trained on whose neighbours are trained on, too."""
 
     num_images: int
     num_met: int
-    lacking: tuple[str, ...]  # some of the others
-    samples: str  # how the tables call images
+    lacking: tuple[str, ...]  # some of the images without such neighbours
+    samples: str  # how the tables name images
 
 
 def keep_neighbours(folder: Path, neighbours: str, images: Indexed, holding: str) -> None:
-    """Writes what :class:`NearImages` reads of a table of neighbours.
+    """Writes the files of :class:`NearImages` from a table of neighbours.
 
-    ``holding`` is the option of ``images``. Raises InputError for neighbours of other images:
-    less than half of those that are trained on have some.
+    ``holding`` is the option of ``images``. Raises InputError if the neighbours are of other
+    images: fewer than half of the images that are trained on have neighbours.
     """
     joined = join_neighbours(folder, neighbours, images, holding)
     num_lacking = joined.num_images - joined.num_met
@@ -64,7 +64,7 @@ def keep_neighbours(folder: Path, neighbours: str, images: Indexed, holding: str
 def join_neighbours(
     folder: Path, neighbours: str, images: Indexed, holding: str
 ) -> JoinedNeighbours:
-    """Writes the files, and says what came of it."""
+    """Writes the files, and returns the counts."""
     join, index = Join(images.index, asking=FLAG, holding=holding), images.index
     trained = np.zeros(len(index), dtype=np.bool_)
     trained[(rows := map_column(folder, "image_row"))[rows != ABSENT]] = True
@@ -106,15 +106,15 @@ def _none() -> Numbers:
 def _select_neighbours(
     join: Join, image_ids: list[str], neighbour_ids: Any, trained: Flags
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The images of a batch that are trained on and have neighbours that are; how many of these
-    each has, and which.
+    """Returns the images of a batch that are trained on and have neighbours that are trained on,
+    how many each has, and which.
     """
     owners = join.find(image_ids)
     lengths = pa.compute.list_value_length(neighbour_ids).to_numpy(zero_copy_only=False)
     encoded = neighbour_ids.flatten().dictionary_encode()
     rows = join.find(encoded.dictionary.to_pylist())[encoded.indices.to_numpy()]
     owner_index = np.repeat(np.arange(len(owners)), lengths.astype(np.int64))
-    # What is absent is row -1, which is any: it is asked first.
+    # ABSENT is -1, which indexes the last row: it is excluded separately.
     good = (rows != ABSENT) & trained[rows] & (rows != owners[owner_index])
     good &= ((owners != ABSENT) & trained[owners])[owner_index]
     counts = np.bincount(owner_index[good], minlength=len(owners))
@@ -123,7 +123,7 @@ def _select_neighbours(
 
 
 class NearImages:
-    """Reads the neighbours of images, mapped, and the captions of each: 16 bytes a caption."""
+    """Reads the neighbours of images, mapped, and the captions of each: 16 bytes per caption."""
 
     def __init__(self, folder: Path) -> None:
         self._images = _map_ids(folder / IMAGES)
@@ -133,7 +133,7 @@ class NearImages:
         self._owners = image_rows[self._order]
 
     def find_neighbours(self, image: int) -> Ids:
-        """Returns an image's neighbours, the nearest first; maybe none."""
+        """Returns an image's neighbours, the nearest first; possibly empty."""
         index = int(np.searchsorted(self._images, image))
         if index == len(self._images) or self._images[index] != image:
             return self._near[:0]

@@ -1,4 +1,4 @@
-"""Training reads the table of pairs here: its rows, its splits and its digest."""
+"""Reads the table of pairs for training: its rows, its splits and its digest."""
 
 import hashlib
 from collections import Counter
@@ -19,7 +19,7 @@ COLUMNS = ("pair_id", "image_id", "text", "source", "split")
 
 @dataclass(frozen=True)
 class ImagesAlone:
-    """Names a table of images that stands for one of pairs: each row is an image with no text."""
+    """Holds a table of images that replaces a table of pairs: each row is an image with no text."""
 
     images: str
 
@@ -32,18 +32,18 @@ FaultFinder = Callable[[Mapping[str, Any]], Reason | None]
 
 
 def no_fault(row: Mapping[str, Any]) -> Reason | None:
-    """Any row will do."""
+    """Accepts any row."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Names a task's table of examples, whose rows are read as pairs.
+    """Describes a task's table of examples, whose rows are read as pairs.
 
-    ``as_pairs`` gives the ``COLUMNS`` of the rows of a batch, and those of ``labels``. A task that
-    ``takes_empty`` also has examples without a word and images without a box. Where examples have
-    ``two_images``, the labels are `SECOND`'s, too: the other one's id, and its row, which is
-    filled in. ``find_fault`` says what is wrong with a row, if anything is.
+    ``as_pairs`` returns the ``COLUMNS`` of the rows of a batch, and the ``labels`` columns. A task
+    that ``takes_empty`` also has examples without a word and images without a box. Where examples
+    have ``two_images``, the labels include the columns in `SECOND`: the second image's id, and its
+    row, which is filled in. ``find_fault`` returns the reason why a row is invalid, or None.
     """
 
     path: str
@@ -66,7 +66,7 @@ def get_flag(pairs: PairTable) -> str:
 
 
 def label_columns(pairs: PairTable) -> pa.Schema:
-    """Returns the columns that a task's examples have beside a pair's."""
+    """Returns the columns that a task's examples have in addition to a pair's."""
     return pairs.labels if isinstance(pairs, Examples) else NO_COLUMNS
 
 
@@ -84,7 +84,7 @@ def pair_batches(pairs: PairTable, columns: Sequence[str] = COLUMNS) -> Iterator
 
 
 def _as_pairs(image_ids: pa.Array, columns: Sequence[str]) -> pa.RecordBatch:
-    """Makes pairs of images: an image's id is its pair's, too."""
+    """Makes pairs of images: an image's id is also the id of its pair."""
     count = len(image_ids)
     values = {"pair_id": image_ids, "image_id": image_ids, "text": pa.array([""] * count)}
     missing = pa.nulls(count, pa.string())
@@ -97,19 +97,19 @@ def pair_rows(pairs: PairTable) -> Iterator[list[dict[str, Any]]]:
 
 
 class PairsDigest:
-    """Computes a SHA-256 over the ids and texts that training reads, in their order, and their
+    """Computes a SHA-256 of the ids and texts that training reads, in their order, and their
     number.
 
-    How the table is cut into shards, row groups and batches does not matter.
+    The digest does not depend on how the table is split into shards, row groups and batches.
     """
 
     def __init__(self) -> None:
-        # Lengths and characters apart, so that batches of another size give the same bytes.
+        # Lengths and characters separately, so that batches of another size give the same bytes.
         self._digests = {name: (hashlib.sha256(), hashlib.sha256()) for name in COLUMNS}
         self.count = 0
 
     def update(self, batch: pa.RecordBatch) -> None:
-        """Goes on with a batch of :func:`pair_batches`."""
+        """Adds a batch of :func:`pair_batches`."""
         self.count += batch.num_rows
         for name, (length_digest, text_digest) in self._digests.items():
             column = batch.column(name).cast(pa.large_string())
@@ -127,11 +127,11 @@ class PairsDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsFacts:
-    """Holds what one pass over a table of pairs tells: its :class:`PairsDigest` and its splits."""
+    """Holds the results of one scan of a table of pairs: its digest and its splits."""
 
     count: int
     digest: str
-    splits: Counter[str | None]  # the pairs of each, by its name as it is written
+    splits: Counter[str | None]  # the number of pairs of each, by its name as written
 
 
 def pairs_facts(pairs: PairTable) -> PairsFacts:

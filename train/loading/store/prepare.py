@@ -1,8 +1,7 @@
-"""Tables become training samples: joined, tokenised and checked once, then read at random.
+"""Turns tables into training samples: joined, tokenised and checked once, then read at random.
 
-``prepare_samples`` writes a folder that training maps into memory: what lies there is shared by all
-processes of a run and left to the system's cache, so that a run's own memory is its batches and the
-index of the images.
+``prepare_samples`` writes a folder that training maps into memory. All processes of a run share it
+through the system's cache, so that a run's own memory is its batches and the index of the images.
 """
 
 import shutil
@@ -33,14 +32,14 @@ from vlmill.train.loading.store.pairs import (
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import PairFilter, PairSelection, images_flag
 
-# Of the rows of a table of negatives: fewer that are of pairs to train on are worth a warning.
+# Share of the rows of a table of negatives: a warning is printed if fewer are of pairs to train on.
 FEW_NEGATIVES = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextForm:
-    """Says what becomes of a text's tokens once they are cut: a task's own form, which ``adds`` so
-    many.
+    """Describes a task's changes to a text's tokens after they are cut, which ``adds`` a number of
+    tokens.
     """
 
     apply: Callable[[list[int]], list[int]]
@@ -52,19 +51,19 @@ AS_IT_IS = TextForm(apply=list)
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationInputs(PairSelection):
-    """Says what a run's samples are made of."""
+    """Holds the inputs and limits for a run's samples."""
 
     tokenizer: Tokenizer
     max_tokens: int  # longer texts are cut before [SEP]
-    # Those without an image, where others may follow in their row; null: as all texts.
+    # For texts without an image, which other texts may follow in their row; null: as for all texts.
     max_tokens_alone: int | None = None
     negatives: str | None = None  # the table of hard negatives
-    neighbours: str | None = None  # that of nearest images
+    neighbours: str | None = None  # the table of nearest images
     form: TextForm = AS_IT_IS
     stage: str = "pretrain"  # in the table of rejects
 
     def longest(self, row: Mapping[str, Any]) -> int:
-        """Returns how many tokens are kept of a pair's text."""
+        """Returns the maximum number of tokens of a pair's text."""
         if row["image_id"] is None and self.max_tokens_alone is not None:
             return self.max_tokens_alone
         return self.max_tokens
@@ -72,7 +71,7 @@ class PreparationInputs(PairSelection):
 
 @dataclass(frozen=True, kw_only=True)
 class RegionFacts:
-    """Holds what one pass over the regions table tells: images without a box, and the classes."""
+    """Holds the results of one scan of the regions table: images without a box, and the classes."""
 
     empty: frozenset[str]
     num_classes: int  # the highest class id plus one; 0 without classes
@@ -97,18 +96,17 @@ def region_facts(regions: str) -> RegionFacts:
 def prepare_samples(
     folder: Path, what: PreparationInputs, rejects: ShardWriter | None = None
 ) -> Counter[str]:
-    """Writes what :class:`SampleTable` reads; counts ``kept`` and each reason of a reject.
+    """Writes the files of :class:`SampleTable`; counts ``kept`` and each reject reason.
 
-    Pairs are rejected that are held out (all but ``what.rows``), whose pair_id came before, whose
-    image has no regions (or no row of images) or such that are not finite, and whose text has no
-    word. Texts that are cut are
-    kept, and counted as ``cut``. With ``rejects``, says which images the tables call by different
-    ids.
+    A pair is rejected if it is held out (all but ``what.rows``), if it repeats a pair_id, if its
+    image has no regions (or no row of images) or regions that are not finite, or if its text has no
+    word. Texts that are cut are kept, and counted as ``cut``. With ``rejects``, also reports images
+    that the tables give different ids.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     counts: Counter[str] = Counter()
-    tokenizer = Tokenizer.from_str(what.tokenizer.to_str())  # truncation is state: not the caller's
+    tokenizer = Tokenizer.from_str(what.tokenizer.to_str())  # the caller's truncation stays
     tokenizer.enable_truncation(max(what.max_tokens, what.max_tokens_alone or 0))
     pair_filter, labels = PairFilter(what), label_columns(what.pairs)
     with (
@@ -138,7 +136,7 @@ def prepare_samples(
             writer.write(accepted)
             progress.advance(len(rows), rejects=len(rejected))
     write_known(folder)
-    if rejects is not None:  # what is held out comes from the same tables
+    if rejects is not None:  # held-out pairs come from the same tables
         for summary in pair_filter.summaries():
             print_status(f"note: {summary}")
     if what.negatives is not None and counts["kept"]:
@@ -149,12 +147,12 @@ def prepare_samples(
 
 
 def _cut(tokens: list[int], longest: int) -> list[int]:
-    """Returns at most ``longest`` tokens, the last one, the [SEP], among them."""
+    """Returns at most ``longest`` tokens, including the last one, the [SEP]."""
     return tokens if len(tokens) <= longest else [*tokens[: longest - 1], tokens[-1]]
 
 
 def _negatives(folder: Path, negatives: str) -> int:
-    """Returns how many hard negatives there are. Raises InputError if they are of other pairs."""
+    """Returns the number of hard negatives. Raises InputError if they are of other pairs."""
     joined = prepare_negatives(folder, negatives)
     counts_text = f"{joined.num_met} of the {joined.num_rows} pair_ids of --negatives {negatives}"
     if joined.num_rows and not joined.num_met:

@@ -1,8 +1,8 @@
-"""Decides which rows of the table of pairs are trained on, and which are validated on.
+"""Selects the rows of the table of pairs for training, and the rows for validation.
 
 A stage may name splits (``train_splits``, ``validation_splits``); otherwise the table of names in
-:mod:`vlmill.schemas.splits` decides. A split that any stage names is used as it is named, whatever
-that table says, so that no pair is trained on in one stage and validated on in another.
+:mod:`vlmill.schemas.splits` decides. A split that any stage names is used as that stage names it,
+regardless of that table, so that no pair is trained on in one stage and validated on in another.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,26 +17,26 @@ from vlmill.schemas.splits import check_splits, find_use, split_name
 from vlmill.train.loading.arrays import Keys
 from vlmill.train.settings.spec import RunSettings, TrainingStage
 
-Splits = frozenset[str | None]  # as the table writes them
+Splits = frozenset[str | None]  # as written in the table
 
 ALL_KEYS = 1 << 64
-DRAWN_SHARE = 0.01  # of the images, that are held out where no split is for validation
+DRAWN_SHARE = 0.01  # share of the images that are held out where no split is for validation
 DRAWN_LEAST, DRAWN_MOST = 100, 5_000  # images
-DRAWN_LARGEST_SHARE = 0.1  # of few images, whatever DRAWN_LEAST says
+DRAWN_LARGEST_SHARE = 0.1  # for few images, overrides DRAWN_LEAST
 
 
 def unit_key(row: Mapping[str, Any]) -> int:
-    """Returns the hash of a row's image, so that an image's captions stay together; of a text
-    alone that of its pair.
+    """Returns the hash of a row's image, which keeps an image's captions together; for a text
+    without an image that of its pair.
     """
     return key64(row["pair_id"] if row["image_id"] is None else row["image_id"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Says which rows of the table are meant: those of ``splits``, as far as their
-    :func:`unit_key` is from ``first`` to below ``end``. Without ``splits``, those that the table of
-    names has for training.
+    """Selects rows of the table: rows of ``splits`` whose :func:`unit_key` is from ``first`` to
+    below ``end``. Without ``splits``, it uses the splits that the table of names assigns to
+    training.
     """
 
     splits: Splits | None = None
@@ -44,7 +44,7 @@ class Rows:
     end: int = ALL_KEYS
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Says whether a row with ``pair_id``, ``image_id`` and ``split`` is one of these."""
+        """Returns whether a row with ``pair_id``, ``image_id`` and ``split`` is selected."""
         split = row["split"]
         if not (find_use(split) == "train" if self.splits is None else split in self.splits):
             return False
@@ -60,8 +60,8 @@ FOR_TRAINING = Rows()
 class SplitPlan:
     """Holds the splits that each stage trains on and validates on, in the order of the stages.
 
-    ``draws``: no pair is in a split for validation; some images of those that are trained on are
-    held out for it.
+    ``draws``: no pair is in a split for validation; some images that would be trained on are held
+    out for it.
     """
 
     training: tuple[Splits, ...]
@@ -82,10 +82,10 @@ class SplitPlan:
 def plan_splits(
     recipe: RunSettings, table: Iterable[str | None], flag: str = "--pairs"
 ) -> SplitPlan:
-    """Plans what a run does with the splits of its ``table``.
+    """Plans how a run uses the splits of its ``table``.
 
     ``flag`` names the table. Raises InputError for splits that a stage names and the table lacks,
-    and for names that say nothing to anyone.
+    and for splits that neither a stage nor the table of names knows.
     """
     splits, stages = frozenset(table), recipe.stages
     for number, stage in enumerate(stages):
@@ -135,10 +135,10 @@ def _require(names: Sequence[str], splits: Splits, where: str) -> None:
 
 
 def drawn_below(keys: Keys) -> int:
-    """Says below which :func:`unit_key` images are held out, given those of all rows.
+    """Returns the :func:`unit_key` below which images are held out, given the keys of all rows.
 
-    One in a hundred is, at least 100 and at most 5,000, but of few no more than a tenth; at least
-    one where there are two. It depends on the ids alone: every seed has the same.
+    One image in a hundred is held out, at least 100 and at most 5,000, but for few images at most a
+    tenth; at least one if there are two. It depends on the ids only: every seed has the same.
     """
     units = np.unique(keys)
     count = max(DRAWN_SHARE * len(units), DRAWN_LEAST)
@@ -147,7 +147,7 @@ def drawn_below(keys: Keys) -> int:
 
 
 def describe_plan(plan: SplitPlan, splits: Mapping[str | None, int]) -> str:
-    """Says what a plan does with the pairs of each split, in a sentence."""
+    """Describes how a plan uses the pairs of each split, in a sentence."""
     uses = {"trains on": plan.trained}
     if not plan.draws:
         uses["keeps for validation"] = plan.validated - plan.trained

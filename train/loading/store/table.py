@@ -18,7 +18,7 @@ NO_SOURCE = "null"  # of pairs whose source is missing
 
 
 class SampleTable:
-    """Reads the prepared samples; rows count from 0. What it maps is shared by all processes."""
+    """Reads the prepared samples; rows are counted from 0. All processes share the memory."""
 
     def __init__(self, folder: Path) -> None:
         self._batches, names = _map_batches(folder / "samples.arrow")
@@ -40,7 +40,7 @@ class SampleTable:
         return len(self.pair_keys)
 
     def value(self, name: str, row: int) -> Any:
-        """Returns a row's value of a column, a task's labels among them."""
+        """Returns a row's value of a column, which may be a task's label."""
         return self._columns[name][row // ROWS][row % ROWS].as_py()
 
     def pair_id(self, row: int) -> str:
@@ -48,41 +48,41 @@ class SampleTable:
         return str(self.value("pair_id", row))
 
     def image_id(self, row: int) -> str:
-        """Returns the pair's image; empty for a text alone."""
+        """Returns the pair's image; empty for a text without an image."""
         return self.value("image_id", row) or ""
 
     def image_key(self, row: int) -> int:
-        """Returns 64 bits that the pairs of an image share; a text alone has its own."""
+        """Returns 64 bits that an image's pairs share; unique for a text without an image."""
         has_image = self.image_rows[row] != ABSENT
         return int(self.image_keys[row] if has_image else self.pair_keys[row])
 
     def tokens(self, row: int) -> Ids:
-        """Returns the text's word-piece ids with [CLS] and [SEP]."""
+        """Returns the text's token ids with [CLS] and [SEP]."""
         end = int(self._ends[row])
         tokens: Ids = self._tokens[end - int(self.num_tokens[row]) : end].astype(np.int64)
         return tokens
 
     def matches(self, text_row: int, image_row: int) -> bool:
-        """Says whether the text of one row is a caption of the image of another."""
+        """Returns whether the text of one row is a caption of the image of another."""
         key = mix(int(self.text_keys[text_row]), int(self.image_keys[image_row]))
         position = int(np.searchsorted(self._known, key))
         return position < len(self._known) and bool(self._known[position] == key)
 
     @cached_property
     def near(self) -> NearImages | None:
-        """Returns which images lie near each other; None where no table has told."""
+        """Returns each image's nearest images; None if no table of neighbours was given."""
         return NearImages(self._folder) if (self._folder / NEAR).exists() else None
 
     @cached_property
     def _hard_rows(self) -> tuple[Ids, Ids]:
-        """Returns the rows that have hard negatives, rising, and their places in the file."""
+        """Returns the rows that have hard negatives, ascending, and their positions in the file."""
         parts = [batch.column("row").to_numpy() for batch in self._hard]
         rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         order = np.argsort(rows, kind="stable")
         return rows[order], order
 
     def hard_negatives(self, row: int) -> Ids:
-        """Returns the rows of the pair's hard negatives, maybe none."""
+        """Returns the rows of the pair's hard negatives, possibly empty."""
         rows, positions = self._hard_rows
         index = int(np.searchsorted(rows, row))
         if index == len(rows) or rows[index] != row:
@@ -97,11 +97,10 @@ class SampleTable:
         kind: str = "regions",
         splits: Collection[str | None] | None = None,
     ) -> Ids:
-        """Returns the rows whose source is one of these (all for none), in the order of their
-        images.
+        """Returns the rows with one of these sources (all if empty), in the order of their images.
 
-        Those with an image; of ``kind`` "text" those without, and of "images" one of each. With
-        ``splits`` only rows of these.
+        The default is rows with an image. ``kind`` "text" selects rows without an image, and
+        "images" one row per image. With ``splits`` only rows of these are returned.
         """
         rows = np.flatnonzero((self.image_rows == ABSENT) == (kind == "text"))
         if sources:
@@ -113,15 +112,15 @@ class SampleTable:
         return rows[np.argsort(self.image_rows[rows], kind="stable")]
 
     def has_source(self, *sources: str) -> Flags:
-        """Says of every row whether its source is one of these, of which ``null`` is a missing one:
-        bool [N].
+        """Returns whether each row's source is one of these; ``null`` means a missing one: bool
+        [N].
         """
         missing = (None,) if NO_SOURCE in sources else ()
         return self.is_among("source", (*sources, *missing))
 
     def is_among(self, name: str, values: Collection[str | None]) -> Flags:
-        """Says of every row whether its value of a column of texts is one of these, null among
-        them: bool [N].
+        """Returns whether each row's value of a text column is one of these, which may include
+        null: bool [N].
         """
         expected = pa.array(values, pa.string())
         flags = [pa.compute.is_in(column, value_set=expected) for column in self._columns[name]]
@@ -133,7 +132,7 @@ class SampleTable:
         return self.value("source", row) or NO_SOURCE
 
     def sources(self, rows: Ids | None = None) -> dict[str, int]:
-        """Returns how many pairs each source has, of ``rows`` or of all; a missing source counts as
+        """Returns the number of pairs per source, of ``rows`` or of all; a missing source counts as
         ``null``.
         """
         column = pa.chunked_array(self._columns["source"], pa.string()).fill_null(NO_SOURCE)

@@ -1,6 +1,7 @@
-"""Which pairs of a table a run can use, and why the others are left out.
+"""Selects the pairs of a table that a run can use, and records why the others are excluded.
 
-Held-out rows, repeated ids, empty texts, and images that are missing or have no region.
+Excluded are held-out rows, repeated ids, empty texts, and images that are missing or have no
+region.
 """
 
 from collections import Counter
@@ -35,22 +36,22 @@ from vlmill.train.loading.store.splits import FOR_TRAINING, Rows, unit_key
 
 @dataclass(frozen=True, kw_only=True)
 class PairSelection:
-    """Says which pairs of a table a run can use, and with which images it joins them."""
+    """Specifies which pairs of a table a run can use, and with which images it joins them."""
 
     pairs: PairTable
-    rows: Rows = FOR_TRAINING  # which of its rows; the others are held out
-    images: Indexed | None = None  # what pairs are joined with; None for texts alone
-    # Beside regions in `images`: the images themselves, and annotated regions.
+    rows: Rows = FOR_TRAINING  # rows of the table to use; the others are held out
+    images: Indexed | None = None  # the table that pairs are joined with; None: texts only
+    # In addition to regions in `images`: the images themselves, and annotated regions.
     other_tables: tuple[Indexed, ...] = ()
     takes_pairs: bool = True
     takes_texts: bool = False  # texts without an image
-    needs_words: bool = True  # for images alone a text may be empty
-    total: int | None = None  # pairs of the table, for the progress
+    needs_words: bool = True  # for images without texts a text may be empty
+    total: int | None = None  # number of pairs in the table, for the progress
 
 
 def unit_keys(which: PairSelection) -> Keys:
     """Returns the :func:`~vlmill.train.loading.store.splits.unit_key` of every row that can be
-    used, as far as this shows without its text: uint64 [N].
+    used, judged without its text: uint64 [N].
     """
     pair_filter, keys = PairFilter(which), [np.empty(0, np.uint64)]
     columns = [*COLUMNS, *label_columns(which.pairs).names]
@@ -68,8 +69,8 @@ def unit_keys(which: PairSelection) -> Keys:
 
 
 def require_images(counts: Counter[str], missing: str, flag: str = "--pairs") -> None:
-    """With ``missing`` "error", raises InputError if a pair was rejected for want of its
-    image.
+    """Raises InputError if a pair was rejected because its image is missing and ``missing`` is
+    "error".
     """
     lost = {r: counts[r] for r in (Reason.NO_IMAGE, Reason.NO_REGIONS, Reason.NO_BOXES)}
     if missing == "error" and any(lost.values()):
@@ -82,8 +83,8 @@ def require_images(counts: Counter[str], missing: str, flag: str = "--pairs") ->
 
 
 def sample_ids(which: PairSelection) -> str:
-    """Says how the pairs and the table that they are joined with call images, for an error; empty
-    without such a table.
+    """Describes how the pairs and the table that they are joined with name images, for an error;
+    empty without such a table.
     """
     if which.images is None:
         return ""
@@ -99,7 +100,7 @@ def images_flag(images: Indexed) -> str:
 
 
 def _repeated_keys(pairs: PairTable) -> frozenset[int]:
-    """Returns the keys of pair_ids that more than one pair may have. Memory: 8 bytes a pair."""
+    """Returns the keys of pair_ids that more than one pair may have. Memory: 8 bytes per pair."""
     batches = pair_batches(pairs, columns=["pair_id"])
     ids = (pair_id for batch in batches for pair_id in batch.column(0).to_pylist())
     keys = np.sort(np.fromiter(map(key64, ids), dtype=np.uint64))
@@ -111,14 +112,14 @@ ImageRows = tuple[int, ...]  # the row of each of a pair's images; ABSENT if a t
 
 @dataclass(frozen=True)
 class Fault:
-    """Says why a pair is left out, and at which of its images that lies, if at any."""
+    """Records why a pair is excluded, and for which of its images, if the reason is an image."""
 
     reason: Reason
     image_id: str | None
 
 
 class PairFilter:
-    """Tells which pairs are kept, and where their images are."""
+    """Decides which pairs are kept, and locates their images."""
 
     def __init__(self, which: PairSelection) -> None:
         self._which = which
@@ -137,7 +138,7 @@ class PairFilter:
         self._came: set[str] = set()
 
     def find_image_rows(self, rows: list[dict[str, Any]]) -> list[ImageRows]:
-        """Returns the rows of each pair's images: of one, or of two."""
+        """Returns the rows of each pair's images: one or two per pair."""
         firsts = self._find_image_rows([row["image_id"] for row in rows])
         if not self._two_images:
             return [(image_row,) for image_row in firsts]
@@ -155,12 +156,12 @@ class PairFilter:
         return image_rows
 
     def summaries(self) -> list[str]:
-        """Returns what met by name, a line for each table."""
+        """Returns a summary of images that matched by name, a line for each table."""
         return [summary for join in self._joins if (summary := join.summary())]
 
     @cached_property
     def _repeated(self) -> frozenset[int]:
-        """Reads all ids once, where reject reasons are asked for: `unit_keys` asks none."""
+        """Reads all ids once, where reject reasons are needed: `unit_keys` needs none."""
         return _repeated_keys(self._which.pairs)
 
     def _came_before(self, pair_id: str) -> bool:
@@ -176,17 +177,17 @@ class PairFilter:
     def find_fault(
         self, row: dict[str, Any], num_tokens: int, image_rows: ImageRows
     ) -> Fault | None:
-        """Returns why a pair is left out; asked once for each pair, in their order."""
+        """Returns why a pair is excluded; call it once for each pair, in their order."""
         if self._came_before(row["pair_id"]):
             return Fault(Reason.DUPLICATE, row["image_id"])
         fault = self.fault_without_text(row, image_rows)
         needs_words = self._which.needs_words and not self._takes_empty
-        if fault is None and needs_words and num_tokens <= 2:  # [CLS] and [SEP] alone
+        if fault is None and needs_words and num_tokens <= 2:  # only [CLS] and [SEP]
             return Fault(Reason.NO_TEXT, row["image_id"])
         return fault
 
     def fault_without_text(self, row: dict[str, Any], image_rows: ImageRows) -> Fault | None:
-        """Returns why a pair is left out whatever its text, and whether it came before or not."""
+        """Returns why a pair is excluded, regardless of its text and of repeated ids."""
         if not self._which.rows.has(row):
             return Fault(Reason.HELD_OUT, row["image_id"])
         if (reason := self._fault_of_row(row)) is not None:
