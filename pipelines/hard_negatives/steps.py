@@ -200,7 +200,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
     shards = [shard for u in units for shard in read_result(work_folder(plan), u).shards]
     names = [shard.name for shard in shards[1:]]
     write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
-    remove_leftovers(output)  # of workers that were killed while the run went on with others
+    remove_leftovers(output)  # files of workers that were killed during the run
     write_manifest(
         output,
         [*shards, rejects],

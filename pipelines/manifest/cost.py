@@ -19,7 +19,7 @@ from vlmill.runtime.units.funnel import Drop
 
 
 class FirstRows:
-    """The file's rows, judged and with their images read as the run does, and not written."""
+    """Judges the file's first rows and reads their images as the run does, without writing them."""
 
     def __init__(self, job: OwnJob) -> None:
         self.job, self.ledger = job, Ledger()

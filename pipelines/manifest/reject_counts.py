@@ -1,5 +1,5 @@
-"""Counts drops by stage and reason in the written rejects, so that a continued run reports the
-same.
+"""Counts drops by stage and reason in the written rejects, so that a continued run reports the same
+counts.
 """
 
 from collections import Counter, defaultdict
@@ -14,8 +14,8 @@ from vlmill.schemas.tables import REJECTS
 
 
 def rejects_by_stage(output: Path) -> defaultdict[str, Counter[str]]:
-    """Returns the number of rejects of each reason, by stage; no entry for a stage without
-    drops.
+    """Returns the number of rejects of each reason, by stage; a stage without drops has no
+    entry.
     """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     columns = ["stage", "reason"]

@@ -36,7 +36,7 @@ from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
-if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
+if TYPE_CHECKING:  # torch takes seconds to load, so it is imported later
     from vlmill.extract.run.job import Job
 
 _opening = threading.Lock()  # a worker process may have several threads, and one detector
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
             if not is_last:
                 return 0
             shards = [shard for result in EXTRACT.results(regions_run) for shard in result.shards]
-            # Of workers that were killed while the run went on with others.
+            # Files of workers that were killed during the run.
             remove_leftovers(job.output)
             write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     remove_work(job.output)

@@ -303,5 +303,5 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

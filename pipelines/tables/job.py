@@ -173,7 +173,7 @@ def _finish(job: Job) -> list[dict[str, Any]]:
     if job.absent is not None:
         write_json(job.output / NOT_FOUND, job.absent)
     _write_report(job, funnel)
-    remove_leftovers(job.output)  # of workers that were killed while others went on
+    remove_leftovers(job.output)  # files of workers that were killed during the run
     write_manifest(job.output, shards, job=job.name, settings=job.settings, inputs=list(job.inputs))
     remove_work(job.output)
     return funnel

@@ -1,11 +1,13 @@
-"""Parses JSON as published: no NaN, at most 64 levels; the last one of repeated keys counts."""
+"""Parses published JSON without NaN, at most 64 levels deep; of repeated keys the last one
+counts.
+"""
 
 import json
 from typing import Any, NoReturn
 
 from vlmill.pipelines.manifest.reading.sources import Remarks
 
-MAX_DEPTH = 64  # of lists and objects in each other
+MAX_DEPTH = 64  # of nested lists and objects
 
 
 def _refuse(name: str) -> NoReturn:

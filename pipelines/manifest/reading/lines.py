@@ -1,4 +1,4 @@
-r"""Reads lines of large published files, one at a time: plain ones, JSON, TSV.
+r"""Reads lines of large published files, one at a time: plain text, JSON, TSV.
 
 Memory is bounded by one line. A broken line is replaced by a Drop and affects no other.
 """

@@ -21,7 +21,7 @@ _BLANKS = " \t\n\r"
 
 
 class _Text:
-    """A file's characters; ``buffer[at:]`` have not been consumed."""
+    """Holds a file's characters; ``buffer[at:]`` has not been consumed."""
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
         self.source, self._file = source, file
@@ -30,7 +30,7 @@ class _Text:
         self.buffer, self.at, self._used, self.ended = "", 0, 0, False
 
     def more(self, size: int = CHUNK) -> None:
-        """Reads on; ``ended`` if there is nothing left."""
+        """Reads more characters; sets ``ended`` at the end of the file."""
         content = self._file.read(size)
         try:
             text = self._decoder.decode(content, final=not content)
@@ -79,7 +79,7 @@ class _Text:
             self.more(max(CHUNK, len(self.buffer) - self.at))
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Returns whether more characters may complete it: an open string, or an error at
+        """Returns whether more characters may complete the value: an open string, or an error at
         the end.
         """
         near = len(self.buffer) - error.pos <= LONGEST_WORD
@@ -96,10 +96,10 @@ class _Text:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLists:
-    """A JSON file that is a list, or an object with some long lists as members.
+    """Reads a JSON file that is a list, or an object with long lists as members.
 
-    ``known`` are the published keys of each member's elements, and of the file's own object or its
-    list's elements under "": others are noted in the file's remarks.
+    ``known`` has the published keys of each member's elements and, under "", of the file's object
+    or of its list's elements. Other keys are recorded in the file's remarks.
     """
 
     source: Source
@@ -108,7 +108,7 @@ class JsonLists:
     def elements(self, member: str | None = None) -> Iterator[Any]:
         """Yields the elements of the file's list (None), or of its member.
 
-        Raises InputError if there is no such list.
+        Raises InputError if the list does not exist.
         """
         with self.source.open() as file:
             text = _Text(self.source, file)
@@ -125,7 +125,7 @@ class JsonLists:
         """Yields the elements of several members of the file's object, in its order, each with the
         member's name.
 
-        Missing members have none. Ends after the last of them.
+        Missing members yield nothing. Ends after the last member.
         """
         left = set(members)
         with self.source.open() as file:
@@ -143,7 +143,7 @@ class JsonLists:
                     return
 
     def members(self) -> list[str]:
-        """Returns the names of the object's members; none if the file is a list."""
+        """Returns the names of the object's members; an empty list if the file is a list."""
         with self.source.open() as file:
             text, names = _Text(self.source, file), []
             for name in _names(text) if text.peek() == "{" else ():
@@ -220,7 +220,7 @@ def _elements(text: _Text) -> Iterator[Any]:
 
 
 def _skip(text: _Text) -> None:
-    """Passes a value; a list by its elements."""
+    """Skips a value; a list is skipped element by element."""
     if text.peek() == "[":
         for _ in _elements(text):
             pass

@@ -1,6 +1,6 @@
-"""MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
+"""Reads MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
 
-Both years hold the same images and captions, cut otherwise, so one year is read. Chen et al.
+Both years have the same images and captions, split differently, so one year is read. Chen et al.
 2015; Karpathy and Fei-Fei 2015.
 """
 
@@ -115,7 +115,7 @@ def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
 def _read_images(
     file: JsonLists, split: str, images: Images, licenses: dict[str, str]
 ) -> Iterator[Entry]:
-    """Adds the images of a file to ``images`` by number, and the licences by theirs; yields invalid
+    """Adds the images of a file to ``images`` and the licences, each by number; yields invalid
     images.
     """
     index = -1
@@ -137,7 +137,7 @@ def _read_images(
 
 
 def _image(image: Mapping[str, Any], split: str) -> ListedImage | None:
-    """Returns an image, None without id or name: annotations of it then report the missing
+    """Returns an image, or None without id or name: its annotations then report the missing
     image.
     """
     image_id, name = coco_id(image.get("id")), image.get("file_name")

@@ -1,4 +1,4 @@
-"""NLVR2: true or false statements about two images"""
+"""Reads NLVR2: true or false statements about two images."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,9 @@ SIDES = ("img0", "img1")  # left, right
 
 
 def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
-    """Reads a line of NLVR2 as a row of ``statements``; a label of another spelling is a reject."""
+    """Converts a line of NLVR2 to a row of ``statements``; other spellings of a label are
+    rejects.
+    """
     try:
         identifier, sentence, label = record["identifier"], record["sentence"], record.get("label")
     except (KeyError, TypeError, AttributeError) as error:
@@ -130,7 +132,7 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
 
 
 def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> ListedImage:
-    """Names a statement's image: those of training are in numbered folders."""
+    """Returns a statement's image: training images are in numbered folders."""
     name = image_id.partition("/")[2] + ".png"
     folder = f"images/train/{record.get('directory')}" if split == "train" else split
     side = "left_url" if image_id.endswith(SIDES[0]) else "right_url"

@@ -1,6 +1,6 @@
-"""LAIT and TaoMultimodal, which were never released: own files in the columns that papers imply.
+"""Reads LAIT and TaoMultimodal, never released, from own files with the columns of the papers.
 
-LAIT (ImageBERT, arXiv:2001.07966, section 3) is what our web_pairs writes; TaoMultimodal
+LAIT (ImageBERT, arXiv:2001.07966, section 3) is the output of ``web_pairs``; TaoMultimodal
 (InterBERT, arXiv:2003.13198) is item titles in Chinese with the item's image.
 """
 
@@ -94,7 +94,9 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
-    """image_id is the SHA-256 of the bytes: an image that is not there has none."""
+    """Returns the entry of a row; image_id is the SHA-256 of the bytes, which a missing image
+    lacks.
+    """
     group = key.rpartition(":")[0]
     published, location = values["text"] or "", (values["image"] or "").strip()
     text, content = validate_text(published), folder.image((location,))
