@@ -1,4 +1,4 @@
-"""Pages and images into web archives: python -m vlmill.pipelines.crawl --help"""
+"""Downloads pages and images into web archives: python -m vlmill.pipelines.crawl --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"--output {args.output}: with {beam_flags[0]} give a folder that every worker "
                 "sees, or leave the flag out: this machine's workers write to a store"
             )
-        # Its imports take a while, so arguments are checked first.
+        # Slow to import, so it is imported after the arguments are checked.
         from vlmill.pipelines.crawl import job
 
         return job.run(args, manners, workers, beam_flags)

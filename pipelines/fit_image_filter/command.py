@@ -1,4 +1,4 @@
-"""An image filter from labels: python -m vlmill.pipelines.fit_image_filter --help"""
+"""Fits an image filter on labels: python -m vlmill.pipelines.fit_image_filter --help"""
 
 from collections.abc import Sequence
 

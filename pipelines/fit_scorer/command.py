@@ -1,4 +1,4 @@
-"""A scorer of pairs from labels: python -m vlmill.pipelines.fit_scorer --help"""
+"""Fits a scorer of pairs on labels: python -m vlmill.pipelines.fit_scorer --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from vlmill.schemas.errors import InputError
 
 
 class ListFeatures(argparse.Action):
-    """Prints the names of all features with their groups, and ends."""
+    """Prints the names of all features with their groups, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from vlmill.pipelines.filters.scorer import GROUPS

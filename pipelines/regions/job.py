@@ -36,7 +36,7 @@ from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
-if TYPE_CHECKING:  # torch takes seconds to load, so it is imported later
+if TYPE_CHECKING:  # torch takes seconds to load: imported after the arguments are checked
     from vlmill.extract.run.job import Job
 
 _opening = threading.Lock()  # a worker process may have several threads, and one detector

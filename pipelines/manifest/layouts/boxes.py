@@ -1,4 +1,4 @@
-"""Converts published boxes, x, y, width, height of the stored image, to the upright image's."""
+"""Converts published x, y, width, height of the stored image to corners in the upright image."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -94,7 +94,7 @@ def edges(values: Sequence[object]) -> Box | Drop:
 def clip_box(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
     """Returns a stored image's box clipped to it, rotated upright, and whether it was clipped.
 
-    Returns a Drop if the box is outside the image.
+    Returns a Drop if the box is entirely outside the image.
     """
     x1, y1, x2, y2 = box
     if frame is not None:

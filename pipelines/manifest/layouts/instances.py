@@ -42,8 +42,8 @@ Frames = Callable[[int], Frame]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """Holds an annotated object of ``instances.json``; ``bbox`` is x, y, width, height as
-    published.
+    """Holds an annotated object of ``instances.json``; ``bbox`` is the published x, y, width,
+    height.
     """
 
     image_id: int
@@ -115,7 +115,9 @@ def read_instances(
 
 
 def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
-    """Returns a box's corners inside the upright image, and whether the box was cut."""
+    """Clips x, y, width, height to the upright image; returns the corners and whether it was
+    cut.
+    """
     box = edges(bbox)
     return box if isinstance(box, Drop) else clip_box(box, frame)
 

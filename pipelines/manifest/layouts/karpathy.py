@@ -27,8 +27,8 @@ SENTENCE = frozenset(("tokens", "raw", "imgid", "sentid"))
 class SplitFile:
     """Holds a split file and the names of its images.
 
-    ``groups`` maps splits that are counted together; ``folds``: test pairs record their block of a
-    thousand images.
+    ``groups`` merges splits that are counted together; ``folds``: test pairs record their block of
+    a thousand images.
     """
 
     source: Source

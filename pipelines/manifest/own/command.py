@@ -202,9 +202,7 @@ def count_splits(folder: Path) -> Counter[str | None]:
 
 
 def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
-    """Returns a line about how training uses the splits. ``column`` is the column of splits, if
-    any.
-    """
+    """Returns a line about how training uses the splits. ``column`` None: no column has them."""
     parts = []
     for use, phrase in USES.items():
         names = sorted((name for name in splits if find_use(name) == use), key=str)

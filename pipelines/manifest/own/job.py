@@ -97,7 +97,7 @@ class OwnJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """Holds a row that is a pair if its image is valid; ``first``: no earlier row names it."""
+    """Holds a row that is a pair if its image is valid; ``first``: the first to name it."""
 
     pair: dict[str, Any]
     first: bool

@@ -1,6 +1,4 @@
-"""Defines the command for published data sets: ``python -m vlmill.pipelines.manifest DATASET
---help``.
-"""
+"""Runs published data sets: ``python -m vlmill.pipelines.manifest DATASET --help``."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -302,7 +300,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
                 f"--{flag.replace('_', '-')}: no images are in --input {args.input}; "
                 "say where they are, --images DIR"
             )
-    overlaps = read_overlaps(folder, args)  # before the settings, which have the lists' sizes
+    overlaps = read_overlaps(folder, args)  # read first: the settings contain the lists' sizes
     settings = read_settings(name, data_set, reading, args)
     job = Job(
         name=name,

@@ -17,7 +17,7 @@ from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.downloads import FetchedImages
 
-MAX_PIXELS = 178_000_000  # of a published image: pillow's own limit
+MAX_PIXELS = 178_000_000  # of a published image: pillow's own limit against decompression bombs
 LIMITS = CallLimits(more_bytes=11 << 29)  # as much per pixel as for 50 million elsewhere
 # Reject reasons of unreadable images in published data sets.
 _REASONS = {

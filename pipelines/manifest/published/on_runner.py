@@ -67,9 +67,7 @@ class PublishedRun:
 
 
 def read_entries(run: PublishedRun, unit: Unit) -> Result:
-    """Writes the entries of each part to disk. Memory: an entry, and some 20 MB for images'
-    names.
-    """
+    """Writes each part's entries to disk. Memory: an entry, and some 20 MB for images' names."""
     job, first = run.job, FirstImages()
     parts = write_parts(
         job.output,
@@ -87,7 +85,7 @@ def part_units(step: str, run: PublishedRun) -> list[Unit]:
 
 
 def judge_images(run: PublishedRun, unit: Unit) -> Result:
-    """Writes, for each image that no earlier part names, why it drops its rows, if it does."""
+    """Writes why images that no earlier part names drop the rows that name them."""
     verdicts: list[tuple[int, str, str | None]] = []
 
     def note(key: int, drop: Drop) -> None:

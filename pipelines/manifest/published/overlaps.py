@@ -31,9 +31,7 @@ MAX_LIST_LINE = 4_096
 
 @dataclass(frozen=True, kw_only=True)
 class IdList:
-    """Holds images by any of their names, as 64-bit keys; ``excludes`` drops their rows, else
-    counts.
-    """
+    """Holds images by any of their names, as 64-bit keys; ``excludes`` drops rows."""
 
     name: str
     keys: frozenset[int]
@@ -64,7 +62,7 @@ class Overlaps:
     train_only: bool = False
     match_counts: Counter[tuple[str, str]] = field(
         default_factory=Counter
-    )  # (list, kind) -> images
+    )  # (list, kind) -> number of images
     _counted: set[int] = field(default_factory=set)
 
     @property
@@ -186,9 +184,7 @@ def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
 
 
 def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashList:
-    """Returns the images of a table by their content, and decodes them for it. Raises
-    InputError.
-    """
+    """Decodes the images of a table and returns them by their content. Raises InputError."""
     digests, hashes = set[str](), list[int]()
     with open_examiner(
         limits=LIMITS, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True

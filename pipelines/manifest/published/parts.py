@@ -92,7 +92,7 @@ class Tally:
     groups: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     num_entries: int = 0
-    num_required: int = 0  # missing for --require-images: rows are rejects
+    num_required: int = 0  # images missing for --require-images, whose rows are rejects
 
 
 def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:

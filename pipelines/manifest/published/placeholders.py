@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # Of the image that Flickr served, with status 200, for deleted photos: caffe,
 # examples/finetune_flickr_style/assemble_data.py.
 UNAVAILABLE_SHA1 = "6a92790b1c2a301c6e7ddef645dca1f53ea97ac2"
-MOST_IDS = 20  # of the same bytes: people store a photo again
-LEAST_IDS = 3  # of a placeholder in a small set
+MOST_IDS = 20  # of the same bytes: people may store a photo several times
+LEAST_IDS = 3  # of a placeholder in a set that is too small for more than 20 copies
 
 
 def is_unavailable(content: bytes) -> bool:

@@ -47,7 +47,7 @@ Draw = Callable[[Row], CardContent]
 
 
 def draw_cards(folder: Path, table: Table) -> Markup | None:
-    """Draws boxes of some rows on their images; None for tables without known boxes, or images."""
+    """Draws the boxes of some rows on their images; returns None if no row can be drawn."""
     if table.name not in {*DRAW_FUNCTIONS, BOXES.name}:
         return None
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]

@@ -135,7 +135,7 @@ def _stream(file: IO[bytes]) -> tarfile.TarFile:
 def plain_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yields the plain files of a tar; links, devices, folders and sparse files are skipped."""
     for entry in tar:
-        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members
+        tar.members = []  # type: ignore[attr-defined]  # else tarfile keeps all members
         if entry.isfile() and not entry.issparse():
             yield entry
 

@@ -35,9 +35,7 @@ COLA_COLUMNS = ("source", "label", "mark", "sentence")  # train and dev have no 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Holds a task's columns. ``labels`` are its classes by number; without labels it is a
-    score.
-    """
+    """Holds a task's columns. ``labels`` are its classes by number; empty: a score."""
 
     folder: str
     text_a: str

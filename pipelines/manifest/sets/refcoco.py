@@ -1,4 +1,4 @@
-"""Reads RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to one object of a train2014 image."""
+"""Reads RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to an object in a COCO train2014 image."""
 
 import argparse
 import functools
@@ -36,7 +36,7 @@ def expression_rows(
 ) -> Iterator[tuple[str, dict[str, Any] | Drop, tuple[str, ...]]]:
     """Yields an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts.
 
-    Each comes as its key, its row and its repairs.
+    Each item has the key, the row and its repairs.
     """
     ref = decode_keys(ref)
     try:
@@ -105,9 +105,7 @@ def clean_expression(sentence: Mapping[str, Any]) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Returns a text of a Python 2 pickle, whose bytes are UTF-8 or Latin-1; "" for other
-    values.
-    """
+    """Returns a text of a Python 2 pickle, whose bytes are UTF-8 or Latin-1, else ""."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")

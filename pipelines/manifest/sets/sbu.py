@@ -142,7 +142,7 @@ def _entry(
 
 
 def _count(photo_counts: NumberStore, photo: str | None) -> int:
-    """Returns how often the photo occurred before, which numbers this caption."""
+    """Returns how often the photo occurred before, used as the number of this caption."""
     if photo is None:
         return 0
     number = photo_counts.get(int(photo)) or 0
