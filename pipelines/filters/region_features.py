@@ -247,7 +247,7 @@ def _people(regions: Regions, singles: Sequence[str], classes: ClassNames) -> li
 def _numbers(
     regions: Regions, words: Sequence[str], singles: Sequence[str], classes: ClassNames
 ) -> list[float]:
-    """Returns whether the regions have two dogs for "two dogs", and more than one for "dogs"."""
+    """Returns how far the regions are from two dogs for "two dogs", and if "dogs" are several."""
     counts = Counter(regions.ids)
     difference, plurals = NAN, NAN
     number, number_position = 0, -FAR

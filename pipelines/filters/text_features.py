@@ -276,9 +276,7 @@ def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[f
 
 
 def _one_hot(value: str | None, known: Sequence[str]) -> list[float]:
-    """Returns 1 at the matching known value, or at the end for another; all NaN if the value is
-    None.
-    """
+    """Returns 1 at the matching known value, or at the end for another; all NaN for None."""
     if value is None:
         return [NAN] * (len(known) + 1)
     return [*(float(value == option) for option in known), float(value not in known)]

@@ -1,4 +1,4 @@
-"""Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
+"""Finds hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
 
 import argparse
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Nearest images by region features: python -m vlmill.pipelines.nearest_images --help"""
+"""Finds nearest images by region features: python -m vlmill.pipelines.nearest_images --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises InputError for values that make no job."""
+    """Raises InputError for invalid values."""
     if args.published is not None:
         for flag in ("--pairs", "--dry-run", "--part"):
             if getattr(args, flag.removeprefix("--").replace("-", "_")):

@@ -1,4 +1,6 @@
-"""Regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help"""
+"""Extracts regions of a table of images, locally or on Beam: python -m vlmill.pipelines.regions
+--help
+"""
 
 import argparse
 from collections.abc import Sequence

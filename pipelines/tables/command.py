@@ -81,7 +81,7 @@ _manifest.json.
 """
 
 
-# Of all inputs: to start a second process takes half a second, as long as such tables do.
+# Size of all inputs: a second process takes half a second to start, as long as such tables.
 ONE_PROCESS_BYTES = 32 << 20
 
 

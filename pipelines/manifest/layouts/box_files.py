@@ -21,14 +21,7 @@ from vlmill.schemas.rejects import Reason
 IMAGE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
 MAX_XML = 1 << 22  # bytes
 MAX_PX = 10_000_000  # limit of a side or a corner: no image is larger
-COLUMNS = (
-    "image",
-    "x1",
-    "y1",
-    "x2",
-    "y2",
-    "class",
-)  # of a TSV; attributes, split may follow
+COLUMNS = ("image", "x1", "y1", "x2", "y2", "class")  # of a TSV; attributes and split may follow
 VOC_LISTS = ("val", "test", "train", "trainval")  # the first list that names an image counts
 COCO_KEYS = {
     "": frozenset(("info", "images", "licenses", "annotations", "categories", "type")),
