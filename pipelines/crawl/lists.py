@@ -1,5 +1,4 @@
-"""Reads lists of URLs: text files, one URL per line, and columns of Parquet files; accounts for
-each line.
+"""Reads lists of URLs: lines of text files and columns of Parquet; accounts for each line.
 
 Of an earlier crawl's tables, ``rejects`` gives the URLs with transient failures, and ``outcomes``
 gives all URLs with the values for conditional requests.
@@ -71,7 +70,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 class Lines(Protocol):
-    """A source of bytes, read by line or in parts."""
+    """Describes a source of bytes, read by line or in parts."""
 
     def readline(self, size: int, /) -> bytes:
         """Returns the next line, or its first ``size`` bytes."""

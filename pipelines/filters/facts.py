@@ -70,9 +70,7 @@ class FactsReader:
         self.met = dict.fromkeys(self._joins, 0)  # number of pairs with a row there
 
     def facts(self, pairs: Sequence[Mapping[str, Any]]) -> Iterator[PairFacts]:
-        """Yields the facts of rows of ``pairs``, in their order. Raises InputError for a damaged
-        table.
-        """
+        """Yields the facts of rows of ``pairs``, in order. Raises InputError for damaged tables."""
         ids = [pair["image_id"] or "" for pair in pairs]
         rows = {flag: join.find(ids).tolist() for flag, join in self._joins.items()}
         for flag, numbers in rows.items():

@@ -138,9 +138,7 @@ def auc(labels: Labels, probabilities: Features) -> float:
 
 
 def split_folds(labels: Labels, units: Sequence[str], seed: int) -> list[npt.NDArray[np.int64]]:
-    """Returns the rows of each fold: classes are spread evenly, units are whole, no fold is
-    empty.
-    """
+    """Returns the rows of each fold: classes spread evenly, units whole, and no fold empty."""
     splitter = StratifiedGroupKFold(n_splits=FOLDS, shuffle=True, random_state=seed)
     numbers = np.unique(np.asarray(units), return_inverse=True)[1]
     splits = splitter.split(np.zeros((len(labels), 1)), labels, numbers)
@@ -203,7 +201,5 @@ def _auc_over(
 def _mean_auc(
     labels: Labels, probabilities: Features, folds: Sequence[npt.NDArray[np.int64]]
 ) -> float:
-    """Returns the mean AUC over the folds: the AUC over all rows would be below 0.5 for random
-    labels.
-    """
+    """Returns the folds' mean AUC; the AUC over all rows is below 0.5 for random labels."""
     return float(np.mean([auc(labels[fold], probabilities[fold]) for fold in folds]))

@@ -123,9 +123,7 @@ class ImageFilters:
 
     @classmethod
     def load(cls, files: Mapping[str, Path | None]) -> "ImageFilters":
-        """Reads the files of ``filter_files``. Raises InputError for a file that is not such a
-        filter.
-        """
+        """Reads the files of ``filter_files``. Raises InputError for a file of another kind."""
         filters = {
             kind: ImageFilter.load(path, flag=flag, kind=kind)
             for flag, kind in (("--safety-model", SAFETY), ("--realism-model", REALISM))

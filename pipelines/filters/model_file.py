@@ -62,9 +62,7 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def model_problems(path: Path) -> list[str]:
-    """Returns a list with the problem of a fitted model's file, one line; empty without a
-    problem.
-    """
+    """Returns a list with the problem of a model's file, one line; empty without a problem."""
     try:
         read_model(path, kinds=None, flag="", fitted_by="fit_scorer or fit_image_filter")
     except InputError as error:

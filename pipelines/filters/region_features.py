@@ -57,9 +57,7 @@ def singular(word: str) -> str:
 
 
 def make_phrases(words: Sequence[str]) -> list[str]:
-    """Returns the words to compare with classes: singular, lower-case, and pairs of adjacent
-    words.
-    """
+    """Returns words to compare with classes: singular, lower-case, and adjacent pairs."""
     single = [singular(word.lower()) for word in words]
     return [*single, *(f"{first} {second}" for first, second in pairwise(single))]
 
@@ -101,9 +99,7 @@ def region_features(
     classes: ClassNames | None,
     attributes: ClassNames | None,
 ) -> list[float]:
-    """Returns the features of CONTENT and CROSS, in this order; all NaN without regions or
-    classes.
-    """
+    """Returns the features of CONTENT, then CROSS; all NaN without regions or class names."""
     if row is None or row.class_ids is None or classes is None:
         return [NAN] * (len(CONTENT) + len(CROSS))
     scores = np.ones(len(row.class_ids)) if row.class_scores is None else row.class_scores

@@ -73,9 +73,7 @@ Features = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLook:
-    """Holds facts of an image's file: size in pixels and bytes, format in lower case,
-    statistics.
-    """
+    """Holds facts of an image file: size in pixels and bytes, lower-case format, statistics."""
 
     width: int
     height: int
@@ -178,8 +176,7 @@ _SHOWN_PLACES = {
 
 
 class HashedShares(Mapping[str, float]):
-    """Holds shares of words in a corpus by a hash of the word: a table of fixed size in a model's
-    file.
+    """Holds words' shares in a corpus by the word's hash: a fixed-size table in a model's file.
 
     Two words may share an entry (one in four of 50,000 in 131,072): both then count as the more
     common one.
@@ -253,9 +250,7 @@ class Scorer:
         classes: ClassNames | None = None,
         attributes: ClassNames | None = None,
     ) -> Features:
-        """Returns scores of N pairs, float32 [N] in 0..1: the probability that a text describes its
-        image.
-        """
+        """Returns scores of N pairs, float32 [N] in 0..1: P(the text describes the image)."""
         words = Vocabularies(classes=classes, attributes=attributes, frequency=self.frequency)
         values = np.array([pair_features(facts, words) for facts in rows], dtype=np.float32)
         return self.model.trees.probabilities(values.reshape(len(rows), len(NAMES)))

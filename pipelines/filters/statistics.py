@@ -129,9 +129,7 @@ def _colour(rgb: Plane, grey: Plane) -> Sequence[float]:
 
 
 def _skin(red: Plane, green: Plane, blue: Plane) -> npt.NDArray[np.bool_]:
-    """Returns where pixels have a skin colour, light to dark: a wedge of red over blue (vlmill's
-    rule).
-    """
+    """Returns where pixels have a light to dark skin colour: a wedge of red over blue."""
     total = np.maximum(red + green + blue, 1)
     red_part, green_part = red / total, green / total
     skin: npt.NDArray[np.bool_] = (

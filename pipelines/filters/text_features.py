@@ -241,9 +241,7 @@ def _signs(text: str, words: int) -> list[float]:
 
 
 def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[float]:
-    """Returns the features of PLACE: language, source and addresses of a row of ``pairs``, with its
-    words.
-    """
+    """Returns the features of PLACE: a pair's language, source and addresses, with its words."""
     language, source = pair.get("language"), pair.get("text_source")
     page_url, image_url = pair.get("page_url"), pair.get("image_url")
     words = {word.lower() for word in words_said}

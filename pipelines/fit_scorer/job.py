@@ -65,9 +65,7 @@ def read_texts(pairs: str) -> Iterator[tuple[str, str | None]]:
 
 
 def labelled_pairs(pairs: str, labels: Mapping[str, bool]) -> list[dict[str, Any]]:
-    """Returns the labelled rows of a table, in the order of their ids. Raises InputError for a
-    missing one.
-    """
+    """Returns the labelled rows of a table, sorted by id. Raises InputError for a missing one."""
     rows: dict[str, dict[str, Any]] = {}
     for batch in iter_batches(pairs, PAIRS, columns=COLUMNS, flag="--pairs"):
         ids = batch.column(0).to_pylist()

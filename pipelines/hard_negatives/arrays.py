@@ -54,8 +54,8 @@ class Part(NamedTuple):
     int32, ``long_norm2`` is int64 [L]. ``list_start`` int64 [V + 1] and ``list_middle`` int64 [V]
     split the postings of each word, first class A, then class B. A posting has a signature of three
     ``bits`` uint32, a ``norm`` rounded down and an ``excess`` rounded up, both uint16, and an int32
-    ``place``, the index of its bag in ``rows``. ``reach`` float32 [D] is a bag's norm divided by
-    its largest count, rounded down.
+    ``place``, the index of its bag in ``rows``. ``reach`` float32 [D] is a bag's norm over its
+    largest count, rounded down.
     """
 
     rows: Array

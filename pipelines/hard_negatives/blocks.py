@@ -64,9 +64,7 @@ def search_block(number: int, plan: Plan, unit: Unit) -> Result:
 def search_range(
     bags: Bags, part: Part, rules: Rules, first: int, last: int, floors: Array, threads: int
 ) -> tuple[Array, Array]:
-    """Returns (captions, cosines) [n, top] of ``members[first:last]``, with the given number of
-    threads.
-    """
+    """Returns (captions, cosines) [n, top] of ``members[first:last]``, using ``threads``."""
     num = last - first
     numbers, scores = np.empty((num, rules.top), np.int32), np.empty((num, rules.top))
     cuts = np.linspace(0, num, min(threads, num) + 1).astype(int)

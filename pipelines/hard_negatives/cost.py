@@ -1,6 +1,4 @@
-"""Estimates the cost of a search from the first captions: the time grows with their number to the
-power 1.5.
-"""
+"""Estimates a search's cost from the first captions; time grows with N^1.5 for N captions."""
 
 import tempfile
 from pathlib import Path

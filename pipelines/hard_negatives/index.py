@@ -70,9 +70,7 @@ def _shared_images(images: Array) -> Array:
 
 @compiled
 def _hash_bags(start: Array, words: Array, counts: Array, keys: Array, rare: Array) -> None:
-    """Returns a hash of each caption's bag, and its three rarest words in sorting order, rarest
-    first.
-    """
+    """Computes each bag's hash, and its three rarest words in sorting order, rarest first."""
     for k in range(start.size - 1):
         begin, end = start[k], start[k + 1]
         hash1, hash2 = np.uint64(0), np.uint64(0)

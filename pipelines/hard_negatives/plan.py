@@ -65,9 +65,7 @@ class Plan:
 
     @functools.cached_property
     def staged(self) -> Staged:
-        """Returns the results of the first step. Raises FileNotFoundError before that step has
-        finished.
-        """
+        """Returns the first step's results. Raises FileNotFoundError before it has finished."""
         text = (self.captions / "staged.json").read_text(encoding="utf-8")
         return Staged(**parse_json(text))
 

@@ -42,9 +42,7 @@ class NegativeRules:
 
     @property
     def most_norm2(self) -> int:
-        """Returns the squared length below which a caption's products with ``below`` fit
-        63 bits.
-        """
+        """Returns the squared length below which products with ``below`` fit 63 bits."""
         return (1 << 62) // self.below.denominator
 
 

@@ -147,9 +147,7 @@ def _consider(
 
 @inlined
 def _enter(state: State, top: int, score: float, number: int, row: int) -> bool:
-    """Adds a caption to the best unless it is listed; returns False if all of ``top`` are
-    better.
-    """
+    """Adds a caption to the best unless listed; returns False if all ``top`` are better."""
     scores, numbers, row_numbers = state.best
     size = position = state.counters[BEST]
     while position > 0 and (

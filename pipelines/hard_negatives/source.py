@@ -20,9 +20,7 @@ BATCH_ROWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Holds the files and columns of captions; if all columns are unset, it is a ``pairs``
-    table.
-    """
+    """Holds the files and columns of captions; a ``pairs`` table if all columns are unset."""
 
     argument: str
     id_column: str | None = None
@@ -45,9 +43,7 @@ class Source:
         return path_input("--pairs", self.argument)
 
     def require(self) -> list[Path]:
-        """Returns the files to read. Raises InputError if no file exists, or a column is
-        missing.
-        """
+        """Returns the files to read. Raises InputError for missing files or columns."""
         if self.is_pairs:
             return find_shards(self.argument, PAIRS, "--pairs")
         paths = _files(self.argument)
@@ -73,9 +69,7 @@ class Source:
 
     @property
     def has_header(self) -> bool:
-        """Returns whether a TSV has a header; without a header, columns are given as numbers from
-        1.
-        """
+        """Returns whether a TSV has a header; without one, columns are numbers from 1."""
         return not all(name.isdigit() for _, name in self._flags())
 
 

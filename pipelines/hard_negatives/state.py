@@ -1,5 +1,4 @@
-"""Defines the state of a searching thread: the query's words, a chunk's bags, and the best results
-so far.
+"""Defines a searching thread's state: the query's words, a chunk's bags, the best results so far.
 
 All of it is in arrays that are created once per thread. Named tuples of them are passed between
 functions; values that change from bag to bag are in ``counters``.
@@ -19,9 +18,7 @@ BEST, NEAR, WARM, POSTINGS, LOOKED_UP, ROUND = range(6)
 
 
 class Rules(NamedTuple):
-    """Holds the rules: the ``top`` best with a cosine strictly below ``numerator /
-    denominator``.
-    """
+    """Selects the ``top`` best with a cosine strictly below ``numerator / denominator``."""
 
     top: int
     numerator: int
@@ -64,9 +61,7 @@ class Scratch(NamedTuple):
 
 
 class Best(NamedTuple):
-    """Holds the results so far, best first: cosines float64, captions and their bags' indices
-    int32.
-    """
+    """Holds the best so far, best first: cosines float64, captions and bag indices int32."""
 
     scores: Array
     numbers: Array
@@ -86,9 +81,7 @@ class State(NamedTuple):
 
 
 def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
-    """Returns arrays for queries of at most ``longest`` words from a vocabulary of
-    ``num_words``.
-    """
+    """Returns arrays for queries of up to ``longest`` words, of ``num_words`` different ones."""
     size = max(CHUNK, top + REJECTS)
     query = Query(
         slots=np.zeros(num_words, np.int32),

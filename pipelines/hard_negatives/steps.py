@@ -138,9 +138,7 @@ def _popular(staged: Path, findings: Findings) -> Markup:
 
 
 def _examples(output: Path, staged: Path, names: Sequence[str], images: str | None) -> Markup:
-    """Returns fifty captions, sampled with a fixed seed, their negatives, and the images of
-    both.
-    """
+    """Returns fifty captions of a fixed seed, their negatives, and the images of both."""
     ids = read_arrow(staged / "ids.arrow").column("id").combine_chunks()
     chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:SHOWN])
     rows = _rows(output, names, chosen)

@@ -108,9 +108,7 @@ def write_vectors(plan: Plan, unit: Unit) -> Result:
 
 
 def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
-    """Returns the ``vocabulary`` table from words and the number of ``total`` captions
-    with them.
-    """
+    """Returns the ``vocabulary`` table from words and their numbers of captions, of ``total``."""
     ordered = sorted((-captions, word) for word, captions in counts if captions)
     frequency = np.array([-captions for captions, _ in ordered], np.int64)
     columns = {

@@ -43,9 +43,7 @@ def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
 
 
 def note_repairs(text: str, published: str) -> tuple[str, ...]:
-    """Returns the repairs of a published text: ``bad_unicode``, unless the text already
-    had U+FFFD.
-    """
+    """Returns the repairs of a text: ``bad_unicode``, unless it already had U+FFFD."""
     mended = not text.isascii() and "\ufffd" in text
     return (BAD_UNICODE,) if mended and "\ufffd" not in published else ()
 
@@ -57,9 +55,7 @@ _STATIC = re.compile(
 
 
 def flickr_id(url: str | None) -> str | None:
-    """Returns the photo id of a static Flickr URL: the digits before the first ``_`` of its last
-    part.
-    """
+    """Returns a static Flickr URL's photo id: its last part's digits before the first ``_``."""
     match = _STATIC.match(url) if url else None
     return match[1] if match else None
 

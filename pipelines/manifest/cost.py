@@ -1,6 +1,4 @@
-"""Estimates the cost of a data set: the time for images (your own files) or for rows (published
-ones).
-"""
+"""Estimates a data set's cost: the time for images (own files) or for rows (published files)."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

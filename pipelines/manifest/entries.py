@@ -83,9 +83,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Holds a published count of rows. ``verified`` is False for second-hand figures, which are
-    only hints.
-    """
+    """Holds a published count of rows. Second-hand figures, only hints, are not ``verified``."""
 
     rows: int
     source: str

@@ -20,8 +20,7 @@ class TitleRules:
 
 
 def clean_title(title: str, rules: TitleRules) -> str | Drop:
-    """Splits a title into words and returns the first ones, up to 36 characters, or why the title
-    is dropped.
+    """Returns a title's first words, up to 36 characters, or why the title is dropped.
 
     The paper's segmenter is AliNLP; this one is jieba's. A longer first word is cut.
     """

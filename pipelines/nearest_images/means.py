@@ -48,8 +48,7 @@ def is_full_image(box: npt.NDArray[np.float32], width: int, height: int) -> bool
 
 
 def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
-    """Returns the mean [D] of features [R, D], R at least 1, summed in float64; None if it is
-    invalid.
+    """Returns the mean [D] of features [R, D], R >= 1, summed in float64; None if invalid.
 
     It is invalid if a feature is NaN or infinite, or if the mean is longer than LONGEST.
     """

@@ -26,9 +26,7 @@ MOST_BYTES = 256 << 20  # the published file has 23 MB
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedPool:
-    """Holds the file's content: ids, and the indices [N, K] in ``image_ids`` of each one's
-    nearest.
-    """
+    """Holds the file's content: ids, and each one's nearest as indices [N, K] of the ids."""
 
     image_ids: list[str]
     pool: npt.NDArray[Any]

@@ -80,9 +80,7 @@ class NearestIndex:
                     )
 
     def _lists(self, queries: Numbers, count: int, threads: ThreadPoolExecutor) -> list[Nearest]:
-        """Returns the ``count`` first images for each vector, including those with the vector
-        itself.
-        """
+        """Returns the ``count`` first images per vector, including images with the vector."""
         lists: dict[int, Nearest] = {}
         waiting, width = queries.tolist(), count + SPARE
         while waiting:

@@ -1,6 +1,4 @@
-"""Extracts regions of a table of images, locally or on Beam: python -m vlmill.pipelines.regions
---help
-"""
+"""Extracts regions of a table, locally or on Beam: python -m vlmill.pipelines.regions --help"""
 
 import argparse
 from collections.abc import Sequence

@@ -113,9 +113,7 @@ class RelatedFilter:
 
 
 def make_related_filter(entry: TableInput, choose: Choose) -> RelatedFilter:
-    """Returns a filter for the images and pairs of the main table's kept rows. Memory: 8 bytes
-    each.
-    """
+    """Returns a filter by the images and pairs of the main table's kept rows, 8 bytes each."""
     images, pairs = [NO_KEYS], [NO_KEYS]
     columns = [name for name in entry.table.schema.names if name not in _LARGE]
     for group in groups(entry, columns):

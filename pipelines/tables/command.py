@@ -81,7 +81,7 @@ _manifest.json.
 """
 
 
-# Size of all inputs: a second process takes half a second to start, as long as such tables.
+# Of all inputs: starting a second process takes half a second, as long as these tables.
 ONE_PROCESS_BYTES = 32 << 20
 
 

@@ -47,9 +47,7 @@ class Condition:
             raise InputError(f"--where {text}: it names no column; {HINT}")
 
     def check(self, table: Table) -> None:
-        """Raises InputError for missing columns, and for columns whose type differs from the
-        values'.
-        """
+        """Raises InputError for missing columns, and for values of another type than a column."""
         unknown = [name for name in self.columns if name not in table.fields]
         if unknown:
             raise InputError(

@@ -31,7 +31,7 @@ IDS = {
     "expressions": "expression_id",
     "statements": "example_id",
 }
-# Tables whose rows refer to images or pairs of another table, in the order in which a
+# Tables whose rows refer to images or pairs of another table, in the order that a
 # folder's main table is searched.
 MAIN = ("pairs", "questions", "choices", "expressions", "statements", "boxes", "regions", "images")
 

@@ -233,9 +233,7 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
 
 
 def absent_lines(absent: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns, for each flag, a message about its lines that no table has: their number and the
-    first ones.
-    """
+    """Returns a message per flag about its lines that no table has: number and first ones."""
     return [
         f"{len(lines)} of --{flag.replace('_', '-')} nowhere in IN: {', '.join(lines[:MOST_NAMED])}"
         + (", ..." if len(lines) > MOST_NAMED else "")

@@ -54,9 +54,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 
 
 class RepeatFinder:
-    """Compares rows with all earlier ones. Memory: some 20 MB per table, the keys are on the
-    disk.
-    """
+    """Compares rows with earlier ones. Memory: some 20 MB per table, keys are on the disk."""
 
     def __init__(self) -> None:
         self._stores: dict[str, NumberStore] = {}

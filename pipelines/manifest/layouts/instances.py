@@ -42,9 +42,7 @@ Frames = Callable[[int], Frame]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """Holds an annotated object of ``instances.json``; ``bbox`` is the published x, y, width,
-    height.
-    """
+    """Holds an object of ``instances.json``; ``bbox`` is the published x, y, width, height."""
 
     image_id: int
     category_id: int
@@ -115,9 +113,7 @@ def read_instances(
 
 
 def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
-    """Clips x, y, width, height to the upright image; returns the corners and whether it was
-    cut.
-    """
+    """Clips x, y, width, height to the upright image; returns corners, and if it was cut."""
     box = edges(bbox)
     return box if isinstance(box, Drop) else clip_box(box, frame)
 
@@ -168,9 +164,7 @@ def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
 
 
 def make_listed_image(image_id: int, size: tuple[int, int]) -> ListedImage:
-    """Returns an image by its number: all are of train2014, and a ref's ``file_name`` is not a
-    file.
-    """
+    """Returns an image of train2014 by its number; a ref's ``file_name`` is not a file."""
     name = f"COCO_train2014_{image_id:012d}.jpg"
     return ListedImage(
         image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]

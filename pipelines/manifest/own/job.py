@@ -270,9 +270,7 @@ def changed(job: OwnJob) -> OSError:
 
 
 def make_funnel(job: OwnJob) -> list[dict[str, Any]]:
-    """Returns the funnel: inputs, outputs and drops, by stage and reason, from the written
-    rejects.
-    """
+    """Returns the funnel from the rejects: inputs, outputs and drops, by stage and reason."""
     dropped, entered = rejects_by_stage(job.output), job.rows
     funnel: list[dict[str, Any]] = []
     for stage in (ROWS, IMAGE_STAGE):

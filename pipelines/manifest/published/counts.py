@@ -65,9 +65,7 @@ def format_no_image_warning(counts: list[Count], output: Path) -> str:
 
 
 def counts_table(counts: list[Count]) -> list[list[str]]:
-    """Returns the counts as cells: group, read, published, missing, and the source of the
-    figure.
-    """
+    """Returns the counts as cells: group, read, published, missing, and the figure's source."""
     return [
         [c.group, f"{c.rows:,}", _format_number(c.published), _missing(c), _source(c)]
         for c in counts

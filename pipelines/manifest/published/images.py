@@ -33,7 +33,7 @@ _REASONS = {
 def published_row(
     folder: Folder, fetched: "FetchedImages | None", image: ListedImage, examiner: Examiner
 ) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image of the data set, or why there is no row.
+    """Returns the row of ``images`` for an image of the data set, or a Drop.
 
     An examiner that hashes adds the perceptual hash as ``phash``, which is not a column.
     """

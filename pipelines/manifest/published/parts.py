@@ -96,9 +96,7 @@ class Tally:
 
 
 def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:
-    """Returns the funnel: inputs, outputs and drops, by stage and reason, from the written
-    rejects.
-    """
+    """Returns the funnel from the rejects: inputs, outputs and drops, by stage and reason."""
     dropped = rejects_by_stage(job.output)
     funnel: list[dict[str, Any]] = []
     stages = (ROWS, *((EXCLUDE,) if job.overlaps.has_lists else ()))
@@ -216,9 +214,7 @@ class Run:
         return lost and self.job.require_images
 
     def _judged(self, entry: Entry) -> Rows | Reject:
-        """Returns the rows of an entry that passes all stages, else the stage that drops it and the
-        reason.
-        """
+        """Returns the rows of an entry that passes all stages, else the drop's stage and reason."""
         rows, job = entry.rows, self.job
         if isinstance(rows, Drop):
             return Reject(ROWS, rows)
@@ -243,7 +239,7 @@ class Run:
         return drops
 
     def read_images(self, images: Sequence[ListedImage]) -> dict[str, dict[str, Any] | Drop]:
-        """Returns the rows of images that are named for the first time, or why there is no row."""
+        """Returns the row of each image that is named for the first time, or a Drop."""
         job, hashed = self.job, self.job.overlaps.by_hash
         if not job.with_images:
             return {}

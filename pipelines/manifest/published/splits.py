@@ -86,9 +86,7 @@ def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
 
 
 def split_lists(folder: Folder, specs: Sequence[str]) -> list[IdList]:
-    """Returns the images of each ``NAME:SPLITS``. Raises InputError for an unknown or empty
-    split.
-    """
+    """Returns the images of each ``NAME:SPLITS``. Raises InputError for unknown or empty splits."""
     return [_split_list(folder, spec) for spec in specs]
 
 

@@ -48,9 +48,7 @@ def image_path(root: Path, name: str) -> Path | Drop:
 
 
 def image_row(root: Path, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image under ``root``, decoded once, or why there is no
-    row.
-    """
+    """Returns the row of ``images`` for an image under ``root``, decoded once, or a Drop."""
     path = image_path(root, _below(root, image_id))
     if isinstance(path, Drop):
         return path
@@ -73,7 +71,7 @@ def _below(root: Path, name: str) -> str:
 
 
 def make_image_row(content: bytes, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image's bytes, decoded once, or why there is no row.
+    """Returns the row of ``images`` for an image's bytes, decoded once, or a Drop.
 
     An examiner that hashes adds the perceptual hash as ``phash``, which is not a column.
     """

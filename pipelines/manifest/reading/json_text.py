@@ -1,6 +1,4 @@
-"""Parses published JSON without NaN, at most 64 levels deep; of repeated keys the last one
-counts.
-"""
+"""Parses published JSON: no NaN, at most 64 levels, and the last of repeated keys counts."""
 
 import json
 from typing import Any, NoReturn

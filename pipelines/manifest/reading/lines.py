@@ -56,8 +56,7 @@ def _line(line: bytes, file: BinaryIO) -> str | Drop:
 def json_lines(
     source: Source, known: frozenset[str]
 ) -> Iterator[tuple[int, dict[str, Any] | Drop]]:
-    """Yields the objects of a file of JSON lines with their lines' numbers from 0, skipping empty
-    lines.
+    """Yields the objects of JSON lines with the lines' numbers from 0, skipping empty lines.
 
     A line that is not a JSON object is a Drop. Keys that are not ``known`` are noted.
     """

@@ -30,9 +30,7 @@ _ANY: frozenset[str] = frozenset()
 
 
 def json_columns(path: Path) -> list[str]:
-    """Returns the keys of the first lines, in order of appearance. Raises InputError if no line has
-    a key.
-    """
+    """Returns the first lines' keys, in order of appearance. Raises InputError without any."""
     names: dict[str, None] = {}
     for _, record in islice(json_lines(_source(path), _ANY), FIRST_LINES):
         if not isinstance(record, Drop):
@@ -58,9 +56,7 @@ def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str 
 
 
 def _expand_record(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the record once per text of a list under ``name``; once without text if it is
-    empty.
-    """
+    """Returns the record once per text of the list under ``name``; an empty list gives no text."""
     value = record.get(name)
     return (
         [record | {name: item} for item in value or [None]] if isinstance(value, list) else [record]
@@ -110,9 +106,7 @@ def table_file(
     encoding: str = "utf-8",
     header: bool = True,
 ) -> TableFile:
-    """Returns the description of a file by its name and the flags. Raises InputError if it is
-    unreadable.
-    """
+    """Describes a file by its name and the flags. Raises InputError if it is unreadable."""
     known = ", ".join(FORMATS)
     if not path.is_file():
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
@@ -187,9 +181,7 @@ def _remedy(table: TableFile, name: str, names: list[str]) -> str:
 
 
 def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
-    """Yields the fields at ``column_indices`` of every row, or why a row has none. Memory: a batch
-    of rows.
-    """
+    """Yields each row's fields at ``column_indices``, or a Drop. Memory: a batch of rows."""
     if table.format == "parquet":
         yield from _parquet_rows(table.path, column_indices)
         return

@@ -101,9 +101,7 @@ class Archive:
         return any(member.startswith(name + "/") for member in self._index)
 
     def content(self, name: str) -> bytes | Drop | None:
-        """Returns a member's bytes, None if it does not exist, or a Drop with why it is not
-        read.
-        """
+        """Returns a member's bytes, None if it does not exist, or why it is not read."""
         if name not in self._index:
             return None
         offset, size = self._index[name]
@@ -180,9 +178,7 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the file and yields its unpacked bytes as a stream. Raises InputError for
-        damage.
-        """
+        """Opens the file as a stream of unpacked bytes. Raises InputError for damage."""
         with ExitStack() as stack:
             try:
                 file = _open_source(self, stack)
@@ -224,9 +220,7 @@ def _base(name: str) -> str:
 
 
 def _list_names(paths: Sequence[str]) -> list[str]:
-    """Returns the names under which an image is searched: the paths, then the names without
-    folders.
-    """
+    """Returns the names to search an image by: the paths, then the names without folders."""
     unnumbered = (path for path in paths if _NUMBERED_IN_FOLDER.fullmatch(path) is None)
     return list(dict.fromkeys([*paths, *map(_base, unnumbered)]))
 
@@ -234,7 +228,7 @@ def _list_names(paths: Sequence[str]) -> list[str]:
 class Folder:
     """Finds files in ``--input`` and its archives, and images there and in each of ``images``.
 
-    If ``--input`` is a file, it stands for its folder without other files of entries. Raises
+    If ``--input`` is a file, it represents its folder without other files of entries. Raises
     InputError for a missing folder.
     """
 
@@ -263,9 +257,7 @@ class Folder:
         return self._only is None or path == self._only
 
     def find(self, *names: str) -> Source | None:
-        """Returns the first of the published names that exists: as a file, compressed, or in an
-        archive.
-        """
+        """Returns the first existing published file: plain, compressed, or in an archive."""
         for name in names:
             for tried in dict.fromkeys((name, _base(name))):
                 for ending in ("", ".gz"):
@@ -284,9 +276,7 @@ class Folder:
         return None
 
     def require(self, *names: str) -> Source:
-        """Like :meth:`find`, but raises InputError that names the expected and the
-        existing files.
-        """
+        """Returns the file of :meth:`find`. Raises InputError with expected and existing files."""
         if (source := self.find(*names)) is not None:
             return source
         raise self.lacks(" or ".join(names))

@@ -79,9 +79,7 @@ class _Text:
             self.more(max(CHUNK, len(self.buffer) - self.at))
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Returns whether more characters may complete the value: an open string, or an error at
-        the end.
-        """
+        """Returns whether more characters may complete a value: open string or error at the end."""
         near = len(self.buffer) - error.pos <= LONGEST_WORD
         return near or error.msg.startswith("Unterminated string")
 
@@ -122,8 +120,7 @@ class JsonLists:
             yield from self._member(text, member)
 
     def member_elements(self, *members: str) -> Iterator[tuple[str, Any]]:
-        """Yields the elements of several members of the file's object, in its order, each with the
-        member's name.
+        """Yields (member, element) for several members of the file's object, in its order.
 
         Missing members yield nothing. Ends after the last member.
         """

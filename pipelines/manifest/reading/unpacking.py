@@ -72,9 +72,7 @@ def max_unpacked_bytes(packed_size: int, ratio: int = MAX_RATIO) -> int:
 
 
 def open_unpacked(path: Path, stack: ExitStack) -> tuple[IO[bytes], bool]:
-    """Opens a file, and unpacks its content if it is packed; returns the stream and whether it
-    is.
-    """
+    """Opens a file, unpacks its content if packed, and returns the stream and whether it is."""
     file = stack.enter_context(path.open("rb"))
     beginning = file.read(8)
     file.seek(0)
@@ -146,9 +144,7 @@ def plain_name(entry: tarfile.TarInfo) -> str:
 
 
 def inner_tar(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tarfile.TarFile:
-    """Opens a tar inside a tar, to be read once in its order; it is uncompressed, like published
-    ones.
-    """
+    """Opens an uncompressed tar inside a tar, as published, to be read once in its order."""
     return _stream(member_file(tar, entry))
 
 

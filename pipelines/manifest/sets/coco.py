@@ -115,9 +115,7 @@ def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
 def _read_images(
     file: JsonLists, split: str, images: Images, licenses: dict[str, str]
 ) -> Iterator[Entry]:
-    """Adds the images of a file to ``images`` and the licences, each by number; yields invalid
-    images.
-    """
+    """Adds a file's images and licences by number; yields invalid images."""
     index = -1
     for member, element in file.member_elements("images", "licenses"):
         if member == "licenses":
@@ -137,9 +135,7 @@ def _read_images(
 
 
 def _image(image: Mapping[str, Any], split: str) -> ListedImage | None:
-    """Returns an image, or None without id or name: its annotations then report the missing
-    image.
-    """
+    """Returns an image, or None without id or name, which its annotations then report."""
     image_id, name = coco_id(image.get("id")), image.get("file_name")
     if image_id is None or not isinstance(name, str):
         return None

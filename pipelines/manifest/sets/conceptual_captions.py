@@ -32,9 +32,7 @@ PAGE = "ai.google.com/research/ConceptualCaptions"
 
 @dataclass(frozen=True, kw_only=True)
 class ListFile:
-    """Holds a file of captions and URLs; ``images``: the folder has some, under one of the
-    names.
-    """
+    """Holds a file of captions and URLs; ``images``: some exist, under one of the names."""
 
     name: str
     split: str

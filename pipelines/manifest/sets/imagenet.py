@@ -78,9 +78,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    """Returns whether a file counts as an image, which decoding confirms: it may have any
-    extension.
-    """
+    """Returns whether a file may be an image, with any extension; decoding confirms it."""
     base = name.rpartition("/")[2]
     return not base.startswith((".", "__")) and not base.lower().endswith(SIDECARS)
 

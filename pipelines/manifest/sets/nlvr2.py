@@ -18,9 +18,7 @@ SIDES = ("img0", "img1")  # left, right
 
 
 def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
-    """Converts a line of NLVR2 to a row of ``statements``; other spellings of a label are
-    rejects.
-    """
+    """Converts a line of NLVR2 to a row of ``statements``; an unusual label is a reject."""
     try:
         identifier, sentence, label = record["identifier"], record["sentence"], record.get("label")
     except (KeyError, TypeError, AttributeError) as error:
@@ -47,9 +45,7 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
 
 
 def parse_pair(identifier: Any) -> str | None:
-    """Returns split, set and pair of an identifier SPLIT-SET-PAIR-SENTENCE; None if it is
-    invalid.
-    """
+    """Returns split, set and pair of a valid identifier SPLIT-SET-PAIR-SENTENCE, else None."""
     parts = identifier.split("-") if isinstance(identifier, str) else []
     if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
         return None

@@ -1,6 +1,4 @@
-"""Reads the user's own annotated boxes for detector training: TSV, COCO's JSON, Pascal
-VOC, YOLO.
-"""
+"""Reads the user's boxes for detector training: TSV, COCO's JSON, Pascal VOC, YOLO."""
 
 import argparse
 from collections import Counter
@@ -43,9 +41,7 @@ Images = Callable[[], Iterator[AnnotatedImage]]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Holds the files of one layout, opened: the inputs that determine the rows, and the images in
-    order.
-    """
+    """Holds one layout's opened files: the inputs that determine rows, and the images in order."""
 
     sources: tuple[Source, ...]
     images: Images
@@ -94,9 +90,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def vocabulary_file(path: Path | None) -> dict[str, int]:
-    """Returns the names in a vocabulary's lines; an empty dict without a file. Raises
-    InputError.
-    """
+    """Returns the names in a vocabulary's lines; {} without a file. Raises InputError."""
     return {} if path is None else read_names(one_file(path))
 
 

@@ -95,9 +95,7 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
-    """Returns the entry of a row; image_id is the SHA-256 of the bytes, which a missing image
-    lacks.
-    """
+    """Returns a row's entry; image_id is the SHA-256 of the bytes, so a missing image has none."""
     group = key.rpartition(":")[0]
     published, location = values["text"] or "", (values["image"] or "").strip()
     text, content = validate_text(published), folder.image((location,))

@@ -226,9 +226,7 @@ def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry
 def line_objects(
     line: Mapping[str, Any], split: str, read: Callable[[str, str], Objects | Drop]
 ) -> Objects | Drop:
-    """Returns the objects of a line of ``split``; ``read`` returns the objects in both its
-    files.
-    """
+    """Returns the objects of a line of ``split``; ``read`` reads them from its two files."""
     file, image, annot_id = (line.get(key) for key in ("metadata_fn", "img_fn", "annot_id"))
     if not isinstance(file, str) or not isinstance(image, str):
         return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files")

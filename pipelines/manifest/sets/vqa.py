@@ -213,9 +213,7 @@ def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source])
 def vqa_entries(
     version: Version, splits: Sequence[SplitFiles], numbers: Mapping[str, int] | None
 ) -> Iterator[Entry]:
-    """Yields a split's questions in the order of their file, and its invalid annotations among
-    them.
-    """
+    """Yields a split's questions in file order, and its invalid annotations among them."""
     claims = Claims()
     for files in splits:
         annotations = None if files.annotations is None else Annotations(files.annotations)

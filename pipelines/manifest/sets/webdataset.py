@@ -207,9 +207,7 @@ def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[s
 
 
 def _padded(about: dict[str, Any]) -> tuple[str, ...]:
-    """Returns a note if img2dataset padded the image to a square with white borders, its
-    default.
-    """
+    """Returns a note if img2dataset, as by default, made the image a square with white borders."""
     width, height, before = (about.get(n) for n in ("width", "height", "original_width"))
     padded = before is not None and width == height and before != width
     return ("padded or resized by img2dataset (boxes and sizes are of that square)",) * padded
