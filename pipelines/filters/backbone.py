@@ -76,7 +76,7 @@ def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> Re
 
 
 def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Returns the width of the pooled vector: that of the last block's last normalisation."""
+    """Returns the pooled vector's width: the size of the last block's last normalisation."""
     last = max(
         int(match[2]) for name in weights if (match := BLOCK.match(name)) and match[1] == "4"
     )

@@ -83,7 +83,7 @@ class ClassNames:
         return cls({phrase: frozenset(classes) for phrase, classes in numbers.items()})
 
     def find_classes(self, phrases: Sequence[str]) -> frozenset[int]:
-        """Returns the numbers that some of the phrases name."""
+        """Returns the numbers of classes that any of the phrases names."""
         known = [self.numbers[phrase] for phrase in phrases if phrase in self.numbers]
         return frozenset().union(*known)
 

@@ -28,7 +28,7 @@ NAN = float("nan")
 SCORER = "scorer"
 FORMATS = ("jpeg", "png", "webp", "gif")
 IMAGE = ("width", "height", "pixels", "aspect", "bytes_a_pixel", *(f"is_{n}" for n in FORMATS))
-# Words of a text against a statistic of its image: the statistic if one occurs, else 0.
+# Combinations of words and an image statistic: the statistic if a word occurs, else 0.
 SAID_AND_SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
     "red": (("red", "crimson", "scarlet"), "red_share"),
     "orange": (("orange",), "orange_share"),

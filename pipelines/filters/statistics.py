@@ -76,7 +76,7 @@ def shrunk(image: Image.Image) -> Pixels:
 def image_statistics(pixels: Pixels) -> Values:
     """Computes the statistics in the order of NAMES, float32; undefined ones are NaN.
 
-    ``pixels`` are uint8 RGB [H, W, 3] as :func:`shrunk` gives them.
+    ``pixels`` are uint8 RGB [H, W, 3] as :func:`shrunk` returns them.
     """
     height, width = pixels.shape[:2]
     # Plane by plane: along an axis of three, numpy takes five times as long.

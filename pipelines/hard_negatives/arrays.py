@@ -16,7 +16,7 @@ from vlmill.runtime.files.atomic import atomic_folder
 
 Array = npt.NDArray[Any]
 
-CHUNK = 128  # postings that share a bound check
+CHUNK = 128  # postings whose bounds are computed together
 OWN_BITS, BITS = 20, 96  # bits of a signature: the most frequent words have their own bit
 ROW = 16  # int32 of a bag's row: 64 bytes
 INLINE = 13  # words that a row holds

@@ -44,7 +44,7 @@ WIDTH = 16  # postings that fill the widest vector register
 def list_masks(query: Query, first: int, last: int, scratch: Scratch) -> None:
     """Lists the distinct bits of the query's words ``first`` to ``last``, and their masses.
 
-    Masses are rounded up.
+    The masses are rounded up.
     """
     sizes = scratch.mask_sizes
     for third in range(3):

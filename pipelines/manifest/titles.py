@@ -22,7 +22,7 @@ class TitleRules:
 def clean_title(title: str, rules: TitleRules) -> str | Drop:
     """Returns a title's first words, up to 36 characters, or why the title is dropped.
 
-    The paper's segmenter is AliNLP; this one is jieba's. A longer first word is cut.
+    The paper's segmenter is AliNLP; this function uses jieba's. A longer first word is cut.
     """
     if not _CHINESE.search(title):
         return Drop(Reason.OTHER_LANGUAGE, "no Chinese character")

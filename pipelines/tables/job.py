@@ -48,9 +48,9 @@ MAX_REJECTS = 1_000_000  # rows of rejects: each names a repeated row
 class Job:
     """Describes the work on each table.
 
-    ``choose`` by its name returns the rows to drop, ``rewrite`` changes the kept ones. Without
-    ``choose``, repeated rows are dropped and become rejects. ``absent`` is written as
-    ``not_found.json``, as a basis for a reply.
+    ``choose`` has a function per table name that returns the rows to drop; ``rewrite`` changes the
+    kept rows. Without ``choose``, repeated rows are dropped and become rejects. ``absent`` is
+    written as ``not_found.json``, as a basis for a reply.
     """
 
     name: str

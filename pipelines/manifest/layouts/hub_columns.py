@@ -107,7 +107,7 @@ def resolved_options(columns: Columns) -> dict[str, Any]:
 
 
 def format_columns(columns: Columns) -> str:
-    """Returns a line on the columns that are read."""
+    """Returns a line about the columns that are read."""
     columns_by_use = {"captions": ", ".join(columns.texts), "images": columns.image}
     columns_by_use |= {"image_id": columns.id or "", "splits": columns.split or "the files' names"}
     return (

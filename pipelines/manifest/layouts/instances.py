@@ -124,7 +124,7 @@ def box_entries(
     """Yields a row of ``boxes`` for each image: all annotated objects, which are the candidates
     without detection.
 
-    Objects without area in their image are omitted and noted.
+    Objects without area in their image are omitted and recorded in the notes.
     """
     instances_by_image: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
     for instance in instances:

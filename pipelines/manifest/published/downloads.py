@@ -112,8 +112,8 @@ def fetched_images(
     """Downloads every image that has a URL and no file, unless a run before has done so; yields the
     images while the block runs.
 
-    ``retry`` repeats failed downloads. Shards in ``output`` from an earlier run are deleted. The
-    memory is that of a crawl.
+    ``retry`` repeats failed downloads. Shards in ``output`` from an earlier run are deleted.
+    Memory: as in a crawl.
     """
     work_folder = output / WORK / FOLDER
     begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), policy=manners))

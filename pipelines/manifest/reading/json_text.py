@@ -13,7 +13,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def json_decoder(remarks: Remarks) -> json.JSONDecoder:
-    """Returns a decoder that refuses NaN and infinities and notes repeated keys."""
+    """Returns a decoder that refuses NaN and infinities and records repeated keys."""
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)

@@ -58,7 +58,7 @@ def json_lines(
 ) -> Iterator[tuple[int, dict[str, Any] | Drop]]:
     """Yields the objects of JSON lines with the lines' numbers from 0, skipping empty lines.
 
-    A line that is not a JSON object is a Drop. Keys that are not ``known`` are noted.
+    A line that is not a JSON object is a Drop. Keys that are not ``known`` are recorded.
     """
     decoder = json_decoder(source.remarks)
     for number, line in read_lines(source):

@@ -56,7 +56,7 @@ def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str 
 
 
 def _expand_record(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the record once per text of the list under ``name``; an empty list gives no text."""
+    """Returns the record once per text of the list under ``name``; without text if it is empty."""
     value = record.get(name)
     return (
         [record | {name: item} for item in value or [None]] if isinstance(value, list) else [record]
@@ -128,7 +128,7 @@ def table_file(
         fits = plain.encode(encoding) == plain.encode("utf-8")
     except (LookupError, UnicodeError):
         fits = False
-    if not fits:  # lines are cut before they are decoded
+    if not fits:  # lines are split before they are decoded
         raise InputError(
             f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
             "are; convert the file with iconv"

@@ -1,7 +1,7 @@
 """Streams large JSON files, one element of a list at a time.
 
-Memory is bounded by one element, for any file size. A cut or invalid file raises InputError with
-the position.
+Memory is bounded by one element, for any file size. A truncated or invalid file raises InputError
+with the position.
 """
 
 import codecs

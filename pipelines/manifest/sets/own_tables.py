@@ -1,8 +1,8 @@
 """Reads LAIT and TaoMultimodal, which were never released, from user files with the columns that
 the papers imply.
 
-LAIT (ImageBERT, arXiv:2001.07966, section 3) is the output of ``web_pairs``; TaoMultimodal
-(InterBERT, arXiv:2003.13198) is item titles in Chinese with the item's image.
+LAIT (ImageBERT, arXiv:2001.07966, section 3) has the columns of ``web_pairs`` output; TaoMultimodal
+(InterBERT, arXiv:2003.13198) has item titles in Chinese with the item's image.
 """
 
 import argparse
