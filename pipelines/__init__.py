@@ -1,7 +1,7 @@
-"""These are jobs over pure functions: ``python -m vlmill.pipelines.JOB --help``.
+"""Runs jobs over pure functions: ``python -m vlmill.pipelines.JOB --help``.
 
 Each job is a folder with a ``__main__``. Several jobs share ``web`` (archives, pages, texts, the
-choice of pairs, downloads) and ``filters`` (models that judge images and pairs). All are steps of
-``vlmill.runtime.units``. ``rules`` has every threshold of the job of web pairs. Read ``rules``,
+choice of pairs, downloads) and ``filters`` (models that judge images and pairs). All jobs are steps
+of ``vlmill.runtime.units``. ``rules`` defines every threshold of the web-pairs job. Read ``rules``,
 ``web_pairs/job`` and ``web_pairs/steps``.
 """

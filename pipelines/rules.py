@@ -12,11 +12,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WebPairRules:
-    """Thresholds of the job that turns web archives into image-text pairs."""
+    """Holds the thresholds of the job that converts web archives to image-text pairs."""
 
-    # Bounds against hostile input; all ours.
+    # Limits against hostile input; all ours.
     max_record_bytes: int = 32 * MIB
-    max_page_bytes: int = 8 * MIB  # the HTML that search engines read of a page ends at 2 to 15 MB
+    max_page_bytes: int = 8 * MIB  # search engines read 2 to 15 MB of a page's HTML
     max_nesting: int = 1_000  # the parser's time grows with the square of the depth: 1,000 is 1 ms
     max_pixels: int = 50_000_000  # 150 MB decoded
     max_images_per_page: int = 2_000
@@ -25,17 +25,17 @@ class WebPairRules:
     # Language of the page.
     language: str = "en"  # LAIT: non-English pages are discarded; several (en,de) or any
     language_detector: str = "cld2"  # or langdetect: docs/web-pairs.md has their accuracies
-    min_language_probability: float = 0.4  # ours; of CLD2 a share: pages on software quote English
-    min_language_chars: int = 60  # ours; on less, the detector guesses
-    max_language_chars: int = 1_000  # ours; more does not change the answer, and takes longer
+    min_language_probability: float = 0.4  # ours; for CLD2 a share: pages on software quote English
+    min_language_chars: int = 60  # ours; on shorter text the detector guesses
+    max_language_chars: int = 1_000  # ours; more text takes longer and does not change the result
 
     # Dominant images.
     min_dominance: float = 0.5  # ours
     min_declared_px: int = 120  # ours; a thumbnail's file may be larger than it is shown
     max_declared_aspect: float = 4.0  # ours; banners and rules
     max_repeats_on_page: int = 2  # ours; bullets and spacers are repeated
-    min_large_px: int = 500  # ours; an image with such sides is no bullet, whatever its name
-    max_images_in_row: int = 2  # ours; a text beside more images in a row describes none of them
+    min_large_px: int = 500  # ours; so large an image is not a bullet, regardless of its name
+    max_images_in_row: int = 2  # ours; a text next to a longer row of images describes none
 
     # Images.
     min_side_px: int = 300  # LAIT: width and height above 300, both strict
@@ -43,22 +43,22 @@ class WebPairRules:
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
     min_words: int = 1  # a single word with a high score is nearly always the name of the object
     max_words: int = 80  # alt texts written by models have 60
-    max_surrounding_words: int = 40  # of a text that is not marked as an image's own
+    max_surrounding_words: int = 40  # of a text that the page does not mark as an image's
     min_alphabetic: float = 0.6
-    max_repetition: float = 0.5  # share of words that the text had before
+    max_repetition: float = 0.5  # share of words that repeat earlier ones
     max_unknown_words: float = 0.3  # ours: share of words that --vocabulary lacks
     keep_personal_data: bool = False  # e-mail addresses, telephone and card numbers
 
     # Pairs.
     min_score: float = 0.5  # ours
-    keep_texts: int = 1  # of each image, in the table of candidates; the best is its pair
-    max_images_per_text: int = 10  # ours; LAIT drops texts of "too many" images
+    keep_texts: int = 1  # per image, in the table of candidates; the best is its pair
+    max_images_per_text: int = 10  # ours; LAIT drops texts with "too many" images
 
     # Near duplicates, and excluded images.
     drop_near_duplicates: bool = False
     hold_out: float = 0.0  # fraction of the groups of similar images that get the split "val"
     ignore_opt_outs: bool = False  # opt-outs of sites are honoured by default
-    max_distance: int = 4  # bits of the perceptual hash, to images that are excluded
+    max_distance: int = 4  # in bits of the perceptual hash, to excluded images
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -85,5 +85,5 @@ class WebPairRules:
             raise ValueError("max_images_per_text is 0: it would drop every pair; give 1 or more")
 
     def as_settings(self) -> dict[str, Any]:
-        """Names and values, for plans, manifests and reports."""
+        """Returns names and values, for plans, manifests and reports."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,4 +1,4 @@
-"""Pages and images into web archives: python -m vlmill.pipelines.crawl --help"""
+"""Downloads pages and images into web archives: python -m vlmill.pipelines.crawl --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from vlmill.schemas.errors import InputError
 
 
 def parser() -> Parser:
-    """Returns the parser of the flags that the job takes itself."""
+    """Returns the parser of the job's flags, without Beam's."""
     p = Parser(
         prog="python -m vlmill.pipelines.crawl",
         description="Downloads pages with their images, or images alone, into WARC files that "
@@ -119,7 +119,7 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
         manners = build_policy(args)
@@ -130,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"--output {args.output}: with {beam_flags[0]} give a folder that every worker "
                 "sees, or leave the flag out: this machine's workers write to a store"
             )
-        # Its imports take a while, so arguments are checked first.
+        # Slow to import, so it is imported after the arguments are checked.
         from vlmill.pipelines.crawl import job
 
         return job.run(args, manners, workers, beam_flags)
@@ -142,5 +142,5 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

@@ -1,4 +1,4 @@
-"""The crawl job: lists of URLs to buckets, rounds of fetching, tables and report.
+"""Runs a crawl: spreads URLs over buckets, fetches them in rounds, writes tables and report.
 
 `estimate_cost` bounds a crawl's time by the politeness policy of its hosts. report.html counts URLs
 by reason, status, host and time.
@@ -64,7 +64,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
 
-MOST_TENTHS = 100  # ten seconds: longer times are in the last column
+MOST_TENTHS = 100  # ten seconds; the last column has all longer times
 
 
 def write_report(
@@ -73,7 +73,7 @@ def write_report(
     funnel: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> None:
-    """Writes the page; nothing on it grows with the number of URLs."""
+    """Writes the report page, whose size does not depend on the number of URLs."""
     write_page(
         path,
         "Crawl",
@@ -143,11 +143,11 @@ def _examples(summary: CrawlSummary) -> Markup:
     return html_table(["reason", "URL", "detail"], rows)
 
 
-REQUESTS_FIRST = 2  # of each host: robots.txt and tdmrep.json
+REQUESTS_FIRST = 2  # per host: robots.txt and tdmrep.json
 
 
 def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int) -> Estimate:
-    """Returns the cost of the URLs of a list. Memory: some 150 bytes a host."""
+    """Returns the cost of the URLs of a list. Memory: some 150 bytes per host."""
     hosts, bad = Counter[str](), 0
     for _, entry in lines:
         if isinstance(entry, Drop):
@@ -215,12 +215,12 @@ def run(
 
 
 def _buckets_before(output: Path) -> int | None:
-    """Into how many buckets an earlier run has spread the hosts, perhaps on another machine."""
+    """Returns the number of buckets of an earlier run, which may be of another machine."""
     try:
         plan = read_json(output / PLAN)
         return int(plan["settings"]["buckets"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # there is none, or prepare_output reports the problem
+        return None  # no earlier run, or prepare_output reports the problem
 
 
 def read_settings(
@@ -244,7 +244,7 @@ def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> 
     """Moves the archives, writes tables and report and, last, the manifest.
 
     The journals are deleted last, after every line is an outcome or a reject of the tables and
-    every archive has its final name. Raises OSError, with nothing deleted, if that is not so.
+    every archive has its final name. Otherwise raises OSError and deletes nothing.
     """
     output, parts = to_path(job.output), list[CrawlSummary]()
     for bucket in range(job.buckets):

@@ -1,8 +1,7 @@
-"""Reads lists of URLs: text files with one per line, and columns of Parquet files; each line is
-accounted for.
+"""Reads lists of URLs: lines of text files and columns of Parquet; accounts for each line.
 
-From the tables of an earlier crawl, ``rejects`` gives the URLs with transient failures, and
-``outcomes`` all URLs, with the values for conditional requests.
+Of an earlier crawl's tables, ``rejects`` gives the URLs with transient failures, and ``outcomes``
+gives all URLs with the values for conditional requests.
 """
 
 import codecs
@@ -30,13 +29,13 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import OUTCOMES, REJECTS
 
 MAX_LINE_BYTES = 64 << 10
-COLUMNS = ("url", "URL", "image_url")  # looked for in this order
+COLUMNS = ("url", "URL", "image_url")  # searched in this order
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def find_lists(argument: str) -> list[Path]:
-    """Returns the files that ``--urls`` names. Raises InputError for none."""
+    """Returns the files that ``--urls`` names. Raises InputError if no file matches."""
     path = to_path(argument)
     if path.is_dir():
         return find_shards(path, OUTCOMES, "--urls")
@@ -50,7 +49,7 @@ def find_lists(argument: str) -> list[Path]:
 
 
 def read_lists(paths: Iterable[Path], *, column: str | None, follow: int) -> Iterator[Line]:
-    """Yields each line of the lists and its request. Memory: one line, or one batch.
+    """Yields each line of the lists with its request. Memory: one line, or one batch.
 
     Raises InputError for a file that cannot be read, or that lacks the column.
     """
@@ -71,7 +70,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 class Lines(Protocol):
-    """A source of bytes, read by line or in parts."""
+    """Describes a source of bytes, read by line or in parts."""
 
     def readline(self, size: int, /) -> bytes:
         """Returns the next line, or its first ``size`` bytes."""
@@ -111,7 +110,7 @@ def _lines(file: Lines) -> Iterator[str]:
 
 
 def _utf_16_lines(first: bytes, file: Lines) -> Iterator[str]:
-    """Yields the lines of a UTF-16 file, as Windows writes some; it is read in parts."""
+    """Yields the lines of a UTF-16 file, which some Windows programs write, reading it in parts."""
     decoder = codecs.getincrementaldecoder("utf-16")("replace")
     text = decoder.decode(first)
     while piece := file.read(MAX_LINE_BYTES):
@@ -184,7 +183,7 @@ def _read_rejects(path: Path, follow: int) -> Iterator[Line]:
 
 
 def may_be_over(reason: str, detail: str) -> bool:
-    """Returns whether a reject reason is transient, so that the URL may succeed another time."""
+    """Returns whether a reject reason is transient, so that a retry of the URL may succeed."""
     if reason == Reason.BAD_STATUS:
         return detail in {str(status) for status in TRANSIENT_STATUSES}
     if reason == Reason.ROBOTS:

@@ -1,7 +1,7 @@
-"""How well a text agrees with the regions of its image, where no scorer has been fitted.
+"""Scores how well a text agrees with its image's regions, without a fitted scorer.
 
-Weights are set by hand: the mined score, in the logistic scale, moves by what words and regions
-have in common. Of an image without regions it stays as it is.
+Weights are set by hand: matches between words and regions shift the mined score on the logistic
+scale. The score of an image without regions is unchanged.
 """
 
 import math
@@ -12,21 +12,21 @@ from vlmill.pipelines.filters.scorer import PairFacts
 from vlmill.pipelines.web.texts.words import split_words
 
 WEIGHTS: Mapping[str, float] = {
-    "score_named_best": 1.2,  # the surest region that a word names
+    "score_named_best": 1.2,  # score of the surest region that a word names
     "content_words_that_name_share": 1.0,
     "best_class_is_named": 0.4,
-    "attribute_and_class_named": 0.1,  # each region: "red" and "car" of a red car
+    "attribute_and_class_named": 0.1,  # per region: "red" and "car" of a red car
     "people_said_not_seen": -0.8,
-    "known_class_words_not_seen": -0.3,  # each class that a word names and no region is of
+    "known_class_words_not_seen": -0.3,  # per class that a word names and no region has
 }
-MOST = 3.0  # of counts
+MOST = 3.0  # largest count
 LEAST_SCORE = 1e-6  # lowest value for the logarithm
 
 
 def agreement_score(
     first: float, facts: PairFacts, classes: ClassNames | None, attributes: ClassNames | None
 ) -> float:
-    """Returns the score 0 to 1, rounded to 6 digits, of a pair that was mined with ``first``."""
+    """Returns the score, 0 to 1 and rounded to 6 digits, of a pair with mined score ``first``."""
     words: Sequence[str] = split_words(facts.pair["text"], facts.pair.get("language"))
     values = region_features(facts.regions, words, classes, attributes)[len(CONTENT) :]
     values_by_name = dict(zip(CROSS, values, strict=True))

@@ -21,16 +21,16 @@ from vlmill.models.convert.files import read_state
 from vlmill.schemas.errors import InputError
 
 SIDE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision has them
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as in torchvision
 UNUSED = ("fc.", "module.fc.")
 BLOCK = re.compile(r"layer([1-4])\.(\d+)\.")
-MOST_BLOCKS = 64  # of a stage; ResNet-152 has 36
+MOST_BLOCKS = 64  # per stage; ResNet-152 has 36
 
 
 def read_backbone(path: str | Path, *, flag: str = "--backbone") -> dict[str, npt.NDArray[Any]]:
     """Reads the weights of a ResNet without its classifier, float32 by torchvision's names.
 
-    Raises InputError for a file that cannot be read, or is of no ResNet.
+    Raises InputError for a file that cannot be read or is not a ResNet's.
     """
     try:
         state = read_state(Path(path))
@@ -48,8 +48,8 @@ def read_backbone(path: str | Path, *, flag: str = "--backbone") -> dict[str, np
 def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> ResNet:
     """Builds the network of these weights, in evaluation mode.
 
-    Raises InputError, beginning with ``source``, for weights that are of no ResNet of
-    torchvision's.
+    Raises InputError, whose message begins with ``source``, for weights that do not belong to one
+    of torchvision's ResNets.
     """
     depths = [0, 0, 0, 0]
     for name in weights:
@@ -76,7 +76,7 @@ def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> Re
 
 
 def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
-    """Returns the width of the pooled vector: that of the last block's last normalisation."""
+    """Returns the pooled vector's width: the size of the last block's last normalisation."""
     last = max(
         int(match[2]) for name in weights if (match := BLOCK.match(name)) and match[1] == "4"
     )
@@ -87,8 +87,8 @@ def get_vector_width(weights: Mapping[str, npt.NDArray[Any]]) -> int:
 def vector_function(
     weights: Mapping[str, npt.NDArray[Any]], *, source: str
 ) -> Callable[[Image.Image], npt.NDArray[np.float32]]:
-    """Returns the function for an image's pooled vector, float32 [G], with these weights; the image
-    is RGB and is not cropped.
+    """Returns a function that computes an image's pooled vector, float32 [G], with these weights;
+    the image is RGB and is not cropped.
 
     Raises InputError like :func:`open_backbone`.
     """

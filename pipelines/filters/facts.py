@@ -1,4 +1,4 @@
-"""Joins pairs with their images and regions, the inputs of a scorer's features."""
+"""Joins pairs with their images and regions, which are the inputs of a scorer's features."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 
 COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
-KEPT_LOOKS = 256  # pairs of one image are near each other
+KEPT_LOOKS = 256  # cached images: pairs of an image are near each other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The tables in addition to the pairs, and the names of classes; None if not given."""
+    """Holds the tables in addition to the pairs, and the class names; None if not given."""
 
     images: ImageReader | None = None
     regions: RegionReader | None = None
@@ -35,8 +35,8 @@ def open_sources(
 ) -> Sources:
     """Opens the tables and lists of the flags.
 
-    Raises InputError for invalid ones, and for regions without ``--classes``, whose names are
-    compared with the texts.
+    Raises InputError for invalid files, and for regions without ``--classes``, because the class
+    names are compared with the texts.
     """
     if regions is None:
         if classes is not None or attributes is not None:
@@ -67,12 +67,10 @@ class FactsReader:
         for flag, reader in (("--images", sources.images), ("--regions", sources.regions)):
             if reader is not None:
                 self._joins[flag] = Join(reader.index, asking="--pairs", holding=flag)
-        self.met = dict.fromkeys(self._joins, 0)  # how many pairs found a row there
+        self.met = dict.fromkeys(self._joins, 0)  # number of pairs with a row there
 
     def facts(self, pairs: Sequence[Mapping[str, Any]]) -> Iterator[PairFacts]:
-        """Yields the facts of rows of ``pairs``, in their order. Raises InputError for a damaged
-        table.
-        """
+        """Yields the facts of rows of ``pairs``, in order. Raises InputError for damaged tables."""
         ids = [pair["image_id"] or "" for pair in pairs]
         rows = {flag: join.find(ids).tolist() for flag, join in self._joins.items()}
         for flag, numbers in rows.items():

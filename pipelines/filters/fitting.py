@@ -17,8 +17,8 @@ from vlmill.pipelines.filters.trees import Features, Trees
 
 Labels = npt.NDArray[np.bool_]
 FOLDS = 5
-SHUFFLES = 3  # one of 300 labels is 0.03 off by chance
-# Small sets: few leaves, few rows in each, and not many trees.
+SHUFFLES = 3  # one shuffle of 300 labels is 0.03 off by chance
+# Label sets are small: few leaves, few rows per leaf, and few trees.
 GROWING = {
     "max_iter": 60,
     "max_bins": 63,
@@ -33,10 +33,10 @@ THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRows:
-    """Features float32 [N, F] with NaN for missing values, labels [N], and units.
+    """Holds features float32 [N, F] with NaN for missing values, labels [N], and units.
 
-    Rows of the same ``unit`` (an image, for pairs) are in the same fold, because one would reveal
-    the other's label. ``groups`` are names of features by their input.
+    Rows of the same ``unit`` (an image, for pairs) are in the same fold, because one row would
+    reveal the other's label. ``groups`` has the names of features by their input.
     """
 
     features: Features
@@ -48,7 +48,7 @@ class LabelledRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What cross-validation found; every row was judged by trees that had not seen it."""
+    """Holds the results of cross-validation; trees judge only rows that they were not fitted on."""
 
     rows: int
     positives: int
@@ -57,12 +57,12 @@ class Validation:
     auc_of_folds: tuple[float, ...]
     average_precision: float
     auc_of_shuffled: float  # with shuffled labels: 0.5 unless there is a leak
-    importances: dict[str, float]  # AUC lost where a feature's values are permuted
+    importances: dict[str, float]  # loss of AUC if a feature's values are permuted
     alone: dict[str, float]  # AUC with one group of features
     without: dict[str, float]  # AUC with all groups but one
 
     def table(self, labels: Labels) -> list[tuple[float, float, float, float]]:
-        """Lines of (threshold, share at or above it, precision, recall)."""
+        """Returns rows of (threshold, share at or above it, precision, recall)."""
         lines = []
         for threshold in THRESHOLDS:
             above = self.probabilities >= np.float32(threshold)
@@ -74,7 +74,7 @@ class Validation:
 
 def grow(features: Features, labels: Labels, *, seed: int) -> Trees:
     """Fits trees to features [N, F] and labels [N]; the same input gives the same trees."""
-    # scikit-learn cannot bin a column without a value; of a constant it asks nothing.
+    # scikit-learn cannot bin a column without a value; it never splits on a constant.
     present = np.where(np.isnan(features).all(axis=0), np.float32(0), features)
     booster = HistGradientBoostingClassifier(random_state=seed, **GROWING)
     booster.fit(present, labels)
@@ -108,7 +108,7 @@ NODE_FIELDS = ("feature", "threshold", "left", "right", "missing_left", "value")
 
 
 def validate(rows: LabelledRows, *, seed: int) -> Validation:
-    """Cross-validates in FOLDS folds, with importances and what each group adds."""
+    """Cross-validates in FOLDS folds, with importances and the contribution of each group."""
     folds = split_folds(rows.labels, rows.units, seed)
     probabilities, importances = _judge(rows, folds, seed)
     rng = np.random.default_rng(seed)
@@ -138,7 +138,7 @@ def auc(labels: Labels, probabilities: Features) -> float:
 
 
 def split_folds(labels: Labels, units: Sequence[str], seed: int) -> list[npt.NDArray[np.int64]]:
-    """Row numbers of each fold, both classes spread evenly, units whole; none is empty."""
+    """Returns the rows of each fold: classes spread evenly, units whole, and no fold empty."""
     splitter = StratifiedGroupKFold(n_splits=FOLDS, shuffle=True, random_state=seed)
     numbers = np.unique(np.asarray(units), return_inverse=True)[1]
     splits = splitter.split(np.zeros((len(labels), 1)), labels, numbers)
@@ -148,7 +148,7 @@ def split_folds(labels: Labels, units: Sequence[str], seed: int) -> list[npt.NDA
 def _judge(
     rows: LabelledRows, folds: Sequence[npt.NDArray[np.int64]], seed: int
 ) -> tuple[Features, dict[str, float]]:
-    """Probabilities of rows by the trees of the other folds, and features' importances."""
+    """Returns the rows' probabilities by the other folds' trees, and the features' importances."""
     probabilities = np.zeros(len(rows.labels), dtype=np.float32)
     lost = np.zeros(len(rows.names))
     rng = np.random.default_rng(seed)
@@ -177,14 +177,14 @@ def _others(
 def _auc_of_group(
     rows: LabelledRows, folds: Sequence[npt.NDArray[np.int64]], group: str, inside: bool, seed: int
 ) -> float:
-    """AUC with the features of one group alone, or with all others."""
+    """Returns the AUC with the features of one group alone, or with all others."""
     names = set(rows.groups[group])
     columns = [n for n, name in enumerate(rows.names) if (name in names) == inside]
     return _auc_over(rows.features[:, columns], rows.labels, folds, seed)
 
 
 def _auc_of_labels(rows: LabelledRows, labels: Labels, seed: int) -> float:
-    """AUC with other labels for the same rows."""
+    """Returns the AUC with other labels for the same rows."""
     return _auc_over(rows.features, labels, split_folds(labels, rows.units, seed), seed)
 
 
@@ -201,7 +201,5 @@ def _auc_over(
 def _mean_auc(
     labels: Labels, probabilities: Features, folds: Sequence[npt.NDArray[np.int64]]
 ) -> float:
-    """Returns the mean over the folds: over all rows together it would be below 0.5 for random
-    labels.
-    """
+    """Returns the folds' mean AUC; the AUC over all rows is below 0.5 for random labels."""
     return float(np.mean([auc(labels[fold], probabilities[fold]) for fold in folds]))

@@ -1,4 +1,4 @@
-"""The flags of the filters in the job of web pairs; nothing heavy is loaded for them."""
+"""Defines the filters' flags in the web-pairs job, without slow imports."""
 
 import argparse
 from pathlib import Path
@@ -48,7 +48,7 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
-    """Returns the model files by their flags, None for ``none``.
+    """Returns the model files by their flags; None if the flag is ``none``.
 
     Raises InputError for a missing flag, and for a missing file: running without a filter must be
     an explicit choice.
@@ -69,7 +69,7 @@ def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
 
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of scoring: of mined candidates, or of a finished output."""
+    """Adds the flags for scoring mined candidates or a finished output."""
     group = parser.add_argument_group(
         "scoring: with --warc by --scorer, else the pairs of a finished --output again, or all "
         "texts of --candidates"
@@ -99,8 +99,8 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def scores_again(args: argparse.Namespace) -> bool:
-    """Returns whether the flags request scoring again. Raises InputError for flags of both, or of
-    neither.
+    """Returns whether the flags request scoring again. Raises InputError if the flags request both
+    modes or neither.
     """
     names = ("candidates", "regions", "classes", "attributes")
     flags = [f"--{name}" for name in names if getattr(args, name)]

@@ -22,14 +22,14 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 ANY, SAFETY, REALISM = "picture", "safety", "realism"
-BACKBONE = "backbone."  # before the names of a network's arrays in the file
+BACKBONE = "backbone."  # prefix of a network's arrays in the file
 BACKBONE_PX = 224
 
 Vector = npt.NDArray[np.float32]
 
 
 def backbone_names(width: int) -> tuple[str, ...]:
-    """Returns the features of a network's vector."""
+    """Returns the names of the features of a network's vector."""
     return tuple(f"backbone_{number}" for number in range(width))
 
 
@@ -42,13 +42,13 @@ def compute_features(
 
 
 def decode_side(has_backbone: bool) -> int:
-    """Returns the pixels that a filter needs of an image's side."""
+    """Returns the number of pixels of an image's side that a filter needs."""
     return BACKBONE_PX if has_backbone else statistics.SIDE
 
 
 @dataclass(frozen=True)
 class ImageFilter:
-    """A fitted filter; it can be sent to another process."""
+    """Applies a fitted filter; can be sent to another process."""
 
     model: Model
 
@@ -58,7 +58,7 @@ class ImageFilter:
     ) -> "ImageFilter":
         """Reads the filter of a file that fit_image_filter wrote.
 
-        Raises InputError for another file, and for a filter of another ``kind`` if one is asked.
+        Raises InputError for other files, and for a filter that is not of the requested ``kind``.
         """
         kinds = (ANY, SAFETY, REALISM) if kind is None else (ANY, kind)
         model = read_model(Path(path), kinds=kinds, flag=flag, fitted_by="fit_image_filter")
@@ -72,7 +72,7 @@ class ImageFilter:
 
     @property
     def has_backbone(self) -> bool:
-        """Returns whether it was fitted with a network's vector."""
+        """Returns whether the filter was fitted with a network's vector."""
         return bool(self.model.arrays)
 
     @property
@@ -81,8 +81,8 @@ class ImageFilter:
         return self.model.threshold
 
     def open_network(self, source: str = "the filter") -> Callable[[Image.Image], Vector]:
-        """Returns the network's vector as a function. Raises InputError for weights of no known
-        network.
+        """Returns a function that computes the network's vector. Raises InputError for weights of
+        an unknown network.
         """
         require_extra("safety", "torchvision")
         from vlmill.pipelines.filters.backbone import vector_function
@@ -104,28 +104,26 @@ class ImageFilter:
     def judge(self, pixels: npt.NDArray[np.uint8]) -> float:
         """Returns the probability, 0 to 1, that an image, RGB uint8 [H, W, 3], has label 1.
 
-        That is racy for a safety model, natural for a realism model.
+        Label 1 is racy for a safety model, and natural for a realism model.
         """
         return self.judge_image(Image.fromarray(pixels))
 
     def judge_image(self, image: Image.Image) -> float:
-        """:meth:`judge` of an RGB image."""
+        """Returns :meth:`judge` of an RGB image."""
         values = compute_features(image, self._vector)
         return float(self.model.trees.probabilities(values[None])[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFilters:
-    """The filters of a run; None for ``none``."""
+    """Holds the filters of a run; None if a flag is ``none``."""
 
     safety: ImageFilter | None = None
     realism: ImageFilter | None = None
 
     @classmethod
     def load(cls, files: Mapping[str, Path | None]) -> "ImageFilters":
-        """Reads the files of ``filter_files``. Raises InputError for a file that is not such a
-        filter.
-        """
+        """Reads the files of ``filter_files``. Raises InputError for a file of another kind."""
         filters = {
             kind: ImageFilter.load(path, flag=flag, kind=kind)
             for flag, kind in (("--safety-model", SAFETY), ("--realism-model", REALISM))
@@ -149,7 +147,8 @@ class ImageFilters:
         """Returns why a decoded image is dropped, or None. Raises Rejected for
         pixels that are floating-point numbers.
 
-        Racy from the safety model's threshold on, no photograph below the realism model's.
+        An image is racy from the safety model's threshold on, and not a photograph below the
+        realism model's threshold.
         """
         filters = [
             image_filter for image_filter in (self.safety, self.realism) if image_filter is not None

@@ -1,4 +1,4 @@
-"""Labels by hand: a file of ids and of yes or no, and the rows that they are of."""
+"""Reads labels that people have set: a file of ids with yes or no, and the labelled rows."""
 
 import csv
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from pathlib import Path
 from vlmill.schemas.errors import InputError
 
 YES, NO = ("1", "yes", "true", "y"), ("0", "no", "false", "n")
-FEWEST_OF_A_CLASS = 10  # below it five folds have less than two each
+FEWEST_OF_A_CLASS = 10  # with fewer, five folds have less than two each
 MAX_LABELS = 10_000_000
 REMEDY = "one line for each: an id, a tab or a comma, and 1 or 0"
 
 
 def read_labels(path: str | Path, *, flag: str = "--labels") -> dict[str, bool]:
-    """Reads ids with their labels: tab- or comma-separated, further columns and a header ignored.
+    """Reads tab- or comma-separated ids and labels; further columns and a header are ignored.
 
     Raises InputError for a file that cannot be read, an invalid label, an id with both labels, and
-    if one of the two classes has less than FEWEST_OF_A_CLASS.
+    if one of the two classes has fewer than FEWEST_OF_A_CLASS.
     """
     labels: dict[str, bool] = {}
     try:
@@ -59,10 +59,9 @@ def _check_classes(labels: Mapping[str, bool], argument: str) -> None:
 
 
 def require_rows(labels: Mapping[str, bool], rows: Mapping[str, object], argument: str) -> None:
-    """Raises InputError if some labelled id has no row; ``argument`` names where rows were looked
-    for.
+    """Raises InputError if a labelled id has no row; ``argument`` names the searched table.
 
-    Nothing is fitted on the rest: ids that do not meet are mostly of another table altogether.
+    Nothing is fitted on the remaining rows: unmatched ids mostly come from another table.
     """
     if absent := [name for name in labels if name not in rows]:
         raise InputError(

@@ -1,7 +1,8 @@
-"""Files of fitted models: arrays and a description in one safetensors file, which runs no code.
+"""Reads and writes fitted models: arrays and a description in one safetensors file, without code.
 
-The description names kind, version, features and threshold, and holds a digest of everything: what
-was changed after it was written is refused, and so is a model of other features than ours.
+The description names kind, version, features and threshold, and has a digest of everything: a file
+that was changed after it was written is refused, and so is a model with other features than this
+version's.
 """
 
 import hashlib
@@ -25,14 +26,14 @@ from vlmill.schemas.plain_json import parse_json
 KEY = "vlmill.model"
 VERSION = 1
 MAX_FILE_BYTES = 256 << 20
-TREE = "trees."  # before the names of the trees' arrays; others are the model's own
+TREE = "trees."  # prefix of the trees' arrays; other arrays are the model's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Trees over named features, and the records of their fit.
+    """Holds trees over named features, and the records of their fit.
 
-    ``arrays`` are further inputs of the features (frequencies of words), ``about`` plain JSON
+    ``arrays`` are further inputs of the features (frequencies of words), ``about`` has plain JSON
     values.
     """
 
@@ -61,7 +62,7 @@ def write_model(path: Path, model: Model) -> None:
 
 
 def model_problems(path: Path) -> list[str]:
-    """Returns the problem of a fitted model's file, one line; empty if there is none."""
+    """Returns a list with the problem of a model's file, one line; empty without a problem."""
     try:
         read_model(path, kinds=None, flag="", fitted_by="fit_scorer or fit_image_filter")
     except InputError as error:
@@ -70,7 +71,7 @@ def model_problems(path: Path) -> list[str]:
 
 
 def read_model(path: Path, *, kinds: Sequence[str] | None, flag: str, fitted_by: str) -> Model:
-    """Reads a model of one of ``kinds``; None: of any.
+    """Reads a model of one of ``kinds``; None allows all.
 
     Raises InputError, one line with ``flag`` and the command that writes such files, for a file
     that cannot be read, is damaged or changed, or is of another kind or version.

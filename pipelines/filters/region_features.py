@@ -57,14 +57,14 @@ def singular(word: str) -> str:
 
 
 def make_phrases(words: Sequence[str]) -> list[str]:
-    """Words as classes are compared with them: singular and lower-case, and two in a row."""
+    """Returns words to compare with classes: singular, lower-case, and adjacent pairs."""
     single = [singular(word.lower()) for word in words]
     return [*single, *(f"{first} {second}" for first, second in pairwise(single))]
 
 
 @dataclass(frozen=True)
 class ClassNames:
-    """The numbers of a detector's classes, or attributes, by each of their names.
+    """Maps each name of a detector's classes, or attributes, to their numbers.
 
     A class with a longer name ("tennis racket") is also found by its last word.
     """
@@ -83,7 +83,7 @@ class ClassNames:
         return cls({phrase: frozenset(classes) for phrase, classes in numbers.items()})
 
     def find_classes(self, phrases: Sequence[str]) -> frozenset[int]:
-        """Returns the numbers that some of the phrases name."""
+        """Returns the numbers of classes that any of the phrases names."""
         known = [self.numbers[phrase] for phrase in phrases if phrase in self.numbers]
         return frozenset().union(*known)
 
@@ -99,7 +99,7 @@ def region_features(
     classes: ClassNames | None,
     attributes: ClassNames | None,
 ) -> list[float]:
-    """Features of CONTENT and CROSS, in this order; all NaN without regions, classes or names."""
+    """Returns the features of CONTENT, then CROSS; all NaN without regions or class names."""
     if row is None or row.class_ids is None or classes is None:
         return [NAN] * (len(CONTENT) + len(CROSS))
     scores = np.ones(len(row.class_ids)) if row.class_scores is None else row.class_scores
@@ -118,7 +118,7 @@ def region_features(
 
 @dataclass(frozen=True)
 class Regions:
-    """An image's regions, the surest first, as plain lists: they are few.
+    """Holds an image's regions, the surest first, as plain lists, because they are few.
 
     ``boxes`` are (across, down, area) as fractions of the image: the middle, and the size.
     """
@@ -243,7 +243,7 @@ def _people(regions: Regions, singles: Sequence[str], classes: ClassNames) -> li
 def _numbers(
     regions: Regions, words: Sequence[str], singles: Sequence[str], classes: ClassNames
 ) -> list[float]:
-    """Returns whether "two dogs" are two, and "dogs" more than one."""
+    """Returns how far the regions are from two dogs for "two dogs", and if "dogs" are several."""
     counts = Counter(regions.ids)
     difference, plurals = NAN, NAN
     number, number_position = 0, -FAR

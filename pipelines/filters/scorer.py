@@ -1,7 +1,7 @@
 """Estimates the probability that a text describes its image, from some 300 named features.
 
-LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs like this: text alone, content of the
-image, and both together. Missing inputs (images, regions) are NaN, which the trees can handle.
+LAIT (ImageBERT, arXiv:2001.07966, section 3) scores pairs in this manner: text alone, content of
+the image, and both together. Missing inputs (images, regions) are NaN, which the trees can handle.
 """
 
 import zlib
@@ -28,7 +28,7 @@ NAN = float("nan")
 SCORER = "scorer"
 FORMATS = ("jpeg", "png", "webp", "gif")
 IMAGE = ("width", "height", "pixels", "aspect", "bytes_a_pixel", *(f"is_{n}" for n in FORMATS))
-# Words of a text against a statistic of its image: the statistic if one occurs, else 0.
+# Combinations of words and an image statistic: the statistic if a word occurs, else 0.
 SAID_AND_SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
     "red": (("red", "crimson", "scarlet"), "red_share"),
     "orange": (("orange",), "orange_share"),
@@ -73,7 +73,7 @@ Features = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLook:
-    """What an image's file shows: size in pixels and bytes, format in lower case, statistics."""
+    """Holds facts of an image file: size in pixels and bytes, lower-case format, statistics."""
 
     width: int
     height: int
@@ -84,7 +84,7 @@ class ImageLook:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
-    """A row of ``pairs``, and the facts about its image."""
+    """Holds a row of ``pairs`` and the facts about its image."""
 
     pair: Mapping[str, Any]
     image: ImageLook | None = None
@@ -93,7 +93,7 @@ class PairFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabularies:
-    """What words are compared with: a detector's classes and attributes, shares of words."""
+    """Holds the vocabularies for words: a detector's classes and attributes, shares of words."""
 
     classes: ClassNames | None = None
     attributes: ClassNames | None = None
@@ -119,14 +119,14 @@ def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
 
 
 def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
-    """Measures an image's file; None if it cannot be decoded: its features are then NaN."""
+    """Measures an image's file; returns None if it cannot be decoded, so its features are NaN."""
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None)
     try:
         with open_image(data, bounds) as image:
             check_size(image, bounds)
             width, height = image.size
-            # A JPEG is decoded at a fraction of its size. As it is stored: how an image is turned
-            # changes no statistic by much.
+            # A JPEG is decoded at a fraction of its size, in its stored orientation: a rotation
+            # changes the statistics little.
             image.draft("RGB", (statistics.SIDE, statistics.SIDE))
             image.load()
             return ImageLook(
@@ -176,7 +176,7 @@ _SHOWN_PLACES = {
 
 
 class HashedShares(Mapping[str, float]):
-    """Shares of words in a corpus by a hash of the word: a table of fixed size, in a model's file.
+    """Holds words' shares in a corpus by the word's hash: a fixed-size table in a model's file.
 
     Two words may share an entry (one in four of 50,000 in 131,072): both then count as the more
     common one.
@@ -219,13 +219,13 @@ def _table_index(word: str) -> int:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A fitted scorer; it can be sent to another process."""
+    """Applies a fitted scorer; can be sent to another process."""
 
     model: Model
 
     @classmethod
     def load(cls, path: str | Path, *, flag: str = "--scorer") -> "Scorer":
-        """Reads the scorer of a file that fit_scorer wrote. Raises InputError for another file."""
+        """Reads the scorer of a file that fit_scorer wrote. Raises InputError for other files."""
         model = read_model(Path(path), kinds=(SCORER,), flag=flag, fitted_by="fit_scorer")
         require_features(model, NAMES, f"{flag} {path}")
         table = model.arrays.get(FREQUENCIES)
@@ -235,7 +235,7 @@ class Scorer:
 
     @property
     def threshold(self) -> float:
-        """Returns the lowest score at which a pair counts as described."""
+        """Returns the lowest score at which a text counts as describing its image."""
         return self.model.threshold
 
     @property
@@ -250,7 +250,7 @@ class Scorer:
         classes: ClassNames | None = None,
         attributes: ClassNames | None = None,
     ) -> Features:
-        """Scores float32 [N] in 0..1 of N pairs: the probability that the text describes."""
+        """Returns scores of N pairs, float32 [N] in 0..1: P(the text describes the image)."""
         words = Vocabularies(classes=classes, attributes=attributes, frequency=self.frequency)
         values = np.array([pair_features(facts, words) for facts in rows], dtype=np.float32)
         return self.model.trees.probabilities(values.reshape(len(rows), len(NAMES)))

@@ -13,9 +13,9 @@ from PIL import Image
 from vlmill.schemas.images.decode import to_rgb
 
 MAX_PIXELS = 50_000_000  # of an image that a filter or a scorer looks at
-SIDE = 96  # a line of text is still a row of strokes; a statistic of 96 x 64 takes microseconds
-FLAT = 2  # grey levels between neighbours that count as none: noise of JPEG in a plain area
-STRONG = 24  # grey levels between neighbours that an eye calls an edge
+SIDE = 96  # a text line still shows strokes; a statistic of 96 x 64 takes microseconds
+FLAT = 2  # grey levels between neighbours that count as equal: JPEG noise in a plain area
+STRONG = 24  # grey levels between neighbours that look like an edge
 HUES = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink")
 HUE_STARTS = np.array([0.04, 0.12, 0.19, 0.44, 0.54, 0.70, 0.80, 0.94])  # of a circle of 1
 
@@ -58,8 +58,8 @@ Plane = npt.NDArray[np.float32]
 
 
 def small_copy(image: Image.Image, side: int) -> Image.Image:
-    """Returns an RGB copy of a decoded image: at 1, 1/2, 1/4 or 1/8 of its size, of ``side`` pixels
-    or some more. Raises Rejected for pixels that are floating-point numbers.
+    """Returns an RGB copy of a decoded image at 1, 1/2, 1/4 or 1/8 of its size, with ``side``
+    pixels or some more. Raises Rejected for pixels that are floating-point numbers.
     """
     rgb = to_rgb(image)
     factor = next((n for n in (8, 4, 2) if min(rgb.size) >= n * side), 1)
@@ -67,19 +67,19 @@ def small_copy(image: Image.Image, side: int) -> Image.Image:
 
 
 def shrunk(image: Image.Image) -> Pixels:
-    """RGB uint8 [H, W, 3] of an image whose long side has SIDE pixels at most."""
+    """Returns an image as RGB uint8 [H, W, 3] whose long side has at most SIDE pixels."""
     small = image.copy()
     small.thumbnail((SIDE, SIDE), resample=Image.Resampling.BILINEAR, reducing_gap=2.0)
     return np.asarray(small)
 
 
 def image_statistics(pixels: Pixels) -> Values:
-    """Computes the statistics in the order of NAMES, float32; what cannot be is NaN.
+    """Computes the statistics in the order of NAMES, float32; undefined ones are NaN.
 
-    ``pixels`` are uint8 RGB [H, W, 3] as :func:`shrunk` gives them.
+    ``pixels`` are uint8 RGB [H, W, 3] as :func:`shrunk` returns them.
     """
     height, width = pixels.shape[:2]
-    # Planes one after the other: along an axis of three numpy takes five times as long.
+    # Plane by plane: along an axis of three, numpy takes five times as long.
     rgb = np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32)
     grey = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]
     values = [
@@ -129,9 +129,7 @@ def _colour(rgb: Plane, grey: Plane) -> Sequence[float]:
 
 
 def _skin(red: Plane, green: Plane, blue: Plane) -> npt.NDArray[np.bool_]:
-    """Returns where pixels have a skin colour, light to dark: a wedge of red over blue (vlmill's
-    rule).
-    """
+    """Returns where pixels have a light to dark skin colour: a wedge of red over blue."""
     total = np.maximum(red + green + blue, 1)
     red_part, green_part = red / total, green / total
     skin: npt.NDArray[np.bool_] = (
@@ -149,7 +147,7 @@ def _skin(red: Plane, green: Plane, blue: Plane) -> npt.NDArray[np.bool_]:
 def _hue_shares(
     rgb: Plane, highest: Plane, chroma: Plane, vivid: npt.NDArray[np.bool_]
 ) -> Sequence[float]:
-    """Shares of all pixels that are vivid and of each of HUES."""
+    """Returns the shares of all pixels that are vivid and have each of HUES."""
     if not vivid.any():
         return [0.0] * len(HUES)
     (red, green, blue), top, spread = rgb[:, vivid], highest[vivid], chroma[vivid]
@@ -241,7 +239,7 @@ def _text(grey: Plane) -> Sequence[float]:
     columns = np.count_nonzero(np.abs(np.diff(grey, axis=0)) > STRONG, axis=0) / grey.shape[0]
     split, separation = _two_tones(grey)
     ink = grey < split
-    if ink.mean() > 0.5:  # light letters on a dark ground
+    if ink.mean() > 0.5:  # light letters on a dark background
         ink = ~ink
     row_ink = ink.mean(axis=1)
     busy = rows > 0.2
@@ -262,7 +260,7 @@ def _text(grey: Plane) -> Sequence[float]:
 
 def _two_tones(grey: Plane) -> tuple[float, float]:
     """Returns the grey level that best separates dark from light (Otsu), and the share of the
-    variance that the two explain.
+    variance that the two tones explain.
     """
     levels = np.bincount((grey / 4).astype(np.uint8).ravel(), minlength=64) / grey.size
     indices = np.arange(64)

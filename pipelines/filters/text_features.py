@@ -14,7 +14,7 @@ from vlmill.pipelines.web.texts.balance import stray_marks
 from vlmill.pipelines.web.texts.words import file_words, word_set
 
 NAN = float("nan")
-# Words by their role in a caption; features are a text's share of each role, and its presence.
+# Words by their role in a caption; features are the share and the presence of each role.
 WORD_CLASSES: dict[str, frozenset[str]] = {
     "articles": word_set("a an the"),
     "places": word_set("in on at under over behind near beside between across along inside"),
@@ -143,7 +143,7 @@ def text_features(
 ) -> list[float]:
     """Returns the features of FORM, WORDS and SIGNS, in this order.
 
-    ``words`` are those of the text, ``frequency`` their shares in a corpus by lower-case form.
+    ``words`` are the text's words, ``frequency`` their shares in a corpus by lower-case form.
     """
     lowered = [word.lower() for word in words]
     return [
@@ -241,9 +241,7 @@ def _signs(text: str, words: int) -> list[float]:
 
 
 def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[float]:
-    """Returns the features of PLACE: language, source and addresses of a row of ``pairs``, with its
-    words.
-    """
+    """Returns the features of PLACE: a pair's language, source and addresses, with its words."""
     language, source = pair.get("language"), pair.get("text_source")
     page_url, image_url = pair.get("page_url"), pair.get("image_url")
     words = {word.lower() for word in words_said}
@@ -276,7 +274,7 @@ def place_features(pair: Mapping[str, Any], words_said: Sequence[str]) -> list[f
 
 
 def _one_hot(value: str | None, known: Sequence[str]) -> list[float]:
-    """Returns 1 for the matching known value, or at the end for another; NaN for none."""
+    """Returns 1 at the matching known value, or at the end for another; all NaN for None."""
     if value is None:
         return [NAN] * (len(known) + 1)
     return [*(float(value == option) for option in known), float(value not in known)]
@@ -285,6 +283,6 @@ def _one_hot(value: str | None, known: Sequence[str]) -> list[float]:
 def _parts(url: str) -> tuple[str, str, str]:
     try:
         parts = urlsplit(url)
-    except ValueError:  # a bracket that is not part of an IPv6 address
+    except ValueError:  # a bracket outside an IPv6 address
         return "", url, ""
     return parts.netloc, parts.path, parts.query

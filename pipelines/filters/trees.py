@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ROWS_AT_ONCE = 2_048  # N x T numbers of nodes stay in the cache
+ROWS_AT_ONCE = 2_048  # N x T node numbers fit in the cache
 MOST_NODES = 4_000_000
 DEEPEST = 64
 
@@ -24,10 +24,10 @@ class BadTrees(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Trees:
-    """A sum of T regression trees; its logistic function is a probability.
+    """Holds a sum of T regression trees; its logistic function is a probability.
 
     A row moves to ``left`` if its ``feature`` is at most ``threshold``, or is NaN and
-    ``missing_left`` is true. All int32, float64 or bool [M], except ``roots`` int32 [T] and
+    ``missing_left`` is true. Arrays are int32, float64 or bool [M], except ``roots`` int32 [T] and
     ``bias`` float64 [1].
     """
 
@@ -45,7 +45,7 @@ class Trees:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def used(self) -> list[int]:
-        """Returns the features that some node uses, in order."""
+        """Returns the indices of features that nodes use, in order."""
         inner = self.left != np.arange(len(self.left))
         return sorted(set(self.feature[inner].tolist()))
 
@@ -77,7 +77,7 @@ class Trees:
 
 
 def build_trees(arrays: Mapping[str, npt.NDArray[Any]], *, num_features: int) -> Trees:
-    """Makes trees from a file's arrays. Raises BadTrees for invalid trees over ``num_features``.
+    """Builds trees from a file's arrays. Raises BadTrees for invalid trees over ``num_features``.
 
     Children come after their node, so every path ends.
     """

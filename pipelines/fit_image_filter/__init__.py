@@ -1,4 +1,4 @@
-"""This job fits an image filter, of safety or realism, on labelled images.
+"""Fits an image filter, for safety or realism, on labelled images.
 
 Reading order: ``command`` (the flags) and ``job``.
 """

@@ -1,4 +1,4 @@
-"""An image filter from labels: python -m vlmill.pipelines.fit_image_filter --help"""
+"""Fits an image filter on labels: python -m vlmill.pipelines.fit_image_filter --help"""
 
 from collections.abc import Sequence
 
@@ -53,12 +53,12 @@ def parser() -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job."""
+    """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
     require_threshold(args.threshold)
     require_local("--output", args.output)
     require_extra("safety", "sklearn", *(["torchvision"] if args.backbone else []))
-    # scikit-learn takes its time: not before the arguments are known to be good.
+    # scikit-learn is slow to import, so it is imported after the arguments are checked.
     from vlmill.pipelines.fit_image_filter import job
 
     return job.run(args)
@@ -71,5 +71,5 @@ def require_threshold(threshold: float) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

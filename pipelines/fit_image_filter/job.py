@@ -1,4 +1,4 @@
-"""Labelled images become rows of features, and these a model."""
+"""Computes features of labelled images, and fits a model on them."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ BOUNDS = Bounds(max_pixels=MAX_PIXELS, max_bytes=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fits, prints the report, and writes the model with its page."""
+    """Fits the filter, prints the report, and writes the model with its report page."""
     labels = read_labels(args.labels)
     weights = {}
     if args.backbone is not None:

@@ -1,4 +1,4 @@
-"""A scorer of pairs from labels: python -m vlmill.pipelines.fit_scorer --help"""
+"""Fits a scorer of pairs on labels: python -m vlmill.pipelines.fit_scorer --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from vlmill.schemas.errors import InputError
 
 
 class ListFeatures(argparse.Action):
-    """Prints the names of all features with their groups, and ends."""
+    """Prints the names of all features with their groups, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from vlmill.pipelines.filters.scorer import GROUPS
@@ -68,17 +68,17 @@ def parser() -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job."""
+    """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
     require_local("--output", args.output)
     if not 0 <= args.threshold <= 1:
         raise InputError(f"--threshold {args.threshold}: must be in 0..1")
-    # scikit-learn takes its time: not before the arguments are known to be good.
+    # scikit-learn is slow to import, so it is imported after the arguments are checked.
     from vlmill.pipelines.fit_scorer import job
 
     return job.run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

@@ -1,4 +1,4 @@
-"""Labelled pairs become rows of features, and these a model."""
+"""Computes features of labelled pairs, and fits a model on them."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -28,12 +28,12 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import PAIRS
 
-MOST_TEXTS = 1_000_000  # of the pairs, whose words are counted
+MOST_TEXTS = 1_000_000  # of the pairs: their words are counted
 AT_ONCE = 256
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fits, prints the report, and writes the model with its page."""
+    """Fits the scorer, prints the report, and writes the model with its report page."""
     labels = read_labels(args.labels)
     sources = open_sources(args.images, args.regions, args.classes, args.attributes)
     pairs = labelled_pairs(args.pairs, labels)
@@ -65,9 +65,7 @@ def read_texts(pairs: str) -> Iterator[tuple[str, str | None]]:
 
 
 def labelled_pairs(pairs: str, labels: Mapping[str, bool]) -> list[dict[str, Any]]:
-    """Returns the labelled rows of a table, in the order of their ids. Raises InputError for a
-    missing one.
-    """
+    """Returns the labelled rows of a table, sorted by id. Raises InputError for a missing one."""
     rows: dict[str, dict[str, Any]] = {}
     for batch in iter_batches(pairs, PAIRS, columns=COLUMNS, flag="--pairs"):
         ids = batch.column(0).to_pylist()
@@ -85,7 +83,7 @@ def labelled_rows(
     sources: Sources,
     frequency: HashedShares,
 ) -> LabelledRows:
-    """Returns the features of labelled pairs; an image's pairs belong together."""
+    """Returns the features of labelled pairs; pairs of an image are one unit."""
     reader = FactsReader(sources)
     words = Vocabularies(
         classes=sources.classes, attributes=sources.attributes, frequency=frequency

@@ -1,8 +1,8 @@
-"""Defines the arrays of a search: bags of words, and an index of them; each is a file on disk.
+"""Defines the arrays of a search: bags of words and their index; each array is a file on disk.
 
 A *bag* is a caption for TF-IDF: its words and their counts. Captions with the same bag are its
 members and share one search. Bags are numbered in the order of the search, captions by the order of
-their ids, words from the most frequent on.
+their ids, words by falling frequency.
 """
 
 from pathlib import Path
@@ -16,23 +16,23 @@ from vlmill.runtime.files.atomic import atomic_folder
 
 Array = npt.NDArray[Any]
 
-CHUNK = 128  # postings that are bounded together
+CHUNK = 128  # postings whose bounds are computed together
 OWN_BITS, BITS = 20, 96  # bits of a signature: the most frequent words have their own bit
 ROW = 16  # int32 of a bag's row: 64 bytes
 INLINE = 13  # words that a row holds
 WORD_BITS = 20  # bits of a packed word; its count is in the higher bits
-EXCESS_UNIT, NORM_UNIT = 1024, 0.5  # of `excess` and `norm`, in units of weights
+EXCESS_UNIT, NORM_UNIT = 1024, 0.5  # units of `excess` and `norm`
 UNKNOWN = 65535  # an excess too large for its type: such a bag is always looked up
-MOST_EXCESS = 8 << 16  # of a bag of class A
+MOST_EXCESS = 8 << 16  # largest excess of a bag of class A
 
 
 class Bags(NamedTuple):
-    """The queries: words of B bags of N captions, and who has them.
+    """Holds the queries: words of B bags of N captions, and the captions of each bag.
 
-    ``start`` int64 [B + 1] cuts ``words`` int32 and ``counts`` int32, ascending words of each bag;
-    ``norm2`` int64 [B]. ``member_start`` int64 [B + 1] cuts ``members`` int32 [N], ascending
-    captions of each bag. ``images`` int32 [N] numbers the captions' images, -1 where an image
-    has this caption alone. ``weights`` int64 [V].
+    ``start`` int64 [B + 1] splits ``words`` int32 and ``counts`` int32, ascending words of each
+    bag; ``norm2`` is int64 [B]. ``member_start`` int64 [B + 1] splits ``members`` int32 [N],
+    ascending captions of each bag. ``images`` int32 [N] numbers the captions' images, -1 if the
+    image has only this caption. ``weights`` is int64 [V].
     """
 
     start: Array
@@ -46,16 +46,16 @@ class Bags(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An index of D bags, sorted so that a search can end early (:mod:`.index`).
+    """Holds an index of D bags, sorted so that a search can end early (:mod:`.index`).
 
     ``rows`` int32 [D, 16], one cache line each: norm2, the only caption of the bag or -1 - bag, 0,
     and word | count << 20 of each word, 0 for unused entries. Larger bags have the number of a long
-    bag, the caption, and 1: ``long_start`` int64 [L + 1] divides ``long_words`` and ``long_counts``
+    bag, the caption, and 1: ``long_start`` int64 [L + 1] splits ``long_words`` and ``long_counts``
     int32, ``long_norm2`` is int64 [L]. ``list_start`` int64 [V + 1] and ``list_middle`` int64 [V]
-    divide the postings of each word, first those of class A, then those of class B. A posting has a
-    signature of three ``bits`` uint32, a ``norm`` rounded down and an ``excess`` rounded up, both
-    uint16, and the ``place`` int32, the index of its bag in ``rows``. ``reach`` float32 [D] is a
-    bag's norm divided by its largest count, rounded down.
+    split the postings of each word, first class A, then class B. A posting has a signature of three
+    ``bits`` uint32, a ``norm`` rounded down and an ``excess`` rounded up, both uint16, and an int32
+    ``place``, the index of its bag in ``rows``. ``reach`` float32 [D] is a bag's norm over its
+    largest count, rounded down.
     """
 
     rows: Array
@@ -85,7 +85,7 @@ def save(folder: Path, arrays: Bags | Part) -> None:
 
 
 def mapped(folder: Path, kind: type[Group]) -> Group:
-    """Maps arrays that :func:`save` has written: all processes of a machine share their memory."""
+    """Maps arrays that :func:`save` has written; all processes of a machine share their memory."""
     return kind(*(_map(folder / f"{name}.npy") for name in kind._fields))
 
 

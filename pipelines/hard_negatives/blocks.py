@@ -1,8 +1,8 @@
 """Searches blocks of captions, and merges their lists into shards of negatives.
 
 Captions are searched in the order of :class:`.arrays.Bags`, and written in the order of their ids.
-In between, lists are on disk, for each block and each part of the index. A result is among the
-results of the parts; their lists are merged by cosine and caption.
+In between, lists are on disk, for each block and each part of the index. Every result is in the
+list of a part; the parts' lists are merged by cosine and caption.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ ROWS_PER_GROUP = 10_000
 
 
 def build_part(plan: Plan, unit: Unit) -> Result:
-    """Leaves a part of the index."""
+    """Writes a part of the index."""
     index = build_index(mapped(plan.bags, Bags), unit.number, plan.parts)
     save(plan.part(unit.number), index)
     return Result()
@@ -43,9 +43,9 @@ def block_units(part: int, plan: Plan) -> list[Unit]:
 
 
 def search_block(number: int, plan: Plan, unit: Unit) -> Result:
-    """Leaves a block's lists from part ``number`` of the index.
+    """Writes a block's lists from part ``number`` of the index.
 
-    Scores that the parts before it have reached need not be found again.
+    Scores that are too low for the best lists of the earlier parts are skipped.
     """
     block, rules = unit.number, plan.rules
     bags, part = mapped(plan.bags, Bags), mapped(plan.part(number), Part)
@@ -64,9 +64,7 @@ def search_block(number: int, plan: Plan, unit: Unit) -> Result:
 def search_range(
     bags: Bags, part: Part, rules: Rules, first: int, last: int, floors: Array, threads: int
 ) -> tuple[Array, Array]:
-    """Returns (captions, cosines) [n, top] of ``members[first:last]``, with the given number of
-    threads.
-    """
+    """Returns (captions, cosines) [n, top] of ``members[first:last]``, using ``threads``."""
     num = last - first
     numbers, scores = np.empty((num, rules.top), np.int32), np.empty((num, rules.top))
     cuts = np.linspace(0, num, min(threads, num) + 1).astype(int)
@@ -89,7 +87,7 @@ def lists_folder(work: Path, block: int, part: int) -> Path:
 def merged(
     work: Path, block: int, parts: Sequence[int], rows: Array, top: int
 ) -> tuple[Array, Array]:
-    """Returns the best of these parts for some rows of a block; -1 and 0 for unused entries."""
+    """Returns the best results of these parts for rows of a block; unused entries are -1 and 0."""
     numbers, scores = np.full((rows.size, top), -1, np.int32), np.zeros((rows.size, top))
     for part in parts:
         folder = lists_folder(work, block, part)
@@ -106,7 +104,7 @@ def merged(
 
 
 def all_lists(work: Path, captions: int, parts: int, top: int) -> Iterator[tuple[Array, Array]]:
-    """Yields the lists of each block, as :func:`merged` gives them."""
+    """Yields the lists of each block, as :func:`merged` returns them."""
     for block in range(-(-captions // BLOCK)):
         rows = np.arange(count_captions(block, captions))
         yield merged(work, block, range(parts), rows, top)
@@ -123,7 +121,7 @@ def shard_units(plan: Plan) -> list[Unit]:
 
 
 def write_negatives(plan: Plan, unit: Unit) -> Result:
-    """Leaves a shard of negatives."""
+    """Writes a shard of negatives."""
     writer = ShardWriter(
         plan.output,
         NEGATIVES,
@@ -134,7 +132,7 @@ def write_negatives(plan: Plan, unit: Unit) -> Result:
     )
     with writer:
         members = mapped(plan.bags, Bags).members
-        positions = np.empty(members.size, np.int32)  # of each caption, in the order of search
+        positions = np.empty(members.size, np.int32)  # of each caption, in search order
         positions[members] = np.arange(members.size, dtype=np.int32)
         ids = read_arrow(plan.captions / "ids.arrow").column("id").combine_chunks()
         for begin in range(unit.slices.start, unit.slices.stop, ROWS_PER_GROUP):

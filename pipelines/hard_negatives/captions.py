@@ -34,19 +34,19 @@ INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """What :func:`stage` found: rows read, captions of these, and what may be wrong with them."""
+    """Holds the counts of :func:`stage`: rows read, their captions, and possible problems."""
 
     rows: int
     captions: int
     chunks: int
-    unspaced: int  # captions of a script without spaces that the tokenizer does not cut
+    unspaced: int  # captions in scripts without spaces that the tokenizer does not split
     alone: int  # captions without an image
 
 
 def stage(source: Source, folder: Path, rules: NegativeRules, limit: int | None = None) -> Staged:
-    """Reads captions, the first ``limit`` rows of them, and lays them out in ``folder``.
+    """Reads captions, at most the first ``limit`` rows, and writes them to ``folder``.
 
-    Memory: the ids of all captions and of their images. The folder appears whole.
+    Memory: the ids of all captions and of their images. The folder appears when it is complete.
     """
     with atomic_folder(folder, replace=True) as temporary:
         ids, images, has_text, unspaced = _copy_texts(source, temporary, rules, limit)
@@ -81,7 +81,7 @@ def _copy_texts(
 
 
 def _chunks(source: Source, limit: int | None) -> Iterator[pa.Table]:
-    """Tables of CHUNK_ROWS rows."""
+    """Yields tables of CHUNK_ROWS rows."""
     batches_of_chunk: list[pa.RecordBatch] = []
     stream = batches(source)
     if limit is not None:
@@ -102,7 +102,7 @@ def _column(table: pa.Table, name: str, default: npt.NDArray[Any] | None) -> pa.
 
 
 def _numeric(source: Source, ids: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Ids of a TSV are numbers if all of them are whole numbers as one writes them."""
+    """Converts ids of a TSV to numbers if all are whole numbers in their usual form."""
     if source.is_pairs or not pa.types.is_string(ids.type):
         return ids
     if any(is_parquet(path) for path in source.require()):
@@ -120,7 +120,7 @@ def _number(
     has_text: npt.NDArray[np.bool_],
     unspaced: int,
 ) -> Staged:
-    """Writes ids, images and numbers of captions; the first row of an id counts."""
+    """Writes ids, images and numbers of captions; only the first row of an id counts."""
     rows = len(ids)
     table = pa.table({"id": ids, "row": np.arange(rows, dtype=np.int64)})
     order = pc.sort_indices(table, [("id", "ascending"), ("row", "ascending")])
@@ -184,17 +184,17 @@ def _write_rejects(
 
 
 def chunk_starts(folder: Path) -> npt.NDArray[np.int64]:
-    """Rows before each chunk of texts."""
+    """Returns the number of rows before each chunk of texts."""
     sizes = [read_arrow(path).num_rows for path in sorted(folder.glob("texts-*.arrow"))]
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """Writes a table that can be mapped."""
+    """Writes a table as a file that can be mapped."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
 def read_arrow(path: Path) -> pa.Table:
-    """Maps a table: its memory is the disk's cache."""
+    """Maps a table; its memory is the disk's cache."""
     return pa.ipc.open_file(pa.memory_map(os.fspath(path))).read_all()

@@ -1,4 +1,4 @@
-"""Hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
+"""Finds hard negatives of image-text pairs: python -m vlmill.pipelines.hard_negatives --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
 def parser() -> Parser:
-    """Returns the parser of the flags that the job takes itself."""
+    """Returns the parser of the job's flags, without Beam's."""
     p = Parser(
         prog="python -m vlmill.pipelines.hard_negatives",
         description="Finds, for each pair, the pairs with the most similar but not identical "
@@ -104,7 +104,7 @@ def parser() -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
     require_part(args, beam_flags)
@@ -115,7 +115,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     rules = build_rules(args.top, args.below, args.tokenizer, args.token_pattern)
-    # pyarrow and Beam take their time: not before the arguments are known to be good.
+    # pyarrow and Beam are slow to import, so they are imported after the arguments are checked.
     from vlmill.pipelines.hard_negatives.source import build_source
     from vlmill.runtime.files.reading import require_tables
 
@@ -128,5 +128,5 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

@@ -1,8 +1,8 @@
 """Compiles functions of this job with numba, once for all runs.
 
-Numba reuses a compiled function until its own file changes, even if functions that it calls have
-changed. So names include a digest of all files, to never run a search with another file's old
-layout.
+Numba reuses a compiled function until its file changes, even if functions that it calls have
+changed. So names include a digest of all files, and a search never runs with an old layout of
+another file.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ DIGEST = hashlib.sha256(
 def compiled(function: Function, *, is_inlined: bool = False) -> Function:
     """Compiles at the first call, and caches the result on disk; other threads continue meanwhile.
 
-    The function creates no arrays or slices, so reference counts are not needed: each is a locked
-    addition, and a search would make thousands per query (107 us instead of 39). Numba's option for
-    that has no public name.
+    The function creates no arrays or slices, so it needs no reference counts. Each would be a
+    locked addition, thousands per query (107 us instead of 39). Numba's option for that has no
+    public name.
     """
     function.__qualname__ += f"_{DIGEST}"
     njit: Any = numba.njit  # its annotations lack the last two options
@@ -36,6 +36,6 @@ def compiled(function: Function, *, is_inlined: bool = False) -> Function:
 def inlined(function: Function) -> Function:
     """Compiles a function into its callers.
 
-    So named tuples of arrays are not arguments, which would be copied word by word at each call.
+    So named tuples of arrays are not passed as arguments, which would copy them word by word.
     """
     return compiled(function, is_inlined=True)

@@ -1,6 +1,4 @@
-"""Estimates the cost of a search from the first captions: time grows with the power 1.5 of their
-number.
-"""
+"""Estimates a search's cost from the first captions; time grows with N^1.5 for N captions."""
 
 import tempfile
 from pathlib import Path
@@ -23,8 +21,8 @@ from vlmill.pipelines.hard_negatives.vectors import (
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 
 SAMPLE_CAPTIONS = 20_000
-STEP = 500  # captions between two looks at the clock
-GROWTH = 0.5  # of a query's time with the number of captions: 0.48 was measured
+STEP = 500  # captions between two readings of the clock
+GROWTH = 0.5  # exponent of a query's time in the number of captions: 0.48 measured
 ID_BYTES = 36  # of a pair's id: 32 digits, and four bytes for its length
 COSINE_BYTES = 4
 
@@ -35,7 +33,7 @@ def output_bytes(num_pairs: int, top: int) -> int:
 
 
 def count_rows(source: Source) -> int:
-    """Rows of the input, which is read for it."""
+    """Reads the input and returns its number of rows."""
     return sum(batch.num_rows for batch in batches(source))
 
 
@@ -59,7 +57,7 @@ def measure(source: Source, rules: NegativeRules) -> Rate:
 def prepare(
     source: Source, work: Path, rules: NegativeRules, limit: int | None = None
 ) -> tuple[Bags, Part]:
-    """Bags and a whole index of a source's first captions, mapped from ``work``, without Beam."""
+    """Returns bags and the full index of a source's first captions, mapped from ``work``."""
     staged = stage(source, work / "captions", rules, limit)
     for chunk in range(staged.chunks):
         count_chunk(work / "captions", work / "words", chunk, make_tokenizer(rules))

@@ -1,9 +1,9 @@
-"""Bags and their index are built from word counts: numpy and numba, no text any more.
+"""Builds bags and their index from word counts, with numpy and numba and without texts.
 
-w(t) = round(idf(t)^2 * 2^16) is a word's weight, norm2 = sum tf^2 w a bag's squared length, and
-sum (tf - 1) w its excess, which repeated words add. Class A has an excess of at most 8 idf^2 and is
-sorted by norm, class B the rest, sorted by norm / largest tf: in both, what comes later needs a
-larger product to reach the same cosine.
+w(t) = round(idf(t)^2 * 2^16) is a word's weight, norm2 = sum tf^2 w a bag's squared length, and sum
+(tf - 1) w its excess, which repeated words add. Class A has an excess of at most 8 idf^2 and is
+sorted by norm, class B has the other bags, sorted by norm / largest tf. In both, a later bag needs
+a larger product to reach the same cosine.
 """
 
 import numpy as np
@@ -28,16 +28,16 @@ MOST_COUNT = 1 << (31 - WORD_BITS)
 
 
 def build_bags(start: Array, words: Array, counts: Array, images: Array, weights: Array) -> Bags:
-    """Bags of captions whose words, ascending, are ``words[start[k]:start[k + 1]]``.
+    """Returns the bags of captions whose ascending words are ``words[start[k]:start[k + 1]]``.
 
-    Equal ones become one bag. Bags are in the order of search: by their three rarest words, so
-    that neighbours read the same lists; those without a word come last.
+    Captions with equal words share a bag. Bags are in the order of search: by their three rarest
+    words, so that neighbours read the same lists; bags without a word are last.
     """
     num = start.size - 1
     keys = np.empty((num, 2), np.uint64)
     rare = np.empty((num, 3), np.int32)
     _hash_bags(start, words, counts, keys, rare)
-    # Captions of a bag are neighbours in this order, each bag's by number.
+    # In this order, captions of a bag are neighbours, sorted by number.
     order = np.lexsort((keys[:, 1], keys[:, 0], rare[:, 2], rare[:, 1], rare[:, 0])).astype(
         np.int32
     )
@@ -63,16 +63,14 @@ def build_bags(start: Array, words: Array, counts: Array, images: Array, weights
 
 
 def _shared_images(images: Array) -> Array:
-    """Numbers of images, -1 where a caption's image has no other caption."""
+    """Returns numbers of images, -1 if a caption's image has no other caption."""
     alone = np.bincount(images, minlength=1)[images] == 1
     return np.where(alone, -1, images).astype(np.int32)
 
 
 @compiled
 def _hash_bags(start: Array, words: Array, counts: Array, keys: Array, rare: Array) -> None:
-    """Returns a hash of each caption's bag, and its three rarest words in sorting order, rarest
-    first.
-    """
+    """Computes each bag's hash, and its three rarest words in sorting order, rarest first."""
     for k in range(start.size - 1):
         begin, end = start[k], start[k + 1]
         hash1, hash2 = np.uint64(0), np.uint64(0)
@@ -86,7 +84,7 @@ def _hash_bags(start: Array, words: Array, counts: Array, keys: Array, rare: Arr
             hash2 = (hash2 + x) * np.uint64(0xD6E8FEB86659FD93)
         keys[k, 0], keys[k, 1] = hash1, hash2
         for j in range(3):
-            # Rare words have high numbers. One that is missing sorts last.
+            # Rare words have high numbers. A missing word sorts last.
             rare[k, j] = -words[end - 1 - j] if end - begin > j else 1
 
 

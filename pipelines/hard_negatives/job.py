@@ -1,6 +1,6 @@
 """Runs the job of hard negatives: python -m vlmill.pipelines.hard_negatives --help
 
-With a runner, Beam's workers do everything: no result passes through this process. Results in
+With a runner, Beam's workers do all work: no result passes through this process. Results in
 ``work`` of a killed run are reused; ``work`` is deleted when the run has finished.
 """
 
@@ -30,7 +30,7 @@ from vlmill.schemas.tables import NEGATIVES
 def run(
     args: argparse.Namespace, source: Source, rules: NegativeRules, beam_flags: Sequence[str]
 ) -> int:
-    """Searches what no finished block or shard holds, and writes the manifest."""
+    """Runs the steps that have no finished block or shard, and writes the manifest."""
     run_steps = select_runner(
         beam_flags,
         workers=args.workers,
@@ -82,7 +82,7 @@ def run(
 def _refusing(plan: Plan) -> Iterator[None]:
     """Deletes the results for refused captions, so that a corrected command can start.
 
-    Once vectors exist, a refused input is another input, and the results are kept.
+    If vectors exist, the results are kept, because the refused input is a different one.
     """
     try:
         yield

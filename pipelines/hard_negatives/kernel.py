@@ -44,7 +44,7 @@ WIDTH = 16  # postings that fill the widest vector register
 def list_masks(query: Query, first: int, last: int, scratch: Scratch) -> None:
     """Lists the distinct bits of the query's words ``first`` to ``last``, and their masses.
 
-    Masses are rounded up.
+    The masses are rounded up.
     """
     sizes = scratch.mask_sizes
     for third in range(3):
@@ -83,7 +83,7 @@ def list_reaching(
     excess, norm, posting_rows = part.excess, part.norm, part.place
     bounds, passed, row_numbers = scratch.bounds, scratch.passed, scratch.row_numbers
     offset, num = np.uint64(start), np.uint64(count)
-    # Whole registers: arrays of postings end with some that count nothing.
+    # Full registers: arrays of postings end with padding that counts nothing.
     width = (num + np.uint64(WIDTH - 1)) // np.uint64(WIDTH) * np.uint64(WIDTH)
     first, more, threshold = np.float32(base), np.float32(spread * EXCESS_UNIT), np.float32(limit)
     for k in range(width):
@@ -106,9 +106,9 @@ def search(
 ) -> tuple[int, int]:
     """Searches ``part`` for the captions ``members[first:first + n]``; one result row each.
 
-    ``floors`` float64 [n]: lower scores need not be found. ``lists`` are int32 [n, top], which
-    receives captions, best first and -1 for unused entries, and float64 [n, top] of their cosines.
-    Returns the number of bounded postings, and of bags that were read.
+    ``floors`` float64 [n]: lower scores may be skipped. ``lists`` are int32 [n, top], which
+    receives captions, best first and -1 for unused entries, and float64 [n, top] for their cosines.
+    Returns the number of postings with a computed bound, and of bags that were read.
     """
     last = first + len(floors)
     bag = int(np.searchsorted(bags.member_start, first, side="right")) - 1
@@ -134,13 +134,13 @@ def _search_all(
 ) -> None:
     """Searches for captions from ``members[first]`` of ``bag`` on, bag by bag.
 
-    A bag of several captions is searched once without regard to images; a caption whose image is in
-    the result is searched separately.
+    A bag of several captions is searched once, ignoring images; a caption whose image is in the
+    result is searched separately.
     """
     begin, last = first, first + floors.size
     while begin < last:
         end = min(bags.member_start[bag + 1], last)
-        common = begin - first  # the row of the answer that captions of a bag share
+        common = begin - first  # the result row that captions of a bag share
         is_shared = end - begin > 1
         if is_shared:
             floor = floors[common]
@@ -160,7 +160,7 @@ def _search_all(
 
 @inlined
 def _has_image(bags: Bags, image: Any, numbers: Array, row: int) -> bool:
-    """Returns whether a caption of an image is in a row of the results; -1 is no image."""
+    """Returns whether a caption of an image is in a row of the results; -1 means no image."""
     if image >= 0:
         for k in range(numbers.shape[1]):
             if numbers[row, k] >= 0 and bags.images[numbers[row, k]] == image:
@@ -181,7 +181,7 @@ def _copy_best(state: State, lists: tuple[Array, Array], row: int) -> None:
 def _find(
     bags: Bags, part: Part, rules: Rules, state: State, bag: int, image: Any, floor: float
 ) -> None:
-    """Finds the best of one query."""
+    """Finds the best captions for one query."""
     query, counters = state.query, state.counters
     words, max_count = lay_out(bags, bag, query)
     info = QueryInfo(words, max_count, bags.norm2[bag], image, floor)
@@ -213,7 +213,7 @@ def _begin(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo) 
     counters[LOOKED_UP] += num
     num = score_bags(part, state, num, info.norm2, info.floor)
     judge(bags, part, rules, state, info, num)
-    counters[NEAR] = 0  # those near to this one are found again, in another round
+    counters[NEAR] = 0  # near duplicates of this query are found again, in another round
     counters[ROUND] += 1
 
 
@@ -231,9 +231,9 @@ def _search_list(
         np.float64(info.max_count),
         np.sqrt(np.float64(info.norm2)),
     )
-    # No product of a bag from here on is larger.
+    # No bag from here on has a larger product.
     reach = np.float64(query.tail_mass[slot]) + (0.0 if in_b else max_count * MOST_EXCESS)
-    # The bound is a sum of float32, the limit one product: both err by less than this.
+    # The bound is a sum of float32, the limit one product: both errors are below this.
     slack = max(0.0, 1.0 - (info.words + 16) * 2.0**-22)
     while p < end:
         is_full = counters[BEST] == rules.top

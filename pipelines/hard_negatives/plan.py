@@ -18,26 +18,26 @@ from vlmill.schemas.tables import NEGATIVES, VOCABULARY
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run, as all workers are to know it."""
+    """Describes one run for all workers."""
 
     source: Source
     rules: NegativeRules
     output: Path
     settings: dict[str, Any]
     shard_captions: int
-    parts: int  # of the index
-    threads: int  # of a process that searches
+    parts: int  # number of parts of the index
+    threads: int  # threads of a searching process
     images: str | None = None  # a table of images, for the report
     inputs: Sequence[Input] = ()
 
     @property
     def work(self) -> Path:
-        """Returns the folder of all files that the finished run does not keep."""
+        """Returns the folder of files that the finished run deletes."""
         return self.output / WORK
 
     @property
     def captions(self) -> Path:
-        """Returns the captions, laid out."""
+        """Returns the folder of the staged captions."""
         return self.work / "captions"
 
     @property
@@ -51,21 +51,21 @@ class Plan:
 
     @property
     def bags(self) -> Path:
-        """Returns the captions' vectors."""
+        """Returns the folder of the captions' vectors."""
         return self.work / "bags"
 
     def part(self, number: int) -> Path:
-        """Returns a part of the index."""
+        """Returns the folder of a part of the index."""
         return self.work / f"part-{number}"
 
     @property
     def vocabulary(self) -> Path:
-        """Returns the one shard of the vocabulary."""
+        """Returns the path of the vocabulary's only shard."""
         return self.output / shard_name(VOCABULARY, 0, 1)
 
     @functools.cached_property
     def staged(self) -> Staged:
-        """Returns the results of the first step. Raises FileNotFoundError before it is done."""
+        """Returns the first step's results. Raises FileNotFoundError before it has finished."""
         text = (self.captions / "staged.json").read_text(encoding="utf-8")
         return Staged(**parse_json(text))
 
@@ -80,5 +80,5 @@ class Plan:
         return -(-self.staged.captions // self.shard_captions)
 
     def shard(self, number: int) -> Path:
-        """Returns a shard of negatives."""
+        """Returns the path of a shard of negatives."""
         return self.output / shard_name(NEGATIVES, number, self.num_shards)

@@ -1,4 +1,4 @@
-"""Which captions are hard negatives: thresholds, and what counts as a word."""
+"""Defines which captions are hard negatives: the thresholds and the tokenizer."""
 
 import re
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from fractions import Fraction
 
 from vlmill.schemas.errors import InputError
 
-SEGMENTERS = {"jieba": "zh", "sudachi": "ja", "newmm": "th"}  # and the language that each cuts
+SEGMENTERS = {"jieba": "zh", "sudachi": "ja", "newmm": "th"}  # and the language of each
 TOKENIZERS = ("words", "whitespace", *SEGMENTERS)
 WORDS = r"(?u)\b\w\w+\b"  # scikit-learn's
 
 
 @dataclass(frozen=True, kw_only=True)
 class NegativeRules:
-    """Which captions are hard negatives; defaults from InterBERT's paper, sec. 3.3."""
+    """Holds the thresholds for hard negatives; defaults are from InterBERT's paper, sec. 3.3."""
 
     top: int = 30
-    below: Fraction = Fraction(1, 2)  # cosine strictly below: above are near duplicates
+    below: Fraction = Fraction(1, 2)  # cosines must be below it: others are near duplicates
     tokenizer: str = "words"  # matches of `pattern`; or segmented text, or a segmenter
     pattern: str = WORDS
 
@@ -25,7 +25,7 @@ class NegativeRules:
             raise ValueError(f"top is {self.top}, must be at least 1")
         if not 0 < self.below <= 1:
             raise ValueError(f"below is {self.below}, must be in (0, 1]")
-        if self.below.denominator > 10**6:  # its square by that of a norm has to fit 126 bits
+        if self.below.denominator > 10**6:  # its square times a squared norm must fit 126 bits
             raise ValueError(f"below is {self.below}, must have at most 6 digits")
         if self.tokenizer not in TOKENIZERS:
             raise ValueError(f"tokenizer {self.tokenizer}: one of {', '.join(TOKENIZERS)}")
@@ -42,14 +42,12 @@ class NegativeRules:
 
     @property
     def most_norm2(self) -> int:
-        """Returns the squared length below which a caption's products with ``below`` fit
-        63 bits.
-        """
+        """Returns the squared length below which products with ``below`` fit 63 bits."""
         return (1 << 62) // self.below.denominator
 
 
 def build_rules(top: int, below: str, tokenizer: str, pattern: str | None) -> NegativeRules:
-    """Rules from the flags; InputError for values that make none."""
+    """Builds the rules of the flags. Raises InputError for invalid values."""
     try:
         return NegativeRules(
             top=top, below=Fraction(below), tokenizer=tokenizer, pattern=pattern or WORDS

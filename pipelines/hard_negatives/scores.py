@@ -1,4 +1,4 @@
-"""Exact scores of bags, and the lists of the best that they enter."""
+"""Computes exact scores of bags, and enters the bags into the lists of the best."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def _product(a: int, b: int) -> tuple[Any, Any]:
 
 @inlined
 def score_bags(part: Part, state: State, count: int, norm2: int, min_score: float) -> Any:
-    """Keeps those of ``count`` bags whose score is at least ``min_score``; returns their number.
+    """Keeps the bags, of ``count``, whose score is at least ``min_score``; returns their number.
 
     ``dots``, ``norms`` and ``scores`` receive their values; ``norm2`` is the query's. A bag that
     does not fit into a row is scored once per round, because captions of thousands of words would
@@ -61,7 +61,7 @@ def score_bags(part: Part, state: State, count: int, norm2: int, min_score: floa
         state.scratch.row_numbers,
     )
     ahead = np.int32(0)
-    for k in range(count):  # so that all of their cache lines are requested together
+    for k in range(count):  # requests all of their cache lines together
         ahead |= rows[np.uint64(row_numbers[k]), 0]
     if ahead < 0:  # never true: keeps the compiler from removing the reads above
         return 0
@@ -98,7 +98,7 @@ def _long_dot(part: Part, query: Query, long: int) -> tuple[Any, Any]:
 
 @inlined
 def judge(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo, count: int) -> None:
-    """Judges ``count`` bags that have been scored: among the best, a near duplicate, or neither."""
+    """Judges ``count`` scored bags: each is among the best, a near duplicate, or neither."""
     scratch, counters, below = state.scratch, state.counters, rules.numerator / rules.denominator
     for k in range(count):
         row, score = scratch.row_numbers[k], scratch.scores[k]
@@ -128,10 +128,10 @@ def _remember(state: State, row: int) -> None:
 def _consider(
     bags: Bags, who: int, row: int, score: float, image: int, top: int, state: State
 ) -> None:
-    """Enters the captions of a bag into the best.
+    """Enters the captions of a bag into the list of the best.
 
-    ``who`` is the only caption of the bag, or ``-1 - bag``. ``image`` is the query's image, -1
-    where it has no other caption.
+    ``who`` is the only caption of the bag, or ``-1 - bag``. ``image`` is the query's image, -1 if
+    the image has no other caption.
     """
     if who >= 0:
         if image < 0 or bags.images[who] != image:
@@ -141,13 +141,13 @@ def _consider(
         number = bags.members[k]
         if image >= 0 and bags.images[number] == image:
             continue
-        if not _enter(state, top, score, number, row):  # the others come later among equals
+        if not _enter(state, top, score, number, row):  # the other captions sort later
             return
 
 
 @inlined
 def _enter(state: State, top: int, score: float, number: int, row: int) -> bool:
-    """Puts a caption among the best, unless it is there; False if all of ``top`` are better."""
+    """Adds a caption to the best unless listed; returns False if all ``top`` are better."""
     scores, numbers, row_numbers = state.best
     size = position = state.counters[BEST]
     while position > 0 and (

@@ -1,4 +1,4 @@
-"""Where captions are read: from our pairs, or from any Parquet or TSV."""
+"""Reads captions from a ``pairs`` table, or from any Parquet or TSV file."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ BATCH_ROWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The files and columns of captions; with all columns None it is a ``pairs`` table."""
+    """Holds the files and columns of captions; a ``pairs`` table if all columns are unset."""
 
     argument: str
     id_column: str | None = None
@@ -43,9 +43,7 @@ class Source:
         return path_input("--pairs", self.argument)
 
     def require(self) -> list[Path]:
-        """Returns the files to read. Raises InputError if there are none, or a column is
-        missing.
-        """
+        """Returns the files to read. Raises InputError for missing files or columns."""
         if self.is_pairs:
             return find_shards(self.argument, PAIRS, "--pairs")
         paths = _files(self.argument)
@@ -71,16 +69,14 @@ class Source:
 
     @property
     def has_header(self) -> bool:
-        """Returns whether a TSV has a header: columns that are numbers are positions from 1,
-        without one.
-        """
+        """Returns whether a TSV has a header; without one, columns are numbers from 1."""
         return not all(name.isdigit() for _, name in self._flags())
 
 
 def build_source(
     argument: str, id_column: str | None, image_column: str | None, text_column: str | None
 ) -> Source:
-    """Returns a source from the flags. Raises InputError for flags that do not fit together."""
+    """Returns a source from the flags. Raises InputError for incompatible flags."""
     if text_column is None and (id_column or image_column):
         raise InputError("--id-column and --image-column need --text-column, of the same table")
     return Source(
@@ -115,13 +111,13 @@ def _column_names(path: Path, source: Source) -> list[str]:
 
 
 def is_parquet(path: Path) -> bool:
-    """Returns whether a file begins like Parquet."""
+    """Returns whether a file begins with Parquet's magic bytes."""
     with path.open("rb") as file:
         return file.read(4) == b"PAR1"
 
 
 def batches(source: Source) -> Iterator[pa.RecordBatch]:
-    """Yields batches of the columns id, image (both may lack) and text; memory is one of them."""
+    """Yields batches of the columns id, image (both optional) and text. Memory: one batch."""
     if source.is_pairs:
         columns = ["pair_id", "image_id", "text"]
         for batch in iter_batches(
@@ -167,7 +163,7 @@ def _foreign(path: Path, source: Source, columns: list[str]) -> Iterator[pa.Reco
 
 
 def _plain(path: Path, name: str, column: pa.Array) -> pa.Array:
-    """Returns a column of whole numbers or texts, as int64 or string."""
+    """Returns a column of whole numbers or strings as int64 or string."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if not pa.types.is_integer(column.type):
@@ -181,7 +177,7 @@ def _plain(path: Path, name: str, column: pa.Array) -> pa.Array:
 
 
 def _require_plain(path: Path, flag: str, name: str) -> None:
-    """Raises InputError for a column of Parquet that is neither text nor whole numbers."""
+    """Raises InputError for a Parquet column that has neither strings nor whole numbers."""
     kind = pq.read_schema(readable(path)).field(name).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)

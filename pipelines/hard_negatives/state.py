@@ -1,5 +1,4 @@
-"""Defines the state of a searching thread: the query's words, a chunk's bags, and the best results
-so far.
+"""Defines a searching thread's state: the query's words, a chunk's bags, the best results so far.
 
 All of it is in arrays that are created once per thread. Named tuples of them are passed between
 functions; values that change from bag to bag are in ``counters``.
@@ -12,14 +11,14 @@ import numpy as np
 from vlmill.pipelines.hard_negatives.arrays import BITS, CHUNK, Array, Bags, compute_bit
 from vlmill.pipelines.hard_negatives.compiled import inlined
 
-REJECTS = 32  # near duplicates that are tried again for the next query
-# Indices in `counters`: captions in the best, near duplicates, bags to begin the next query
-# with; of postings bounded and bags looked up by all queries; and the number of the query's round.
+REJECTS = 32  # near duplicates that the next query tries first
+# Indices in `counters`: captions in the best, near duplicates, bags that begin the next
+# query; postings bounded and bags looked up by all queries; and the query's round.
 BEST, NEAR, WARM, POSTINGS, LOOKED_UP, ROUND = range(6)
 
 
 class Rules(NamedTuple):
-    """What counts: ``top`` best with a cosine strictly below ``numerator / denominator``."""
+    """Selects the ``top`` best with a cosine strictly below ``numerator / denominator``."""
 
     top: int
     numerator: int
@@ -27,42 +26,42 @@ class Rules(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query's words from 1 on, heaviest first; ``slots`` is all zero between queries."""
+    """Holds a query's words from 1 on, heaviest first; ``slots`` is all zero between queries."""
 
-    slots: Array  # int32 [V] index of a word among the query's
-    words: Array  # int32 [1 + words], as the next three
+    slots: Array  # int32 [V] index of a word among the query's words
+    words: Array  # int32 [1 + words], like the next three
     bits: Array  # int32
-    masses: Array  # int64: tf * w; 0 of slot 0
-    tail_mass: Array  # int64 [2 + words] masses of a slot and all after it
+    masses: Array  # int64: tf * w; slot 0 has 0
+    tail_mass: Array  # int64 [2 + words] mass of a slot and all later ones
     bit_mass: Array  # int64 [96]: masses of the words not yet searched, by their bit
 
 
 class QueryInfo(NamedTuple):
-    """Values of a query besides its words."""
+    """Holds a query's values other than its words."""
 
-    words: int  # how many it has
-    max_count: int  # how often the most frequent comes
+    words: int  # number of words
+    max_count: int  # count of the most frequent word
     norm2: int
-    image: int  # -1 where its image has no other caption
-    floor: float  # cosines below need not be found
+    image: int  # -1 if its image has no other caption
+    floor: float  # cosines below it may be skipped
 
 
 class Scratch(NamedTuple):
-    """Values about the bags of one chunk of postings."""
+    """Holds values of the bags of one chunk of postings."""
 
-    masks: Array  # uint32 [3, 32] bits of the words to come, by the three parts of a signature
+    masks: Array  # uint32 [3, 32] bits of the remaining words, by the three parts of a signature
     mask_mass: Array  # float32 [3, 32] their masses
-    mask_sizes: Array  # int64 [3] how many there are
-    bounds: Array  # float32, of each posting
+    mask_sizes: Array  # int64 [3] their number
+    bounds: Array  # float32, per posting
     passed: Array  # uint8
-    row_numbers: Array  # int32, of each bag that is looked up, as the next three
+    row_numbers: Array  # int32, per bag that is looked up, like the next three
     dots: Array  # int64
     norms: Array  # int64
     scores: Array  # float64
 
 
 class Best(NamedTuple):
-    """The best so far, best first: cosines float64, captions and indices of their bags int32."""
+    """Holds the best so far, best first: cosines float64, captions and bag indices int32."""
 
     scores: Array
     numbers: Array
@@ -70,7 +69,7 @@ class Best(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that a thread writes to."""
+    """Holds all arrays that a thread writes to."""
 
     query: Query
     scratch: Scratch
@@ -82,7 +81,7 @@ class State(NamedTuple):
 
 
 def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
-    """Arrays for queries of at most ``longest`` words, of ``num_words`` different ones."""
+    """Returns arrays for queries of up to ``longest`` words, of ``num_words`` different ones."""
     size = max(CHUNK, top + REJECTS)
     query = Query(
         slots=np.zeros(num_words, np.int32),
@@ -116,7 +115,7 @@ def new_state(num_words: int, longest: int, num_long: int, top: int) -> State:
 
 @inlined
 def lay_out(bags: Bags, bag: int, query: Query) -> tuple[int, int]:
-    """Lays a bag's words out, heaviest first; (how many, how often the most frequent comes)."""
+    """Writes a bag's words to ``query``, heaviest first; returns their number and largest count."""
     words, masses, tail_mass = query.words, query.masses, query.tail_mass
     begin = bags.start[bag]
     size, max_count = bags.start[bag + 1] - begin, 1

@@ -1,10 +1,10 @@
-"""The steps of the job: captions, words, vectors, index, search, shards.
+"""Defines the steps of the job: captions, words, vectors, index, search, shards.
 
-Captions are laid out once, cut into words and counted, and indexed; the index is on the disk as
-plain arrays that all workers map. Blocks of captions are searched, and shards written.
+Captions are staged once, split into words, counted and indexed. The index is on the disk as plain
+arrays that all workers map. Then blocks of captions are searched and shards are written.
 
-The last step writes rejects, counts, report.html (how similar negatives are, which come most often,
-and fifty captions) and the manifest.
+The last step writes rejects, counts, report.html (similarities of negatives, the most frequent
+negatives, and fifty captions) and the manifest.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ SHOWN, SHOWN_NEGATIVES, POPULAR = 50, 3, 20
 
 @dataclass(kw_only=True)
 class Findings:
-    """Counts from the written lists; ``times`` int64 [N] is how often a caption is a negative."""
+    """Holds counts of the written lists; ``times`` int64 [N]: how often a caption is a negative."""
 
     times: Array
     top: int
@@ -77,7 +77,7 @@ class Findings:
 
 
 def look(work: Path, captions: int, parts: int, top: int) -> Findings:
-    """Counts lists, and samples similarities, from the lists of all blocks in ``work``."""
+    """Counts negatives and samples similarities in the lists of all blocks in ``work``."""
     findings = Findings(times=np.zeros(captions, np.int64), top=top)
     for numbers, scores in all_lists(work, captions, parts, top):
         sizes = (numbers >= 0).sum(axis=1)
@@ -138,12 +138,12 @@ def _popular(staged: Path, findings: Findings) -> Markup:
 
 
 def _examples(output: Path, staged: Path, names: Sequence[str], images: str | None) -> Markup:
-    """Fifty captions, by a fixed seed, their negatives, and the images of both."""
+    """Returns fifty captions of a fixed seed, their negatives, and the images of both."""
     ids = read_arrow(staged / "ids.arrow").column("id").combine_chunks()
     chosen = np.sort(np.random.default_rng(0).permutation(len(ids))[:SHOWN])
     rows = _rows(output, names, chosen)
     pair_id_lists = [[row["pair_id"], *row["negative_pair_ids"][:SHOWN_NEGATIVES]] for row in rows]
-    # Once for all: each look-up makes a table of all ids.
+    # One look-up for all, because each look-up makes a table of all ids.
     flat = pa.array([pair_id for pair_ids in pair_id_lists for pair_id in pair_ids], pa.string())
     everyone = pc.index_in(flat, value_set=ids).to_pylist()
     remaining = iter(everyone)
@@ -165,7 +165,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
 
 
 def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
-    """Returns the rows of captions by their numbers, which ascend from shard to shard."""
+    """Returns the rows of captions by their numbers, which increase from shard to shard."""
     rows, before = [], 0
     for name in names:
         count = pq.read_metadata(readable(output / name)).num_rows
@@ -183,7 +183,7 @@ def _images(staged: Path, numbers: Sequence[int]) -> dict[int, str | None]:
 
 
 def finish(plan: Plan, unit: Unit) -> Result:
-    """Writes rejects, funnel, report and, last, the manifest: all shards are there."""
+    """Writes rejects, funnel, report and, last, the manifest, after all shards exist."""
     output, staged = plan.output, plan.staged
     rejected = read_arrow(plan.captions / "rejects.arrow")
     rejects = write_shard(output, REJECTS, rejected, producer=plan.producer)
@@ -200,7 +200,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
     shards = [shard for u in units for shard in read_result(work_folder(plan), u).shards]
     names = [shard.name for shard in shards[1:]]
     write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
-    remove_leftovers(output)  # of workers that were killed while the run went on with others
+    remove_leftovers(output)  # files of workers that were killed during the run
     write_manifest(
         output,
         [*shards, rejects],
@@ -212,7 +212,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
 
 
 def lay_out_captions(plan: Plan, unit: Unit) -> Result:
-    """Writes the captions for the search. Raises InputError if none can be searched."""
+    """Writes the captions for the search. Raises InputError if the search has no caption."""
     argument = f"--pairs {plan.source.argument}"
     staged = stage(plan.source, plan.captions, plan.rules)
     if not staged.captions:
@@ -231,7 +231,7 @@ def part_units(plan: Plan) -> list[Unit]:
 
 
 def list_steps(plan: Plan) -> list[Step[Plan]]:
-    """Returns all steps. A part is searched after those before it: each profits from them."""
+    """Returns all steps. Parts are searched in order, because each profits from earlier results."""
     search = [
         Step(
             name=f"search part {part}",

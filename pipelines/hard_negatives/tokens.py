@@ -1,4 +1,4 @@
-"""Texts become words here, and are refused where the tokenizer would find none in their script."""
+"""Splits texts into words, and refuses texts in scripts that the tokenizer cannot split."""
 
 import re
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from vlmill.pipelines.web.texts.words import JOINERS, mark_ranges, split_words
 from vlmill.schemas.errors import InputError
 
 # scikit-learn's words, two letters or more, with the marks that belong to their letters: without
-# them its expression breaks the words of Indic scripts, pointed Arabic and Hebrew apart.
+# them its expression breaks words of Indic scripts and of pointed Arabic and Hebrew.
 _LETTER = rf"\w[{mark_ranges()}{JOINERS}]*"
 MARKED = rf"{_LETTER}(?:{_LETTER})+"
 
-MOST_UNSPACED = 0.01  # share of captions: a few names in other scripts harm nobody
+MOST_UNSPACED = 0.01  # share of captions: a few names in other scripts do no harm
 HAN, KANA, THAI = r"\p{Han}", r"\p{Hiragana}\p{Katakana}", r"\p{Thai}"
 OTHERS = r"\p{Lao}\p{Khmer}\p{Myanmar}"
 UNCUT = {"words": HAN + KANA + THAI, "jieba": KANA + THAI, "sudachi": THAI, "newmm": HAN + KANA}
@@ -23,7 +23,7 @@ UNCUT = {"words": HAN + KANA + THAI, "jieba": KANA + THAI, "sudachi": THAI, "new
 
 
 def make_tokenizer(rules: NegativeRules) -> Callable[[str], list[str]]:
-    """Returns the function that splits a text into words, in lower case as in scikit-learn."""
+    """Returns the function that splits a text into words, in lower case like scikit-learn."""
     if rules.tokenizer == "whitespace":
         return lambda text: text.lower().split()
     if rules.tokenizer in SEGMENTERS:
@@ -32,14 +32,14 @@ def make_tokenizer(rules: NegativeRules) -> Callable[[str], list[str]]:
     findall = re.compile(rules.pattern).findall
     if rules.pattern != WORDS:
         return lambda text: findall(text.lower())
-    find_marked = re.compile(MARKED).findall  # slower, and the same for texts without marks
+    find_marked = re.compile(MARKED).findall  # slower, with the same result for texts without marks
     return lambda text: (findall if text.isascii() else find_marked)(text.lower())
 
 
 def count_unspaced(texts: pa.Array, rules: NegativeRules) -> int:
-    """Counts captions of scripts without spaces that the tokenizer does not cut.
+    """Counts captions in scripts without spaces that the tokenizer does not split.
 
-    Such a caption has a run of four of their letters, or one and no Latin letter.
+    Such a caption has four consecutive letters of these scripts, or one and no Latin letter.
     """
     if rules.tokenizer == "whitespace":
         return 0  # the user states that white space separates words
@@ -50,7 +50,7 @@ def count_unspaced(texts: pa.Array, rules: NegativeRules) -> int:
 
 
 def refuse_unspaced(count: int, captions: int, rules: NegativeRules, argument: str) -> None:
-    """Raises InputError where too many captions are of scripts that the tokenizer does not cut."""
+    """Raises InputError if too many captions are in scripts that the tokenizer does not split."""
     if count <= MOST_UNSPACED * captions:
         return
     raise InputError(

@@ -1,7 +1,7 @@
 """Computes TF-IDF like scikit-learn's ``TfidfVectorizer``, counted by chunks, with integer weights.
 
 N captions, tf the raw count, idf(t) = ln((1 + N) / (1 + df(t))) + 1. Words are numbered by falling
-df, equal ones by code point. Each chunk of captions is split into words once: its words are in
+df, ties by code point. Each chunk of captions is split into words once: its words are in
 ``words-*.arrow`` (word, captions), its counts in ``counts-*.npz``.
 """
 
@@ -33,13 +33,13 @@ WEIGHT_BITS = 16
 
 
 def compute_idf(captions: Array, total: int) -> Array:
-    """Float64 [V] from the number of captions that have a word, of ``total``."""
+    """Returns the idf, float64 [V], from the number of captions, of ``total``, that have a word."""
     idf: Array = np.log((1 + total) / (1 + captions)) + 1
     return idf
 
 
 def compute_weights(idf: Array) -> Array:
-    """int64 [V]: round(idf^2 * 2^16), so that sums are exact in any order."""
+    """Returns int64 [V]: round(idf^2 * 2^16), so that sums are exact in any order."""
     weights: Array = np.rint(idf * idf * 2**WEIGHT_BITS).astype(np.int64)
     return weights
 
@@ -50,7 +50,7 @@ def chunk_units(plan: Plan) -> list[Unit]:
 
 
 def cut_chunk(plan: Plan, unit: Unit) -> Result:
-    """Does :func:`count_chunk`."""
+    """Runs :func:`count_chunk` as a unit."""
     captions = count_chunk(plan.captions, plan.words, unit.number, make_tokenizer(plan.rules))
     return Result(numbers=Numbers(captions=captions))
 
@@ -58,9 +58,9 @@ def cut_chunk(plan: Plan, unit: Unit) -> Result:
 def count_chunk(
     staged: Path, folder: Path, chunk: int, tokenize: Callable[[str], list[str]]
 ) -> int:
-    """Cuts a chunk's captions into words, numbered as they come, and writes its two files.
+    """Splits a chunk's captions into words, numbered by appearance, and writes its two files.
 
-    Returns how many captions they are.
+    Returns the number of captions.
     """
     texts = read_arrow(staged / f"texts-{chunk:05d}.arrow").column("text").to_pylist()
     known: dict[str, int] = {}
@@ -91,7 +91,7 @@ def _utf8(word: str) -> str:
 
 
 def _numbers(staged: Path, chunk: int, size: int) -> Array:
-    """Returns the captions of the texts of a chunk."""
+    """Returns the numbers of the captions of a chunk's texts."""
     numbers: Array = np.load(staged / "numbers.npy", mmap_mode="r")
     numbers_of_chunk: Array = numbers[chunk_starts(staged)[chunk] :][:size]
     return numbers_of_chunk
@@ -108,9 +108,7 @@ def write_vectors(plan: Plan, unit: Unit) -> Result:
 
 
 def vocabulary_table(counts: Iterable[tuple[str, int]], total: int) -> pa.Table:
-    """Returns the ``vocabulary`` table from words and the number of ``total`` captions
-    with them.
-    """
+    """Returns the ``vocabulary`` table from words and their numbers of captions, of ``total``."""
     ordered = sorted((-captions, word) for word, captions in counts if captions)
     frequency = np.array([-captions for captions, _ in ordered], np.int64)
     columns = {
@@ -130,14 +128,14 @@ def build_vocabulary(folder: Path, total: int) -> pa.Table:
 
 
 def word_counts(path: Path) -> dict[str, int]:
-    """Words of a chunk, and how many of its captions have them."""
+    """Returns the words of a chunk, with the number of its captions that have each."""
     table = read_arrow(path)
     words, captions = table.column("word").to_pylist(), table.column("captions").to_pylist()
     return dict(zip(words, captions, strict=True))
 
 
 def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeRules) -> Bags:
-    """Joins the chunks' counts under the numbers of captions and of words.
+    """Merges the chunks' counts by the numbers of captions and words.
 
     Raises InputError for a caption whose squared length does not fit the integers.
     """
@@ -168,7 +166,7 @@ def load_bags(work: Path, staged: Staged, vocabulary: pa.Table, rules: NegativeR
 def _chunk(
     staged: Path, folder: Path, chunk: int, known: pa.Array
 ) -> tuple[Array, Array, Array, Array]:
-    """(caption numbers, words in each, words, counts), words ascending in each caption."""
+    """Returns (caption numbers, words in each, words, counts); words ascend in each caption."""
     with np.load(folder / f"counts-{chunk:05d}.npz") as arrays:
         size, local, counts = arrays["sizes"], arrays["words"], arrays["counts"]
     table = read_arrow(folder / f"words-{chunk:05d}.arrow")
@@ -183,7 +181,7 @@ def _chunk(
 
 
 def _check_norms(captions: Path, start: Array, squares: Array, rules: NegativeRules) -> None:
-    """Raises InputError for a caption whose ``squares``, cut by ``start``, sum to too much."""
+    """Raises InputError if the sum of a caption's ``squares``, split by ``start``, is too large."""
     totals = np.concatenate([[0.0], np.cumsum(squares)])
     norms = totals[start[1:]] - totals[start[:-1]]
     longest = int(np.argmax(norms))

@@ -20,7 +20,7 @@ def clean_text(text: str) -> str:
     and lone surrogates become U+FFFD.
     """
     if text.isascii() and text.isprintable() and "  " not in text and text == text.strip():
-        return text  # nearly all are so: nothing is to be split and joined
+        return text  # nearly all texts are clean: skips splitting and joining
     words = " ".join(text.split())
     if words.isascii() and words.isprintable():
         return words
@@ -31,7 +31,7 @@ def clean_text(text: str) -> str:
 
 
 def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
-    """Returns a published text, cleaned; or why there is none."""
+    """Returns a published text, cleaned, or a Drop if it is not usable."""
     if not isinstance(value, str):
         return Drop(Reason.BAD_ROW, f"its text is {type(value).__name__}, want a string")
     text = clean_text(value)
@@ -43,9 +43,7 @@ def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
 
 
 def note_repairs(text: str, published: str) -> tuple[str, ...]:
-    """Returns the repairs of a published text: ``bad_unicode``, unless the text already
-    had U+FFFD.
-    """
+    """Returns the repairs of a text: ``bad_unicode``, unless it already had U+FFFD."""
     mended = not text.isascii() and "\ufffd" in text
     return (BAD_UNICODE,) if mended and "\ufffd" not in published else ()
 
@@ -57,9 +55,7 @@ _STATIC = re.compile(
 
 
 def flickr_id(url: str | None) -> str | None:
-    """Returns the photo id of a static Flickr URL: the digits before the first ``_`` of its last
-    part.
-    """
+    """Returns a static Flickr URL's photo id: its last part's digits before the first ``_``."""
     match = _STATIC.match(url) if url else None
     return match[1] if match else None
 
@@ -80,39 +76,39 @@ def whole_number(value: object) -> int | None:
 
 
 def coco_id(number: object) -> str | None:
-    """``coco/`` and twelve digits: one name of an image in all years and splits."""
+    """Returns ``coco/`` and twelve digits: an image's one name in all years and splits."""
     image_number = whole_number(number)
     return None if image_number is None else f"coco/{image_number:012d}"
 
 
 class Claims:
-    """Ids that came earlier, with 32 bits of what came under them."""
+    """Stores the ids that occurred earlier, with a 32-bit hash of each id's content."""
 
     def __init__(self) -> None:
         self._earlier = NumberStore()
 
     def claim(self, number: int, content: str) -> Drop | None:
-        """None for an id that is new; else why its row is dropped."""
+        """Returns None for a new id, else why its row is dropped."""
         mark = zlib.crc32(content.encode("utf-8", "surrogatepass"))
         earlier = self._earlier.claim(number, mark)
         return None if earlier is None else came_earlier(str(number), same=earlier == mark)
 
 
 class NamedClaims:
-    """Ids that are texts and came earlier, with 64 bits of what came under them."""
+    """Stores the string ids that occurred earlier, with a 64-bit hash of each id's content."""
 
     def __init__(self) -> None:
         self._earlier = NumberStore()
 
     def claim(self, name: str, content: str) -> Drop | None:
-        """None for an id that is new; else why its row is dropped."""
+        """Returns None for a new id, else why its row is dropped."""
         mark = key64(content)
         earlier = self._earlier.claim(key64(name), mark)
         return None if earlier is None else came_earlier(name, same=earlier == mark)
 
 
 def came_earlier(name: str, *, same: bool) -> Drop:
-    """Why a row is dropped whose id came earlier, with the same content or with another."""
+    """Returns why a row is dropped whose id occurred earlier, with the same or other content."""
     if same:
         return Drop(Reason.DUPLICATE, f"{name[:200]} came earlier, with the same content")
     return Drop(Reason.ID_CONFLICT, f"{name[:200]} came earlier with another content")

@@ -1,6 +1,4 @@
-"""Estimates the cost of a data set: the time for images (your own files) or for rows (published
-ones).
-"""
+"""Estimates a data set's cost: the time for images (own files) or for rows (published files)."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ from vlmill.runtime.units.funnel import Drop
 
 
 class FirstRows:
-    """The file's rows, judged and with their images read as the run does, and not written."""
+    """Judges the file's first rows and reads their images as the run does, without writing them."""
 
     def __init__(self, job: OwnJob) -> None:
         self.job, self.ledger = job, Ledger()

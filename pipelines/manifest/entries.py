@@ -1,4 +1,4 @@
-"""Defines a published data set: files to open, and entries read from them.
+"""Defines a published data set: the files to open and the entries read from them.
 
 A data set is one file of ``sets/``: it lists its tables and opens its files as a :class:`Reading`.
 The entries are in the order of the published rows; each has its table rows or a
@@ -23,16 +23,16 @@ IMAGE_STAGE = "pictures"
 """The group under which the images that entries name are counted, each once."""
 
 
-# Not frozen: millions are made, and a frozen one takes three times as long.
+# Not frozen: a run creates millions, and a frozen dataclass takes three times as long to create.
 @dataclass(kw_only=True, slots=True)
 class ListedImage:
-    """An image that an entry is about.
+    """Holds an image that an entry refers to.
 
-    ``paths`` are names under the folder of images, the likeliest first; ``content`` its bytes
-    where the file of entries itself holds them. ``width`` and ``height`` are the published ones, of
-    the stored image. ``aliases`` are its other names (``coco/000000203564``, ``flickr/2345``).
-    ``uri`` is the published name of its file, where the table of images keeps it.
-    ``alone``: no other entry names it, so that nothing has to be remembered of it.
+    ``paths`` are names under the folder of images, the likeliest first. ``content`` has its bytes
+    if the file of entries contains them. ``width`` and ``height`` are the published size of the
+    stored image. ``aliases`` are its other names (``coco/000000203564``, ``flickr/2345``). ``uri``
+    is the published name of its file, if the table of images keeps it. ``alone``: no other entry
+    names the image, so no state is kept for it.
     """
 
     image_id: str
@@ -46,13 +46,13 @@ class ListedImage:
     alone: bool = False
 
     def pack(self) -> tuple[Any, ...]:
-        """Returns the image as texts and numbers for :class:`ValueStore`, without its content."""
+        """Returns the image as strings and numbers for :class:`ValueStore`, without its content."""
         sizes = (self.width, self.height)
         return self.image_id, self.paths, self.url, self.aliases, *sizes, self.uri
 
     @classmethod
     def unpack(cls, values: tuple[Any, ...]) -> "ListedImage":
-        """Returns the image of :func:`pack`."""
+        """Returns the image that :func:`pack` has packed."""
         image_id, paths, url, aliases, width, height, uri = values
         return cls(
             image_id=image_id,
@@ -67,11 +67,11 @@ class ListedImage:
 
 @dataclass(kw_only=True, slots=True)
 class Entry:
-    """A published row.
+    """Holds a published row.
 
-    ``key`` names it (``captions_train2014.json:17``), ``group`` is the group for the comparison
-    with the published count; "" is not compared. ``rows`` are those of tables, or why there are
-    none. ``notes`` count repairs (``bad_unicode``).
+    ``key`` identifies it (``captions_train2014.json:17``). ``group`` is its group in the comparison
+    with the published count; "" is not compared. ``rows`` has the table rows, or a Drop. ``notes``
+    count repairs (``bad_unicode``).
     """
 
     key: str
@@ -83,7 +83,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A published count of rows. ``verified`` is False for second-hand figures: hints only."""
+    """Holds a published count of rows. Second-hand figures, only hints, are not ``verified``."""
 
     rows: int
     source: str
@@ -92,15 +92,15 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A data set's opened files: ``sources`` are all files that determine its rows.
+    """Holds a data set's opened files: ``sources`` are all files that determine its rows.
 
     ``entries`` starts over each time it is called. ``expected`` has the published count of each
     existing group. ``image_folders`` are the published folders of images below ``--input``: the
     table of images is written if one of them exists, if ``--images`` is given, or if
     ``own_images``. ``repeated_bytes``: images may be placeholders, the same bytes under many ids.
-    ``tables`` narrows those of the data set; ``files`` are small files to write next to the tables,
-    by name; ``messages`` are lines to print; ``resolved`` are options resolved from the files (a
-    column that was found by its name).
+    ``tables`` restricts the data set's tables; ``files`` are small files to write next to the
+    tables, by name; ``messages`` are lines to print; ``resolved`` are options resolved from the
+    files (a column that was found by its name).
     """
 
     sources: tuple[Source, ...]
@@ -122,7 +122,7 @@ def first_paths(entries: Iterator[Entry]) -> Iterator[tuple[str, ...]]:
 
 
 def kept_images() -> ValueStore[ListedImage]:
-    """Images by their numbers, none yet: a file that lists them may list millions."""
+    """Returns an empty store of images by number; a file may list millions of images."""
     return ValueStore(ListedImage.pack, ListedImage.unpack)
 
 
@@ -132,11 +132,12 @@ def no_arguments(_: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A published data set. ``about`` is its help: files, sources, licence.
+    """Defines a published data set. ``about`` is its help: files, sources, licence.
 
-    ``tables`` are those that it writes besides images, aliases and rejects; the first has its
-    entries. ``open`` raises InputError for a wrong folder. ``options`` are the names of its own
-    flags, which determine the rows. ``papers`` are quotations of papers about the data set.
+    ``tables`` are the tables that it writes in addition to images, aliases and rejects; the first
+    one has its entries. ``open`` raises InputError for a wrong folder. ``options`` are the names of
+    the data set's flags, which determine the rows. ``papers`` are quotations of papers about the
+    data set.
     """
 
     title: str

@@ -11,7 +11,7 @@ MANY_WORKERS = 8
 
 
 def add_run_arguments(p: argparse.ArgumentParser, *, rows_per_shard: int) -> None:
-    """Adds the flags of shards, threads, a dry run and what an earlier run left."""
+    """Adds the flags for shards, threads, a dry run and the output of an earlier run."""
     p.add_argument(
         "--rows-per-shard",
         type=int_at_least(1),

@@ -1,4 +1,4 @@
-"""Data sets as tables: python -m vlmill.pipelines.manifest --help"""
+"""Converts data sets to tables: python -m vlmill.pipelines.manifest --help"""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from vlmill.schemas.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A subcommand: its title, its flags, and its function."""
+    """Defines a subcommand: its title, its flags, and its function."""
 
     title: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -48,9 +48,9 @@ def published() -> dict[str, Dataset]:
 
 
 def datasets(arguments: Sequence[str]) -> dict[str, Dataset]:
-    """Loads the subcommand that the arguments name; with it may come others.
+    """Loads the subcommand that the arguments name, and perhaps others with it.
 
-    Without a name argparse prints a help text, versions or an error, which needs none.
+    Without a name argparse prints a help text, versions or an error, which needs no subcommand.
     """
     name = next((word for word in arguments if not word.startswith("-")), None)
     return {} if name is None else own() if name == "own" else published()
@@ -88,5 +88,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

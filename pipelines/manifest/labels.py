@@ -1,4 +1,4 @@
-"""The option that names a list of labels."""
+"""Defines the option that names a list of labels."""
 
 import argparse
 

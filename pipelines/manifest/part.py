@@ -1,4 +1,4 @@
-"""One part of a data set: a number of consecutive rows, which become one shard of each table."""
+"""Writes one part of a data set: consecutive rows, which become one shard of each table."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -9,13 +9,13 @@ from typing import Any
 from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.schemas.tables import IMAGES, Table
 
-GROUP_BYTES, GROUP_ROWS = 16 << 20, 10_000  # rows of a row group: the number in memory
+GROUP_BYTES, GROUP_ROWS = 16 << 20, 10_000  # limits of a row group, which is in memory
 
 
 class Part:
-    """Collects one part's rows for its shards, which appear when its block ends.
+    """Collects one part's rows and writes its shards when the block ends.
 
-    ``tables`` are in the order in which the shards appear; ``total`` is the number of parts, None
+    ``tables`` are in the order that the shards are written; ``total`` is the number of parts, None
     if it is not known in advance. After the block ``shards`` describes them.
     """
 
@@ -28,7 +28,7 @@ class Part:
     ) -> None:
         self._stack = ExitStack()
         self.shards: list[Shard] = []
-        self._writers = {  # left in the opposite order
+        self._writers = {  # closed in the opposite order
             table.name: ShardWriter(output, table, *position, producer=producer)
             for table in reversed(tables)
         }

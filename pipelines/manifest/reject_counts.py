@@ -1,6 +1,4 @@
-"""Counts drops by stage and reason in the written rejects, so that a continued run reports the
-same.
-"""
+"""Counts drops by stage and reason in the written rejects, so continued runs report the same."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -14,9 +12,7 @@ from vlmill.schemas.tables import REJECTS
 
 
 def rejects_by_stage(output: Path) -> defaultdict[str, Counter[str]]:
-    """Returns the number of rejects of each reason, by stage; no entry for a stage without
-    drops.
-    """
+    """Returns the rejects of each reason, by stage; stages without drops have no entry."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     columns = ["stage", "reason"]
     for batch in iter_batches(output / f"{REJECTS.name}-*.parquet", REJECTS, columns=columns):

@@ -1,4 +1,4 @@
-"""report.html of ``manifest``: funnel, sample pairs with their images, distributions.
+"""Writes report.html of ``manifest``: funnel, sample pairs with their images, distributions.
 
 Memory is bounded by samples: the first rows of at most ``MAX_SHARDS`` shards, evenly spread.
 """
@@ -69,7 +69,7 @@ def first_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
-    """Pairs with their images, some of each shard."""
+    """Returns cards of pairs with their images, some of each shard."""
     pairs = [row for rows in sample for row in rows[: -(-MAX_CARDS // len(sample))]][:MAX_CARDS]
     if not pairs:
         return Markup("<p>No pair came out.</p>")
@@ -87,12 +87,12 @@ def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
 
 
 def image_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails, as far as the first row groups have them."""
+    """Returns thumbnails of the images that are in the first row groups."""
     return {name: thumbnail_uri(data) for name, data in first_images(folder, image_ids)}
 
 
 def first_images(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Returns the images of these ids and their bytes, as far as the first row groups have them."""
+    """Yields the ids and bytes of these images, if they are in the first row groups."""
     for path in spread_shards(folder, "images"):
         with pq.ParquetFile(readable(path)) as file:
             if not file.num_row_groups:

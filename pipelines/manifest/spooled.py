@@ -1,4 +1,4 @@
-"""Stores the rows of a part on a runner: one worker reads them and writes a file for another.
+"""Stores the rows of a part on a runner: one worker reads them and writes files for the others.
 
 A part's rows depend on the rows before them, so one worker reads the entire input once, and writes
 a file for each part: frames of MessagePack, each after its length.
@@ -26,12 +26,12 @@ def part_unit(index: int) -> Unit:
 
 
 def spool_path(output: Path, kind: str, index: int) -> Path:
-    """Returns the file of a part that one step leaves for the next."""
+    """Returns the file of a part that one step writes for the next."""
     return output / WORK / "parts" / f"{kind}-{index:05d}.msgpack"
 
 
 def write_frames(path: Path, frames: Iterable[Any]) -> None:
-    """Writes plain values, each a frame."""
+    """Writes plain values, each as a frame."""
     encode = msgspec.msgpack.Encoder().encode
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         for frame in frames:
@@ -41,7 +41,7 @@ def write_frames(path: Path, frames: Iterable[Any]) -> None:
 
 
 def read_frames(path: Path) -> Iterator[Any]:
-    """Yields the values that were written. Memory: one of them."""
+    """Yields the written values. Memory: one value."""
     decode = msgspec.msgpack.Decoder().decode
     with path.open("rb") as file:
         while head := file.read(LENGTH_BYTES):
@@ -67,7 +67,7 @@ def read_chunks(output: Path, index: int, size: int) -> Iterator[Sequence[Any]]:
 
 
 def remove_parts(output: Path) -> None:
-    """Deletes what steps have left for each other."""
+    """Deletes the files that steps have written for each other."""
     for name in ("parts", "units"):
         remove_tree(output / WORK / name)
     if (output / WORK).is_dir() and not any((output / WORK).iterdir()):

@@ -1,4 +1,4 @@
-"""Item titles in Chinese by the rules of TaoMultimodal (InterBERT, arXiv:2003.13198)."""
+"""Cleans item titles in Chinese by the rules of TaoMultimodal (InterBERT, arXiv:2003.13198)."""
 
 import re
 from dataclasses import dataclass
@@ -14,16 +14,15 @@ _CHINESE = re.compile("[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff]")
 
 @dataclass(frozen=True, kw_only=True)
 class TitleRules:
-    """``lists`` has the words and phrases of spam, if any were given."""
+    """Holds the rules of titles; ``lists`` has the words and phrases of spam, if any."""
 
     lists: TextLists
 
 
 def clean_title(title: str, rules: TitleRules) -> str | Drop:
-    """Splits a title into words and returns the first of them up to 36 characters; or why it is
-    dropped.
+    """Returns a title's first words, up to 36 characters, or why the title is dropped.
 
-    The paper's segmenter is AliNLP; this one is jieba's. A longer first word is cut.
+    The paper's segmenter is AliNLP; this function uses jieba's. A longer first word is cut.
     """
     if not _CHINESE.search(title):
         return Drop(Reason.OTHER_LANGUAGE, "no Chinese character")

@@ -1,4 +1,4 @@
-"""Nearest images by region features: python -m vlmill.pipelines.nearest_images --help"""
+"""Finds nearest images by region features: python -m vlmill.pipelines.nearest_images --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ def parser() -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job."""
+    """Parses the arguments and runs the job."""
     args = parser().parse_args(arguments)
     check(args)
     require_part(args)
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises InputError for values that make no job."""
+    """Raises InputError for invalid values."""
     if args.published is not None:
         for flag in ("--pairs", "--dry-run", "--part"):
             if getattr(args, flag.removeprefix("--").replace("-", "_")):
@@ -133,7 +133,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    # pyarrow and FAISS take their time: not before the arguments are known to be good.
+    # pyarrow and FAISS are slow to import, so they are imported after the arguments are checked.
     from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--regions": args.regions, "--pairs": args.pairs, "--images": args.images})
@@ -143,5 +143,5 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

@@ -1,4 +1,4 @@
-"""A search for nearest images costs a product of all vectors with all others."""
+"""Estimates the cost of a search: it multiplies each vector with all others."""
 
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SAMPLE_IMAGES = 4_096
 ID_BYTES = 36  # of an image's id: 32 characters, and four bytes for its length
 DISTANCE_BYTES = 4
 FLOAT_BYTES = 4
-WORK_COPIES = 2  # of each vector: as it is, and less the mean of all
+WORK_COPIES = 2  # of each vector: unchanged, and minus the mean of all
 
 
 def output_bytes(num_images: int, top: int) -> int:
@@ -30,7 +30,7 @@ def work_bytes(num_images: int, dim: int) -> int:
 
 
 def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[Rate, Rate]:
-    """Returns the rates of averaging and of searching, on the first images among themselves."""
+    """Returns the rates of averaging and of searching, measured on the first images."""
     count = min(len(regions), SAMPLE_IMAGES)
     vectors: list[Vectors] = []
 

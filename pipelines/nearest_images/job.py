@@ -1,6 +1,6 @@
-"""Nearest images: python -m vlmill.pipelines.nearest_images --help
+"""Finds nearest images: python -m vlmill.pipelines.nearest_images --help
 
-Vectors of all images, then the neighbours of one split after the other, in shards of consecutive
+The job computes vectors of all images, then the neighbours split by split, in shards of consecutive
 ids. A killed run keeps its finished parts of vectors and its finished shards.
 """
 
@@ -59,18 +59,18 @@ ROWS_PER_GROUP = 1_024
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One search, as its units know it."""
+    """Describes one search for its units."""
 
     output: Path
     regions: RegionReader
     splits: Splits
-    first: int  # region that counts
+    first: int  # first region that counts
     top: int
     threads: int
     images_per_shard: int
     producer: Mapping[str, Any]
-    scratch: Path  # a folder of this machine
-    indexes: dict[int, NearestIndex] = field(default_factory=dict)  # of the split searched last
+    scratch: Path  # a folder on this machine
+    indexes: dict[int, NearestIndex] = field(default_factory=dict)  # of the last searched split
 
     @property
     def mean_paths(self) -> list[Path]:
@@ -79,7 +79,7 @@ class Job:
 
     @cached_property
     def means(self) -> Means:
-        """Returns the images' vectors, when the first step is done."""
+        """Returns the images' vectors, after the first step has finished."""
         return Means(self.mean_paths, self.regions.feature_dim)
 
     @cached_property
@@ -98,7 +98,7 @@ class Job:
         ]
 
     def index(self, split: int) -> NearestIndex:
-        """Returns the index of a split; its file is replaced by the next one's."""
+        """Returns the index of a split; the next split's index replaces its file."""
         if split not in self.indexes:
             self.indexes.clear()
             rows, path = self.grouped[0][split].rows, self.scratch / "vectors.npy"
@@ -112,13 +112,13 @@ def mean_units(job: Job) -> list[Unit]:
 
 
 def average(job: Job, unit: Unit) -> Result:
-    """Leaves a part of the vectors."""
+    """Writes a part of the vectors."""
     write_part(job.regions, unit.number, job.mean_paths[unit.number], job.first)
     return Result()
 
 
 def shard_units(job: Job) -> list[Unit]:
-    """Returns a unit for each shard of neighbours, a split after the other."""
+    """Returns a unit for each shard of neighbours, split by split."""
     return [
         Unit(name=f"neighbours-{number:05d}", number=number, slices=images)
         for number, (_, images) in enumerate(job.shards)
@@ -126,7 +126,7 @@ def shard_units(job: Job) -> list[Unit]:
 
 
 def search(job: Job, unit: Unit) -> Result:
-    """Leaves a shard of neighbours."""
+    """Writes a shard of neighbours."""
     split, images = job.shards[unit.number]
     rows = _rows(job.index(split), job.grouped[0][split], images, job.top)
     writer = ShardWriter(
@@ -207,9 +207,9 @@ def _search(
     settings: Mapping[str, Any],
     inputs: Sequence[Input],
 ) -> bool:
-    """Averages, searches what no finished shard holds, and writes report and manifest.
+    """Averages features, searches the missing shards, and writes report and manifest.
 
-    Returns False where another part of the job writes these.
+    Returns False if another part of the job writes report and manifest.
     """
     output = to_path(args.output)
     (output / WORK).mkdir(exist_ok=True)
@@ -281,7 +281,7 @@ def run_import(args: argparse.Namespace) -> int:
 
 def _finish(output: Path, state: State, top: int) -> int:
     """Deletes the files for continuing, and prints the counts; returns the exit status."""
-    remove_tree(output / WORK)  # twice as large as the vectors, and no use
+    remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
     shards: Sequence[Shard] = read_manifest(output)["shards"]
     count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
     done = "finished before" if state is State.FINISHED else "done"

@@ -1,7 +1,7 @@
-"""An image's vector is the mean of its regions' features, without the full image's row.
+"""Computes an image's vector: the mean of its regions' features, without the full image's row.
 
-P images of the regions table in its order, R boxes of one, D feature width. Means are kept on
-the disk in parts, so that a killed run need not read the features again: they are a hundred times
+P images of the regions table in its order, R boxes of one, D feature width. Means are stored on the
+disk in parts, so that a continued run does not read the features again, which are a hundred times
 as large.
 """
 
@@ -19,18 +19,18 @@ from vlmill.schemas.errors import InputError
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 IMAGES_PER_PART = 8_192
-# Squared differences of longer vectors exceed float32, in which FAISS computes.
+# Squared differences of longer vectors exceed FAISS's float32.
 LONGEST = 1e15
-# How far a full image's corners may be from the image's: some end boxes at the last pixel.
+# Tolerance for the corners of a full-image box: some files end boxes at the last pixel.
 CORNER_PX = 1.0
 
 
 def marks_full_images(regions: RegionReader) -> bool:
-    """Returns whether row 0 of every image is the full image, as in files for ViLBERT's readers.
+    """Returns whether row 0 of every image is the full image, like in files for ViLBERT's readers.
 
-    No column records it, but no detector puts a box around the full image first in every image. If
-    no image has another box, it is a table of full images, and that row is used. Reads boxes until
-    an image has another first box.
+    No column records it, but no detector returns the full image as the first box of every image. If
+    no image has another box, the table has only full images, and that row is used. Boxes are read
+    until an image has another first box.
     """
     has_other_boxes = False
     for number in np.flatnonzero(regions.box_counts()).tolist():
@@ -48,23 +48,22 @@ def is_full_image(box: npt.NDArray[np.float32], width: int, height: int) -> bool
 
 
 def compute_mean(features: npt.NDArray[np.floating]) -> Vectors | None:
-    """Returns the mean [D] of features [R, D], R at least 1, summed in float64; None if it is
-    invalid.
+    """Returns the mean [D] of features [R, D], R >= 1, summed in float64; None if invalid.
 
     It is invalid if a feature is NaN or infinite, or if the mean is longer than LONGEST.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         mean = features.mean(axis=0, dtype=np.float64)
         length = np.sqrt(mean @ mean)
-    if not length <= LONGEST:  # NaN is not
+    if not length <= LONGEST:  # also refuses NaN
         return None
-    # Without -0.0, so that equal vectors have equal bytes.
+    # Removes -0.0, so that equal vectors have equal bytes.
     vector: Vectors = mean.astype(np.float32) + np.float32(0)
     return vector
 
 
 def image_mean(regions: RegionReader, number: int, first: int) -> Vectors | None:
-    """Returns the vector of row ``number`` from its box ``first`` on; None if it has none.
+    """Returns the vector of row ``number`` from its box ``first`` on; None without such boxes.
 
     Raises InputError for a row with boxes and without features.
     """
@@ -81,14 +80,14 @@ def image_mean(regions: RegionReader, number: int, first: int) -> Vectors | None
 
 
 class Means:
-    """The vectors of a table's images, float32 [P, D], mapped; NaN where an image has none."""
+    """Holds the vectors of a table's images, mapped float32 [P, D]; NaN for images without one."""
 
     def __init__(self, parts: list[Path], dim: int) -> None:
         self.dim = dim
         self._parts: list[Vectors] = [np.load(path, mmap_mode="r") for path in parts]
 
     def rows(self, numbers: Numbers) -> Vectors:
-        """Copies the vectors of rows, [len(numbers), D]."""
+        """Returns a copy of the vectors of rows, [len(numbers), D]."""
         vectors = np.empty((len(numbers), self.dim), dtype=np.float32)
         parts = numbers // IMAGES_PER_PART
         for part in np.unique(parts).tolist():
@@ -107,7 +106,7 @@ def part_paths(num_images: int, folder: Path) -> list[Path]:
 
 
 def write_part(regions: RegionReader, number: int, path: Path, first: int) -> int:
-    """Writes the vectors of a part of the images; returns how many have none.
+    """Writes the vectors of a part of the images; returns the number of images without one.
 
     ``first`` is 1 to exclude row 0 of each image. Memory: one part, 4 D bytes for each of its 8,192
     images.

@@ -26,16 +26,14 @@ MOST_BYTES = 256 << 20  # the published file has 23 MB
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedPool:
-    """The content of the file: ids, and for each the indices of its nearest in ``image_ids`` [N,
-    K].
-    """
+    """Holds the file's content: ids, and each one's nearest as indices [N, K] of the ids."""
 
     image_ids: list[str]
     pool: npt.NDArray[Any]
 
 
 def read_pool(path: Path, id_prefix: str) -> PublishedPool:
-    """Reads the file as plain data: no code in it runs. ``id_prefix`` is put before each id.
+    """Reads the file as plain data without running code in it; prepends ``id_prefix`` to each id.
 
     Raises InputError for any other pickle.
     """
@@ -85,7 +83,7 @@ def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, obj
     count = len(published.image_ids)
     for number, image_id in enumerate(published.image_ids):
         positions = published.pool[number]
-        in_list = (positions >= 0) & (positions < count)  # NaN is neither
+        in_list = (positions >= 0) & (positions < count)  # NaN fails both
         if not in_list.all() or (positions != np.floor(positions)).any():
             detail = f"its list has a place that is no whole number below {count}"
             yield reject(STAGE, image_id, Reason.BAD_RECORD, detail)

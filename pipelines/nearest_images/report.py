@@ -1,4 +1,4 @@
-"""report.html of nearest images: some images with their nearest ones, and how far these are.
+"""Writes report.html of nearest images: sample images, their nearest ones and the distances.
 
 Memory is bounded by samples: 50 rows, and the distances of 20,000.
 """
@@ -70,14 +70,14 @@ def write_report(
 
 
 def samples(folder: Path, num_images: int) -> tuple[list[Row], list[float], list[float]]:
-    """Random rows, and the first and last distances of rows that are evenly spread."""
+    """Returns random rows, and the first and last distances of evenly spread rows."""
     chosen = set(random.Random(0).sample(range(num_images), min(SHOWN, num_images)))
     step = max(1, -(-num_images // MOST_DISTANCES))
     rows: list[Row] = []
     nearest: list[float] = []
     farthest: list[float] = []
     start = 0
-    # By a glob: the folder has no manifest yet.
+    # A glob, because the folder has no manifest yet.
     name = str(folder) if is_remote(folder) else glob.escape(str(folder))
     shards = f"{name}/{NEIGHBOURS.name}-*.parquet"
     for batch in iter_batches(shards, NEIGHBOURS) if num_images else ():

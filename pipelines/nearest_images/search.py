@@ -25,25 +25,25 @@ from vlmill.pipelines.nearest_images.means import Means, Numbers, Vectors
 from vlmill.runtime.console.threads import faiss_threads
 
 Distances = npt.NDArray[np.float32]
-SPARE = 24  # candidates beyond those asked for
-GROWTH = 8  # times as many candidates where these did not settle a query
+SPARE = 24  # candidates in addition to the requested ones
+GROWTH = 8  # factor for more candidates if a query is not settled
 QUERIES = 1_024  # vectors per search
-MOST_CANDIDATES = 1 << 23  # of a block of queries: 12 bytes each
+MOST_CANDIDATES = 1 << 23  # per block of queries: 12 bytes each
 ROWS_AT_ONCE = 4_096
 EPSILON = float(np.finfo(np.float32).eps)  # twice the error of an operation
-SMALLEST = float(np.finfo(np.float32).tiny)  # what products below it lose
+SMALLEST = float(np.finfo(np.float32).tiny)  # largest loss of a product below it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """An image's nearest ones, as indices among the sorted ids, and float32 distances."""
+    """Holds an image's nearest ones as indices of the sorted ids, and float32 distances."""
 
     positions: Numbers
     distances: Distances
 
 
 class NearestIndex:
-    """The vectors of a split's images, each different one once, mapped from a file.
+    """Holds the distinct vectors of a split's images, mapped from a file.
 
     ``rows`` are the images' rows in ``means``, in the order of their ids. The file, 4 U D bytes,
     has the vectors minus their mean: differences stay the same, and FAISS's error is smaller.
@@ -54,7 +54,7 @@ class NearestIndex:
         self._unique_of, members = group_rows(means, rows)
         self._order = np.argsort(self._unique_of, kind="stable")
         self._starts = np.concatenate([[0], np.cumsum(members)])
-        # The vector of a group is that of its first image.
+        # A group has its first image's vector.
         self._first = self._order[self._starts[:-1]]
         self._vectors = centre_vectors(means, rows[self._first], path)
         self._threads = threads
@@ -65,7 +65,7 @@ class NearestIndex:
     def search(self, start: int, stop: int, top: int) -> Iterator[Nearest]:
         """Yields the ``top`` nearest of each image from ``start`` on, without the image itself.
 
-        By distance, rounded to float32, then by index; all others if there are fewer.
+        They are sorted by distance, rounded to float32, then by index; fewer if the split is small.
         """
         with ThreadPoolExecutor(self._threads) as threads:
             for begin in range(start, stop, QUERIES):
@@ -80,9 +80,7 @@ class NearestIndex:
                     )
 
     def _lists(self, queries: Numbers, count: int, threads: ThreadPoolExecutor) -> list[Nearest]:
-        """Returns the ``count`` first images for each vector, including those with the vector
-        itself.
-        """
+        """Returns the ``count`` first images per vector, including images with the vector."""
         lists: dict[int, Nearest] = {}
         waiting, width = queries.tolist(), count + SPARE
         while waiting:
@@ -105,19 +103,17 @@ class NearestIndex:
     def _ranked(
         self, count: int, query: int, candidates: Numbers, squares: Distances
     ) -> Nearest | None:
-        """Returns the first images among those of the candidates; None if others may come
-        before.
-        """
+        """Returns the first images of the candidates, or None if other images may be nearer."""
         distances = self._distances(query, candidates)
         order = np.argsort(distances, kind="stable")
         candidates, distances = candidates[order], distances[order]
         sizes = np.minimum(self._starts[candidates + 1] - self._starts[candidates], count)
         ends = np.cumsum(sizes)
-        last = int(np.searchsorted(ends, count))  # the candidate that completes the list
+        last = int(np.searchsorted(ends, count))  # index of the candidate that completes the list
         complete = len(candidates) == len(self._vectors)
         if not complete and not self._settled(query, distances, last, float(squares[-1])):
             return None
-        # Includes all at the same distance as the last one: their indices decide.
+        # Includes all candidates at the last one's distance: their indices decide.
         near = distances <= distances[min(last, len(distances) - 1)]
         starts = self._starts[candidates[near]]
         positions = np.concatenate(
@@ -128,7 +124,7 @@ class NearestIndex:
         return Nearest(positions=positions[first], distances=repeated[first])
 
     def _distances(self, query: int, candidates: Numbers) -> Distances:
-        """Euclidean distances of vectors, computed in float64, rounded to float32."""
+        """Returns Euclidean distances of vectors, computed in float64 and rounded to float32."""
         vectors = self._means.rows(self._rows[self._first[candidates]])
         origin = self._means.rows(self._rows[self._first[[query]]])
         difference = np.subtract(vectors, origin, dtype=np.float64)
@@ -139,24 +135,24 @@ class NearestIndex:
     def _settled(self, query: int, distances: Distances, last: int, farthest: float) -> bool:
         """Returns whether only the candidates can be as near as the ``last`` of them.
 
-        FAISS gave the other vectors a squared distance of at least ``farthest``. One that is as
-        near as t = distances[last] is at most |x| + t long, x being the query, and the three sums
-        of D products err by at most D u (|x| + |y|)^2 together, u = 2^-24 (Higham, Accuracy and
+        FAISS gave the other vectors a squared distance of at least ``farthest``. A vector as near
+        as t = distances[last] is at most |x| + t long, x being the query, and the three sums of D
+        products err by at most D u (|x| + |y|)^2 together, u = 2^-24 (Higham, Accuracy and
         Stability of Numerical Algorithms, sec. 3.1); EPSILON is 2 u.
         """
         if last >= len(distances):
             return False
         vector = self._vectors[query].astype(np.float64)
         length, dim = float(np.sqrt(vector @ vector)), len(vector)
-        # What rounds to the same float32 is as near.
+        # Distances that round to the same float32 are equal.
         reach = float(np.nextafter(distances[last], np.float32(np.inf)))
         error = (dim + 16) * (EPSILON * (2 * length + reach) ** 2 + 4 * SMALLEST)
         return farthest > reach**2 + error
 
 
 def group_rows(means: Means, rows: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns numbers for the vectors of ``rows`` [n], the same for equal ones, and the rows of
-    each [U].
+    """Returns numbers for the vectors of ``rows`` [n], the same for equal ones, and the number of
+    rows of each [U].
 
     They are numbered by first appearance. Vectors are equal if their SHA-256 is.
     """
@@ -170,7 +166,7 @@ def group_rows(means: Means, rows: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def centre_vectors(means: Means, rows: Numbers, path: Path) -> Vectors:
-    """Writes the vectors of ``rows`` less their mean to ``path``, float32 [U, D]; maps them."""
+    """Writes the vectors of ``rows`` minus their mean to ``path``, float32 [U, D]; maps them."""
     blocks = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
     centre = sum(means.rows(block).sum(axis=0, dtype=np.float64) for block in blocks) / len(rows)
     vectors = np.lib.format.open_memmap(

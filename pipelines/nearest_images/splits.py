@@ -17,29 +17,29 @@ from vlmill.schemas.splits import split_name
 from vlmill.schemas.tables import PAIRS
 
 STAGE = "nearest_images"
-NONE, SEVERAL = -1, -2  # of an image: no pair names it, or pairs of two splits do
+NONE, SEVERAL = -1, -2  # split of an image that no pair names, or that pairs of two splits name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The images that are compared: rows of the regions table, in the order of their ids."""
+    """Holds the images to compare: rows of the regions table, in the order of their ids."""
 
-    name: str | None  # None: of all images, as no pairs were given
+    name: str | None  # None: all images, if no pairs were given
     rows: Numbers
     image_ids: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """The split of each row of the regions table, by its number among ``names``."""
+    """Holds the split of each row of the regions table, as an index of ``names``."""
 
     names: list[str | None]
     numbers: npt.NDArray[np.int32]
-    note: str = ""  # what met under another name
+    note: str = ""  # splits that matched under another name
 
 
 def make_single_split(regions: RegionReader) -> Splits:
-    """Without pairs, all images are of one split."""
+    """Returns one split of all images, for runs without pairs."""
     return Splits(names=[None], numbers=np.zeros(len(regions), dtype=np.int32))
 
 
@@ -69,7 +69,7 @@ def read_splits(pairs: str, regions: RegionReader) -> Splits:
 
 
 def _columns(pairs: str) -> Iterator[tuple[list[str], list[str | None]]]:
-    """Yields image_id and split of pairs that have an image."""
+    """Yields the image_id and split of pairs that have an image."""
     columns = ["image_id", "split"]
     for batch in iter_batches(pairs, PAIRS, columns=columns, batch_rows=65_536, flag="--pairs"):
         imaged = batch.filter(batch.column("image_id").is_valid())

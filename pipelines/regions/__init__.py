@@ -1,4 +1,4 @@
-"""This job computes region features with the engine of ``vlmill.extract``.
+"""Computes region features with the engine of ``vlmill.extract``.
 
 Reading order: ``command`` (the flags) and ``job``.
 """

@@ -1,4 +1,4 @@
-"""Regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help"""
+"""Extracts regions of a table, locally or on Beam: python -m vlmill.pipelines.regions --help"""
 
 import argparse
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from vlmill.runtime.units.launch.loading import parsed, require_flags
 
 
 def parser() -> Parser:
-    """Returns the parser of the flags that the job takes itself."""
+    """Returns the parser of the job's flags, without Beam's."""
     p = Parser(
         prog="python -m vlmill.pipelines.regions",
         description="Detects regions in the images of a table and writes their features, like "
@@ -57,7 +57,7 @@ def parser() -> Parser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses, and runs the job; the flags that are not its own go to Beam."""
+    """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
     require_flags(beam_flags)
     require_part(args, beam_flags)
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     make_config(args)
     check_detector(args)
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch are slow to import, so they are imported after the arguments are checked.
     from vlmill.runtime.files.reading import find_shards
     from vlmill.schemas.tables import IMAGES
 
@@ -79,5 +79,5 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

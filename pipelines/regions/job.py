@@ -1,8 +1,8 @@
-"""Extracts regions of a table of images, here or on Beam: python -m vlmill.pipelines.regions --help
+"""Extracts regions of a table, locally or on Beam: python -m vlmill.pipelines.regions --help
 
 It uses the extraction engine of ``extract-rois run``, with one detector per worker process. A unit
 is a shard, planned in advance. Both commands record it in the same manner and write the same bytes,
-so either continues a run of the other.
+so each can continue a run of the other.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import IMAGES, REGIONS
 
-if TYPE_CHECKING:  # torch takes seconds to load: not before the arguments are known to be good
+if TYPE_CHECKING:  # torch takes seconds to load: imported after the arguments are checked
     from vlmill.extract.run.job import Job
 
 _opening = threading.Lock()  # a worker process may have several threads, and one detector
@@ -44,7 +44,7 @@ _opening = threading.Lock()  # a worker process may have several threads, and on
 
 @dataclass(frozen=True)
 class RegionsRun:
-    """The job as workers know it: its flags, and the fingerprints of its networks."""
+    """Describes the job for workers: its flags, and the fingerprints of its networks."""
 
     args: argparse.Namespace
     identity: tuple[str, ...]
@@ -61,9 +61,9 @@ class RegionsRun:
         return self.output / WORK / "plan" / f"images-{index:05d}.json"
 
     def open(self) -> "Job":
-        """Returns the function that writes shards, with a detector that is opened once per process.
+        """Returns the job that writes shards; its detector is opened once per process.
 
-        Raises OSError if its networks differ from those of the process that planned the job.
+        Raises OSError if its networks differ from the networks of the process that planned the job.
         """
         with _opening:
             if not self.opened:
@@ -75,7 +75,7 @@ class RegionsRun:
 
 
 def open_job(args: argparse.Namespace, identity: tuple[str, ...]) -> "Job":
-    """Opens the detector that the flags name. Raises OSError for other networks' fingerprints."""
+    """Opens the detector that the flags name. Raises OSError if the fingerprints differ."""
     from vlmill.extract.run.job import Job
 
     detector = make_detector(args)
@@ -120,7 +120,7 @@ EXTRACT = Step(name="extract", units=shard_units, work=extract)
 
 
 def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[str]) -> int:
-    """Extracts what no finished shard of ``tables`` holds, and writes the manifest."""
+    """Extracts the images that no finished shard of ``tables`` has, and writes the manifest."""
     run_steps = select_runner(
         beam_flags,
         workers=1,
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
             if not is_last:
                 return 0
             shards = [shard for result in EXTRACT.results(regions_run) for shard in result.shards]
-            # Of workers that were killed while the run went on with others.
+            # Files of workers that were killed during the run.
             remove_leftovers(job.output)
             write_manifest(job.output, shards, job=JOB, settings=settings, inputs=job.inputs)
     remove_work(job.output)

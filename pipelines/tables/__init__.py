@@ -1,6 +1,6 @@
-"""This job concatenates, filters, samples and removes rows of tables.
+"""Concatenates, filters, samples and removes rows of tables.
 
-Reading order: ``command``, ``inputs``, ``conditions`` (of ``--where``), ``choice`` (which rows
-stay), ``repeats`` (of rows that came earlier), ``removal`` (of rows whose owners ask for it) and
-``job`` (the steps, and the end).
+Reading order: ``command``, ``inputs``, ``conditions`` (of ``--where``), ``choice`` (rows to keep),
+``repeats`` (rows that occurred earlier), ``removal`` (rows whose owners request it) and ``job``
+(the steps and the final files).
 """

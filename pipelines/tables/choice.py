@@ -1,4 +1,4 @@
-"""Which rows stay: pure functions of a row, or of what an earlier pass has seen."""
+"""Chooses the rows to keep: pure functions of a row, or of the results of an earlier pass."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 def groups(entry: TableInput, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Columns of a table's row groups, in order. Raises InputError for a damaged file."""
+    """Yields columns of a table's row groups, in order. Raises InputError for a damaged file."""
     for path in entry.paths:
         with pq.ParquetFile(readable(path)) as file:
             for group in range(file.num_row_groups):
@@ -33,13 +33,13 @@ def groups(entry: TableInput, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def compute_keys(column: pa.ChunkedArray) -> Keys:
-    """64-bit keys of texts: uint64 [rows], 0 of a null."""
+    """Returns 64-bit keys of strings: uint64 [rows], 0 for a null."""
     values = column.to_pylist()
     return np.fromiter((0 if v is None else key64(v) for v in values), np.uint64, len(values))
 
 
 def as_mask(values: object) -> Bools:
-    """Returns an Arrow array of booleans as numpy's."""
+    """Returns an Arrow array of booleans as a numpy array."""
     mask: Bools = np.asarray(values, dtype=np.bool_)
     return mask
 
@@ -49,12 +49,12 @@ def as_mask(values: object) -> Bools:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionFilter:
-    """Drops rows of the main table that do not fulfil a condition."""
+    """Drops rows of the main table that do not satisfy a condition."""
 
     condition: Condition
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the rows that fulfil it."""
+        """Returns the rows to drop, which do not satisfy the condition."""
         return {Reason.EXCLUDED: ~as_mask(self.condition.mask(rows))}
 
 
@@ -69,18 +69,18 @@ class SampleFilter:
     limit: int  # 0..2**64 - 1
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the drawn rows."""
+        """Returns the rows to drop, which are not sampled."""
         hashes = hash_ids(self.seed, rows.column(IDS[table.name]))
         return {Reason.EXCLUDED: hashes > np.uint64(self.limit)}
 
 
 def hash_ids(seed: int, ids: pa.ChunkedArray) -> Keys:
-    """Returns a number for each id, uint64 [rows]: the same ids give the same ones."""
+    """Returns a hash of each id, uint64 [rows]; equal ids have equal hashes."""
     return np.fromiter((key64(f"{seed}\0{name}") for name in ids.to_pylist()), np.uint64)
 
 
 def find_limit(seed: int, entry: TableInput, rows: int) -> int:
-    """Returns the limit below which exactly ``rows`` ids are; all of them if there are not more."""
+    """Returns the limit with exactly ``rows`` ids below it, or with all ids if fewer exist."""
     name = IDS[entry.table.name]
     parts = [hash_ids(seed, group.column(name)) for group in groups(entry, [name])]
     hashes = np.concatenate([NO_KEYS, *parts])
@@ -89,12 +89,12 @@ def find_limit(seed: int, entry: TableInput, rows: int) -> int:
     return int(np.partition(hashes, rows - 1)[rows - 1])
 
 
-# What goes with them
+# Related tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelatedFilter:
-    """Drops rows about neither a kept image nor a kept pair, given as sorted keys.
+    """Drops rows that refer to neither a kept image nor a kept pair, given as sorted keys.
 
     ``pairs`` None: the main table is not pairs, so negatives are kept.
     """
@@ -103,7 +103,7 @@ class RelatedFilter:
     pairs: Keys | None
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the rows of the images and pairs that stay."""
+        """Returns the rows to drop, which are not about kept images and pairs."""
         stays = np.ones(rows.num_rows, dtype=np.bool_)
         if table.name == "negatives" and self.pairs is not None:
             stays = known_keys(compute_keys(rows.column("pair_id")), self.pairs)
@@ -113,7 +113,7 @@ class RelatedFilter:
 
 
 def make_related_filter(entry: TableInput, choose: Choose) -> RelatedFilter:
-    """Returns the images and pairs of the main table's rows that stay. Memory: 8 bytes each."""
+    """Returns a filter by the images and pairs of the main table's kept rows, 8 bytes each."""
     images, pairs = [NO_KEYS], [NO_KEYS]
     columns = [name for name in entry.table.schema.names if name not in _LARGE]
     for group in groups(entry, columns):
@@ -132,7 +132,7 @@ _LARGE = frozenset(("bytes", "features", "class_probs", "class_prob_ids", "globa
 
 
 def merge_masks(dropped: Dropped, rows: int) -> Bools:
-    """Returns all rows to drop, for any reason."""
+    """Returns a mask of all rows to drop, for any reason."""
     mask = np.zeros(rows, dtype=np.bool_)
     for reason_mask in dropped.values():
         mask |= reason_mask
@@ -140,7 +140,7 @@ def merge_masks(dropped: Dropped, rows: int) -> Bools:
 
 
 def image_keys(rows: pa.Table) -> Keys:
-    """64-bit keys of the images that rows name, in one column or in lists."""
+    """Returns 64-bit keys of the images that rows name, in one column or in lists."""
     if "image_ids" in rows.schema.names:
         lists = rows.column("image_ids").combine_chunks()
         return compute_keys(pa.chunked_array([lists.flatten()]))

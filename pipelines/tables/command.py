@@ -81,7 +81,7 @@ _manifest.json.
 """
 
 
-# Of all inputs: to start a second process takes half a second, as long as such tables do.
+# Of all inputs: starting a second process takes half a second, as long as these tables.
 ONE_PROCESS_BYTES = 32 << 20
 
 
@@ -303,5 +303,5 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     return run_command(run, argv)

@@ -1,4 +1,4 @@
-"""Conditions on rows: ``score > 0.5 and language == "en"``, parsed here and never run as code."""
+"""Parses conditions on rows, ``score > 0.5 and language == "en"``, and never runs them as code."""
 
 import ast
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Mask: TypeAlias = Any
 
 
 class Condition:
-    """A parsed condition. Raises InputError for an invalid one.
+    """Holds a parsed condition. Raises InputError for an invalid one.
 
     A comparison with null is false, and so is its negation; use ``x is None``.
     """
@@ -47,7 +47,7 @@ class Condition:
             raise InputError(f"--where {text}: it names no column; {HINT}")
 
     def check(self, table: Table) -> None:
-        """Raises InputError for columns that the table has not, or of another type than values."""
+        """Raises InputError for missing columns, and for values of another type than a column."""
         unknown = [name for name in self.columns if name not in table.fields]
         if unknown:
             raise InputError(
@@ -57,7 +57,7 @@ class Condition:
         self.mask(table.schema.empty_table())
 
     def mask(self, rows: pa.Table) -> Mask:
-        """Returns which rows fulfil the condition."""
+        """Returns a mask of the rows that satisfy the condition."""
         try:
             return pc.fill_null(self._mask(self._tree, rows), False)
         except (pa.ArrowException, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The tables of folders, files and globs, checked: what ``concat`` and the others read."""
+"""Opens and checks tables of folders, files and globs, the inputs of ``concat`` and other verbs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from vlmill.runtime.files.reading import find_shards, read_array_formats, read_p
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REJECTS, TABLES, Table
 
-# What names a table's row; without one, rows are not compared.
+# The id column of each table; without one, rows are not compared.
 IDS = {
     "images": "image_id",
     "pairs": "pair_id",
@@ -31,14 +31,14 @@ IDS = {
     "expressions": "expression_id",
     "statements": "example_id",
 }
-# Those whose rows are about images or pairs that another table names, in the order of
-# folder's main table is looked for.
+# Tables whose rows refer to images or pairs of another table, in the order that a
+# folder's main table is searched.
 MAIN = ("pairs", "questions", "choices", "expressions", "statements", "boxes", "regions", "images")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableInput:
-    """One table of all arguments: its shards in order."""
+    """Holds one table of all arguments: its shards in order."""
 
     table: Table
     paths: tuple[Path, ...]
@@ -47,14 +47,14 @@ class TableInput:
 
     @property
     def num_rows(self) -> int:
-        """Returns the rows of all shards, by their footers."""
+        """Returns the number of rows of all shards, from their footers."""
         return sum(pq.read_metadata(readable(path)).num_rows for path in self.paths)
 
 
 def open_inputs(arguments: Sequence[str]) -> tuple[dict[str, TableInput], list[Input]]:
     """Returns the tables of the arguments by name, without rejects, and their records.
 
-    Raises InputError for an argument without a table, and for shards that do not fit each other.
+    Raises InputError for an argument without a table, and for incompatible shards.
     """
     paths: dict[str, list[Path]] = {}
     records: list[Input] = []
@@ -87,7 +87,7 @@ def table_names(argument: str) -> list[str]:
 
 
 def warn_of_lineage(argument: str) -> None:
-    """Warns of inputs of a folder that have changed since."""
+    """Warns of a folder's inputs that have changed since it was written."""
     if not (to_path(argument) / MANIFEST).is_file():
         return
     changed = [node.path for node in lineage(argument) if node.state == CHANGED]
@@ -98,7 +98,7 @@ def warn_of_lineage(argument: str) -> None:
 
 
 def _table(table: Table, paths: list[Path]) -> TableInput:
-    """Raises InputError for arrays of different layout and for regions of different detectors."""
+    """Returns the table of shards. Raises InputError for different array layouts or detectors."""
     arrays, producer = read_array_formats(paths[0]), read_producer(paths[0])
     same = True
     for path in paths[1:]:
@@ -122,7 +122,7 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
 
 
 def main_table(tables: dict[str, TableInput], requested: str | None) -> str:
-    """Returns the main table: the named one, or the folder's examples.
+    """Returns the main table: the requested one, or the folder's examples.
 
     Raises InputError.
     """

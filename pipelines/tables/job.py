@@ -1,8 +1,8 @@
-"""Tables rewritten row group by row group: a shard of the output for each of the input.
+"""Rewrites tables row group by row group: one output shard per input shard.
 
-Which rows ``concat`` keeps depends on all rows before them. So each shard leaves the keys of its
-rows, 16 bytes a row; these are compared in order, once; and then shards are written in any order.
-The other verbs need no more than the rows themselves.
+Which rows ``concat`` keeps depends on all rows before them. So each shard first stores the keys of
+its rows, 16 bytes per row. The keys are compared in order, once, and then shards are written in any
+order. The other verbs need only the rows.
 """
 
 from collections import Counter
@@ -41,16 +41,16 @@ from vlmill.schemas.tables import REJECTS, Table, with_later
 Rewrite = Callable[[Table, pa.Table], pa.Table]
 NOT_FOUND = "not_found.json"
 MOST_NAMED = 3  # number of missing entries to print; the file has all
-MAX_REJECTS = 1_000_000  # rows of rejects that are kept: each names a row that came twice
+MAX_REJECTS = 1_000_000  # rows of rejects: each names a repeated row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The work on each table.
+    """Describes the work on each table.
 
-    ``choose`` by its name returns the rows to drop, ``rewrite`` changes the kept ones. Without
-    ``choose``, repeated rows are dropped and become rejects. ``absent`` is written as
-    ``not_found.json``, as a basis for a reply.
+    ``choose`` has a function per table name that returns the rows to drop; ``rewrite`` changes the
+    kept rows. Without ``choose``, repeated rows are dropped and become rejects. ``absent`` is
+    written as ``not_found.json``, as a basis for a reply.
     """
 
     name: str
@@ -60,17 +60,17 @@ class Job:
     settings: Mapping[str, Any]
     choose: Mapping[str, Choose] | None = None
     rewrite: Rewrite | None = None
-    absent: Mapping[str, Sequence[str]] | None = None  # asked for by each flag, and nowhere
+    absent: Mapping[str, Sequence[str]] | None = None  # requested by each flag, and in no table
 
     @cached_property
     def shards(self) -> list[tuple[TableInput, int]]:
-        """Returns all shards of the input in their order: their table, and which of it."""
+        """Returns all input shards in order: their table, and their index in it."""
         return [
             (entry, index) for entry in self.tables.values() for index in range(len(entry.paths))
         ]
 
     def work(self, kind: str, number: int) -> Path:
-        """Returns a file that one step leaves for the next, of shard ``number``."""
+        """Returns the file of shard ``number`` that one step writes for the next."""
         return self.output / WORK / f"{kind}-{number:05d}.npy"
 
 
@@ -80,7 +80,7 @@ def shard_units(step: str, job: Job) -> list[Unit]:
 
 
 def mark_rows(job: Job, unit: Unit) -> Result:
-    """Leaves the keys of a shard's rows: of its id, and of its content."""
+    """Writes the keys of a shard's rows: of their ids, and of their contents."""
     entry, index = job.shards[unit.number]
     with pq.ParquetFile(readable(entry.paths[index])) as file:
         marks = row_marks(file, entry.paths[index], entry.table)
@@ -89,9 +89,9 @@ def mark_rows(job: Job, unit: Unit) -> Result:
 
 
 def find_repeats(job: Job, unit: Unit) -> Result:
-    """Leaves what comes of each row, for each shard. Memory: some 20 MB, ids are on the disk.
+    """Writes the verdicts on each shard's rows. Memory: some 20 MB, ids are on the disk.
 
-    Raises InputError for more repeated rows than there may be rejects.
+    Raises InputError for more repeated rows than MAX_REJECTS.
     """
     finder, repeats = RepeatFinder(), 0
     for number, (entry, index) in enumerate(job.shards):
@@ -107,7 +107,7 @@ def find_repeats(job: Job, unit: Unit) -> Result:
 
 
 def write_table_shard(job: Job, unit: Unit) -> Result:
-    """Writes the rows of a shard that stay. Memory: a row group."""
+    """Writes the kept rows of a shard. Memory: a row group."""
     entry, index = job.shards[unit.number]
     path, tallies, rejects, rows = entry.paths[index], Counter[Tally](), [], 0
     verdicts = NO_VERDICTS if job.choose else _load(job.work("verdicts", unit.number))
@@ -146,7 +146,7 @@ def run_job(
 ) -> list[dict[str, Any]] | None:
     """Writes all tables, then funnel, report and manifest; returns the funnel.
 
-    Returns None where another part of the job does so.
+    Returns None if another part of the job does so.
     """
     run_steps(job, [WRITE] if job.choose is not None else [*REPEATS, WRITE])
     with end_job(job.output, share) as is_last:
@@ -173,7 +173,7 @@ def _finish(job: Job) -> list[dict[str, Any]]:
     if job.absent is not None:
         write_json(job.output / NOT_FOUND, job.absent)
     _write_report(job, funnel)
-    remove_leftovers(job.output)  # of workers that were killed while others went on
+    remove_leftovers(job.output)  # files of workers that were killed during the run
     write_manifest(job.output, shards, job=job.name, settings=job.settings, inputs=list(job.inputs))
     remove_work(job.output)
     return funnel
@@ -233,9 +233,7 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
 
 
 def absent_lines(absent: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns, for each flag, a message about its lines that are not in the tables: number and
-    first ones.
-    """
+    """Returns a message per flag about its lines that no table has: number and first ones."""
     return [
         f"{len(lines)} of --{flag.replace('_', '-')} nowhere in IN: {', '.join(lines[:MOST_NAMED])}"
         + (", ..." if len(lines) > MOST_NAMED else "")

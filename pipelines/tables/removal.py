@@ -32,7 +32,7 @@ LISTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RemovalRequest:
-    """The request as sorted 64-bit keys of URLs, digests and ids."""
+    """Holds the request as sorted 64-bit keys of URLs, digests and ids."""
 
     urls: Keys
     digests: Keys
@@ -52,7 +52,7 @@ def _url_alias(url: str) -> str:
 
 
 def read_request(urls: Path | None, sha256: Path | None, ids: Path | None) -> RemovalRequest:
-    """Reads the files of one value a line. Raises InputError."""
+    """Reads files with one value per line. Raises InputError."""
     lines = {
         flag: [] if path is None else _lines(path, flag)
         for flag, path in (("--urls", urls), ("--sha256", sha256), ("--image-ids", ids))
@@ -90,14 +90,14 @@ def _sorted(values: list[str]) -> Keys:
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """Drops rows about images and pairs that go: sorted keys of each, from all tables."""
+    """Drops rows that refer to removed images and pairs: sorted keys of each, from all tables."""
 
     images: Keys
     pairs: Keys
-    absent: Mapping[str, Sequence[str]]  # lines of each flag that are nowhere in the tables
+    absent: Mapping[str, Sequence[str]]  # lines of each flag that no table has
 
     def __call__(self, table: Table, rows: pa.Table) -> Dropped:
-        """Keeps the rows that name none of them."""
+        """Returns the rows to drop, which name a removed image or pair."""
         mask = np.zeros(rows.num_rows, dtype=np.bool_)
         if "image_id" in table.fields:
             mask |= known_keys(compute_keys(rows.column("image_id")), self.images)
@@ -141,7 +141,7 @@ def _shorten_row(
 
 
 def find_removal(tables: Mapping[str, TableInput], request: RemovalRequest) -> Removal:
-    """Returns the images that any table matches with the request, and the pairs of these images.
+    """Returns the removal of images that match the request in any table, and of their pairs.
 
     An image is removed under all its names, including images that share an alias or the bytes.
     """
@@ -162,7 +162,7 @@ def find_removal(tables: Mapping[str, TableInput], request: RemovalRequest) -> R
 
 
 def _absent(request: RemovalRequest, matches: Keys) -> dict[str, list[str]]:
-    """Returns the lines of each flag without any match, in their order, each once."""
+    """Returns the lines of each flag without a match, in order, each once."""
     keys = set(matches.tolist())
     return {
         flag: [
@@ -175,7 +175,7 @@ def _absent(request: RemovalRequest, matches: Keys) -> dict[str, list[str]]:
     }
 
 
-SAME = {"aliases": "alias", "images": "sha256"}  # what two ids of one image share
+SAME = {"aliases": "alias", "images": "sha256"}  # a column that two ids of one image share
 
 
 def _same_images(tables: Mapping[str, TableInput], images: Keys) -> Keys:
@@ -229,7 +229,7 @@ def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[
 
 
 def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns the strings of a column; for a list column those in all of its lists."""
+    """Returns the strings of a column; for a list column, the strings of all lists."""
     return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 
 

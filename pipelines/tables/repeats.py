@@ -1,4 +1,4 @@
-"""Rows of ``concat`` that came earlier, by 64-bit keys of their ids and of their contents."""
+"""Finds repeated rows of ``concat`` by 64-bit keys of their ids and contents."""
 
 import zlib
 from pathlib import Path
@@ -19,13 +19,14 @@ from vlmill.schemas.tables import IMAGES, Table, with_later
 
 Verdicts = npt.NDArray[np.uint8]
 NO_VERDICTS: Verdicts = np.empty(0, np.uint8)
-REASONS = (None, Reason.DUPLICATE, Reason.ID_CONFLICT)  # of the verdicts 0, 1 and 2
+REASONS = (None, Reason.DUPLICATE, Reason.ID_CONFLICT)  # for the verdicts 0, 1 and 2
 
 
 def row_marks(file: pq.ParquetFile, path: Path, table: Table) -> Keys:
     """Returns the keys of a file's rows, uint64 [2, rows]: of ids, and of contents.
 
-    An image's content is its bytes, from any source. In a table without ids it is also the id.
+    An image's content is its bytes, from any source. In a table without ids the content is also the
+    id.
     """
     groups = [_group_marks(file, path, group, table) for group in range(file.num_row_groups)]
     return np.concatenate([np.empty((2, 0), np.uint64), *groups], axis=1)
@@ -53,7 +54,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 
 
 class RepeatFinder:
-    """Compares rows with all before them. Memory: some 20 MB a table, the keys are on the disk."""
+    """Compares rows with earlier ones. Memory: some 20 MB per table, keys are on the disk."""
 
     def __init__(self) -> None:
         self._stores: dict[str, NumberStore] = {}
@@ -70,6 +71,6 @@ class RepeatFinder:
 
 
 def get_verdicts(verdicts: Verdicts, start: int, rows: int) -> Dropped:
-    """Returns which rows from ``start`` on go, by reason."""
+    """Returns the rows to drop from ``start`` on, by reason."""
     part = verdicts[start : start + rows]
     return {reason: part == number for number, reason in enumerate(REASONS) if reason is not None}

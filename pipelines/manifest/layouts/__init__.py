@@ -1,7 +1,7 @@
-"""Layouts of annotation files that several data sets share become rows here.
+"""Reads the annotation layouts that several data sets share.
 
-Of captions: ``karpathy`` (split files) and ``scan``. Of boxes: ``boxes`` (from the stored image
-to the upright one), ``box_files`` (TSV, COCO's JSON, Pascal VOC), ``yolo_files``, ``instances``,
-``detections`` and ``vcr_objects``. Of answers: ``vqa_answers``. Of
-the hub's Parquet files: ``hub_columns``.
+Reading order: for captions, ``karpathy`` (split files) and ``scan``; for boxes, ``boxes`` (from the
+stored image to the upright one), ``box_files`` (TSV, COCO's JSON, Pascal VOC), ``yolo_files``,
+``instances``, ``detections`` and ``vcr_objects``; for answers, ``vqa_answers``; for the hub's
+Parquet files, ``hub_columns``.
 """

@@ -1,7 +1,7 @@
-"""Annotated boxes in the layouts that people have them in: TSV, COCO's JSON, Pascal VOC.
+"""Reads annotated boxes in the common layouts: TSV, COCO's JSON, Pascal VOC.
 
-Each reader yields an image at a time with the objects in it, boxes in pixels of the stored
-image. YOLO's, in fractions of it, are read by ``yolo_files``.
+Each reader yields one image at a time with its objects, whose boxes are in pixels of the stored
+image. ``yolo_files`` reads YOLO's boxes, which are fractions of the image.
 """
 
 import xml.etree.ElementTree as ElementTree
@@ -20,9 +20,9 @@ from vlmill.schemas.rejects import Reason
 
 IMAGE_FOLDERS = ("images/", "JPEGImages/", "train/", "val/", "test/")
 MAX_XML = 1 << 22  # bytes
-MAX_PX = 10_000_000  # of a side or a corner: above it nothing is an image's
+MAX_PX = 10_000_000  # limit of a side or a corner: no image is larger
 COLUMNS = ("image", "x1", "y1", "x2", "y2", "class")  # of a TSV; attributes and split may follow
-VOC_LISTS = ("val", "test", "train", "trainval")  # the first that names an image counts
+VOC_LISTS = ("val", "test", "train", "trainval")  # the first list that names an image counts
 COCO_KEYS = {
     "": frozenset(("info", "images", "licenses", "annotations", "categories", "type")),
     "images": frozenset(
@@ -43,7 +43,7 @@ COCO_KEYS = {
 
 @dataclass(kw_only=True, slots=True)
 class AnnotatedObject:
-    """One annotated object: corners, or why there are none."""
+    """Holds one annotated object: its corners, or why they are invalid."""
 
     box: tuple[float, float, float, float] | Drop  # x1, y1, x2, y2
     name: str
@@ -54,7 +54,7 @@ class AnnotatedObject:
 
 @dataclass(kw_only=True, slots=True)
 class AnnotatedImage:
-    """An image's file name and its objects, or why there are none."""
+    """Holds an image's file name and its objects, or why the objects are invalid."""
 
     key: str
     file_name: str
@@ -62,7 +62,7 @@ class AnnotatedImage:
     width: int | None = None
     height: int | None = None
     split: str | None = None
-    folders: tuple[str, ...] = ()  # of --input that may hold the image, with a last slash
+    folders: tuple[str, ...] = ()  # folders of --input that may have the image, with a final slash
 
 
 def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
@@ -71,7 +71,7 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
         a, b, c, d = (float(value) for value in values)
     except (TypeError, ValueError):
         return Drop(Reason.BAD_ROW, f"a box of {values!a}, want four numbers"[:200])
-    if not all(abs(value) < MAX_PX for value in (a, b, c, d)):  # NaN is not, either
+    if not all(abs(value) < MAX_PX for value in (a, b, c, d)):  # also refuses NaN
         return Drop(Reason.BAD_ROW, f"a box of {values!a}, want numbers of pixels"[:200])
     return a, b, c, d
 
@@ -79,8 +79,8 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
 def tsv_images(source: Source) -> Iterator[AnnotatedImage]:
     """Reads a TSV with a header: one row per object; an image's rows may be in any order.
 
-    An image without an object has a row with an empty class. Raises InputError for a header without
-    the columns.
+    An image without an object has a row with an empty class. Raises InputError for a header that
+    lacks these columns.
     """
     rows = tsv_rows(source)
     _, header = next(rows, (0, []))
@@ -123,7 +123,7 @@ CocoId = int | str
 
 
 def coco_id(entry: Any, key: str) -> CocoId | None:
-    """Returns an id of an entry of a COCO file; None for an invalid one."""
+    """Returns the id of an entry of a COCO file, or None if it is invalid."""
     value = entry.get(key) if isinstance(entry, dict) else None
     return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
@@ -131,7 +131,7 @@ def coco_id(entry: Any, key: str) -> CocoId | None:
 def coco_categories(source: Source) -> dict[CocoId, str]:
     """Returns the names of a COCO file's categories by id, in the order of the ids.
 
-    Raises InputError for a category without an id or a name, or with the id of another.
+    Raises InputError for a category without an id or a name, or with another category's id.
     """
     names: dict[CocoId, str] = {}
     categories = JsonLists(source=source, known=COCO_KEYS).elements("categories")
@@ -223,7 +223,7 @@ def parse_side(value: Any) -> int | None:
 
 
 def digits(text: str) -> int | None:
-    """Returns the whole number that a text is; None for another text, or more than nine digits."""
+    """Returns the whole number that a text represents; None for other texts or over nine digits."""
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
@@ -244,7 +244,7 @@ def voc_splits(root: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def voc_image(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedImage:
-    """Reads a Pascal VOC file, whose pixels count from 1 and whose last ones are inside."""
+    """Reads a Pascal VOC file, whose pixels count from 1 and whose boxes include the last pixel."""
     folder = path.relative_to(root).parent
     annotated = AnnotatedImage(
         key=path.name,
@@ -282,8 +282,8 @@ def voc_image(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedIma
 
 
 def with_endings(file_name: str, folders: Sequence[str] = ()) -> tuple[str, ...]:
-    """Returns the names that an image's file may have in ``folders`` and ``IMAGE_FOLDERS``; one
-    without an ending may have each.
+    """Returns the names that an image's file may have in ``folders`` and ``IMAGE_FOLDERS``; a name
+    without an ending may have any.
     """
     names = [file_name]
     if Path(file_name).suffix.lower() not in IMAGE_ENDINGS:

@@ -1,4 +1,4 @@
-"""Published boxes: from x, y, width, height of the stored image to ours of the upright one."""
+"""Converts published x, y, width, height of the stored image to corners in the upright image."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -23,12 +23,12 @@ _BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
 
 
 SWAPPED, OTHER_SIZE = "size_swapped", "size_differs"
-SLACK_PX = 1.0  # by which a box of an image of the right size may reach out
+SLACK_PX = 1.0  # how far a box may exceed an image of the right size
 
 
 class Frame(NamedTuple):
-    """An image's stored size in pixels, its orientation, and the problem of the published size: it
-    is swapped, or that of another image.
+    """Holds an image's stored size in pixels, its orientation, and the problem of the published
+    size: it is swapped, or it is the size of another image.
     """
 
     width: int
@@ -38,17 +38,17 @@ class Frame(NamedTuple):
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """Width and height of the upright image."""
+        """Returns the width and height of the upright image."""
         return turn_size(self.width, self.height, self.orientation)
 
 
 def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
-    """Returns the published size of an image, with the orientation in its file, if it exists.
+    """Returns the published size of an image, with the orientation in its file if the file exists.
 
-    None if no size was published and there is no readable file. If the published size is that of
-    the upright image, so are the boxes, and nothing is rotated. A swapped size without such a
-    reason is a problem, and the file's own size is used. The same holds for any other size, as of a
-    scaled image, whose boxes do not fit.
+    Returns None if no size was published and no file is readable. If the published size is the
+    upright image's, so are the boxes, and nothing is rotated. A swapped size without such a reason
+    is a problem, and the file's own size is used. The same holds for any other size, such as that
+    of a scaled image, whose boxes do not fit.
     """
     content = image.content if image.content is not None else folder.image(image.paths)
     published = (image.width, image.height) if image.width and image.height else None
@@ -70,7 +70,7 @@ def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
 
 def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
     """Returns the notes about an image's size: its problem, or that its boxes fit only if swapped,
-    which can be seen without the file.
+    which is visible without the file.
     """
     if frame is None or frame.fault is not None:
         return () if frame is None or frame.fault is None else (frame.fault,)
@@ -83,7 +83,7 @@ def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, .
 
 
 def edges(values: Sequence[object]) -> Box | Drop:
-    """x1, y1, x2, y2 of a published x, y, width, height."""
+    """Returns x1, y1, x2, y2 of a published x, y, width, height."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(values) != 4 or len(numbers) != 4 or not all(abs(v) < 1e7 for v in numbers):
         return Drop(Reason.BAD_ROW, f"a box of {list(values)!a}, want x, y, width, height"[:200])
@@ -94,7 +94,7 @@ def edges(values: Sequence[object]) -> Box | Drop:
 def clip_box(box: Box, frame: Frame | None) -> tuple[Box, bool] | Drop:
     """Returns a stored image's box clipped to it, rotated upright, and whether it was clipped.
 
-    A Drop if nothing of it is inside the image.
+    Returns a Drop if the box is entirely outside the image.
     """
     x1, y1, x2, y2 = box
     if frame is not None:

@@ -1,4 +1,4 @@
-"""MAttNet's published detections of RefCOCO's images, as ``regions`` without features."""
+"""Reads MAttNet's published detections of RefCOCO's images as ``regions`` without features."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ Detection = tuple[Box, int, float]
 def detection_entries(
     source: Source, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> Iterator[Entry]:
-    """Yields a row of ``regions`` for each image of ``sizes``; one may have no boxes."""
+    """Yields a row of ``regions`` for each image of ``sizes``; an image may have no boxes."""
     detections: dict[int, list[Detection]] = {image_id: [] for image_id in sizes}
     for index, record in enumerate(JsonLists(source=source, known={"": KEYS}).elements()):
         detection = parse_detection(record, sizes, get_frame)
@@ -36,7 +36,7 @@ def detection_entries(
 def parse_detection(
     record: Any, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
 ) -> tuple[int, Detection] | Drop:
-    """Reads a detection as its image's number and the detected object."""
+    """Reads a detection into its image's number and the detected object."""
     try:
         image_id, bbox = record["image_id"], record["box"]
         category_id, score = record["category_id"], record["score"]

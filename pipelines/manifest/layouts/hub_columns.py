@@ -1,4 +1,4 @@
-"""Which columns of a Parquet file are read, and which split a file's name has."""
+"""Finds the columns to read in a Parquet file, and the split in a file's name."""
 
 import argparse
 import re
@@ -18,14 +18,14 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.splits import find_use
 
-FILE_NAMES = ("filename",)  # columns of images where none has a usual name
+FILE_NAMES = ("filename",)  # columns of images if none has a usual name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns to read. ``split_names`` are those of a split that is a class label.
+    """Holds the columns to read. ``split_names`` are the names of a split that is a class label.
 
-    ``by_end``: paths of another machine are searched by their ends below --images.
+    ``by_end``: paths of another machine are looked up below --images by their last parts.
     """
 
     texts: tuple[str, ...]
@@ -48,7 +48,7 @@ def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) ->
     texts = text_columns(names, args.text_column, display_name)
     usual = IMAGES if any(name in names for name in IMAGES) else FILE_NAMES
     if args.image_column is None and not any(name in names for name in usual):
-        usual = IMAGES  # whose names the message gives
+        usual = IMAGES  # the message lists their names
     image = guess_column(names, usual, args.image_column, "--image-column", display_name)
     if args.id_column is not None:
         guess_column(names, (), args.id_column, "--id-column", display_name)
@@ -87,7 +87,7 @@ def _check_type(
 
 
 def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
-    """Returns the names of a class label, which the schema's metadata holds; none for others."""
+    """Returns the names of a class label from the schema's metadata; () for other columns."""
     try:
         about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = about["info"]["features"][name]["names"]
@@ -97,7 +97,7 @@ def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
 
 
 def resolved_options(columns: Columns) -> dict[str, Any]:
-    """Returns the columns as the options that name them."""
+    """Returns the columns as the values of the options that name them."""
     return {
         "text_column": list(columns.texts),
         "image_column": columns.image,
@@ -107,7 +107,7 @@ def resolved_options(columns: Columns) -> dict[str, Any]:
 
 
 def format_columns(columns: Columns) -> str:
-    """Returns a line on the columns that are read."""
+    """Returns a line about the columns that are read."""
     columns_by_use = {"captions": ", ".join(columns.texts), "images": columns.image}
     columns_by_use |= {"image_id": columns.id or "", "splits": columns.split or "the files' names"}
     return (
@@ -116,8 +116,8 @@ def format_columns(columns: Columns) -> str:
 
 
 def split_of_name(source: Source) -> str | None:
-    """Returns the split that the name of a file or of its folders has as a word: test of
-    ``test-00000-of-00001.parquet``. Raises InputError where it has several.
+    """Returns the split that is a word of the name of a file or of its folders: test for
+    ``test-00000-of-00001.parquet``. Raises InputError if the name has several.
     """
     words = re.split(r"[^A-Za-z0-9]+", source.name.rpartition(".")[0])
     forms = [(w, w.rstrip("0123456789"), w.lower().removesuffix("ing")) for w in words if w]
@@ -133,7 +133,7 @@ def split_of_name(source: Source) -> str | None:
 
 
 def split_or_none(source: Source) -> str | None:
-    """Returns the split of a file's name, for rows whose own is empty; None for several."""
+    """Returns the split of a file's name, for rows with an empty split; None if it has several."""
     try:
         return split_of_name(source)
     except InputError:

@@ -1,4 +1,4 @@
-"""Annotated objects of COCO's images, as RefCOCO's ``instances.json`` has them."""
+"""Reads annotated objects of COCO's images from RefCOCO's ``instances.json``."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,14 +35,14 @@ KNOWN = {
         ("id", "image_id", "category_id", "bbox", "segmentation", "iscrowd", "area")
     ),
 }
-REMEMBERED = 100_000  # frames of images, some 200 bytes each
+REMEMBERED = 100_000  # cached frames of images, some 200 bytes each
 Frames = Callable[[int], Frame]
 """The size of an image by its number, and how it is turned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """An annotated object of ``instances.json``; ``bbox`` as published, x, y, width, height."""
+    """Holds an object of ``instances.json``; ``bbox`` is the published x, y, width, height."""
 
     image_id: int
     category_id: int
@@ -57,7 +57,7 @@ def parse_size(record: Any) -> tuple[int, tuple[int, int]] | Drop:
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"an image without {error}")
     numbers = [whole_number(value) for value in (image_id, width, height)]
-    if not all(numbers):  # none of them is 0 either
+    if not all(numbers):  # refuses 0, too
         return Drop(Reason.BAD_ROW, f"image {image_id!r} of {width!r} x {height!r}"[:200])
     return image_id, (width, height)
 
@@ -113,7 +113,7 @@ def read_instances(
 
 
 def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
-    """Returns the corners of x, y, width, height inside the upright image, and if cut."""
+    """Clips x, y, width, height to the upright image; returns corners, and if it was cut."""
     box = edges(bbox)
     return box if isinstance(box, Drop) else clip_box(box, frame)
 
@@ -121,10 +121,10 @@ def clip_bbox(bbox: Sequence[object], frame: Frame) -> tuple[Box, bool] | Drop:
 def box_entries(
     instances: Iterable[Instance], sizes: Mapping[int, tuple[int, int]], get_frame: Frames
 ) -> Iterator[Entry]:
-    """Yields a row of ``boxes`` for each image: all annotated objects, the candidates without
-    detection.
+    """Yields a row of ``boxes`` for each image: all annotated objects, which are the candidates
+    without detection.
 
-    Objects without area in their image are omitted and noted.
+    Objects without area in their image are omitted and recorded in the notes.
     """
     instances_by_image: dict[int, list[Instance]] = {image_id: [] for image_id in sizes}
     for instance in instances:
@@ -164,7 +164,7 @@ def frames(folder: Folder, sizes: Mapping[int, tuple[int, int]]) -> Frames:
 
 
 def make_listed_image(image_id: int, size: tuple[int, int]) -> ListedImage:
-    """Names an image: all are of train2014, and ``file_name`` of a ref is not a file."""
+    """Returns an image of train2014 by its number; a ref's ``file_name`` is not a file."""
     name = f"COCO_train2014_{image_id:012d}.jpg"
     return ListedImage(
         image_id=f"coco/{image_id:012d}", paths=(f"{FOLDER}/{name}",), width=size[0], height=size[1]

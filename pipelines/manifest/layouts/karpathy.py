@@ -1,4 +1,4 @@
-"""Karpathy's split files: ``dataset_coco.json``, ``dataset_flickr30k.json``."""
+"""Reads Karpathy's split files: ``dataset_coco.json``, ``dataset_flickr30k.json``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ SENTENCE = frozenset(("tokens", "raw", "imgid", "sentid"))
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFile:
-    """A split file, and the names of its images.
+    """Holds a split file and the names of its images.
 
-    ``groups`` joins splits that are counted together; ``folds``: test pairs record their block of a
-    thousand images.
+    ``groups`` merges splits that are counted together; ``folds``: test pairs record their block of
+    a thousand images.
     """
 
     source: Source

@@ -1,8 +1,8 @@
 """Reads SCAN's files of Flickr30k (Lee et al. 2018): captions in order, and a list of their images.
 
 ``train_caps.txt``, ``dev_caps.txt`` and ``test_caps.txt`` have five lines for each image and no
-ids. ``train_ids.txt``, ... in the same folder name the image, once for each image or for each line:
-by its index in Karpathy's file, whose names ``id_mapping.json`` has, or by its own name.
+ids. ``train_ids.txt``, ... in the same folder name the image, once per image or once per line: by
+its index in Karpathy's file (``id_mapping.json`` has the names), or by its file name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ NUM_PLACES = 31_014  # images of Karpathy's file; the lowest photo id is above
 
 @dataclass(frozen=True, kw_only=True)
 class ScanFile:
-    """A split's captions, and the file name of each image or why it has none."""
+    """Holds a split's captions, and the file name of each image or why it is missing."""
 
     split: str
     captions: Source
@@ -33,7 +33,7 @@ class ScanFile:
 
 
 def scan_files(folder: Folder) -> tuple[list[ScanFile], Source | None]:
-    """Finds the splits that are there, and the file of names if there is one.
+    """Finds the existing splits, and the file of names if it exists.
 
     Raises InputError for captions without their list of images, or with one of another length.
     """

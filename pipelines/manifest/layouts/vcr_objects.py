@@ -20,13 +20,13 @@ IMAGES_FOLDER = "vcr1images"
 
 @dataclass(frozen=True, kw_only=True)
 class Objects:
-    """An image's annotated objects, from its metadata file. ``boxes`` are x1, y1, x2, y2, and
+    """Holds an image's annotated objects, from its metadata file. ``boxes`` are x1, y1, x2, y2, and
     ``notes`` the repairs.
     """
 
     boxes: tuple[Box, ...]
     scores: tuple[float | None, ...]
-    segms: Any  # for each object its polygons [[x, y], ...], or None
+    segms: Any  # the polygons [[x, y], ...] of each object, or None
     width: int
     height: int
     notes: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ def parse_objects(metadata: Any) -> Objects | Drop:
 
 
 def is_polygons(segms: Any, num_objects: int) -> bool:
-    """Returns whether these are, for each object, lists of polygons with at least one point each;
-    an object may have no polygon.
+    """Returns whether ``segms`` has a list of polygons for each object, with at least one point
+    each; an object may have no polygon.
     """
     try:
         return len(segms) == num_objects and all(
@@ -85,7 +85,7 @@ def clip_objects(objects: Objects, frame: Frame) -> Objects | Drop:
 
 
 def turn_objects(objects: Objects, frame: Frame) -> Objects:
-    """Returns the objects of an image as boxes and polygons of the upright one."""
+    """Returns an image's objects with boxes and polygons of the upright image."""
     if frame.orientation == UPRIGHT:
         return objects
     size = (frame.width, frame.height)
@@ -99,7 +99,7 @@ def turn_objects(objects: Objects, frame: Frame) -> Objects:
         return upright_corners
 
     segms = objects.segms
-    if segms is not None:  # a point is a box without size
+    if segms is not None:  # a point is rotated as a box without size
         segms = [
             [
                 [corner[:2] for corner in turn_corners([[x, y, x, y] for x, y in p])]
@@ -112,7 +112,7 @@ def turn_objects(objects: Objects, frame: Frame) -> Objects:
 
 
 def read_objects(folder: Folder, file: str, image: str) -> Objects | Drop:
-    """Reads a metadata file below the folder of images; its boxes turned with the image."""
+    """Reads a metadata file below the folder of images, and rotates its boxes with the image."""
     content = folder.image((f"{IMAGES_FOLDER}/{file}",))
     if isinstance(content, Drop):
         return content
@@ -130,7 +130,7 @@ def read_objects(folder: Folder, file: str, image: str) -> Objects | Drop:
 
 
 def image_named(image_id: str, file: str, objects: Objects) -> ListedImage:
-    """Names an image below the folder of images."""
+    """Returns an image by its file below the folder of images."""
     return ListedImage(
         image_id=image_id,
         paths=(f"{IMAGES_FOLDER}/{file}",),

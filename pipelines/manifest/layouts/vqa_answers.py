@@ -1,4 +1,4 @@
-"""What VQA's ten annotators answered to each question: its ``*_annotations.json``."""
+"""Reads the answers of VQA's ten annotators to each question from its ``*_annotations.json``."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ ANNOTATION_KEYS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotation:
-    """The answers to a question; ``answers`` as the annotators typed them.
+    """Holds the answers to a question; ``answers`` are as the annotators typed them.
 
     ``image_id`` is the image's number, None if the file does not state it.
     """
@@ -41,7 +41,7 @@ class Annotation:
 
 
 def parse_annotation(record: Any) -> tuple[int, Annotation] | Drop:
-    """Reads an entry of ``*_annotations.json`` as a question_id and its annotation."""
+    """Reads an entry of ``*_annotations.json`` into a question_id and its annotation."""
     try:
         question_id, answer = record["question_id"], record["multiple_choice_answer"]
         answers = tuple(entry["answer"] for entry in record["answers"])
@@ -62,12 +62,12 @@ def parse_annotation(record: Any) -> tuple[int, Annotation] | Drop:
 
 
 def text_or_none(value: Any) -> str | None:
-    """Returns a text, None for anything else."""
+    """Returns the value if it is a string, else None."""
     return value if isinstance(value, str) else None
 
 
 def answer_columns(annotation: Annotation, numbers: Mapping[str, int] | None) -> dict[str, Any]:
-    """Returns the columns of a question's answers and, where labels are ``numbers``, of these."""
+    """Returns the columns of a question's answers and, if ``numbers`` are given, of its labels."""
     columns: dict[str, Any] = {
         "question_type": annotation.question_type,
         "answer_type": annotation.answer_type,
@@ -106,11 +106,11 @@ def count_labelled(sources: Iterable[Source], labels: Collection[str]) -> tuple[
 
 
 class Annotations:
-    """Returns the annotations of a file by the number of their question.
+    """Looks up the annotations of a file by the number of their question.
 
-    Both files are mostly in the same order, so they are read in parallel: annotations that are
-    passed on the way are stored on disk. ``faults`` are invalid entries, to be collected from time
-    to time.
+    Both files are mostly in the same order, so they are read in parallel: annotations that are read
+    before their question are stored on disk. ``faults`` are invalid entries, which the caller
+    collects from time to time.
     """
 
     def __init__(self, source: Source) -> None:
@@ -126,18 +126,18 @@ class Annotations:
         if (annotation := self._kept.get(question_id)) is not None:
             return annotation
         for number, coming in self._coming:
-            self._kept.put(number, coming)  # the requested one too: questions may repeat
+            self._kept.put(number, coming)  # also the requested one: questions may repeat
             if number == question_id:
                 return coming
         return None
 
     def used(self, question_id: int) -> None:
-        """Notes that a question has taken its annotation."""
+        """Records that a question has used its annotation."""
         if self._asked.claim(question_id, 0) is None:
             self._num_asked += 1
 
     def _read(self) -> Iterator[tuple[int, Annotation]]:
-        """Yields the valid annotations, each question's first; the others become faults."""
+        """Yields the first valid annotation of each question; the others become faults."""
         file = JsonLists(source=self._source, known=ANNOTATION_KEYS)
         for index, record in enumerate(file.elements("annotations")):
             entry = parse_annotation(record)
@@ -155,8 +155,8 @@ class Annotations:
         self.faults.append(Entry(key=f"{self._source.name}:{index}", group="", rows=drop))
 
     def end(self, questions: str) -> None:
-        """Reads the rest; annotations that no question of the file ``questions`` has taken become
-        faults.
+        """Reads the remaining annotations; annotations that no question of the file ``questions``
+        has used become faults.
         """
         for _ in self._coming:
             pass

@@ -1,4 +1,4 @@
-"""YOLO's annotated boxes: a text file an image, a line an object, in fractions of the image."""
+"""Reads YOLO's boxes: a text file per image, a line per object, in fractions of the image."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +21,9 @@ MAX_NAMES = 1 << 22  # bytes
 
 
 def yolo_names(root: Path) -> dict[int, str]:
-    """Returns the classes of a YOLO folder by number, of its ``data.yaml`` or ``classes.txt``.
+    """Returns the classes of a YOLO folder by number, from its ``data.yaml`` or ``classes.txt``.
 
-    Raises InputError where neither is there, or names none.
+    Raises InputError if neither exists or names a class.
     """
     for name in YOLO_NAMES:
         path = root / name
@@ -48,12 +48,12 @@ def yolo_names(root: Path) -> dict[int, str]:
 
 
 def as_list(value: object) -> list[object]:
-    """Returns a list as it is; an empty one for anything else."""
+    """Returns a list unchanged, and an empty list for anything else."""
     return value if isinstance(value, list) else []
 
 
 def names_text(path: Path) -> str:
-    """Returns a file of names as text. Raises InputError for one that is too large or no UTF-8."""
+    """Returns a file of names as text. Raises InputError if it is too large or not UTF-8."""
     if path.stat().st_size > MAX_NAMES:
         raise InputError(f"{path}: over {MAX_NAMES >> 20} MB; want a list of classes")
     try:
@@ -63,8 +63,8 @@ def names_text(path: Path) -> str:
 
 
 def yolo_image(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedImage:
-    """Reads a YOLO file: a line an object, its class and, in fractions, centre, width and height
-    or a polygon.
+    """Reads a YOLO file: one line per object, with its class and, as fractions, its centre, width
+    and height, or a polygon.
     """
     name = image_of_labels(path, root)
     annotated = AnnotatedImage(
@@ -90,7 +90,7 @@ def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
         try:
             values = [float(field) for field in fields]
         except ValueError:
-            return numbers(fields)  # which names the invalid number
+            return numbers(fields)  # the Drop names the invalid number
         xs, ys = values[::2], values[1::2]
         return numbers([min(xs), min(ys), max(xs), max(ys)])
     centre = numbers(fields[:4] if len(fields) in (4, 5) else fields)
@@ -101,7 +101,7 @@ def yolo_box(fields: list[str]) -> tuple[float, float, float, float] | Drop:
 
 
 def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[AnnotatedImage]:
-    """Yields the images without a file of boxes in YOLO's folders: these are negatives."""
+    """Yields the images in YOLO's folders that have no file of boxes; they are negatives."""
     known = {image_of_labels(path, root) for path in texts}
     for folder in sorted({Path(name).parent for name in known}):
         for path in sorted((root / folder).glob("*")):
@@ -112,6 +112,6 @@ def yolo_backgrounds(root: Path, texts: Sequence[Path]) -> Iterator[AnnotatedIma
 
 
 def image_of_labels(path: Path, root: Path) -> str:
-    """Returns the image of a YOLO file without its ending: where ``labels`` is ``images``."""
+    """Returns a YOLO file's image path without ending: the folder ``labels`` becomes ``images``."""
     parts = path.relative_to(root).with_suffix("").parts
     return "/".join("images" if part == "labels" else part for part in parts)

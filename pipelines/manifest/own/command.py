@@ -133,7 +133,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def run_own(args: argparse.Namespace) -> int:
-    """``manifest own``: measure the file, write its parts, then funnel, report and manifest."""
+    """Runs ``manifest own``: measures the file, writes parts, funnel, report and manifest."""
     job = own_job(args)
     if args.dry_run:
         return print_estimate(estimate_cost(job.rows, *measure(job)), job.output)
@@ -159,9 +159,9 @@ def run_own(args: argparse.Namespace) -> int:
 
 
 def _write(job: OwnJob, args: argparse.Namespace) -> bool:
-    """Writes the parts that are not there, then funnel, report and manifest.
+    """Writes the missing parts, then funnel, report and manifest.
 
-    Returns False where another ``--part`` writes these.
+    Returns False if another ``--part`` writes funnel, report and manifest.
     """
     inputs, on_units = inputs_of_job(job), args.beam_flags or args.part is not None
     if on_units:
@@ -202,9 +202,7 @@ def count_splits(folder: Path) -> Counter[str | None]:
 
 
 def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
-    """Returns a line about how training uses the splits. ``column`` is None if no column gives
-    them.
-    """
+    """Returns a line about how training uses the splits. ``column`` None: no column has them."""
     parts = []
     for use, phrase in USES.items():
         names = sorted((name for name in splits if find_use(name) == use), key=str)
@@ -228,7 +226,7 @@ def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def own_job(args: argparse.Namespace) -> OwnJob:
-    """Returns the job that the flags describe, its file's rows counted. Raises InputError."""
+    """Counts the file's rows and returns the job that the flags describe. Raises InputError."""
     if args.image_root is not None and not args.image_root.is_dir():
         raise InputError(f"--image-root {args.image_root}: no such folder")
     table = table_file(
@@ -259,8 +257,8 @@ def own_job(args: argparse.Namespace) -> OwnJob:
 
 
 def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
-    """Returns the file's columns of text, image, id and split, as far as flags name them; a column
-    named split is used without its flag, unless it is excluded.
+    """Returns the file's columns of text, image, id and split that flags name; a column named split
+    is used without its flag, unless it is excluded.
     """
     columns = {
         name: value
@@ -276,7 +274,7 @@ def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str
 
 
 def count_table_rows(table: TableFile, column_indices: Sequence[int]) -> int:
-    """Counts a file's rows: shards are named after their number, and progress needs an end."""
+    """Counts a file's rows: names of shards contain their total, and progress needs an end."""
     total = 0
     with Progress(total=None, unit="row", label="counting") as progress:
         for count in count_rows(read_rows(table, column_indices)):

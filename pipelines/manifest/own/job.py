@@ -1,8 +1,9 @@
 """Converts the user's own captions, and their images, to ``pairs`` and ``images``.
 
-A part is a number of consecutive rows, becomes one shard of each table, and is a unit. The result
-of a row depends on the rows before it (is it a duplicate? is it the first to name its image?) and
-never on whether an image could be read. So a killed run can continue from the table alone.
+A part is a number of consecutive rows. It is a unit, and becomes one shard of each table. The
+result of a row depends on the rows before it (is it a duplicate? is it the first to name its
+image?) and never on whether an image could be read. So a killed run can continue from the table
+alone.
 """
 
 import hashlib
@@ -35,20 +36,20 @@ from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
 JOB = "manifest own"
 ROWS, IMAGE_STAGE = "rows", "pictures"  # stages of the funnel
 CHUNK = 16  # rows whose images are in memory together
-MAX_PIXELS = 50_000_000  # what region extraction reads by default, too
+MAX_PIXELS = 50_000_000  # also the default limit of region extraction
 _WEB = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJob:
-    """The settings that determine the output.
+    """Holds the settings that determine the output.
 
     ``column_indices`` are the columns of text, image, id and split; the last two may be absent.
-    ``rows`` and ``digest`` are those of the entire file.
+    ``rows`` and ``digest`` refer to the entire file.
     """
 
     table: TableFile
-    columns: dict[str, str]  # text, image, id, split -> the file's name for it
+    columns: dict[str, str]  # text, image, id, split -> the file's column
     column_indices: tuple[int, ...]
     rows: int
     digest: str
@@ -62,12 +63,12 @@ class OwnJob:
 
     @property
     def num_parts(self) -> int:
-        """Counts the parts: at least one, so that an empty table has shards, too."""
+        """Returns the number of parts: at least one, so that an empty table has shards, too."""
         return max(1, -(-self.rows // self.rows_per_shard))
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Returns the tables of the job, in the order in which a part's shards appear."""
+        """Returns the job's tables in the order that a part's shards are written."""
         images = () if self.image_root is None else (IMAGES,)
         return (*images, PAIRS, REJECTS)
 
@@ -96,7 +97,7 @@ class OwnJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A row that is a pair if its image is one; ``first`` to name this image."""
+    """Holds a row that is a pair if its image is valid; ``first``: the first to name it."""
 
     pair: dict[str, Any]
     first: bool
@@ -104,14 +105,14 @@ class Caption:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """The claims of the rows so far: about 300 bytes for each pair with its image."""
+    """Holds the claims of the rows so far: about 300 bytes for each pair with its image."""
 
     contents: dict[bytes, bytes] = field(default_factory=dict)  # id of a pair -> its content
     texts: set[bytes] = field(default_factory=set)
     images: set[bytes] = field(default_factory=set)
 
     def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
-        """Returns the result of a row, after all rows before it."""
+        """Returns the result of a row, given all rows before it."""
         values = dict(zip(job.columns, fields, strict=True))
         text = clean_text(values["text"] or "")
         image_id = usable_id(values["image"], job.columns["image"])
@@ -164,13 +165,13 @@ Judged = tuple[int, Caption | Drop]
 
 
 def judge_rows(job: OwnJob, rows: Iterable[Row], ledger: Ledger) -> Iterator[Judged]:
-    """Yields what rows are, after all rows before them."""
+    """Yields the result of each row, given all rows before it."""
     for number, row in rows:
         yield number, row if isinstance(row, Drop) else ledger.judge(job, row)
 
 
 class Run:
-    """Writes parts. Images that a row has named are not read again."""
+    """Writes parts. An image that an earlier row has named is not read again."""
 
     def __init__(self, job: OwnJob, pool: ThreadPoolExecutor, examiner: Examiner) -> None:
         self.job, self._pool, self._examiner = job, pool, examiner
@@ -206,7 +207,7 @@ class Run:
         return rejected
 
     def _images(self, captions: Sequence[Caption]) -> dict[str, dict[str, Any]]:
-        """Read the images that no row of this process has named before."""
+        """Reads the images that no row of this process has named before."""
         root = self.job.image_root
         if root is None:
             return {}
@@ -222,19 +223,19 @@ class Run:
 
 
 def examining(job: OwnJob) -> AbstractContextManager[Examiner]:
-    """Opens what examines the images of a run."""
+    """Opens the examiner for the images of a run."""
     return open_examiner(job.workers, min_side_px=0, max_pixels=MAX_PIXELS, formats=FORMATS)
 
 
 @contextmanager
 def open_run(job: OwnJob) -> Iterator[Run]:
-    """Gives a run, with the threads that read images and the processes that decode them."""
+    """Yields a run, with the threads that read images and the processes that decode them."""
     with ThreadPoolExecutor(job.workers) as pool, examining(job) as examiner:
         yield Run(job, pool, examiner)
 
 
 def make_parts(job: OwnJob) -> list[Shard]:
-    """Writes every part that is not there yet; returns all shards. OSError if the file changes."""
+    """Writes every missing part and returns all shards. Raises OSError if the file changes."""
     rows, ledger = read_rows(job.table, job.column_indices), Ledger()
     with open_run(job) as run, make_progress(job) as progress:
         for index in range(job.num_parts):
@@ -244,7 +245,7 @@ def make_parts(job: OwnJob) -> list[Shard]:
                 return run.make_part(unit.number, judged, progress)
 
             if run_unit(job, work_folder(job), part_unit(index), make) is None:
-                progress.advance(sum(1 for _ in judged))  # what its rows have claimed is noted
+                progress.advance(sum(1 for _ in judged))  # records the claims of its rows
     if progress.done != job.rows:
         raise changed(job)
     return collect_shards(job)
@@ -269,9 +270,7 @@ def changed(job: OwnJob) -> OSError:
 
 
 def make_funnel(job: OwnJob) -> list[dict[str, Any]]:
-    """Returns the funnel: inputs, outputs and drops, by stage and reason, from the written
-    rejects.
-    """
+    """Returns the funnel from the rejects: inputs, outputs and drops, by stage and reason."""
     dropped, entered = rejects_by_stage(job.output), job.rows
     funnel: list[dict[str, Any]] = []
     for stage in (ROWS, IMAGE_STAGE):

@@ -1,6 +1,4 @@
-"""Writes parts of your own captions with the workers of a runner: one reads FILE once for all of
-them.
-"""
+"""Writes parts of the user's captions on a runner; one worker reads FILE once for all parts."""
 
 from functools import partial
 from typing import Any
@@ -77,5 +75,5 @@ STEPS = (
 
 def collect_parts(job: OwnJob) -> list[Shard]:
     """Returns all shards, once the steps are done."""
-    remove_leftovers(job.output)  # of workers that were killed while others went on
+    remove_leftovers(job.output)  # files of workers that were killed during the run
     return collect_shards(job)

@@ -1,4 +1,4 @@
-"""The command of published data sets: ``python -m vlmill.pipelines.manifest DATASET --help``."""
+"""Runs published data sets: ``python -m vlmill.pipelines.manifest DATASET --help``."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ docs/data-sets.md: sources of the files, how each row is made, licences.
 """
 
 
-# Flags that name files and folders and are repeatable.
+# Repeatable flags that name files and folders.
 PATH_FLAGS = (
     ("--images", "DIR", "folder, zip or tar of images, searched before --input"),
     (
@@ -84,7 +84,7 @@ PATH_FLAGS = (
 
 
 def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> None:
-    """Adds the flags of all published data sets, then the data set's own."""
+    """Adds the flags of all published data sets, then the flags of this data set."""
     p.description = data_set.about.strip() + "\n" + SHARED
     tables = "-*.parquet, ".join(t.name for t in dict.fromkeys([*data_set.tables, IMAGES, ALIASES]))
     p.epilog = EPILOG.format(name=name, tables=tables)
@@ -160,9 +160,9 @@ def run_published(name: str, data_set: DataSet, args: argparse.Namespace) -> int
 
 
 def _write(job: Job, settings: dict[str, Any], data_set: DataSet, args: argparse.Namespace) -> bool:
-    """Writes the parts that are not there, then funnel, report and manifest.
+    """Writes the missing parts, then funnel, report and manifest.
 
-    Returns False where another ``--part`` writes these.
+    Returns False if another ``--part`` writes funnel, report and manifest.
     """
     inputs = inputs_of_job(args)
     if job.reading.repeated_bytes and job.with_images:
@@ -194,7 +194,7 @@ def _write_end(
     shards: Sequence[Shard],
     tally: Tally,
 ) -> None:
-    """Writes funnel, report and manifest, and removes the work."""
+    """Writes funnel, report and manifest, and removes the working files."""
     counts = compare_counts(tally.groups, job.reading.expected)
     unread = list_unread(job.reading)
     if args.strict and (lines := [*map(format_unread, unread), *format_warnings(counts)]):
@@ -217,13 +217,13 @@ def _write_end(
 
 
 def open_named_job(args: argparse.Namespace) -> Job:
-    """Opens the data set that the arguments name, on a worker."""
+    """Opens the data set that the arguments name; called on a worker."""
     return open_job(args.dataset, SETS[args.dataset], args)[0]
 
 
 @contextmanager
 def with_fetched(job: Job, args: argparse.Namespace) -> Iterator[Job]:
-    """Gives the job, with ``--fetch`` with the images that were downloaded for it."""
+    """Yields the job; with ``--fetch`` it includes the downloaded images."""
     if not args.fetch:
         yield job
         return
@@ -300,7 +300,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
                 f"--{flag.replace('_', '-')}: no images are in --input {args.input}; "
                 "say where they are, --images DIR"
             )
-    overlaps = read_overlaps(folder, args)  # before the settings, which ask for the lists' sizes
+    overlaps = read_overlaps(folder, args)  # read first: the settings contain the lists' sizes
     settings = read_settings(name, data_set, reading, args)
     job = Job(
         name=name,
@@ -318,7 +318,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
 
 
 def is_flat(folder: Folder, reading: Reading) -> bool:
-    """Returns whether images of the first entries are in the folder itself."""
+    """Returns whether images of the first entries are directly in the folder."""
     if reading.own_images or folder.has_images(reading.image_folders):
         return False
     files = folder.files(*IMAGE_ENDINGS)
@@ -326,6 +326,6 @@ def is_flat(folder: Folder, reading: Reading) -> bool:
 
 
 def order_tables(tables: Sequence[Table], images: bool) -> tuple[Table, ...]:
-    """Returns the tables of a run in the order in which a part's shards appear: rejects last."""
+    """Returns the tables of a run in the order that a part's shards are written: rejects last."""
     data_tables = tuple(table for table in tables if table is not IMAGES)
     return (*((IMAGES,) if images else ()), *data_tables, ALIASES, REJECTS)

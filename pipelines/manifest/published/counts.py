@@ -11,7 +11,7 @@ from vlmill.schemas.tables import REJECTS
 
 
 class Count(NamedTuple):
-    """A group's rows: read, and as published (None: no number is known)."""
+    """Holds a group's number of rows: read, and published (None if unknown)."""
 
     group: str
     rows: int
@@ -65,16 +65,14 @@ def format_no_image_warning(counts: list[Count], output: Path) -> str:
 
 
 def counts_table(counts: list[Count]) -> list[list[str]]:
-    """Returns the counts as cells: group, read, published, missing, and the source of the
-    figure.
-    """
+    """Returns the counts as cells: group, read, published, missing, and the figure's source."""
     return [
         [c.group, f"{c.rows:,}", _format_number(c.published), _missing(c), _source(c)]
         for c in counts
     ]
 
 
-# Notes of what may make rows wrong, which are warnings.
+# Notes that are warnings, because the rows may be wrong.
 WARNED = {
     SWAPPED: "width and height are published the other way round, or the boxes would only fit so",
     OTHER_SIZE: "the stored image has another size than the published one, which boxes are of: "
@@ -123,7 +121,7 @@ Unread = tuple[str, list[str], list[str]]
 
 
 def list_unread(reading: Reading) -> list[Unread]:
-    """Returns the unread and repeated keys of files that have any."""
+    """Returns the unread and repeated keys of each file that has some."""
     remarks = [(source.name, source.remarks) for source in reading.sources]
     return [
         (name, list(file_remarks.unread), list(file_remarks.repeated))
@@ -133,7 +131,7 @@ def list_unread(reading: Reading) -> list[Unread]:
 
 
 def format_unread(file: Sequence[Any]) -> str:
-    """Returns a line of one file."""
+    """Returns a line about one file's keys."""
     name, unread, repeated = file
     parts = [f"not read are {', '.join(unread)}"] if unread else []
     if repeated:

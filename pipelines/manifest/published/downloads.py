@@ -1,4 +1,4 @@
-"""Downloads the images of a data set by URL, with the crawl's client and politeness policy.
+"""Downloads a data set's images by URL, with the crawl's client and politeness policy.
 
 They are stored in archives below the output (``work/fetched``), with journals of the outcome of
 each URL: a killed run continues, and failures can be retried. The tables are written after all URLs
@@ -47,17 +47,17 @@ from vlmill.schemas.rejects import Reason
 FOLDER, DONE = "fetched", "_fetched.json"
 _ROW = "SELECT outcome, detail, target, part, offset FROM urls WHERE url = ?"
 _REPEATED = "SELECT sha256, count(*) FROM urls WHERE sha256 IS NOT NULL GROUP BY sha256"
-_lock = threading.Lock()  # of the journals, which several threads ask
+_lock = threading.Lock()  # of the journals, which several threads read
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedImages:
-    """The images that were fetched, by their URLs."""
+    """Looks up downloaded images by their URLs."""
 
     fetching: Fetching
 
     def image(self, url: str) -> bytes | Drop:
-        """Returns the content of a URL, or why it gave no image."""
+        """Returns the image of a URL, or why the download failed."""
         target, drop = resolve("", url), Drop(Reason.BAD_URL, "no http(s) URL")
         for _ in range(self.fetching.policy.max_redirects + 1):
             if target is None or (row := self._row(target)) is None:
@@ -71,7 +71,7 @@ class FetchedImages:
         return Drop(Reason.TOO_MANY_REDIRECTS)
 
     def find_repeated(self, max_urls: int) -> frozenset[str]:
-        """SHA-256 of what more than ``max_urls`` URLs gave."""
+        """Returns the SHA-256 of each content that more than ``max_urls`` URLs returned."""
         counts: dict[str, int] = {}
         for bucket in range(self.fetching.buckets):
             with self.fetching.journal(bucket) as journal:
@@ -80,7 +80,7 @@ class FetchedImages:
         return frozenset(digest for digest, count in counts.items() if count > max_urls)
 
     def counts(self) -> dict[str, Any]:
-        """Returns the number of URLs, of those with content, and of the others by reason."""
+        """Returns the number of URLs, of URLs with content, and of the others by reason."""
         path = to_path(self.fetching.output) / DONE
         counts: dict[str, Any] = read_json(path)
         return counts
@@ -109,11 +109,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 def fetched_images(
     reading: Reading, folder: Folder, output: Path, manners: PolitenessPolicy, *, retry: bool
 ) -> Iterator[FetchedImages]:
-    """Downloads every image with a URL and without a file, unless that was done before; yields them
-    while the block runs.
+    """Downloads every image that has a URL and no file, unless a run before has done so; yields the
+    images while the block runs.
 
-    ``retry`` repeats failures. Shards in ``output`` from before are deleted. Memory is that of a
-    crawl.
+    ``retry`` repeats failed downloads. Shards in ``output`` from an earlier run are deleted.
+    Memory: as in a crawl.
     """
     work_folder = output / WORK / FOLDER
     begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), policy=manners))
@@ -131,7 +131,7 @@ def fetched_images(
         try:
             yield FetchedImages(fetching=fetching)
         finally:
-            _connect.cache_clear()  # the next run may have others under these names
+            _connect.cache_clear()  # the next run may use these names for others
 
 
 def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:

@@ -9,7 +9,7 @@ from vlmill.runtime.net.flags import add_allow_address
 
 
 def add_fetch(p: argparse.ArgumentParser) -> None:
-    """Declares the flags that download images."""
+    """Adds the flags that download images."""
     p.add_argument(
         "--fetch",
         action="store_true",

@@ -1,4 +1,4 @@
-"""Rows of ``images`` for the images of published data sets, in folders, archives or fetched."""
+"""Makes rows of ``images`` for published images from folders, archives or downloads."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.downloads import FetchedImages
 
-MAX_PIXELS = 178_000_000  # a published image's: what pillow itself takes for no bomb
-LIMITS = CallLimits(more_bytes=11 << 29)  # as much a pixel as others have for 50 million
-# Reasons for unreadable images, as published data sets name them.
+MAX_PIXELS = 178_000_000  # of a published image: pillow's own limit against decompression bombs
+LIMITS = CallLimits(more_bytes=11 << 29)  # as much per pixel as for 50 million elsewhere
+# Reject reasons of unreadable images in published data sets.
 _REASONS = {
     Reason.MISSING_IMAGE: Reason.IMAGE_MISSING,
     Reason.TOO_LARGE: Reason.IMAGE_TOO_LARGE,
@@ -33,7 +33,7 @@ _REASONS = {
 def published_row(
     folder: Folder, fetched: "FetchedImages | None", image: ListedImage, examiner: Examiner
 ) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image of the data set; or why it has none.
+    """Returns the row of ``images`` for an image of the data set, or a Drop.
 
     An examiner that hashes adds the perceptual hash as ``phash``, which is not a column.
     """
@@ -60,7 +60,7 @@ def _said(drop: Drop, otherwise: Reason | None = None) -> Drop:
 
 
 def write_image(image: ListedImage, row: dict[str, Any] | Drop | None, part: Part) -> None:
-    """Writes an image's aliases, and its row or why it has none (None: none are written)."""
+    """Writes an image's aliases, and its row or reject (None: the run writes no images)."""
     for alias in image.aliases:
         part.add(ALIASES, {"image_id": image.image_id, "alias": alias})
     if isinstance(row, Drop):

@@ -1,7 +1,8 @@
-"""Parts of a published data set by the workers of a runner: the same bytes as on one machine.
+"""Writes parts of a published data set on a runner, with the same bytes as on one machine.
 
-One worker reads the entries once, and notes which images each is the first to name. Where rows
-depend on images (``--require-images``, lists of images), all are judged before any row is written.
+One worker reads the entries once, and records which images each entry is the first to name. If rows
+depend on images (``--require-images``, lists of images), all images are judged before any row is
+written.
 """
 
 import argparse
@@ -44,7 +45,7 @@ OpenJob = Callable[[argparse.Namespace], Job]
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A data set as workers know it: ``open_job`` of a module opens its files there."""
+    """Describes a data set for workers: a module's ``open_job`` opens its files on each worker."""
 
     open_job: OpenJob
     args: argparse.Namespace
@@ -58,7 +59,7 @@ class PublishedRun:
 
     @cached_property
     def job(self) -> Job:
-        """Returns the data set, opened once a process."""
+        """Returns the data set, opened once per process."""
         return replace(self.open_job(self.args), placeholders=self.placeholders)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,7 +67,7 @@ class PublishedRun:
 
 
 def read_entries(run: PublishedRun, unit: Unit) -> Result:
-    """Leaves the entries of each part. Memory: an entry, and some 20 MB for images' names."""
+    """Writes each part's entries to disk. Memory: an entry, and some 20 MB for images' names."""
     job, first = run.job, FirstImages()
     parts = write_parts(
         job.output,
@@ -84,7 +85,7 @@ def part_units(step: str, run: PublishedRun) -> list[Unit]:
 
 
 def judge_images(run: PublishedRun, unit: Unit) -> Result:
-    """Leaves why images of a part that no part before it names drop the rows that name them."""
+    """Writes why images that no earlier part names drop the rows that name them."""
     verdicts: list[tuple[int, str, str | None]] = []
 
     def note(key: int, drop: Drop) -> None:
@@ -120,7 +121,7 @@ def make_part(run: PublishedRun, unit: Unit) -> Result:
 
 
 def fresh_job(run: PublishedRun) -> Job:
-    """Returns the data set with nothing counted: a process may make several parts."""
+    """Returns the data set with zero counts, because a process may make several parts."""
     overlaps = replace(run.job.overlaps, match_counts=Counter(), _counted=set())
     return replace(run.job, overlaps=overlaps)
 
@@ -130,7 +131,7 @@ def read_entry_chunks(
 ) -> Iterator[tuple[list[Entry], list[list[ListedImage]]]]:
     """Yields the entries of a part with the images that each is the first to name.
 
-    Other images are counted, if they are on a list, with the entry that names them first.
+    An image that an earlier entry has named is counted there, if it is on a list.
     """
     for chunk in read_chunks(run.job.output, index, run.job.chunk_size):
         entries, firsts = [], []
@@ -158,7 +159,7 @@ def pack_entry(entry_and_first: tuple[Entry, Sequence[ListedImage]]) -> Any:
 
 
 def unpack_entry(values: Any) -> tuple[Entry, list[bool]]:
-    """Returns the entry that was packed, and of its images which it is the first to name."""
+    """Returns the packed entry, and whether it is the first to name each of its images."""
     key, group, is_drop, rows, packed, notes = values
     images, flags = [], []
     for *fields, content, alone, is_first in packed:
@@ -190,7 +191,7 @@ def list_steps(job: Job) -> list[Step[PublishedRun]]:
 
 
 def collect_parts(run: PublishedRun, job: Job) -> tuple[list[Shard], Tally]:
-    """Returns all shards, and what was counted, once the steps are done."""
+    """Returns all shards and the counts, after the steps have finished."""
     shards, tally, parts = list[Shard](), Tally(), 0
     for result in MAKE.results(run):
         shards += result.shards
@@ -203,5 +204,5 @@ def collect_parts(run: PublishedRun, job: Job) -> tuple[list[Shard], Tally]:
             job.overlaps.match_counts[name, kind] += count
         parts += 1
     refuse_stale(job, parts)
-    remove_leftovers(job.output)  # of workers that were killed while others went on
+    remove_leftovers(job.output)  # files of workers that were killed during the run
     return shards, tally

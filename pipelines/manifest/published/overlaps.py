@@ -1,4 +1,4 @@
-"""Images that a data set shares with others, as test splits: found by id and by hash.
+"""Finds images that a data set shares with others, such as test splits, by id and by hash.
 
 Each list that a user gives is compared with every image's id and aliases; a match is counted, and
 excludes the rows that name the image unless the list is only compared.
@@ -31,7 +31,7 @@ MAX_LIST_LINE = 4_096
 
 @dataclass(frozen=True, kw_only=True)
 class IdList:
-    """Images by any of their names, as 64-bit keys; ``excludes`` their rows, or only counts."""
+    """Holds images by any of their names, as 64-bit keys; ``excludes`` drops rows."""
 
     name: str
     keys: frozenset[int]
@@ -40,7 +40,7 @@ class IdList:
 
 @dataclass(frozen=True, kw_only=True)
 class HashList:
-    """Images by SHA-256 and by perceptual hash, within ``distance`` bits."""
+    """Holds images by SHA-256 and by perceptual hash, within ``distance`` bits."""
 
     name: str
     sha256: frozenset[str]
@@ -51,7 +51,7 @@ class HashList:
 
 @dataclass(kw_only=True)
 class Overlaps:
-    """The lists, and how many images (and ``rows``) of the data set match each.
+    """Holds the lists, and how many images (and ``rows``) of the data set match each.
 
     ``train_only``: rows of splits that are not for training are kept, even if a list has their
     image.
@@ -62,12 +62,12 @@ class Overlaps:
     train_only: bool = False
     match_counts: Counter[tuple[str, str]] = field(
         default_factory=Counter
-    )  # (list, by what) -> images
+    )  # (list, kind) -> number of images
     _counted: set[int] = field(default_factory=set)
 
     @property
     def has_lists(self) -> bool:
-        """Returns whether there is a list to compare with."""
+        """Returns whether the run has lists to compare with."""
         return bool(self.ids or self.hashes)
 
     @property
@@ -76,12 +76,12 @@ class Overlaps:
         return bool(self.hashes)
 
     def judge(self, entry: Entry) -> Drop | None:
-        """Why an entry is excluded by a name of its images, None if it is not."""
+        """Returns why a name of an entry's images excludes the entry, or None."""
         drops = [drop for image in entry.images if (drop := self.judge_image(image))]
         return drops[0] if drops and not self.stays(entry) else None
 
     def judge_image(self, image: ListedImage) -> Drop | None:
-        """Returns the list that excludes an image by one of its names, None if there is none."""
+        """Returns a Drop with the list that excludes an image by one of its names, or None."""
         matches = [*self._matches(image)]  # all of them are counted
         drops = (
             Drop(Reason.EXCLUDED, f"{name}, in {image_list.name}")
@@ -105,7 +105,7 @@ class Overlaps:
                     break
 
     def skip(self, image: ListedImage) -> None:
-        """Counts an image no more, which is counted elsewhere."""
+        """Does not count an image again that is counted elsewhere."""
         key = key64(image.image_id)
         names = [image_list.name for image_list in self.ids]
         names += [image_list.name for image_list in self.hashes]
@@ -118,7 +118,7 @@ class Overlaps:
             self.match_counts[name, kind] += 1
 
     def judge_hash(self, image_id: str, phash: int, row: dict[str, Any]) -> Drop | None:
-        """Returns the list that excludes an image by its content, None if there is none."""
+        """Returns a Drop with the list that excludes an image by its content, or None."""
         for image_list in self.hashes:
             same = row["sha256"] in image_list.sha256
             near = image_list.hashes is not None and image_list.hashes.near(phash)
@@ -136,7 +136,7 @@ def _held_out(entry: Entry) -> bool:
 
 
 def id_list(path: Path, *, flag: str, excludes: bool) -> IdList:
-    """Returns a list of images: text with an id a line, our tables, or a Parquet with image_id.
+    """Reads a list of images: text with one id per line, vlmill's tables, or Parquet with image_id.
 
     A folder's table of aliases adds the other names of its images. Raises InputError.
     """
@@ -184,7 +184,7 @@ def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
 
 
 def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashList:
-    """Returns the images of a table by their content, decoded now. Raises InputError."""
+    """Decodes the images of a table and returns them by their content. Raises InputError."""
     digests, hashes = set[str](), list[int]()
     with open_examiner(
         limits=LIMITS, min_side_px=0, max_pixels=MAX_PIXELS, hashed=True
@@ -194,7 +194,7 @@ def hash_list(path: Path, *, flag: str, excludes: bool, distance: int) -> HashLi
             for wait in [examiner.submit(content) for content in contents]:
                 facts = wait()
                 if isinstance(facts, Drop):
-                    continue  # an image that nobody can decode looks like no other
+                    continue  # an undecodable image has no perceptual hash
                 assert facts.phash is not None
                 digests.add(facts.image_id)
                 hashes.append(facts.phash)
@@ -226,7 +226,7 @@ def overlap_rows(overlaps: Overlaps) -> list[tuple[str, str, int, str]]:
 
 
 def list_digests(paths: Iterable[Path]) -> Sequence[Mapping[str, Any]]:
-    """Names and sizes of lists, for a run's settings."""
+    """Returns the names and sizes of lists, for a run's settings."""
     return [
         {"name": str(p), "bytes": sum(f.stat().st_size for f in _files(p))} for p in sorted(paths)
     ]

@@ -1,9 +1,9 @@
-"""Entries of a data set as shards: each part is a number of consecutive published rows.
+"""Writes a data set's entries as shards: each part is a number of consecutive published rows.
 
-A part becomes one shard of each table; its rejects shard appears last, so a part that has it is
-finished. The file of entries is read from its beginning on every run, also on one that continues a
-killed run: what an entry is may depend on earlier ones, and reading is cheap. Images are read and
-shards written only for parts that are not there yet.
+A part becomes one shard of each table; its rejects shard is written last, so a part with that shard
+is finished. Every run reads the file of entries from its beginning, even if it continues a killed
+run: an entry's result may depend on earlier entries, and reading is cheap. Images are read and
+shards are written only for missing parts.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ CHUNK_WITH_IMAGES, CHUNK = 64, 1_000  # entries in memory together
 
 
 class Reject(NamedTuple):
-    """The stage that drops an entry, and why."""
+    """Holds the stage that drops an entry, and the reason."""
 
     stage: str
     drop: Drop
@@ -54,13 +54,13 @@ class Reject(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What decides the output of a run, opened and checked."""
+    """Holds the opened and checked inputs that determine a run's output."""
 
     name: str
     reading: Reading
     folder: Folder
     output: Path
-    tables: tuple[Table, ...]  # in the order in which a part's shards appear
+    tables: tuple[Table, ...]  # in the order that a part's shards are written
     overlaps: Overlaps
     producer: Mapping[str, Any]
     placeholders: frozenset[str] = frozenset()  # SHA-256 of placeholders
@@ -76,9 +76,7 @@ class Job:
 
     @property
     def judges_images(self) -> bool:
-        """Returns whether an image that cannot be read, or is on a list, drops the rows that name
-        it.
-        """
+        """Returns whether an image that is unreadable or on a list drops the rows that name it."""
         return self.with_images and (self.require_images or self.overlaps.by_hash)
 
     @property
@@ -89,18 +87,16 @@ class Job:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Counts of entries by group, of named images, and of notes."""
+    """Counts entries by group, named images, and notes."""
 
     groups: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     num_entries: int = 0
-    num_required: int = 0  # images that --require-images lacks: their rows are rejects
+    num_required: int = 0  # images missing for --require-images, whose rows are rejects
 
 
 def make_funnel(job: Job, tally: Tally) -> list[dict[str, Any]]:
-    """Returns the funnel: inputs, outputs and drops, by stage and reason, from the written
-    rejects.
-    """
+    """Returns the funnel from the rejects: inputs, outputs and drops, by stage and reason."""
     dropped = rejects_by_stage(job.output)
     funnel: list[dict[str, Any]] = []
     stages = (ROWS, *((EXCLUDE,) if job.overlaps.has_lists else ()))
@@ -123,11 +119,11 @@ def _unpack(values: tuple[str, str | None]) -> Drop:
 
 
 class FirstImages:
-    """Returns which images of an entry no earlier entry has named."""
+    """Finds the images of an entry that no earlier entry has named."""
 
     def __init__(self) -> None:
         self._named = NumberStore()
-        self._last: ListedImage | None = None  # named before: its entries are often adjacent
+        self._last: ListedImage | None = None  # the previous image: its entries are often adjacent
 
     def select(self, entry: Entry) -> Sequence[ListedImage]:
         """Returns the images that are named for the first time, by an entry that has rows."""
@@ -146,7 +142,7 @@ class FirstImages:
 
 
 class Run:
-    """The state of one run over entries: counts, and the outcomes of their images.
+    """Holds the state of one run over entries: counts, and the outcomes of their images.
 
     ``note`` is called with the key of each image that drops the rows which name it.
     """
@@ -167,7 +163,7 @@ class Run:
         self._judges = job.require_images or job.overlaps.has_lists
 
     def keep_verdict(self, key: int, drop: Drop) -> None:
-        """Keeps why the rows are dropped that name an image."""
+        """Stores why the rows that name an image are dropped."""
         self._has_verdicts = True
         self._verdicts.put(key, drop)
 
@@ -177,9 +173,9 @@ class Run:
         first: Sequence[Sequence[ListedImage]],
         part: Part | None,
     ) -> int:
-        """Judges and writes entries (``part`` None: their part is there). Returns the rejects.
+        """Judges and writes entries (``part`` None: their part exists). Returns the rejects.
 
-        ``first`` are the images of each that it is the first to name.
+        ``first`` has, for each entry, the images that no earlier entry names.
         """
         tally = self.tally
         tally.num_entries += len(entries)
@@ -213,16 +209,12 @@ class Run:
         return rejected
 
     def _is_required(self, row: dict[str, Any] | Drop | None) -> bool:
-        """Returns whether the rows of an image that cannot be read are rejected instead of the
-        image.
-        """
+        """Returns whether the rows of an unreadable image are rejected instead of the image."""
         lost = isinstance(row, Drop) and row.reason is not Reason.EXCLUDED
         return lost and self.job.require_images
 
     def _judged(self, entry: Entry) -> Rows | Reject:
-        """Returns the rows of an entry that passes all stages; else the dropping stage and the
-        reason.
-        """
+        """Returns the rows of an entry that passes all stages, else the drop's stage and reason."""
         rows, job = entry.rows, self.job
         if isinstance(rows, Drop):
             return Reject(ROWS, rows)
@@ -247,7 +239,7 @@ class Run:
         return drops
 
     def read_images(self, images: Sequence[ListedImage]) -> dict[str, dict[str, Any] | Drop]:
-        """Returns the rows of images that are named for the first time, or why they have none."""
+        """Returns the row of each image that is named for the first time, or a Drop."""
         job, hashed = self.job, self.job.overlaps.by_hash
         if not job.with_images:
             return {}
@@ -268,7 +260,7 @@ class Run:
                     self._own_verdicts[key] = verdict
                 else:
                     self._note(key, verdict)
-            # An image of training may be one of validation, too, whose rows stay.
+            # A training image may also be in validation, whose rows are kept.
             drop = excluded if not job.overlaps.train_only else None
             rows[image.image_id] = drop or row
         return rows
@@ -284,7 +276,7 @@ class Run:
 
 @contextmanager
 def open_run(job: Job, note: Callable[[int, Drop], None] | None = None) -> Iterator[Run]:
-    """Gives a run, with the threads that read images and the processes that decode them."""
+    """Yields a run, with the threads that read images and the processes that decode them."""
     with (
         ThreadPoolExecutor(job.workers) as pool,
         open_examiner(
@@ -300,9 +292,9 @@ def open_run(job: Job, note: Callable[[int, Drop], None] | None = None) -> Itera
 
 
 class Parts:
-    """The parts of a data set in their order: each is made, or passed over to come to later ones.
+    """Goes through the parts of a data set in order: each part is made or skipped.
 
-    Passing costs reading the entries, and their images where later entries depend on them.
+    Skipping reads the entries, and their images if later entries depend on them.
     """
 
     def __init__(self, run: Run, progress: Progress) -> None:
@@ -310,7 +302,7 @@ class Parts:
         self._first = FirstImages()
         self._entries = run.job.reading.entries()
         self._head = list(islice(self._entries, run.job.chunk_size))
-        self.index = 0  # of the part that comes next
+        self.index = 0  # of the next part
 
     @property
     def ended(self) -> bool:
@@ -324,7 +316,7 @@ class Parts:
         return Result(shards=part.shards)
 
     def skip(self) -> None:
-        """Passes the next part, whose shards are there."""
+        """Skips the next part, whose shards exist."""
         self._take(None)
 
     def _take(self, part: Part | None) -> None:

@@ -1,7 +1,7 @@
 """Finds placeholders: the same bytes under many ids, such as "photo unavailable" for a dead link.
 
-They are searched before anything is written, so that all of them are rejected and not only those
-after the twentieth. Only images whose size occurs often are read.
+The search ends before anything is written, so that all placeholders are rejected, including the
+first twenty. Only images whose size occurs often are read.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from vlmill.schemas.ids import key64
 if TYPE_CHECKING:
     from vlmill.pipelines.manifest.published.downloads import FetchedImages
 
-# Of the image that Flickr served, with status 200, for photos that were gone: caffe,
+# Of the image that Flickr served, with status 200, for deleted photos: caffe,
 # examples/finetune_flickr_style/assemble_data.py.
 UNAVAILABLE_SHA1 = "6a92790b1c2a301c6e7ddef645dca1f53ea97ac2"
-MOST_IDS = 20  # of the same bytes: a photo that people have stored again
-LEAST_IDS = 3  # of a placeholder in a set that is too small for more than 20 of one
+MOST_IDS = 20  # of the same bytes: people may store a photo several times
+LEAST_IDS = 3  # of a placeholder in a set that is too small for more than 20 copies
 
 
 def is_unavailable(content: bytes) -> bool:
@@ -32,8 +32,8 @@ def is_unavailable(content: bytes) -> bool:
 
 
 def compute_min_ids(num_images: int) -> int:
-    """Returns the smallest number of ids of a placeholder's bytes for a number of images: 21, in
-    small sets half of all.
+    """Returns the smallest number of ids that a placeholder's bytes have in a set of
+    ``num_images``: 21, or half of all images in small sets.
     """
     return min(MOST_IDS + 1, max(LEAST_IDS, -(-num_images // 2)))
 
@@ -41,11 +41,11 @@ def compute_min_ids(num_images: int) -> int:
 def find_placeholders(
     folder: Folder, reading: Reading, fetched: "FetchedImages | None" = None
 ) -> frozenset[str]:
-    """SHA-256 of bytes that more than 20 ids have, or as many URLs of fetched images; of few
-    images also of bytes that three or more ids have, half of all.
+    """Returns the SHA-256 of bytes that more than 20 ids have, or as many URLs of downloaded
+    images; in small sets also of bytes that three or more ids, half of all, have.
     """
     with Progress(total=None, unit="image", label="placeholders") as progress:
-        sizes, counts = NumberStore(), Counter[int]()  # of images that are there
+        sizes, counts = NumberStore(), Counter[int]()  # of existing images
         for image in _images(reading):
             size = folder.image_size(image.paths)
             progress.advance()

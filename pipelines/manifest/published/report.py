@@ -41,13 +41,13 @@ from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, PAIRS, Table
 MAX_CARDS, SIDE_PX, MAX_LABEL = 12, 480, 40
 _BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
 Row = Mapping[str, Any]
-# Boxes with their labels, the example's text, and small print.
+# Styles of boxes with their labels, the example's text, and small print.
 CardContent = tuple[list[tuple[Corners, str]], str, str]
 Draw = Callable[[Row], CardContent]
 
 
 def draw_cards(folder: Path, table: Table) -> Markup | None:
-    """Some rows of a table whose boxes are known here, on their images; None if none can be."""
+    """Draws the boxes of some rows on their images; returns None if no row can be drawn."""
     if table.name not in {*DRAW_FUNCTIONS, BOXES.name}:
         return None
     shards = [first_rows(path) for path in spread_shards(folder, table.name)]
@@ -62,7 +62,7 @@ def draw_cards(folder: Path, table: Table) -> Markup | None:
 def _cards(
     draw: Draw, rows: Sequence[Row], images: Mapping[str, bytes], num_shards: int
 ) -> list[dict[str, str]]:
-    """Cards of a shard's rows: of each image one, and of each shard its share."""
+    """Yields cards of a shard's rows: one per image, and an equal share of each shard."""
     cards: dict[str, dict[str, str]] = {}
     cards_per_shard = -(-MAX_CARDS // num_shards)
     for row in rows:
@@ -116,7 +116,7 @@ def _annotated(row: Row, names: Sequence[str]) -> CardContent:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the names of classes in the folder of a table of boxes; none if there are none."""
+    """Returns the class names in the folder of a table of boxes; an empty list without them."""
     path = folder / "classes.json"
     return read_json(path) if path.is_file() else []
 
@@ -194,7 +194,7 @@ def _overlaps_section(overlaps: Sequence[Sequence[Any]]) -> Section:
 
 
 def _examples(folder: Path, data_set: DataSet) -> list[Section]:
-    """Pairs with their images, and of other tables drawings and the first rows."""
+    """Returns pairs with their images, and drawings and the first rows of other tables."""
     other_tables = [table for table in data_set.tables if table is not PAIRS]
     pairs = _pairs(folder) if PAIRS in data_set.tables else []
     return [*pairs, *_first_rows(folder, other_tables)]
@@ -212,7 +212,7 @@ def _first_rows(folder: Path, tables: Sequence[Table]) -> list[Section]:
     sections = []
     for table in tables:
         if not any(folder.glob(f"{table.name}-*.parquet")):
-            continue  # a table that this run was not asked for
+            continue  # this run does not write the table
         if (drawn := draw_cards(folder, table)) is not None:
             sections.append(Section(title=f"Examples of {table.name}", body=drawn))
         rows = [r for path in spread_shards(folder, table.name) for r in first_rows(path)]

@@ -1,4 +1,4 @@
-"""What decides the output of a published data set's run: files, flags and lists."""
+"""Reads the settings that determine the output of a published data set: files, flags and lists."""
 
 import argparse
 import hashlib
@@ -19,7 +19,7 @@ from vlmill.runtime.files.inputs import Input
 def read_settings(
     name: str, data_set: DataSet, reading: Reading, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Returns the settings that determine the rows: the files by name and size, and the flags."""
+    """Returns the settings that determine the rows: names and sizes of files, and the flags."""
     options = {option: _plain(getattr(args, option)) for option in data_set.options}
     lists = ("exclude", "exclude_hash", "compare", "compare_hash")
     return {

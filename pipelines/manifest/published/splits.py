@@ -1,4 +1,4 @@
-"""Splits of published files as lists of images to exclude: ``--exclude-split NAME:val,test``."""
+"""Reads splits of published files to exclude their images: ``--exclude-split NAME:val,test``."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +49,8 @@ def _vg_detector(folder: Folder) -> Names:
 
 
 def detector_splits(folder: Folder) -> Iterator[tuple[int, str]]:
-    """Images of the splits of bottom-up attention's detector, whose lines begin with
-    ``VG_100K_2/2415417.jpg``. Raises InputError for a line that does not.
+    """Yields the images of the splits of bottom-up attention's detector, whose lines begin like
+    ``VG_100K_2/2415417.jpg``. Raises InputError for other lines.
     """
     for split in ("train", "val", "test"):
         source = folder.require(f"{split}.txt")
@@ -73,7 +73,7 @@ READERS: dict[str, Callable[[Folder], Names]] = {
 
 
 def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--exclude-split``."""
+    """Adds ``--exclude-split``."""
     parser.add_argument(
         "--exclude-split",
         action="append",
@@ -86,7 +86,7 @@ def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
 
 
 def split_lists(folder: Folder, specs: Sequence[str]) -> list[IdList]:
-    """Returns the images of each ``NAME:SPLITS``. Raises InputError for an unknown or empty one."""
+    """Returns the images of each ``NAME:SPLITS``. Raises InputError for unknown or empty splits."""
     return [_split_list(folder, spec) for spec in specs]
 
 

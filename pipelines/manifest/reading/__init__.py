@@ -1,7 +1,7 @@
 """Reads untrusted files: packed ones, archives, lines, large JSON, tables.
 
 Reading order: ``unpacking`` and ``tars`` (members, and limits of their content), ``sources`` (the
-files of a data set and of its archives), ``images`` (those that a table names), ``lines``,
-``json_text`` and ``streams`` (large JSON, an element at a time), ``text_rows`` and ``rows`` (tables
-of any format) and ``columns`` (guessed by their names).
+files of a data set and of its archives), ``images`` (images that a table names), ``lines``,
+``json_text`` and ``streams`` (large JSON, one element at a time), ``text_rows`` and ``rows``
+(tables of any format) and ``columns`` (guessed from their names).
 """

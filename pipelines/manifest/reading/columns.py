@@ -1,4 +1,4 @@
-"""Columns of other people's Parquet files: guessed by their usual names, and read as a stream."""
+"""Guesses columns of third-party Parquet files by their usual names, and streams them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def guess_column(
 ) -> str:
     """Returns the column of texts or of images: ``requested``, or the only one with a usual name.
 
-    Raises InputError that lists the candidates, or the columns if there is none.
+    Raises InputError that lists the candidates, or all columns if no candidate exists.
     """
     if requested is not None:
         if requested not in names:
@@ -59,8 +59,8 @@ def numbered_columns(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def text_columns(names: Sequence[str], requested: str | None, display_name: str) -> tuple[str, ...]:
-    """Returns the column of texts, or the numbered ones: those of ``requested``, or the only ones
-    with a usual name. Raises InputError like :func:`guess_column`.
+    """Returns the column of texts, or the numbered columns: of ``requested``, or the only one with
+    a usual name. Raises InputError like :func:`guess_column`.
     """
     numbered = {s: c for s, c in numbered_columns(names).items() if s not in names}
     column = guess_column([*names, *numbered], TEXTS, requested, "--text-column", display_name)
@@ -71,7 +71,7 @@ def split_column(
     names: Sequence[str], requested: str | None, excluded: Sequence[str], display_name: str
 ) -> str | None:
     """Returns the column of splits: ``requested``, or the one named split in any case, unless it is
-    one of ``excluded``; None if there is none.
+    one of ``excluded``; None if it does not exist.
 
     Raises InputError for a requested column that does not exist, and for several columns of that
     name.

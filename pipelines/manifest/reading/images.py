@@ -1,4 +1,4 @@
-"""Images that a table names, under one folder: nothing outside it is ever opened."""
+"""Reads images that a table names, under one folder; nothing outside it is ever opened."""
 
 import os
 import re
@@ -26,10 +26,10 @@ def is_unsafe(name: str) -> bool:
 
 
 def image_path(root: Path, name: str) -> Path | Drop:
-    """Returns the file of an image under ``root``, or why there is none.
+    """Returns the file of an image under ``root``, or why it is missing or refused.
 
     Absolute names, drive letters, backslashes, ``..`` and links that leave ``root`` are refused. A
-    name may be composed and its file decomposed (macOS), or the other way round.
+    name may be composed Unicode and its file's name decomposed (macOS), or vice versa.
     """
     missing = Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
     if is_unsafe(name):
@@ -48,9 +48,7 @@ def image_path(root: Path, name: str) -> Path | Drop:
 
 
 def image_row(root: Path, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image under ``root``, decoded once; or why it
-    has none.
-    """
+    """Returns the row of ``images`` for an image under ``root``, decoded once, or a Drop."""
     path = image_path(root, _below(root, image_id))
     if isinstance(path, Drop):
         return path
@@ -61,7 +59,7 @@ def image_row(root: Path, image_id: str, examiner: Examiner) -> dict[str, Any] |
 
 
 def _below(root: Path, name: str) -> str:
-    """Returns a name as it is below ``root``: an absolute path that leads there without it."""
+    """Returns a name relative to ``root``; an absolute path below ``root`` is shortened."""
     if isinstance(root, RemotePath) or not os.path.isabs(name) or "\0" in name:
         return name
     base = os.path.realpath(root)
@@ -73,7 +71,7 @@ def _below(root: Path, name: str) -> str:
 
 
 def make_image_row(content: bytes, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image's bytes, decoded once; or why it has none.
+    """Returns the row of ``images`` for an image's bytes, decoded once, or a Drop.
 
     An examiner that hashes adds the perceptual hash as ``phash``, which is not a column.
     """
@@ -93,7 +91,7 @@ def make_image_row(content: bytes, image_id: str, examiner: Examiner) -> dict[st
 
 
 def image_content(root: Path, name: str) -> bytes | Drop | None:
-    """Returns the bytes of a published image under ``root``; None if there is no such file."""
+    """Returns the bytes of a published image under ``root``; None if the file does not exist."""
     path = image_path(root, name)
     if isinstance(path, Drop):
         return None if path.reason is Reason.MISSING_IMAGE else path

@@ -1,11 +1,11 @@
-"""Parses JSON as published: no NaN, at most 64 levels; the last one of repeated keys counts."""
+"""Parses published JSON: no NaN, at most 64 levels, and the last of repeated keys counts."""
 
 import json
 from typing import Any, NoReturn
 
 from vlmill.pipelines.manifest.reading.sources import Remarks
 
-MAX_DEPTH = 64  # of lists and objects in each other
+MAX_DEPTH = 64  # of nested lists and objects
 
 
 def _refuse(name: str) -> NoReturn:
@@ -13,7 +13,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def json_decoder(remarks: Remarks) -> json.JSONDecoder:
-    """Returns a decoder that refuses NaN and infinities and notes repeated keys."""
+    """Returns a decoder that refuses NaN and infinities and records repeated keys."""
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)

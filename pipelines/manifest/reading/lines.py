@@ -1,4 +1,4 @@
-r"""Reads lines of large published files, one at a time: plain ones, JSON, TSV.
+r"""Reads lines of large published files, one at a time: plain text, JSON, TSV.
 
 Memory is bounded by one line. A broken line is replaced by a Drop and affects no other.
 """
@@ -56,10 +56,9 @@ def _line(line: bytes, file: BinaryIO) -> str | Drop:
 def json_lines(
     source: Source, known: frozenset[str]
 ) -> Iterator[tuple[int, dict[str, Any] | Drop]]:
-    """Yields the objects of a file of JSON lines with their lines' numbers from 0, skipping empty
-    lines.
+    """Yields the objects of JSON lines with the lines' numbers from 0, skipping empty lines.
 
-    A line that is not a JSON object is a Drop. Keys that are not ``known`` are noted.
+    A line that is not a JSON object is a Drop. Keys that are not ``known`` are recorded.
     """
     decoder = json_decoder(source.remarks)
     for number, line in read_lines(source):

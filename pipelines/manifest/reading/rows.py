@@ -1,4 +1,4 @@
-"""Streams rows of foreign tables: CSV, TSV, JSON lines and Parquet, with any content.
+"""Streams rows of third-party tables: CSV, TSV, JSON lines and Parquet, with any content.
 
 Nothing here raises for a bad row: it is replaced by a :class:`~vlmill.runtime.units.funnel.Drop`
 and affects no other row.
@@ -25,14 +25,12 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-FIRST_LINES = 1_000  # whose keys are the columns: a key may be absent from some
+FIRST_LINES = 1_000  # their keys are the columns: some lines may lack a key
 _ANY: frozenset[str] = frozenset()
 
 
 def json_columns(path: Path) -> list[str]:
-    """Returns the keys of the first lines, in order of appearance. Raises InputError if there are
-    none.
-    """
+    """Returns the first lines' keys, in order of appearance. Raises InputError without any."""
     names: dict[str, None] = {}
     for _, record in islice(json_lines(_source(path), _ANY), FIRST_LINES):
         if not isinstance(record, Drop):
@@ -43,9 +41,9 @@ def json_columns(path: Path) -> list[str]:
 
 
 def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str | None] | Drop]]:
-    """Yields the values of these keys with their lines' numbers from 1; absent ones are None.
+    """Yields the values of these keys with the line's number from 1, None for each absent key.
 
-    A list under the first key, that of captions, gives a row for each of its texts.
+    A list under the first key, the captions, gives one row for each of its texts.
     """
     for number, record in json_lines(_source(path), _ANY):
         if isinstance(record, Drop):
@@ -58,7 +56,7 @@ def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str 
 
 
 def _expand_record(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the record for each text of a list under ``name``; of an empty one without a text."""
+    """Returns the record once per text of the list under ``name``; without text if it is empty."""
     value = record.get(name)
     return (
         [record | {name: item} for item in value or [None]] if isinstance(value, list) else [record]
@@ -87,10 +85,10 @@ BATCH_ROWS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile:
-    """A file of rows and how it is read.
+    """Holds a file of rows and how it is read.
 
-    ``delimiter``, ``encoding`` and ``header`` are those of CSV and TSV; without a header the
-    columns are 1, 2, 3, ...
+    ``delimiter``, ``encoding`` and ``header`` apply to CSV and TSV; without a header the columns
+    are 1, 2, 3, ...
     """
 
     path: Path
@@ -108,9 +106,7 @@ def table_file(
     encoding: str = "utf-8",
     header: bool = True,
 ) -> TableFile:
-    """Returns the description of a file by its name and the flags. Raises InputError if it is
-    unreadable.
-    """
+    """Describes a file by its name and the flags. Raises InputError if it is unreadable."""
     known = ", ".join(FORMATS)
     if not path.is_file():
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
@@ -132,7 +128,7 @@ def table_file(
         fits = plain.encode(encoding) == plain.encode("utf-8")
     except (LookupError, UnicodeError):
         fits = False
-    if not fits:  # lines are cut before they are decoded
+    if not fits:  # lines are split before they are decoded
         raise InputError(
             f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
             "are; convert the file with iconv"
@@ -185,9 +181,7 @@ def _remedy(table: TableFile, name: str, names: list[str]) -> str:
 
 
 def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
-    """Yields the fields at ``column_indices`` of every row, or why a row has none. Memory: a batch
-    of rows.
-    """
+    """Yields each row's fields at ``column_indices``, or a Drop. Memory: a batch of rows."""
     if table.format == "parquet":
         yield from _parquet_rows(table.path, column_indices)
         return
@@ -211,7 +205,7 @@ def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
 
 
 def count_rows(rows: Iterable[Row]) -> Iterator[int]:
-    """Running counts, a thousand rows apart, the last one exact."""
+    """Yields running counts, one every thousand rows; the last one is exact."""
     count = 0
     for _ in rows:
         count += 1

@@ -1,7 +1,7 @@
-"""Finds files of a published data set: in a folder, packed, in a zip or a tar.
+"""Finds files of a published data set: in a folder, compressed, in a zip or a tar.
 
-Nothing is unpacked to disk. Reading is limited by the unpacked bytes, not by a header's statement;
-names that lead elsewhere, links, devices and encrypted members are never opened.
+Nothing is unpacked to disk. Reading is limited by the unpacked bytes, regardless of the size in a
+header. Names that lead elsewhere, links, devices and encrypted members are never opened.
 
 An archive lists its plain members by name, and reads each directly.
 """
@@ -44,12 +44,12 @@ MAX_MEMBERS = 50_000_000
 
 
 class Archive:
-    """A zip or a tar: its plain members by name. Memory: some 200 bytes for each."""
+    """Reads a zip or a tar: its plain members by name. Memory: some 200 bytes for each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._zip: zipfile.ZipFile | None = None
-        self._infos: dict[str, zipfile.ZipInfo] = {}  # of a zip; it would open the last of a name
+        self._infos: dict[str, zipfile.ZipInfo] = {}  # of a zip; zipfile opens the last of a name
         self._lock = threading.Lock()
         self.is_random = not ends(path, PACKED_TARS)
 
@@ -60,7 +60,7 @@ class Archive:
 
     @cached_property
     def _index(self) -> dict[str, tuple[int, int]]:
-        """(offset in a tar, bytes) of each member."""
+        """Returns (offset in a tar, bytes) of each member."""
         index: dict[str, tuple[int, int]] = {}
         try:
             for name, offset, size in self._members():
@@ -101,7 +101,7 @@ class Archive:
         return any(member.startswith(name + "/") for member in self._index)
 
     def content(self, name: str) -> bytes | Drop | None:
-        """Returns a member's bytes; None if there is none, or why it is not read."""
+        """Returns a member's bytes, None if it does not exist, or why it is not read."""
         if name not in self._index:
             return None
         offset, size = self._index[name]
@@ -132,23 +132,23 @@ class Archive:
 
 
 class Remarks:
-    """Notes about a file: columns and keys that nothing reads, and repeated keys of an object. The
+    """Records remarks about a file: unread columns and keys, and repeated keys of an object. Their
     numbers are limited, since a file may contain anything.
     """
 
     MOST, LENGTH = 20, 60
 
     def __init__(self) -> None:
-        self.unread: dict[str, None] = {}  # ordered, as the names came
+        self.unread: dict[str, None] = {}  # in order of appearance
         self.repeated: dict[str, None] = {}
 
     def check(self, names: Collection[str], known: frozenset[str]) -> None:
-        """Notes the names that are not known."""
+        """Records the names that are not known."""
         if not known.issuperset(names):
             self._note(self.unread, (name for name in names if name not in known))
 
     def repeat(self, names: Sequence[str]) -> None:
-        """Notes the repeated keys of an object."""
+        """Records the repeated keys of an object."""
         self._note(self.repeated, (name for name, n in Counter(names).items() if n > 1))
 
     def _note(self, noted: dict[str, None], names: Iterable[str]) -> None:
@@ -159,10 +159,10 @@ class Remarks:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file to read: ``path`` on the disk, and its ``member`` where that is an archive.
+    """Describes a file to read: ``path`` on the disk, and its ``member`` if the path is an archive.
 
-    ``name`` is the published name; ``size`` the bytes on the disk, of a zip's member the packed
-    ones. ``remarks`` fill up while it is read.
+    ``name`` is the published name; ``size`` has the bytes on the disk, or the packed bytes of a
+    zip's member. ``remarks`` are added while the file is read.
     """
 
     path: Path
@@ -173,12 +173,12 @@ class Source:
 
     @property
     def display_name(self) -> str:
-        """Names the file for a user."""
+        """Returns the file's name for messages."""
         return str(self.path) if self.member is None else f"{self.member} in {self.path}"
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the file for reading unpacked. Raises InputError for damage."""
+        """Opens the file as a stream of unpacked bytes. Raises InputError for damage."""
         with ExitStack() as stack:
             try:
                 file = _open_source(self, stack)
@@ -220,15 +220,15 @@ def _base(name: str) -> str:
 
 
 def _list_names(paths: Sequence[str]) -> list[str]:
-    """Returns the names by which an image is looked for: the paths, then those without folders."""
+    """Returns the names to search an image by: the paths, then the names without folders."""
     unnumbered = (path for path in paths if _NUMBERED_IN_FOLDER.fullmatch(path) is None)
     return list(dict.fromkeys([*paths, *map(_base, unnumbered)]))
 
 
 class Folder:
-    """``--input`` with its archives, and the folders of images: it, and each of ``images``.
+    """Finds files in ``--input`` and its archives, and images there and in each of ``images``.
 
-    An ``--input`` that is a file represents its folder without other files of entries. Raises
+    If ``--input`` is a file, it represents its folder without other files of entries. Raises
     InputError for a missing folder.
     """
 
@@ -245,7 +245,7 @@ class Folder:
 
     @cached_property
     def _names(self) -> dict[str, Path]:
-        """Returns files of the folder by their name without suffixes that a download has added."""
+        """Returns files of the folder by their name without suffixes that downloads add."""
         names: dict[str, Path] = {}
         for path in sorted(self.root.iterdir()):
             if path.is_file() and not path.name.startswith(".") and self._is_meant(path):
@@ -253,13 +253,11 @@ class Folder:
         return names
 
     def _is_meant(self, path: Path) -> bool:
-        """Returns whether a file may be used: one that --input names is the only one."""
+        """Returns whether a file may be used: a file that --input names is the only one."""
         return self._only is None or path == self._only
 
     def find(self, *names: str) -> Source | None:
-        """Returns the first of the published names that exists: as a file, packed, or in an
-        archive.
-        """
+        """Returns the first existing published file: plain, compressed, or in an archive."""
         for name in names:
             for tried in dict.fromkeys((name, _base(name))):
                 for ending in ("", ".gz"):
@@ -278,9 +276,7 @@ class Folder:
         return None
 
     def require(self, *names: str) -> Source:
-        """Like :meth:`find`, but raises InputError that names the expected and the
-        existing files.
-        """
+        """Returns the file of :meth:`find`. Raises InputError with expected and existing files."""
         if (source := self.find(*names)) is not None:
             return source
         raise self.lacks(" or ".join(names))
@@ -295,7 +291,7 @@ class Folder:
         )
 
     def files(self, *endings: str) -> list[Path]:
-        """Files directly in the folder that end like this, sorted by name."""
+        """Returns files directly in the folder with one of these endings, sorted by name."""
         return [p for name, p in sorted(self._names.items()) if name.lower().endswith(endings)]
 
     @cached_property
@@ -311,8 +307,8 @@ class Folder:
         return [*(p if p.is_dir() else Archive(p) for p in self.images), *roots]
 
     def has_images(self, folders: Sequence[str]) -> bool:
-        """Returns whether there are images: ``--images``, one of the published folders, or the
-        folder itself if it was found to be flat.
+        """Returns whether images exist: ``--images``, one of the published folders, or the folder
+        itself if it is flat.
         """
         if self.is_flat or self.images or any((self.root / name).is_dir() for name in folders):
             return True
@@ -320,9 +316,7 @@ class Folder:
         return any(a.is_called(n) or a.has_folder(n) for a in archives for n in folders)
 
     def image(self, paths: Sequence[str]) -> bytes | Drop:
-        """Returns an image's bytes, by the first existing one of its names, or why there
-        are none.
-        """
+        """Returns an image's bytes by the first of its names that exists, or why it is not read."""
         names = _list_names(paths)
         if any(is_unsafe(name) for name in names):
             return Drop(Reason.UNSAFE_PATH, f"{paths[0]} leads out of the folder")
@@ -346,9 +340,7 @@ class Folder:
         return any(paths and self.image_size(paths) is not None for paths in names)
 
     def image_size(self, paths: Sequence[str]) -> int | None:
-        """Returns the stored bytes of an image, by the first of its names; None if there
-        is none.
-        """
+        """Returns the stored size of an image by the first of its names that exists, else None."""
         names = _list_names(paths)
         for location in self._locations:
             for name in names:

@@ -1,7 +1,7 @@
 """Streams large JSON files, one element of a list at a time.
 
-Memory is bounded by one element, for any file size. A cut or invalid file raises InputError with
-the position.
+Memory is bounded by one element, for any file size. A truncated or invalid file raises InputError
+with the position.
 """
 
 import codecs
@@ -21,7 +21,7 @@ _BLANKS = " \t\n\r"
 
 
 class _Text:
-    """A file's characters; ``buffer[at:]`` have not been consumed."""
+    """Holds a file's characters; ``buffer[at:]`` has not been consumed."""
 
     def __init__(self, source: Source, file: BinaryIO) -> None:
         self.source, self._file = source, file
@@ -30,7 +30,7 @@ class _Text:
         self.buffer, self.at, self._used, self.ended = "", 0, 0, False
 
     def more(self, size: int = CHUNK) -> None:
-        """Reads on; ``ended`` if there is nothing left."""
+        """Reads more characters; sets ``ended`` at the end of the file."""
         content = self._file.read(size)
         try:
             text = self._decoder.decode(content, final=not content)
@@ -79,9 +79,7 @@ class _Text:
             self.more(max(CHUNK, len(self.buffer) - self.at))
 
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """Returns whether more characters may complete it: an open string, or an error at
-        the end.
-        """
+        """Returns whether more characters may complete a value: open string or error at the end."""
         near = len(self.buffer) - error.pos <= LONGEST_WORD
         return near or error.msg.startswith("Unterminated string")
 
@@ -96,10 +94,10 @@ class _Text:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLists:
-    """A JSON file that is a list, or an object with some long lists as members.
+    """Reads a JSON file that is a list, or an object with long lists as members.
 
-    ``known`` are the published keys of each member's elements, and of the file's own object or its
-    list's elements under "": others are noted in the file's remarks.
+    ``known`` has the published keys of each member's elements and, under "", of the file's object
+    or of its list's elements. Other keys are recorded in the file's remarks.
     """
 
     source: Source
@@ -108,7 +106,7 @@ class JsonLists:
     def elements(self, member: str | None = None) -> Iterator[Any]:
         """Yields the elements of the file's list (None), or of its member.
 
-        Raises InputError if there is no such list.
+        Raises InputError if the list does not exist.
         """
         with self.source.open() as file:
             text = _Text(self.source, file)
@@ -122,10 +120,9 @@ class JsonLists:
             yield from self._member(text, member)
 
     def member_elements(self, *members: str) -> Iterator[tuple[str, Any]]:
-        """Yields the elements of several members of the file's object, in its order, each with the
-        member's name.
+        """Yields (member, element) for several members of the file's object, in its order.
 
-        Missing members have none. Ends after the last of them.
+        Missing members yield nothing. Ends after the last member.
         """
         left = set(members)
         with self.source.open() as file:
@@ -143,7 +140,7 @@ class JsonLists:
                     return
 
     def members(self) -> list[str]:
-        """Returns the names of the object's members; none if the file is a list."""
+        """Returns the names of the object's members; an empty list if the file is a list."""
         with self.source.open() as file:
             text, names = _Text(self.source, file), []
             for name in _names(text) if text.peek() == "{" else ():
@@ -220,7 +217,7 @@ def _elements(text: _Text) -> Iterator[Any]:
 
 
 def _skip(text: _Text) -> None:
-    """Passes a value; a list by its elements."""
+    """Skips a value; a list is skipped element by element."""
     if text.peek() == "[":
         for _ in _elements(text):
             pass

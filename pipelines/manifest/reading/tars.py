@@ -1,4 +1,4 @@
-"""Members of tars, one after the other: each is in memory alone, and nothing is unpacked."""
+"""Reads members of tars one after the other; one is in memory, and nothing is unpacked to disk."""
 
 import tarfile
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ MAX_MEMBER = 64 << 20  # bytes of an image, a caption or its metadata
 
 
 class Member(NamedTuple):
-    """A plain file of a tar: its bytes, or why they are not read."""
+    """Holds a plain file of a tar: its bytes, or why they are not read."""
 
     name: str
     content: bytes | Drop

@@ -1,4 +1,4 @@
-"""Records of CSV and TSV files: quoted as in RFC 4180, or not at all."""
+"""Reads records of CSV and TSV files, quoted as in RFC 4180 or not at all."""
 
 import csv
 from collections import deque
@@ -18,7 +18,7 @@ Row = tuple[int, Fields | Drop]
 
 
 class Lines:
-    """Yields lines with their numbers; some can be put back. A line that is too long is None."""
+    """Yields lines with their numbers; lines can be put back. An overlong line becomes None."""
 
     def __init__(self, file: BinaryIO, path: Path, encoding: str) -> None:
         self._file, self._path, self._encoding = file, path, encoding
@@ -37,7 +37,7 @@ class Lines:
         return self._back.popleft() if self._back else self._read()
 
     def give_back(self, lines: Sequence[tuple[int, str | None]]) -> None:
-        """Puts lines in front of the others."""
+        """Puts lines back, in front of the remaining ones."""
         self._back.extendleft(reversed(lines))
 
     def _read(self) -> tuple[int, str | None] | None:
@@ -65,7 +65,7 @@ def tsv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
 
 
 def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
-    """Reads records quoted as in RFC 4180; one whose quote does not end costs its line alone."""
+    """Reads records quoted as in RFC 4180; a quote that is never closed loses only its line."""
     width = None
     while (line := lines.take()) is not None:
         number, text = line
@@ -76,8 +76,8 @@ def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
         try:
             fields = next(csv.reader(_pull(lines, pulled), delimiter=delimiter, strict=True))
         except csv.Error as error:
-            # A quote that is never closed: only this line is lost, not the lines read in search of
-            # the quote's end.
+            # A quote that is never closed: only this line is lost, not the lines that were read to
+            # find the quote's end.
             lines.give_back(pulled[1:])
             yield number, Drop(Reason.BAD_RECORD, str(error))
             continue
@@ -90,7 +90,7 @@ def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
 
 
 def _pull(lines: Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:
-    """Yields one record's lines as csv asks for them; notes them in ``pulled``."""
+    """Yields one record's lines as csv requests them, and appends them to ``pulled``."""
     size = 0
     text = pulled[0][1]
     while text is not None and (size := size + len(text)) <= MAX_LINE:

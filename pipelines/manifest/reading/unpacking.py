@@ -1,7 +1,7 @@
 """Unpacks untrusted files: the unpacked bytes are counted, and no header is trusted.
 
-A zip whose entries share bytes is refused: some kilobytes can become a thousand members this way
-(Fifield 2019, "A better zip bomb"). Nothing is unpacked to disk.
+A zip whose entries share bytes is refused: with shared bytes, some kilobytes can become a thousand
+members (Fifield 2019, "A better zip bomb"). Nothing is unpacked to disk.
 """
 
 import bz2
@@ -18,17 +18,17 @@ from typing import IO, Any, BinaryIO
 
 from vlmill.schemas.errors import InputError
 
-MAX_BYTES = 8 << 30  # of one file, unpacked: the largest, scene graphs of VG, has 0.8
+MAX_BYTES = 8 << 30  # of one file, unpacked: the largest, VG's scene graphs, has 0.8
 MAX_RATIO = 200  # of one file, unpacked to packed
 MAX_RATIO_OF_TAR = 50  # of a packed tar as a whole
-FREE_BYTES = 64 << 20  # unpacked, which no ratio is asked of: small files of equal lines
+FREE_BYTES = 64 << 20  # unpacked size without a ratio limit: small files of equal lines
 TARS, PACKED_TARS = (".tar",), (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(EOFError, OSError, ValueError, NotImplementedError),
 )
 _ZIP_HEADER = 30  # bytes before the name of a zip's entry
-_PACKINGS: dict[bytes, Callable[[IO[bytes]], Any]] = {  # by how files begin
+_PACKINGS: dict[bytes, Callable[[IO[bytes]], Any]] = {  # by the first bytes of a file
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ": lzma.LZMAFile,
@@ -41,10 +41,9 @@ def ends(path: Path, endings: Sequence[str]) -> bool:
 
 
 class Bounded(io.RawIOBase):
-    """Counts what comes out of a file, at most ``max_bytes`` bytes; ``display_name`` names it for a
-    user.
+    """Counts the bytes read from a file, at most ``max_bytes``; messages contain ``display_name``.
 
-    Raises InputError for more, and for damage.
+    Raises InputError for more bytes, and for damage.
     """
 
     def __init__(self, file: IO[bytes], max_bytes: int, display_name: str) -> None:
@@ -73,7 +72,7 @@ def max_unpacked_bytes(packed_size: int, ratio: int = MAX_RATIO) -> int:
 
 
 def open_unpacked(path: Path, stack: ExitStack) -> tuple[IO[bytes], bool]:
-    """Opens a file, and unpacks what comes out if it is packed, which is returned with it."""
+    """Opens a file, unpacks its content if packed, and returns the stream and whether it is."""
     file = stack.enter_context(path.open("rb"))
     beginning = file.read(8)
     file.seek(0)
@@ -108,9 +107,9 @@ def _check_overlaps(archive: zipfile.ZipFile) -> None:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """Opens a tar to be read once in its order; a plain one skips unrequested members.
+    """Opens a tar to be read once in its order; an uncompressed one skips unrequested members.
 
-    Raises InputError for damage, and for a packed one that unpacks to 50 times its size.
+    Raises InputError for damage, and for a compressed tar that unpacks to 50 times its size.
     """
     with ExitStack() as stack:
         try:
@@ -134,7 +133,7 @@ def _stream(file: IO[bytes]) -> tarfile.TarFile:
 def plain_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yields the plain files of a tar; links, devices, folders and sparse files are skipped."""
     for entry in tar:
-        tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+        tar.members = []  # type: ignore[attr-defined]  # else tarfile keeps all members
         if entry.isfile() and not entry.issparse():
             yield entry
 
@@ -145,9 +144,7 @@ def plain_name(entry: tarfile.TarInfo) -> str:
 
 
 def inner_tar(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tarfile.TarFile:
-    """Opens a tar inside of a tar, to be read once in its order: unpacked, as published
-    ones are.
-    """
+    """Opens an uncompressed tar inside a tar, as published, to be read once in its order."""
     return _stream(member_file(tar, entry))
 
 

@@ -1,6 +1,6 @@
-"""Published data sets, a file each: its layout, and what its rows become.
+"""Defines published data sets, one file each: the layout, and the table rows made from it.
 
-To add one, write such a file, its line in ``SETS`` and its title in ``listed.TITLES``.
+To add one, write its file, add a line to ``SETS`` and its title to ``listed.TITLES``.
 """
 
 from vlmill.pipelines.manifest.entries import DataSet

@@ -1,6 +1,6 @@
-"""MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
+"""Reads MS-COCO captions: the official files of a year, and Karpathy's splits of 2014.
 
-Both years hold the same images and captions, cut otherwise, so one year is read. Chen et al.
+Both years have the same images and captions, split differently, so one year is read. Chen et al.
 2015; Karpathy and Fei-Fei 2015.
 """
 
@@ -115,9 +115,7 @@ def _entries(files: Mapping[str, Source]) -> Iterator[Entry]:
 def _read_images(
     file: JsonLists, split: str, images: Images, licenses: dict[str, str]
 ) -> Iterator[Entry]:
-    """Adds the images of a file to ``images`` by number, and the licences by theirs; yields invalid
-    images.
-    """
+    """Adds a file's images and licences by number; yields invalid images."""
     index = -1
     for member, element in file.member_elements("images", "licenses"):
         if member == "licenses":
@@ -137,9 +135,7 @@ def _read_images(
 
 
 def _image(image: Mapping[str, Any], split: str) -> ListedImage | None:
-    """Returns an image, None without id or name: annotations of it then report the missing
-    image.
-    """
+    """Returns an image, or None without id or name, which its annotations then report."""
     image_id, name = coco_id(image.get("id")), image.get("file_name")
     if image_id is None or not isinstance(name, str):
         return None

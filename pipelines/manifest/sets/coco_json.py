@@ -1,4 +1,4 @@
-"""Anyone's captions in COCO's layout: {images, annotations}, whose ids may be texts."""
+"""Reads the user's captions in COCO's layout, {images, annotations}; ids may be strings."""
 
 import argparse
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ def _read_images(
 ) -> Iterator[Entry]:
     """Adds the images of a file to ``images`` by id; yields invalid ones.
 
-    ``claims`` are those of all files: an id is one image, also in another file.
+    ``claims`` covers all files: an id means the same image in each of them.
     """
     for index, element in enumerate(file.elements("images")):
         image_id = _own_id(element.get("id")) if isinstance(element, dict) else None

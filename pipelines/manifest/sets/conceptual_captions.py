@@ -1,8 +1,8 @@
 """Reads Conceptual Captions, 3M and 12M: lines of captions and URLs.
 
-Images have the names of one of the published tools: the decimal CRC-32 of the URL (ViLBERT), the
-row's number in eight digits (VL-BERT), or that in folders of a thousand (ViLT, VLMo). Sharma et al.
-2018; Changpinyo et al. 2021.
+Images are named by one of the published tools: the decimal CRC-32 of the URL (ViLBERT), the row's
+number in eight digits (VL-BERT), or that number in folders of a thousand (ViLT, VLMo). Sharma et
+al. 2018; Changpinyo et al. 2021.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PAGE = "ai.google.com/research/ConceptualCaptions"
 
 @dataclass(frozen=True, kw_only=True)
 class ListFile:
-    """A file of captions and URLs; ``images``: some are in the folder, under one of the names."""
+    """Holds a file of captions and URLs; ``images``: some exist, under one of the names."""
 
     name: str
     split: str
@@ -92,7 +92,7 @@ def _open_12m(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _entries_12m(file: ListFile) -> Iterator[Entry]:
-    """Yields entries of 12M: the URL is first, and a caption may contain tabs."""
+    """Yields entries of 12M: the URL is the first field, and a caption may contain tabs."""
     source = file.source
     for number, line in read_lines(source):
         url, tab, text = ("", "", "") if isinstance(line, Drop) else line.partition("\t")
@@ -111,7 +111,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
     text, url = validate_text(published), url.strip()
     if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
         text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
-    elif not is_url(url):  # the columns of CC3M, which are in reverse order in CC12M
+    elif not is_url(url):  # columns of CC3M, whose order CC12M reverses
         text = Drop(Reason.BAD_ROW, f"no URL: {url[:200]!a}")
     if isinstance(text, Drop):
         return Entry(key=key, group=source.name, rows=text)

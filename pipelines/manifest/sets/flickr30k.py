@@ -1,4 +1,4 @@
-"""Flickr30k (Young et al. 2014): Karpathy's splits, or the published captions without splits."""
+"""Reads Flickr30k (Young et al. 2014): Karpathy's splits, or published captions without splits."""
 
 import argparse
 import re
@@ -23,7 +23,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
 KARPATHY, TOKEN, CSV = "dataset_flickr30k.json", "results_20130124.token", "results.csv"
-# ViLBERT's files of lines, by the split that each is.
+# ViLBERT's files of lines, by their split.
 LINES = {
     "train": "all_data_final_train_2014.jsonline",
     "val": "all_data_final_val_set0_2014.jsonline",
@@ -140,7 +140,7 @@ def _token_rows(source: Source) -> Captions:
 
 
 def _csv_rows(source: Source) -> Captions:
-    """``name| number| text``; of one published row the second bar is missing."""
+    """Yields rows of ``name| number| text``; one published row lacks the second bar."""
     first = 0
     for number, line in read_lines(source):
         if isinstance(line, Drop):
@@ -169,7 +169,7 @@ def _plain_entries(source: Source, rows: Captions) -> Iterator[Entry]:
 
 
 def _line_entries(files: Mapping[str, Source]) -> Iterator[Entry]:
-    claims = Claims()  # of all splits: a caption is of one
+    claims = Claims()  # of all splits: a caption is in one split
     for split, source in files.items():
         yield from _lines(source, split, claims)
 

@@ -35,7 +35,7 @@ COLA_COLUMNS = ("source", "label", "mark", "sentence")  # train and dev have no 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task's columns. ``labels`` are its classes in the order of their numbers; none: a score."""
+    """Holds a task's columns. ``labels`` are its classes by number; empty: a score."""
 
     folder: str
     text_a: str
@@ -112,7 +112,7 @@ TASKS = (
 
 
 def get_header(task: Task, split: str) -> tuple[str, ...] | None:
-    """Returns the columns of a file that has no header; None for one whose first line is one."""
+    """Returns the columns of a file without a header; None if its first line is a header."""
     return COLA_COLUMNS if task.folder == "CoLA" and not split.startswith("test") else None
 
 
@@ -125,7 +125,7 @@ def required_columns(task: Task, split: str) -> list[str]:
 def statement_row(
     task: Task, split: str, number: int, columns: Sequence[str], fields: Sequence[str]
 ) -> dict[str, Any] | Drop:
-    """Reads a line as a row of ``statements``. ``number`` counts the rows of the file from 0."""
+    """Converts a line to a row of ``statements``. ``number`` counts the rows of the file from 0."""
     if len(fields) != len(columns):
         return Drop(Reason.BAD_ROW, f"{len(fields)} fields instead of {len(columns)}")
     values = dict(zip(columns, fields, strict=True))
@@ -149,7 +149,7 @@ def statement_row(
 
 
 def label_columns(task: Task, label: str | None) -> dict[str, Any] | Drop:
-    """Returns the columns of a label as published; of a test set, whose labels are not, -1."""
+    """Returns the columns of a published label; -1 for a test set, whose labels are not public."""
     if label is None:
         return {"label": None, "label_id": -1, "score": None}
     if task.labels:
@@ -170,7 +170,7 @@ def label_columns(task: Task, label: str | None) -> dict[str, Any] | Drop:
 
 
 def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
-    """Opens the files of the tasks that are there. Raises InputError."""
+    """Opens the files of the tasks that exist. Raises InputError."""
     files = [
         (task, split, source)
         for task in TASKS
@@ -188,7 +188,7 @@ def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def has_raw_mrpc(folder: Folder) -> bool:
-    """Returns whether MRPC has its form from before GLUE, without its split."""
+    """Returns whether MRPC has its original form, without GLUE's split."""
     return any((folder.root / "MRPC").glob("msr_paraphrase_*.txt"))
 
 
@@ -198,7 +198,7 @@ def make_file_name(task: Task, split: str) -> str:
 
 
 def find_file(folder: Folder, task: Task, split: str) -> Source | None:
-    """Returns a split's file in the folder of its task: the names are the same for all tasks."""
+    """Returns a split's file in its task's folder, as all tasks use the same file names."""
     source = folder.find(make_file_name(task, split))
     if source is None or (source.member is None and source.path.parent.name != task.folder):
         return None
@@ -206,9 +206,9 @@ def find_file(folder: Folder, task: Task, split: str) -> Source | None:
 
 
 def make_reading(files: Sequence[tuple[Task, str, Source]]) -> Reading:
-    """Returns the reading of some tasks' files; each has the columns that its task needs.
+    """Returns the reading of some tasks' files.
 
-    Raises InputError for a file that lacks one.
+    Raises InputError for a file that lacks a column of its task.
     """
     columns = [read_columns(task, split, source) for task, split, source in files]
     return Reading(

@@ -1,4 +1,4 @@
-"""Parquet files of Hugging Face's datasets, and img2dataset's: images and captions in one row."""
+"""Reads Parquet files of Hugging Face and of img2dataset: images and captions in one row."""
 
 import argparse
 import re
@@ -33,13 +33,13 @@ from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
 
-RAW = ("raw", "text", "caption")  # members of a caption that is a struct, as COCO's sentences are
+RAW = ("raw", "text", "caption")  # of a caption that is a struct, like COCO's
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 @dataclass(kw_only=True)
 class Ids:
-    """The claims of the rows so far on the ids of ``--id-column``, by hash: the content of each
+    """Stores the claims of the rows so far on ids of ``--id-column``, by hash: the content of each
     image, and the number of its captions.
     """
 
@@ -47,7 +47,7 @@ class Ids:
     captions: NumberStore = field(default_factory=NumberStore)
 
     def claim(self, image_id: str, content: bytes) -> Drop | None:
-        """Returns why a row is dropped: its id is that of another image; else None."""
+        """Returns why a row is dropped if its id is another image's, else None."""
         mark = zlib.crc32(content)
         if self.contents.claim(key64(image_id), mark) in (None, mark):
             return None
@@ -99,8 +99,8 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def _paths(folder: Folder) -> list[Path]:
-    """Returns the Parquet files of the folder, else of ``data/``, else those one or two folders
-    below, as the hub converts data sets (``default/test/0000.parquet``).
+    """Returns the Parquet files of the folder, else of ``data/``, else of folders one or two levels
+    below, like the hub's conversions (``default/test/0000.parquet``).
     """
     if paths := folder.files(".parquet"):
         return paths
@@ -121,7 +121,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _source(folder: Folder, path: Path) -> Source:
-    """Describes a file, which is named with the folders that it is in, ``data`` alone excepted."""
+    """Returns a file as a source, named with its folders, except for ``data`` alone."""
     name, parent = path.name, path.parent
     while parent not in (folder.root, folder.root / "data"):
         name, parent = f"{parent.name}/{name}", parent.parent
@@ -188,7 +188,7 @@ def _row_entries(
     columns: Columns,
     ids: Ids,
 ) -> Iterator[Entry]:
-    """Yields the pairs of a row as one entry, and of each caption that is dropped another."""
+    """Yields the pairs of a row as one entry, and another entry for each dropped caption."""
     published = [caption for name in columns.texts for caption in _captions(row[name])]
     texts = [_text(caption) for caption in published]
     before = 0 if columns.id is None else ids.number(image.image_id, len(texts))
@@ -225,7 +225,7 @@ def _text(caption: object) -> str | Drop:
 
 
 def _split(row: Mapping[str, Any], columns: Columns, otherwise: str | None) -> str | Drop | None:
-    """Returns a row's split: its own word, or that of its file where it has none."""
+    """Returns a row's split: from its column, or from its file's name if the column is empty."""
     value = None if columns.split is None else row[columns.split]
     if isinstance(value, int):
         if not 0 <= value < len(columns.split_names):  # -1: no label
@@ -235,7 +235,7 @@ def _split(row: Mapping[str, Any], columns: Columns, otherwise: str | None) -> s
 
 
 def _image(row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str) -> ListedImage | Drop:
-    """Returns the image of a row by its bytes, or by a path under DIR where the file has none."""
+    """Returns the image of a row by its bytes, or by a path under DIR if the row has no bytes."""
     content, paths, url = _content(row[columns.image], by_end=columns.by_end)
     if columns.id is None:
         row_id: str | Drop = image_id
@@ -253,7 +253,7 @@ def _image(row: Mapping[str, Any], columns: Columns, ids: Ids, image_id: str) ->
 
 
 def _content(value: object, *, by_end: bool) -> tuple[bytes | None, tuple[str, ...], str | None]:
-    """Returns an image's bytes, the paths where it may be, and its URL."""
+    """Returns an image's bytes, its possible paths, and its URL."""
     content, path = (
         (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (value, None)
     )

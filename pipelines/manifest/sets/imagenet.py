@@ -1,6 +1,6 @@
-"""ImageNet-22k as images alone, for BEiT's stage of VLMo: no text, and the class is not used.
+"""Reads ImageNet-22k as images only, for VLMo's BEiT stage: no text, and the class is not used.
 
-Folders of synsets, tars of synsets, a tar of those, or WebDataset shards.
+Inputs are folders of synsets, tars of synsets, a tar of such tars, or WebDataset shards.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NAME = "imagenet22k"
 GROUP = "images of all synsets"
 SIDECARS = (".cls", ".json", ".txt", ".xml")  # extensions published next to an image
 SYNSET = re.compile(r"n\d{8}", re.ASCII)
-# Which release a folder is of is not known: the number of its synsets is nearer to one of them.
+# A folder's release is unknown; the one with the nearest number of synsets is assumed.
 RELEASES = {
     21_841: Expected(rows=14_197_122, source="Fall 2011, 21,841 synsets", verified=False),
     19_167: Expected(rows=13_150_000, source="Winter 2021, 19,167 synsets", verified=False),
@@ -70,7 +70,7 @@ def _size(path: Path) -> int:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Returns the files of a folder and its links, sorted, without a request or a look at each."""
+    """Returns the files and links of a folder, sorted, without a request for each."""
     if isinstance(folder, RemotePath):
         return sorted(path.name for path, _ in folder.entries())
     with os.scandir(folder) as entries:
@@ -78,16 +78,14 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    """Returns whether a file counts as an image, which decoding confirms: it may have any
-    extension.
-    """
+    """Returns whether a file may be an image, with any extension; decoding confirms it."""
     base = name.rpartition("/")[2]
     return not base.startswith((".", "__")) and not base.lower().endswith(SIDECARS)
 
 
 def _image_ids(name: str, synset: str) -> Iterator[str]:
-    """Yields the id of an image, and one with its synset for a name that does not begin with it:
-    another synset may have the same name.
+    """Yields the id of an image, and an id with its synset if the name does not begin with the
+    synset: another synset may have the same name.
     """
     stem = without_ending(name.rpartition("/")[2])
     yield f"{NAME}/{stem}"
@@ -96,8 +94,8 @@ def _image_ids(name: str, synset: str) -> Iterator[str]:
 
 
 def _folder_entries(sources: tuple[Source, ...]) -> Iterator[Entry]:
-    """Yields the images folder by folder. Names begin with the synset's, so that one folder's
-    names are remembered, and of all folders those alone that do not.
+    """Yields the images folder by folder. Names begin with the synset's, so only one folder's names
+    are stored, and from all folders the names that do not.
     """
     global_names: dict[str, str] = {}
     for source in sources:
@@ -145,7 +143,7 @@ def _member_image(where: str, member: Member, claims: NamedClaims) -> ListedImag
 
 
 def _members(path: Path) -> Iterator[tuple[str, Member]]:
-    """Yields the images of a tar, and of the tars in it: one level, as published."""
+    """Yields the images of a tar and of the tars in it, one level deep, as published."""
     if _holds_tars(path):
         yield from _inner_members(path)
         return

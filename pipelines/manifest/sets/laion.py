@@ -1,4 +1,4 @@
-"""LAION's lists: Parquet files of URLs and alt texts, without images."""
+"""Reads LAION's lists: Parquet files of URLs and alt texts, without images."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from vlmill.schemas.tables import PAIRS
 
 URLS = ("URL", "url", "image_url")
 SCORES = ("similarity", "SIMILARITY")
-# Further columns of the published lists; a list of the user's may have any.
+# Further columns of the published lists; the user's list may have any.
 OTHERS = frozenset(
     (
         *("SAMPLE_ID", "HEIGHT", "WIDTH", "LICENSE", "NSFW", "hash", "key", "status", "punsafe"),
@@ -105,7 +105,7 @@ def _pair(image_id: str, values: Mapping[str, Any]) -> dict[str, Any] | Drop:
         "source": "laion",
         "split": "train",
         "text_source": "alt",
-        # NaN is what some of the files hold where nothing was measured.
+        # Some files have NaN for values that were not measured.
         "score": score if isinstance(score, float) and score == score else None,
         "image_url": url,
     }

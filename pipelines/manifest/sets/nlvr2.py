@@ -1,4 +1,4 @@
-"""NLVR2: true or false statements about two images"""
+"""Reads NLVR2: true or false statements about two images."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ SIDES = ("img0", "img1")  # left, right
 
 
 def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
-    """Reads a line of NLVR2 as a row of ``statements``; a label of another spelling is a reject."""
+    """Converts a line of NLVR2 to a row of ``statements``; an unusual label is a reject."""
     try:
         identifier, sentence, label = record["identifier"], record["sentence"], record.get("label")
     except (KeyError, TypeError, AttributeError) as error:
@@ -45,9 +45,7 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
 
 
 def parse_pair(identifier: Any) -> str | None:
-    """Returns split, set and pair of an identifier SPLIT-SET-PAIR-SENTENCE; None if it is
-    invalid.
-    """
+    """Returns split, set and pair of a valid identifier SPLIT-SET-PAIR-SENTENCE, else None."""
     parts = identifier.split("-") if isinstance(identifier, str) else []
     if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts[1:]):
         return None
@@ -130,7 +128,7 @@ def nlvr2_entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
 
 
 def make_listed_image(image_id: str, split: str, record: Mapping[str, Any]) -> ListedImage:
-    """Names a statement's image: those of training are in numbered folders."""
+    """Returns a statement's image: training images are in numbered folders."""
     name = image_id.partition("/")[2] + ".png"
     folder = f"images/train/{record.get('directory')}" if split == "train" else split
     side = "left_url" if image_id.endswith(SIDES[0]) else "right_url"

@@ -1,6 +1,4 @@
-"""Reads the user's own annotated boxes for detector training: TSV, COCO's JSON, Pascal
-VOC, YOLO.
-"""
+"""Reads the user's boxes for detector training: TSV, COCO's JSON, Pascal VOC, YOLO."""
 
 import argparse
 from collections import Counter
@@ -43,11 +41,11 @@ Images = Callable[[], Iterator[AnnotatedImage]]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Holds the files of one layout, opened: what decides the rows, and the images in order."""
+    """Holds one layout's opened files: the inputs that determine rows, and the images in order."""
 
     sources: tuple[Source, ...]
     images: Images
-    classes: tuple[str, ...] = ()  # in the files' order; none: sorted by appearance
+    classes: tuple[str, ...] = ()  # in the files' order; empty: sorted by appearance
 
 
 def _add_arguments(p: argparse.ArgumentParser) -> None:
@@ -92,12 +90,12 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def vocabulary_file(path: Path | None) -> dict[str, int]:
-    """Returns the names of a vocabulary's lines; nothing without one. Raises InputError."""
+    """Returns the names in a vocabulary's lines; {} without a file. Raises InputError."""
     return {} if path is None else read_names(one_file(path))
 
 
 def one_file(path: Path) -> Source:
-    """Returns a file as a source. Raises InputError for one that is not there."""
+    """Returns a file as a source. Raises InputError if it does not exist."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a list of names, one a line")
     return Source(path=path, name=path.name, size=path.stat().st_size)
@@ -150,8 +148,8 @@ def find_layout(folder: Folder) -> Layout:
 
 
 def coco_files(folder: Folder) -> list[Source]:
-    """Returns COCO's instances in ``--input``, else in its folders; by name if keypoints or
-    segments are in the same folder.
+    """Returns COCO's instance files in ``--input``, else in its folders; by name if the folder also
+    has keypoints or segments.
     """
     root = folder.root
     below = sorted([*root.glob("*/*.json"), *root.glob("*/*.json.gz")])
@@ -166,7 +164,7 @@ def coco_files(folder: Folder) -> list[Source]:
 
 
 def list_members(source: Source) -> set[str]:
-    """Returns the members of a JSON object; none of a list."""
+    """Returns the members of a JSON object; an empty set for a list."""
     file = JsonLists(source=source)
     return set() if file.is_list() else set(file.members())
 
@@ -180,7 +178,7 @@ def read_each(
 
 
 def listing(root: Path, paths: Sequence[Path], name: str) -> Source:
-    """Returns many small files as one source: their number and bytes are known again."""
+    """Returns many small files as one source, identified by their number and bytes."""
     return Source(path=root, name=f"{len(paths)} {name}", size=sum(p.stat().st_size for p in paths))
 
 
@@ -264,7 +262,7 @@ def _entry(
 
 
 def compute_box(annotated_object: AnnotatedObject, frame: Frame) -> Box | Drop:
-    """Returns an object's box in the upright image, or why there is none."""
+    """Returns an object's box in the upright image, or why it is dropped."""
     box = annotated_object.box
     if isinstance(box, Drop):
         return box

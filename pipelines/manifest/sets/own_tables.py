@@ -1,7 +1,8 @@
-"""LAIT and TaoMultimodal, which were never released: own files in the columns that papers imply.
+"""Reads LAIT and TaoMultimodal, which were never released, from user files with the columns that
+the papers imply.
 
-LAIT (ImageBERT, arXiv:2001.07966, section 3) is what our web_pairs writes; TaoMultimodal
-(InterBERT, arXiv:2003.13198) is item titles in Chinese with the item's image.
+LAIT (ImageBERT, arXiv:2001.07966, section 3) has the columns of ``web_pairs`` output; TaoMultimodal
+(InterBERT, arXiv:2003.13198) has item titles in Chinese with the item's image.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def _open_lait(folder: Folder, _: argparse.Namespace) -> Reading:
 
 
 def _lait_entry(folder: Folder, claims: NamedClaims, values: Values, key: str) -> Entry:
-    """image_id is the SHA-256 of the bytes: an image that is not there has none."""
+    """Returns a row's entry; image_id is the SHA-256 of the bytes, so a missing image has none."""
     group = key.rpartition(":")[0]
     published, location = values["text"] or "", (values["image"] or "").strip()
     text, content = validate_text(published), folder.image((location,))

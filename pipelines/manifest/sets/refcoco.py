@@ -1,5 +1,4 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to one object of an image of COCO's "
-"train2014."""
+"""Reads RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to an object in a COCO train2014 image."""
 
 import argparse
 import functools
@@ -29,15 +28,15 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES, EXPRESSIONS, REGIONS
 
-EMPTY_STAYS = ("val", "test", "testA", "testB")  # a text without words is scored as published
+EMPTY_STAYS = ("val", "test", "testA", "testB")  # a text without words is scored, as published
 
 
 def expression_rows(
     ref: Any, instances: Mapping[int, Instance], get_frame: Frames, *, source: str, split_by: str
 ) -> Iterator[tuple[str, dict[str, Any] | Drop, tuple[str, ...]]]:
-    """Reads an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts.
+    """Yields an entry of ``refs(...).p`` as rows of ``expressions``, one for each of its texts.
 
-    Yields the key of each, its row and its repairs.
+    Each item has the key, the row and its repairs.
     """
     ref = decode_keys(ref)
     try:
@@ -82,7 +81,7 @@ def expression_rows(
 
 
 def text_of_sentence(sentence: Any, split: str) -> str | Drop:
-    """Returns a sentence's text; without words it stays where it is scored."""
+    """Returns a sentence's text; a text without words is kept in splits that are scored."""
     if not isinstance(sentence, dict) or whole_number(sentence.get("sent_id")) is None:
         return Drop(Reason.BAD_ROW, "a sentence without sent_id")
     text = clean_expression(sentence)
@@ -92,21 +91,21 @@ def text_of_sentence(sentence: Any, split: str) -> str | Drop:
 
 
 def decode_keys(record: Any) -> Any:
-    """Returns a dict of a Python 2 pickle with text for keys, anything else as it is."""
+    """Returns a dict of a Python 2 pickle with strings as keys; other values are unchanged."""
     if not isinstance(record, dict):
         return record
     return {plain_text(key): value for key, value in record.items()}
 
 
 def clean_expression(sentence: Mapping[str, Any]) -> str:
-    """Returns a sentence's cleaned text, the one as typed where cleaning has left nothing."""
+    """Returns a sentence's cleaned text, or the text as typed if cleaning leaves nothing."""
     return clean_text(plain_text(sentence.get("sent"))) or clean_text(
         plain_text(sentence.get("raw"))
     )
 
 
 def plain_text(value: Any) -> str:
-    """Returns a text of a Python 2 pickle, whose bytes are UTF-8 or Latin-1; "" for no text."""
+    """Returns a text of a Python 2 pickle, whose bytes are UTF-8 or Latin-1, else ""."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")
@@ -124,7 +123,7 @@ REF_KEYS = frozenset(
     )
 )
 SPLITS_BY = ("unc", "umd", "google")
-ROWS = {  # expressions; second hand, their sums are the totals
+ROWS = {  # expressions; second-hand, they sum up to the totals
     ("refcoco", "unc"): {"train": 120_624, "val": 10_834, "testA": 5_657, "testB": 5_095},
     ("refcoco+", "unc"): {"train": 120_191, "val": 10_758, "testA": 5_726, "testB": 4_889},
     ("refcocog", "umd"): {"train": 80_512, "val": 4_896, "test": 9_602},
@@ -133,7 +132,7 @@ ROWS = {  # expressions; second hand, their sums are the totals
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files of one data set, and who has cut its splits."""
+    """Holds the files of one data set, and the author of its splits."""
 
     source: str
     split_by: str
@@ -182,7 +181,7 @@ def find_files(source: str, folder: Folder, split_by: str | None) -> Files:
 def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
     """Yields the expressions in the order of the pickle, then the detections by image.
 
-    Memory: the annotations and the detections of the set's images, some 500 bytes for each.
+    Memory: some 500 bytes for each annotation and detection of the set's images.
     """
     sizes: dict[int, tuple[int, int]] = {}
     instances: dict[int, Instance] = {}

@@ -26,7 +26,7 @@ LISTS, USERS = ("image_urls", "captions"), "user_ids"
 KNOWN = {"": frozenset((*LISTS, USERS))}
 PUBLISHED = 1_000_000
 
-Fields = tuple[object, object]  # URL or path, caption; a Drop where a line cannot be read
+Fields = tuple[object, object]  # URL or path, caption; a Drop if a line is unreadable
 
 
 def _open(folder: Folder, _: argparse.Namespace) -> Reading:
@@ -73,7 +73,7 @@ def check_columns(source: Source) -> None:
 
 
 def check_lines(urls: Source, captions: Source) -> None:
-    """Raises InputError if the two text files do not have equally many lines."""
+    """Raises InputError if the two text files have different numbers of lines."""
     counts = [sum(1 for _ in read_lines(source)) for source in (urls, captions)]
     if counts[0] != counts[1]:
         raise InputError(
@@ -142,7 +142,7 @@ def _entry(
 
 
 def _count(photo_counts: NumberStore, photo: str | None) -> int:
-    """Returns how often the photo occurred before, the number of this caption."""
+    """Returns how often the photo occurred before, used as the number of this caption."""
     if photo is None:
         return 0
     number = photo_counts.get(int(photo)) or 0

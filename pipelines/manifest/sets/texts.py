@@ -1,7 +1,7 @@
-"""Text corpora as pairs without an image, in the order of their lines.
+"""Reads text corpora as pairs without an image, in the order of their lines.
 
 Neighbouring lines belong together: VL-BERT fills a sample up with the lines that follow. Files are
-VL-BERT's (``wiki.doc``, ``bc1g.doc``), VLMo's (``wikibk.0.txt``), BookCorpus's, or anyone's.
+VL-BERT's (``wiki.doc``, ``bc1g.doc``), VLMo's (``wikibk.0.txt``), BookCorpus's, or the user's.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
 
-# The source of a file by its name; of others it is --source.
+# The source of a file by its name; other files have --source.
 SOURCES = (
     (re.compile(r"wikibk[._].*", re.IGNORECASE), "wikibk"),
     (re.compile(r"wiki.*", re.IGNORECASE), "wikipedia"),
@@ -59,7 +59,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
 
 
 def check_stems(root: Path, names: Sequence[str]) -> None:
-    """Raises InputError for two files of one stem, whose rows would share their ids."""
+    """Raises InputError for two files with the same stem, whose rows would share their ids."""
     stems: dict[tuple[str, str], str] = {}
     for name in names:
         key = get_stem(name), find_source(name)

@@ -1,8 +1,8 @@
-"""VCR: questions about tagged people and things, four answers and four rationales each.
+"""Reads VCR: questions about tagged people and things, four answers and four rationales each.
 
 A text names an object by its number; the token is ``[0]``, or ``[0,1]`` for several. The trainer
-puts names there, which are random in some papers. Wrong choices are right answers of other
-questions of the same fold, so a new split must not cut through one.
+inserts names for it, which are random in some papers. Wrong choices are right answers to other
+questions of the same fold, so a new split must not divide a fold.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Words with the objects that each names, [-1] for a plain one."""
+    """Holds words with the objects that each names, [-1] for a plain word."""
 
     words: tuple[str, ...]
     tags: tuple[tuple[int, ...], ...]
@@ -55,10 +55,10 @@ class BadRow(ValueError):
 
 
 def choice_rows(record: Any, objects: Objects) -> list[dict[str, Any]] | Drop:
-    """Reads a line of VCR as rows of ``choices``.
+    """Converts a line of VCR to rows of ``choices``.
 
-    One asks for the answer (q2a) and one, given the right answer, for its rationale (qa2r). Where
-    labels are not public there are four of the second kind, one for each answer.
+    One row asks for the answer (q2a), and one, given the right answer, for its rationale (qa2r). If
+    labels are not public, the line gives four qa2r rows, one for each answer.
     """
     try:
         return _rows(record, objects)
@@ -226,9 +226,7 @@ def vcr_entries(folder: Folder, sources: Mapping[str, Source]) -> Iterator[Entry
 def line_objects(
     line: Mapping[str, Any], split: str, read: Callable[[str, str], Objects | Drop]
 ) -> Objects | Drop:
-    """Returns the objects of a line of the file of ``split``; ``read`` returns those of both its
-    files.
-    """
+    """Returns the objects of a line of ``split``; ``read`` reads them from its two files."""
     file, image, annot_id = (line.get(key) for key in ("metadata_fn", "img_fn", "annot_id"))
     if not isinstance(file, str) or not isinstance(image, str):
         return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files")

@@ -1,7 +1,8 @@
 """Reads Visual Genome's objects and attributes in the 1600-400-20 vocabularies of bottom-up
 attention's detector (Anderson et al. 2018).
 
-The vocabularies were made by hand and cannot be recomputed: they are files of its repository.
+The vocabularies were made by hand and cannot be recomputed: they are files of the detector's
+repository.
 """
 
 import argparse
@@ -41,7 +42,7 @@ OBJECT_KEYS = frozenset(
 )
 MAX_ATTRIBUTES = 16  # of an object
 SPLITS = {"train": 98_077, "val": 5_000, "test": 5_000}
-# Words in front of a name that are attributes of it; the repository's list (setup_vg.py).
+# Words before a name that are its attributes; the repository's list (setup_vg.py).
 ADJECTIVES = frozenset(
     (
         *("white", "black", "blue", "green", "red", "brown", "yellow", "small", "large", "silver"),
@@ -52,15 +53,15 @@ ADJECTIVES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Numbers of names, from 0; synonyms share their line's."""
+    """Maps names to numbers from 0; synonyms share the number of their line."""
 
     objects: Mapping[str, int]
     attributes: Mapping[str, int]
 
 
 def read_names(source: Source) -> dict[str, int]:
-    """Returns the names of a vocabulary's lines, synonyms after commas. Raises InputError for a bad
-    line.
+    """Returns the names in a vocabulary's lines by number; synonyms are separated by commas. Raises
+    InputError for a bad line.
 
     The last line has no newline.
     """

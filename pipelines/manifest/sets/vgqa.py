@@ -1,4 +1,4 @@
-"""Visual Genome's questions, as more training data for VQA."""
+"""Reads Visual Genome's questions, as more training data for VQA."""
 
 import argparse
 import functools
@@ -19,7 +19,7 @@ from vlmill.schemas.tables import QUESTIONS
 
 
 def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] | Drop:
-    """Reads an entry of Visual Genome's ``qas`` as a row of ``questions``.
+    """Converts an entry of Visual Genome's ``qas`` to a row of ``questions``.
 
     Its one answer, without the period and processed like VQA's, is the label of score 1. A question
     whose answer is not a label is dropped, because it has no loss.
@@ -56,7 +56,7 @@ def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] |
 QUESTIONS_FILE = "question_answers.json"
 ELEMENT_KEYS = frozenset(("id", "image_id", "qas"))
 QUESTION_KEYS = frozenset(("qa_id", "image_id", "question", "answer", "q_objects", "a_objects"))
-NUM_QUESTIONS = 1_445_322  # of version 1.2, second hand
+NUM_QUESTIONS = 1_445_322  # of version 1.2, a second-hand figure
 
 
 def open_vgqa(folder: Folder, args: argparse.Namespace) -> Reading:

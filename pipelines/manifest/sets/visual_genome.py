@@ -1,8 +1,8 @@
-"""Visual Genome (Krishna et al. 2017): region descriptions as pairs, and as boxes with texts.
+"""Reads Visual Genome (Krishna et al. 2017): region descriptions as pairs, and boxes with texts.
 
 A folder mixes versions of the files (1.2 for regions, attributes and questions, 1.4 for objects).
-An image with a COCO id is another file than COCO's, often of another size: it keeps its own
-image_id, and an alias joins the two.
+An image with a COCO id is not COCO's file, and often has another size: it keeps its own image_id,
+and an alias joins the two.
 """
 
 import argparse
@@ -54,7 +54,7 @@ PAGE = "visualgenome.org"
 
 def read_images(source: Source, images: ValueStore[ListedImage]) -> Iterator[Entry]:
     """Adds the images of ``image_data.json`` to ``images`` by number, with their other names;
-    yields invalid ones.
+    yields invalid images.
     """
     for index, image in enumerate(JsonLists(source=source, known={"": IMAGE_KEYS}).elements()):
         image_id = image.get("image_id", image.get("id")) if isinstance(image, dict) else None
@@ -149,7 +149,7 @@ def _entries(
 
 
 def _find_image_number(element: Mapping[str, Any], regions: list[Any]) -> int:
-    """Returns the image's number: the element's ``id``, or that of its regions."""
+    """Returns the image's number: the element's ``id``, or the image id of its regions."""
     values = [element.get("id"), element.get("image_id")]
     values += [region.get("image_id") for region in regions[:1] if isinstance(region, dict)]
     return next((n for value in values if (n := whole_number(value)) is not None), -1)
@@ -164,7 +164,7 @@ def _frame(folder: Folder, image: ListedImage | None, *, with_files: bool) -> Fr
 
 
 def _text(region: object, source: Source) -> str | Drop:
-    """Returns a region's phrase, cleaned; unread keys are noted."""
+    """Returns a region's phrase, cleaned; unread keys are recorded."""
     if isinstance(region, dict):
         source.remarks.check(region, REGION_KEYS)
         if whole_number(region.get("region_id")) is not None:
@@ -173,7 +173,7 @@ def _text(region: object, source: Source) -> str | Drop:
 
 
 def _lowest_ids(regions: list[Any], texts: list[str | Drop]) -> dict[str, int]:
-    """Returns for each text of an image the lowest region_id, whose row is kept."""
+    """Returns the lowest region_id of each text of an image; its row is kept."""
     lowest: dict[str, int] = {}
     for region, text in zip(regions, texts, strict=True):
         if isinstance(text, str):
@@ -214,7 +214,7 @@ def _rows(
         "box": list(box),
         "source": "vg",
     }
-    # The same words for another box: a separate expression, but not a second pair.
+    # The same words with another box are a separate expression, but not a second pair.
     return ((EXPRESSIONS, expression),) if same else ((PAIRS, pair), (EXPRESSIONS, expression))
 
 

@@ -1,6 +1,6 @@
 """Reads VQA v1 and v2: questions on COCO's images, with the answers of ten annotators.
 
-Questions and annotations are partly in different orders and are joined by question_id. The ids of
+Some questions and annotations are in different orders; they are joined by question_id. The ids of
 the two versions overlap, so each is prefixed with its version.
 """
 
@@ -40,10 +40,10 @@ def question_row(
     split: str,
     source: str,
 ) -> dict[str, Any] | Drop:
-    """Reads an entry of ``*_questions.json`` as a row of ``questions``.
+    """Converts an entry of ``*_questions.json`` to a row of ``questions``.
 
-    ``find`` returns a question's annotation; without it (test sets) its answers are null, and
-    without ``numbers`` of labels (their indices in the list) its labels. A question whose answers
+    ``find`` returns a question's annotation. Without it (test sets) the answers are null; without
+    ``numbers``, the labels' indices in their list, the labels are null. A question whose answers
     are not labels has empty lists.
     """
     try:
@@ -87,7 +87,7 @@ QUESTION_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """How one version's files are called, and their published numbers of questions."""
+    """Holds the file names of one version, and their published numbers of questions."""
 
     source: str
     questions: str
@@ -113,7 +113,7 @@ VERSIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFiles:
-    """A split's questions, and their annotations where these are public."""
+    """Holds a split's questions, and their annotations if these are public."""
 
     split: str
     questions: Source
@@ -144,8 +144,8 @@ def open_vqa(version: Version, folder: Folder, args: argparse.Namespace) -> Read
 
 
 def split_files(version: Version, folder: Folder) -> list[SplitFiles]:
-    """Returns the splits whose questions are there. Raises InputError if none is, or if a split
-    that has public answers lacks them.
+    """Returns the splits whose questions exist. Raises InputError without any split, or if the file
+    of public answers of a split is missing.
     """
     splits: list[SplitFiles] = []
     for split in (*ANNOTATED, TEST, TEST_DEV):
@@ -164,9 +164,9 @@ def split_files(version: Version, folder: Folder) -> list[SplitFiles]:
 def labels_for(
     splits: Sequence[SplitFiles], path: Path | None
 ) -> tuple[list[str] | None, tuple[str, ...]]:
-    """Returns the labels and a message about them: those of the file, else of these answers.
+    """Returns the labels, from the file or else from these answers, and a message about them.
 
-    None if there are neither. Raises InputError for a file without any of the answers.
+    Returns None without file and answers. Raises InputError for a file with none of the answers.
     """
     annotated = [files.annotations for files in splits if files.annotations is not None]
     if path is not None:
@@ -188,8 +188,8 @@ def labels_for(
 
 
 def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source]) -> str:
-    """Returns a line on the labels of a file: how many questions have one. Raises InputError if
-    none has.
+    """Returns a line on the labels of a file: how many questions have a label. Raises InputError if
+    no question has one.
     """
     summary = f"labels: {len(labels)} of {path}"
     if not annotated:
@@ -213,9 +213,7 @@ def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source])
 def vqa_entries(
     version: Version, splits: Sequence[SplitFiles], numbers: Mapping[str, int] | None
 ) -> Iterator[Entry]:
-    """Yields a split's questions in the order of their file, among them its annotations that are
-    none.
-    """
+    """Yields a split's questions in file order, and its invalid annotations among them."""
     claims = Claims()
     for files in splits:
         annotations = None if files.annotations is None else Annotations(files.annotations)
@@ -252,7 +250,7 @@ def make_entry(
 
 
 def coco_image(image_id: int, split: str) -> ListedImage:
-    """Names an image of COCO's ``split`` (test-dev2015 is of test2015)."""
+    """Returns an image of COCO's ``split`` (test-dev2015 has images of test2015)."""
     folder = TEST if split == TEST_DEV else split
     name = f"COCO_{folder}_{image_id:012d}.jpg"
     return ListedImage(image_id=f"coco/{image_id:012d}", paths=(f"{folder}/{name}",))

@@ -1,4 +1,4 @@
-"""WebDataset tars and img2dataset's folders: an image, its caption and metadata under one key."""
+"""Reads WebDataset tars and img2dataset's folders: image, caption and metadata share a key."""
 
 import argparse
 import json
@@ -65,7 +65,7 @@ def _successes(source: Source) -> Expected | None:
     try:
         rows = json.loads(path.read_bytes()[:MAX_MEMBER])["successes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # no shard of img2dataset's, or one that it has not finished
+        return None  # not img2dataset's, or not finished
     return Expected(rows=rows, source=path.name) if isinstance(rows, int) else None
 
 
@@ -80,7 +80,7 @@ def _entries(sources: tuple[Source, ...], args: argparse.Namespace) -> Iterator[
 
 
 def _tar_samples(source: Source) -> Iterator[tuple[str, Parts]]:
-    """Consecutive members with one key are a sample."""
+    """Yields the samples of a tar: consecutive members with the same key."""
     with open_tar(source.path) as tar:
         yield from group_members(read_members(tar))
 
@@ -121,7 +121,7 @@ def group_members(members: Iterator[Member]) -> Iterator[tuple[str, Parts]]:
 def _entry(
     source: Source, key: str, parts: Parts, args: argparse.Namespace, claims: NamedClaims
 ) -> tuple[Entry, list[Entry]]:
-    """Returns a sample's entry, and one for each of its captions that is dropped."""
+    """Yields a sample's entry, and one for each dropped caption."""
     name = f"{source.name}:{key}"
     image_id = f"{args.source}/{key}"
     content = next((parts[e] for e in parts if f".{e}" in IMAGE_ENDINGS), None)
@@ -185,7 +185,7 @@ def _metadata(parts: Parts, remarks: Remarks) -> dict[str, Any] | Drop:
 
 
 def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[str | Drop] | Drop:
-    """Returns the captions: of the .txt, else of the metadata; a Drop if there is no valid one."""
+    """Returns the captions of the .txt, else of the metadata; a Drop if no caption is valid."""
     content = parts.get("txt", parts.get("caption"))
     if isinstance(content, Drop):
         return content
@@ -207,7 +207,7 @@ def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[s
 
 
 def _padded(about: dict[str, Any]) -> tuple[str, ...]:
-    """img2dataset's default makes every image a square with white borders."""
+    """Returns a note if img2dataset, as by default, made the image a square with white borders."""
     width, height, before = (about.get(n) for n in ("width", "height", "original_width"))
     padded = before is not None and width == height and before != width
     return ("padded or resized by img2dataset (boxes and sizes are of that square)",) * padded
