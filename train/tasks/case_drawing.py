@@ -1,4 +1,6 @@
-"""Draws examples that are about boxes: the image with them, and below what was asked and said."""
+"""Draws examples that are about boxes: the image with them, and below the question and the
+prediction.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

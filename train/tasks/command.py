@@ -40,7 +40,7 @@ without their image are an error unless you pass --missing skip. GLUE has no ima
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``train-vl evaluate`` on a subcommand's parser."""
+    """Declares the arguments of ``train-vl evaluate`` on a subcommand's parser."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -128,7 +128,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
-    """Run the subcommand that :func:`add_evaluate_arguments` declares; gives the exit status."""
+    """Runs the subcommand that :func:`add_evaluate_arguments` declares; returns the exit status."""
     find_checkpoint(args.checkpoint)
     row = TASKS[args.task]
     if row.evaluate is not None:

@@ -1,5 +1,1 @@
-"""GLUE has eight tasks on texts, by which InterBERT shows what is left of BERT.
-
-Reading order: ``row``, ``recipes``, ``task``, ``metrics``, ``evaluation``,
-``submission``.
-"""
+"""Holds GLUE's eight tasks on texts, with which InterBERT measures how much of BERT remains."""

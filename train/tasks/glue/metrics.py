@@ -32,7 +32,7 @@ def f1(predictions: Numbers, labels: Numbers) -> float:
 
 
 def _counts(predictions: Numbers, labels: Numbers) -> tuple[int, int, int]:
-    """Of class 1: how many are both predicted and labelled, predicted, and labelled."""
+    """Returns three counts of class 1: both predicted and labelled, predicted, and labelled."""
     predicted, labelled = predictions == POSITIVE, labels == POSITIVE
     return int((predicted & labelled).sum()), int(predicted.sum()), int(labelled.sum())
 
@@ -65,8 +65,8 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """A task: its classes in the order of their numbers (none: a score 0..5), its metrics besides
-    accuracy, and the file of its predictions.
+    """Describes a task: its classes in the order of their numbers (none: a score 0..5), its metrics
+    in addition to accuracy, and the file of its predictions.
     """
 
     file: str
@@ -124,7 +124,7 @@ def glue_metrics(
     return figures | {f"{name}/n": len(label_values)}
 
 
-# What InterBERT's table prints of each task (its text says accuracy for CoLA).
+# The metrics that InterBERT's table prints of each task (its text names accuracy for CoLA).
 INTERBERT = {
     "qnli": "accuracy",
     "cola": "matthews",
