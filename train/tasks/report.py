@@ -44,7 +44,7 @@ _FILL, _FAINTEST = 0.45, 0.1  # opacity of the heaviest box's area, and of the l
 
 def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int = 1) -> Markup:
     """Draws fractions as percent with their standard errors and counts, a row for each of ``names``
-    (of a figure: what it is called). What is undefined is a dash.
+    (of a figure: its title). An undefined figure is a dash.
     """
     rows = []
     for name, title in names.items():
@@ -62,7 +62,9 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBox:
-    """A box [4] over a case's image, in its pixels: what is ``right``, ``chosen``, or another."""
+    """Holds a box [4] over a case's image, in its pixels: the ``right`` or ``chosen`` one, or
+    another.
+    """
 
     box: NDArray[np.floating]
     label: str
@@ -71,10 +73,10 @@ class DrawnBox:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An example as a report shows it: its score, what was asked, said and right.
+    """Holds an example as a report shows it: its score, its question, prediction and right answer.
 
     One with ``boxes`` is drawn; ``size`` is its image's, in their pixels. ``choices`` are listed.
-    ``second_id`` is the image to the right of ``image_id``'s, where there are two.
+    ``second_id`` is the image to the right of ``image_id``'s, for examples with two images.
     """
 
     example_id: str
@@ -102,8 +104,8 @@ def worst_cases(cases: Sequence[Case], count: int) -> list[Case]:
 def cases_section(
     title: str, intro: str, cases: Sequence[Case], uris: Mapping[str, str]
 ) -> Section:
-    """Shows cases with their images; ``uris`` by image_id, which stands there where it has
-    none.
+    """Shows cases with their images; ``uris`` by image_id, which is printed for a case without
+    image.
     """
     return Section(
         title=title,
@@ -114,7 +116,7 @@ def cases_section(
 
 def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
     case_uris = [uris[name] for name in case.image_ids if name in uris]
-    is_whole = len(case_uris) == len(case.image_ids)  # half of two images would be taken for both
+    is_whole = len(case_uris) == len(case.image_ids)  # half of two images would be read as both
     about = [f"said: {case.prediction}", f"right: {case.right}", f"score {case.score:.2f}"]
     about += [case.example_id]
     if not is_whole:
@@ -145,9 +147,10 @@ def read_thumbnails(
 
 @dataclass(frozen=True, kw_only=True)
 class WeighedImage:
-    """An image's regions and how much a score rests on each: boxes [R, 4] in pixels, weights [R].
+    """Holds an image's regions and how much a score rests on each: boxes [R, 4] in pixels, weights
+    [R].
 
-    ``width`` and ``height`` are those of the image that the boxes are of.
+    ``width`` and ``height`` are the size of the image that the boxes refer to.
     """
 
     image_id: str
@@ -171,7 +174,7 @@ def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None 
 
 
 def weighed_boxes(image: WeighedImage, uri: str) -> Markup:
-    """Draws one image, with the lightest region first, so that the heaviest lie on top."""
+    """Draws one image, with the lightest region first, so that the heaviest are on top."""
     largest = float(np.abs(image.weights).max(initial=0.0)) or 1.0
     boxes = []
     for region in np.argsort(np.abs(image.weights), kind="stable"):

@@ -10,8 +10,8 @@ from vlmill.train.settings.tasks import TaskRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """A task. make: imports torch and returns the task of a recipe, given the path of its examples,
-    the file of its labels and the starting checkpoint.
+    """Describes a task. make: imports torch and returns the task of a recipe, given the path of its
+    examples, the file of its labels and the starting checkpoint.
     """
 
     name: str

@@ -121,7 +121,7 @@ class FineTuning:
 def select_parts(
     parts: Sequence[list[int]], accelerator: Accelerator
 ) -> Iterator[tuple[list[int], bool]]:
-    """Returns this process's parts, and whether each counts. Where the processes have unequal
+    """Yields this process's parts, and whether each counts. Where the processes have unequal
     numbers of parts, the first one is computed once more, as sharded models need all processes for
     every layer.
     """

@@ -1,4 +1,4 @@
-"""What retrieval is, however its model reads a text and an image."""
+"""Defines retrieval, regardless of how its model reads a text and an image."""
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ NAME = "retrieval"
 
 
 def as_they_are(pairs: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of a table of pairs, which are examples already."""
+    """Returns the rows of a table of pairs, which are examples already."""
     return pairs
 
 
@@ -35,5 +35,5 @@ class RetrievalTask(LearntTask):
         return TaskRecord(name=NAME)
 
     def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
-        """All captions of some images."""
+        """Returns all captions of some images."""
         return select_image_rows(table, rows, max_rows)

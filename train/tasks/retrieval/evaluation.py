@@ -103,10 +103,10 @@ NEIGHBOURS = 5
 
 
 def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
-    """Rank all images against all texts, write the output folder, and return the metrics.
+    """Ranks all images against all texts, writes the output folder, and returns the metrics.
 
-    A finished output of the same inputs is left as it is (its metrics are computed anew only with
-    ``fresh``). Raises InputError for what a user can mend.
+    A finished output of the same inputs is left as it is (its metrics are recomputed only with
+    ``fresh``). Raises InputError for errors that a user can fix.
     """
     setup = open_inputs(options)
     ids = sorted({pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None})
@@ -206,7 +206,7 @@ def _write(
     )
     write_json(folder / METRICS, metrics)
     write_manifest(folder, [shard], job=JOB, settings=settings, inputs=collect_inputs(setup))
-    remove_work(folder)  # the scores of pairs that a killed run would go on from
+    remove_work(folder)  # the scores of pairs, from which a killed run would continue
 
 
 def _weighed(

@@ -1,4 +1,6 @@
-"""An evaluation shows examples: each query's nearest candidates, and where the right one stands."""
+"""Selects examples of an evaluation: each query's nearest candidates, and the rank of the right
+one.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -92,8 +94,8 @@ class Examples:
 
 
 def examples(outcomes: Sequence[Outcome], count: int) -> Examples:
-    """Returns up to ``count`` of each kind, the same on every run; a right answer in first place is
-    no worst, anything else no best.
+    """Returns up to ``count`` of each kind, the same on every run. A right answer ranked first is
+    never a worst example; any other answer is never a best one.
     """
     ordered = sorted(outcomes, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
     right = [outcome for outcome in ordered if outcome.rank == 0]
@@ -121,9 +123,9 @@ def unmoved(score: float) -> tuple[float, bool]:
 def neighbours_json(
     candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Queries with the first few they found, under ids; ranks count from 0.
+    """Returns queries with their first few results, under ids; ranks count from 0.
 
-    ``is_shortlisted`` is false for candidates behind a shortlist, whose score is the contrast's.
+    ``is_shortlisted`` is false for candidates after the shortlist, whose score is the contrast's.
     """
 
     def text(number: int) -> dict[str, Any]:

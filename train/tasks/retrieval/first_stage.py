@@ -41,7 +41,7 @@ Names = Sequence[Sequence[str]]
 
 @dataclass(kw_only=True)
 class DualStage:
-    """A model with a contrastive head. Images are embedded by `survey`, texts by `scores`."""
+    """Ranks by a model's contrastive head. `survey` embeds images, `scores` embeds texts."""
 
     loaded: LoadedCheckpoint
     images: PixelImages
@@ -89,7 +89,7 @@ class DualStage:
 
 @dataclass(frozen=True, kw_only=True)
 class WordStage:
-    """The names of a detector's classes, and regions of its classes."""
+    """Ranks by the names of a detector's classes, and regions of its classes."""
 
     names: Names
     regions: RegionReader
@@ -126,8 +126,8 @@ def split_words(text: str) -> list[str]:
 
 
 def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Says which classes each text names, 1 or 0 as float32 [T, C]: all words of one of a class's
-    names are among its own.
+    """Returns which classes each text names, 1 or 0 as float32 [T, C]: the text contains all words
+    of one of the class's names.
     """
     by_word = defaultdict[str, list[tuple[int, frozenset[str]]]](list)
     for number, synonyms in enumerate(names):
@@ -149,7 +149,7 @@ def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]
 
 
 def common_classes(present: NDArray[np.float32], text_classes: NDArray[np.float32]) -> Scores:
-    """Adds up what each class that an image has [I, C] and a text names [T, C] says, [I, T]."""
+    """Sums the scores of each class that an image has [I, C] and a text names [T, C]: [I, T]."""
     weights = np.log((len(present) + 1) / (present.sum(axis=0) + 1)).astype(np.float32)
     scores: Scores = (present * weights) @ text_classes.T
     return scores
@@ -164,7 +164,7 @@ def open_first_stage(
     device: torch.device,
     batch_size: int,
 ) -> FirstStage | None:
-    """Opens ``--first-stage``, if there is one. Raises InputError for what it lacks."""
+    """Opens ``--first-stage``, if it is given. Raises InputError for its missing inputs."""
     if first == WORDS:
         return _open_words(class_names, regions)
     if class_names is not None:

@@ -33,7 +33,7 @@ from vlmill.train.settings.parts import Feeding
 @dataclass(frozen=True, kw_only=True)
 class TextBatch:
     """Holds texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64
-    [B]; their ids, mask, and the places that it marks.
+    [B]; their ids, mask, and the positions that it marks.
     """
 
     columns: NDArray[np.int64]
@@ -80,14 +80,14 @@ DecodePixels = Callable[[bytes, str, int], NDArray[np.uint8]]
 
 @runtime_checkable
 class Images(Protocol):
-    """Says where the images of pairs come from."""
+    """Reads the images of pairs."""
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Says what the table has nothing of, with the reason; read from its index."""
+        """Returns the images that the table lacks, with the reason; read from its index."""
         ...
 
     def fault(self, image_id: str) -> Reason | None:
-        """Says what is wrong with an image that the table has; reads it."""
+        """Reads an image of the table and returns its reject reason, or None."""
         ...
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
@@ -122,7 +122,7 @@ class RegionImages:
 
     def fault(self, image_id: str) -> Reason | None:
         """Returns the reject reason for features or boxes that are not finite, or overflow, among
-        those that the model is fed; None without such.
+        the regions that the model is fed; None without such.
         """
         row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
@@ -142,8 +142,8 @@ class RegionImages:
         return boxes, row.width, row.height
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Makes a batch with all regions: those that a text leaves no room for are cut beside
-        it.
+        """Makes a batch with all regions; regions that do not fit next to a text are cut with that
+        text.
         """
         numbers = self._rows(image_ids)
         return region_batch(
@@ -162,7 +162,7 @@ KEPT_BYTES = 128 << 20  # of pixels, for those who ask for an image's fault firs
 def load_pixels(
     data: bytes | None, image_id: str, size: int, decode: DecodePixels = evaluation_image
 ) -> NDArray[np.uint8] | Reason:
-    """Returns an image's pixels [3, S, S], or what is wrong with it."""
+    """Returns an image's pixels [3, S, S], or its reject reason."""
     if not data:
         return Reason.EMPTY
     try:
@@ -173,10 +173,10 @@ def load_pixels(
 
 
 class PixelImages:
-    """Reads images as pixels, whole and without augmentation, at the model's size.
+    """Reads images as full, unaugmented pixels, at the model's size.
 
-    Those that were looked at for a fault are kept, as far as they fit, so that a batch of them is
-    not decoded again.
+    Images that were decoded to check for a fault are kept, as far as they fit, so that a batch of
+    them is not decoded again.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class PixelImages:
         return {image_id: Reason.NO_IMAGE for image_id, row in pairs if row == ABSENT}
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
-        """Returns an image's pixels [3, S, S], or what is wrong with it."""
+        """Returns an image's pixels [3, S, S], or its reject reason."""
         data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
         return load_pixels(data, image_id, self._feeding.image_size, self._decode)
 

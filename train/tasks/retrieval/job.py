@@ -70,7 +70,7 @@ FED = {
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions:
-    """Holds what ``train-vl evaluate retrieval`` is told; tables are folders, files or globs."""
+    """Holds the options of ``train-vl evaluate retrieval``; tables are folders, files or globs."""
 
     checkpoint: Path
     pairs: str
@@ -106,7 +106,7 @@ class RetrievalSetup:
 
     @property
     def image_inputs(self) -> RegionImages | PixelImages:
-        """Returns what the model reads of images."""
+        """Returns the model's inputs for images."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
             return RegionImages(self.regions, self.feeding, global_features=global_features)
@@ -154,7 +154,7 @@ def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
 def _open_images(
     options: RetrievalOptions, loaded: LoadedCheckpoint, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
-    """Opens the table that the model reads, and what is to be said of it."""
+    """Opens the table that the model reads, and returns it with the notes on it."""
     if feeding.kind == "pixels":
         if options.images is None:
             raise InputError(f"--images is missing: {with_article(loaded.variant)} reads images")
@@ -162,13 +162,13 @@ def _open_images(
     if options.regions is None:
         raise InputError(f"--regions is missing: {with_article(loaded.variant)} reads regions")
     if options.images is not None:
-        ImageReader(options.images)  # the report's: what is wrong with them shows before the work
+        ImageReader(options.images)  # the report's table: errors in it show before the work
     regions = RegionReader(options.regions)
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
 
 def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
-    """Selects what is ranked, and the pairs that are not, with reasons; ``faults`` are the
+    """Selects the ranked candidates, and the excluded pairs, with reasons; ``faults`` are the
     images'.
     """
     candidates, rejects = select_candidates(setup.loaded_pairs.pairs, setup.texts.tokens, faults)
@@ -313,5 +313,5 @@ def compute_match_logits(
 
 
 def get_max_elements(feeding: Feeding) -> int | None:
-    """Returns the room that a text and regions share; None where they do not."""
+    """Returns the number of elements that a text and regions share; None where they do not."""
     return feeding.max_elements if feeding.reads_regions else None

@@ -43,19 +43,19 @@ class PairScorer(Protocol):
 
     @property
     def keeps_texts(self) -> bool:
-        """Says whether read texts are hidden states, which take memory."""
+        """Returns whether read texts are hidden states, which take memory."""
         ...
 
     def read_texts(self, texts: TextBatch) -> Any:
-        """Computes what a batch of texts has in common for all images."""
+        """Computes the parts of a batch of texts that all images share."""
         ...
 
     def read_image(self, batch: Batch) -> Any:
-        """Computes what the one image of ``batch`` has in common for all texts."""
+        """Computes the parts of the one image of ``batch`` that all texts share."""
         ...
 
     def pool(self, texts: Any, image: Any) -> Float[Tensor, "B P"]:
-        """Returns what the head reads of each text of the batch with the image."""
+        """Returns the head's inputs for each text of the batch with the image."""
         ...
 
     def match(self, texts: Any, image: Any) -> Float[Tensor, " B"]:
@@ -68,8 +68,8 @@ class EncodeScorer:
     """Scores pairs of one stream, or with interaction from the first layer on: regions are embedded
     once.
 
-    ``model`` embeds and encodes; ``logit`` makes logits [B] of what it has pooled [B, P].
-    ``max_elements``: the room that text and regions share, as in `Feeding`.
+    ``model`` embeds and encodes; ``logit`` makes logits [B] of its pooled vectors [B, P].
+    ``max_elements``: the number of elements that text and regions share, as in `Feeding`.
     """
 
     model: Any
@@ -82,7 +82,7 @@ class EncodeScorer:
         return texts
 
     def read_image(self, batch: Batch) -> Float[Tensor, "1 E H"]:
-        """Embedded regions; none is padding."""
+        """Returns embedded regions without padding."""
         inputs = batch.inputs
         global_features = () if inputs.global_features is None else (inputs.global_features,)
         embedded: Float[Tensor, "1 E H"] = self.model.embed_regions(
@@ -111,8 +111,8 @@ class EncodeScorer:
 
 
 def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> Cells:
-    """Returns the places that heads read, the first of either: most of the last layer is left
-    out.
+    """Returns the positions that heads read, the first of either: most of the last layer is
+    omitted.
     """
     texts, images = (len(text), text.shape[1]), (len(image), image.shape[1])
     return Cells(first_cells(texts, text), first_cells(images, image))
@@ -121,7 +121,7 @@ def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> C
 def cut_texts(
     texts: TextBatch, num_regions: int, longest: int
 ) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Bool[Tensor, "B R"]]:
-    """Returns texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions'
+    """Returns texts, cut to the length that the regions leave, [SEP] kept: ids, mask, regions'
     mask.
     """
     shares = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
@@ -137,7 +137,9 @@ def cut_texts(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamScorer:
-    """ViLBERT: each text and each image is read once up to what the first co-attention mixes."""
+    """Scores pairs with ViLBERT: reads each text and each image once, up to the first
+    co-attention.
+    """
 
     model: Vilbert
     logit: Logit
@@ -225,12 +227,13 @@ def match_scores(
     chosen: NDArray[np.bool_] | None = None,
     cache: ScoreCache | None = None,
 ) -> NDArray[np.float32]:
-    """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
+    """Returns matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are
+    -inf.
 
     Images are read one after the other and never padded. Memory is the matrix, one batch of
-    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, images
-    are read again for the next ones. ``advance`` is told the number of pairs of each batch. What
-    ``cache`` knows is not computed again, and what is new goes there.
+    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, images are
+    read again for the next ones. ``advance`` gets the number of pairs of each batch. Scores that
+    ``cache`` has are not computed again, and new scores are added to it.
     """
     scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
     cache = ScoreCache() if cache is None else cache

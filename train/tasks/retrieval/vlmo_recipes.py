@@ -32,7 +32,9 @@ SIZE = 384  # pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What the runs on a data set differ in; ``steps``, or ``epochs`` by the paper's text."""
+    """Holds the values that differ between data sets; ``steps``, or ``epochs`` by the paper's
+    text.
+    """
 
     make: Callable[..., VlmoConfig]
     rate: float
@@ -46,7 +48,7 @@ class Run:
 
 
 def released(make: Callable[..., VlmoConfig], rate: float, coco: float, flickr: float) -> Any:
-    """The runs on both data sets, with these shares of dropped paths [code]."""
+    """Returns the runs on both data sets, with these shares of dropped paths [code]."""
     return {
         COCO: Run(make=make, rate=rate, drop_path=coco, steps=3000),
         FLICKR: Run(make=make, rate=rate, drop_path=flickr, steps=1500),
@@ -88,7 +90,7 @@ ABLATION = Run(
 
 
 def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
-    """A run of the dual encoder."""
+    """Returns a run of the dual encoder."""
     stage = TrainingStage(
         name="retrieval",
         steps=run.steps,
@@ -117,7 +119,7 @@ def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
 
 
 def retrieval_vlmo(size: str, data: str) -> TaskRecipe:
-    """As released, or by the paper's text (``-paper``)."""
+    """Returns the released recipe, or the one by the paper's text (``-paper``)."""
     plain = size.removesuffix("-paper")
     start = "a pretrained VLMo"
     if data == FLICKR and size not in FROM_PRETRAINING:
@@ -129,7 +131,7 @@ def retrieval_vlmo(size: str, data: str) -> TaskRecipe:
 
 
 def retrieval_vlmo_ablation() -> TaskRecipe:
-    """How the paper's ablations are compared: 224 pixels, from pretraining."""
+    """Returns the run by which the paper's ablations are compared: 224 pixels, from pretraining."""
     about = "Retrieval with VLMo base, on Flickr30k at 224 pixels, as the ablations"
     return make_run_recipe(
         f"retrieval-vlmo-base-{FLICKR}-224", ABLATION, about, "a pretrained VLMo"
@@ -137,7 +139,7 @@ def retrieval_vlmo_ablation() -> TaskRecipe:
 
 
 def retrieval_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, for trials on a CPU."""
+    """Returns the recipe with a small VLMo, for trials on a CPU."""
     model = retrieval(vlmo_small())
     like = retrieval_vlmo("base", FLICKR)
     feeding = replace(

@@ -1,4 +1,4 @@
-"""Builds VCR's texts: objects named, questions and choices cut together, in each paper's way.
+"""Builds VCR's texts as each paper does: names objects, and cuts questions and choices together.
 
 T tokens.
 """
@@ -20,7 +20,9 @@ NO_OBJECT = -1
 
 
 class Piece(NamedTuple):
-    """A word piece, the number of the object that it names (-1: none), and its word's number."""
+    """Holds a word-piece id, the number of the object that it names (-1: none), and its word's
+    number.
+    """
 
     token: str
     object_number: int = NO_OBJECT
@@ -32,7 +34,9 @@ FIRST, BETWEEN = Piece(CLS), Piece(SEP)
 
 @dataclass(frozen=True, kw_only=True)
 class TextPair:
-    """Holds two texts in one: ``pieces`` [T] with [CLS] and [SEP], ``segments`` [T] 0 or 1."""
+    """Holds two texts in one: tokens (``pieces`` [T]) with [CLS] and [SEP], ``segments`` [T] 0 or
+    1.
+    """
 
     pieces: list[Piece]
     segments: list[int]
@@ -55,9 +59,9 @@ def tagged_words(text: str, tags: Sequence[Sequence[int]]) -> list[str | list[in
 def name_objects(
     words: Words, names: Sequence[str], *, between: str | None = None
 ) -> list[tuple[str, int]]:
-    """Returns words with the objects' names in place of references, which are lists of their
-    numbers, each with the number of the object that it names; ``between`` (VL-BERT: "and") parts
-    the names of one reference.
+    """Returns words with the objects' names instead of references, which are lists of their
+    numbers, each with the number of the object that it names; ``between`` (VL-BERT: "and")
+    separates the names of one reference.
     """
     pairs: list[tuple[str, int]] = []
     for word in words:
@@ -72,7 +76,7 @@ def name_objects(
 
 
 def draw_names(objects: Sequence[str], key: str) -> list[str]:
-    """Returns the objects' names, persons' drawn each by itself (ViLBERT's code).
+    """Returns the objects' names; each person's name is sampled separately (ViLBERT's code).
 
     ``key`` decides: a question's names are the same in every epoch, and in all of its texts.
     """
@@ -94,7 +98,7 @@ def names_in_turn(objects: Sequence[str], first: int) -> list[str]:
 
 
 def split_pieces(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list[Piece]:
-    """Returns the word pieces of words, each of which is parted by itself."""
+    """Returns the tokens of words; each word is tokenised separately."""
     encoding = tokenizer.encode(
         [word for word, _ in words], is_pretokenized=True, add_special_tokens=False
     )
@@ -128,8 +132,8 @@ def choice_texts(
 ) -> list[TextPair]:
     """Returns [CLS] first [SEP] choice [SEP] for each choice, at most ``max_tokens``.
 
-    ``shared_cut``: what is cut from the first text for one choice stays cut for the later ones, as
-    in the released code, which shortens it in place.
+    ``shared_cut``: tokens that are cut from the first text for one choice stay cut for the later
+    ones, as in the released code, which modifies the text itself.
     """
     texts: list[TextPair] = []
     for choice in choices:
@@ -146,11 +150,11 @@ def choice_texts(
 def cut_with_answer(
     lengths: tuple[int, int], choices: Sequence[int], longest: int
 ) -> tuple[tuple[int, int], list[int]]:
-    """Returns how many pieces stay of a question, of the answer behind it (0: none) and of each
+    """Returns how many tokens remain of a question, of the answer after it (0: none) and of each
     choice, so that every choice has at most ``longest`` with them (VL-BERT's code).
 
-    The choice is cut while it is longer than both before it; then the question, to one piece, then
-    the answer. These two are shared: what a choice cuts off stays cut off for all.
+    The choice is cut while it is longer than both before it; then the question, to one token, then
+    the answer. These two are shared: tokens that one choice cuts off stay cut off for all.
     """
     question, answer = lengths
     cut = []
@@ -167,7 +171,7 @@ def cut_with_answer(
 
 
 def split_at_mark(words: Words) -> tuple[Words, Words]:
-    """Returns a question's words and those of the answer behind it, if there is one."""
+    """Returns the words of a question, and the words of the answer after it, if there is one."""
     if MARK not in words:
         return words, []
     index = list(words).index(MARK)

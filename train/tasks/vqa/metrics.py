@@ -13,18 +13,18 @@ from vlmill.train.tasks.scores import Figures, require_same_ids, share, shares_b
 
 Id = TypeVar("Id", bound=int | str)
 
-AGREEING = 3  # annotators, besides the one left out, whose agreement makes an answer right
+AGREEING = 3  # annotators, other than the excluded one, whose agreement makes an answer right
 
 _processed = lru_cache(maxsize=1 << 16)(process_answer)  # few answers make up most of millions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """What was answered to a question, and of which type it is.
+    """Holds the annotators' answers to a question, and its types.
 
-    ``answers`` are as the annotators typed them. ``annotators`` says who gave each: one answer of
-    one annotator counts once however often it stands there. None: all are different people, as in
-    the released files.
+    ``answers`` are as the annotators typed them. ``annotators`` identifies the author of each: an
+    answer that one annotator repeats counts once. None: all are different people, as in the
+    released files.
     """
 
     answers: tuple[str, ...]
@@ -65,9 +65,10 @@ def accuracy(predictions: Mapping[Id, str], annotations: Mapping[Id, Annotation]
 
 
 def question_accuracy(prediction: str, annotation: Annotation) -> float:
-    """Returns min(1, agreeing others / 3), 0..1, as the mean over the annotators left out in turn.
+    """Returns min(1, agreeing others / 3), 0..1, as the mean over the annotators, each excluded in
+    turn.
 
-    Where all answers are alike, nothing is processed (the official code's rule): "Yes" against
+    Where all answers are identical, nothing is processed (the official code's rule): "Yes" against
     ten times "yes" is wrong. Raises ValueError without an answer.
     """
     if not annotation.answers:
