@@ -96,20 +96,20 @@ NOTES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``train-vl`` and return its exit status."""
+    """Runs ``train-vl`` and returns its exit status."""
     keep_freed_memory()
     return run_command(_main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
     parser = _parser()
-    # Options may stand between RECIPE and field=value, which argparse's subcommands do not allow:
+    # Options may be between RECIPE and field=value, which argparse's subcommands do not allow:
     # the words after the first option come back as extras.
     args, extras = parser.parse_known_args(argv)
     takes_words = args.command in ("pretrain", "finetune", "convert")
     if stray := [word for word in extras if word.startswith("-") or not takes_words]:
         parser.error(f"unrecognized argument {stray[0]}")
-    # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
+    # A converted checkpoint is renamed to its path as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
     seconds = getattr(args, "lock_seconds", None)
     with lock_output(output, alongside=args.command == "convert", seconds=seconds):

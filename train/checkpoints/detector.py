@@ -5,10 +5,11 @@ from typing import Any
 
 
 def detector_words(record: Mapping[str, Any] | None) -> str:
-    """Says what a producer record says of network, weights, selection, sizes and classes; may be
+    """Returns a description of a detector: network, weights, selection, sizes and classes; may be
     "".
 
-    ``record`` is that of `extract-rois run`; records of other programs may lack any of it.
+    ``record`` is the producer record of `extract-rois run`; records of other programs may lack any
+    of it.
     """
     if not record:
         return ""

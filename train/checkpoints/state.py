@@ -12,10 +12,10 @@ from vlmill.train.devices.gather import gather_tensor, laid_out_like
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, accelerator: Accelerator
 ) -> dict[str, Tensor]:
-    """Returns what continuing needs beside the weights: moments by parameter name, and random
+    """Returns the state for continuing without the weights: moments by parameter name, and random
     states.
 
-    Every process has random numbers of its own for dropout. All processes have to call this.
+    Every process has its own random numbers for dropout. All processes have to call this.
     """
     state: dict[str, Tensor] = {}
     moments = {} if optimizer is None else optimizer.state

@@ -1,7 +1,7 @@
-"""Images and their boxes become the batches of a run, the same for any number of workers.
+"""Builds a run's batches of images and their boxes, the same for any number of workers.
 
-The order, the mirroring and the size of an image follow from (seed, epoch, image) alone, so a
-run that goes on forms the batches that it would have formed.
+The order, the mirroring and the size of an image follow from (seed, epoch, image) alone, so a run
+that continues forms the batches that it would have formed.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from vlmill.train.detector.step import Batch, Truth
 from vlmill.train.detector.targets import Draw
 from vlmill.train.loading.undecodable import Undecodable
 
-MIRROR, SIZE, ORDER, DRAW = 1, 2, 3, 4  # what a number is drawn for
+MIRROR, SIZE, ORDER, DRAW = 1, 2, 3, 4  # the purposes of random numbers
 MOST_FURTHER = 100  # images that are tried where none of a step's can be used
 
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """Says which example is seen how."""
+    """Defines which example is used, and how."""
 
     example: int
     short_side: int
@@ -43,7 +43,7 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImage:
-    """Holds an image as the network takes it, or why there is none."""
+    """Holds an image as the network takes it, or the reason why it has none."""
 
     image_id: str
     image: Float[Tensor, "3 H W"] | None
@@ -78,10 +78,11 @@ def make_generator(*numbers: int) -> np.random.Generator:
 
 
 def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) -> list[list[int]]:
-    """Deals an epoch's examples into steps of only wide or only tall images, in random order.
+    """Groups an epoch's examples into steps of only wide or only tall images, in random order.
 
-    Grouped so, batches need little padding (Detectron2's aspect ratio grouping). What is left of
-    both groups at the end of an epoch fills one mixed step, the rest is left for other epochs.
+    Batches of such groups need little padding (Detectron2's aspect ratio grouping). The remaining
+    examples of both groups at the end of an epoch fill one mixed step; the others wait for other
+    epochs.
     """
     order = make_generator(seed, ORDER, epoch).permutation(len(wide)).tolist()
     open_groups: dict[bool, list[int]] = {True: [], False: []}
@@ -126,7 +127,7 @@ def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
 
 
 def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
-    """Decodes an example's image; Rejected where there is none, or one of another size."""
+    """Decodes an example's image; raises Rejected if it is missing or has another size."""
     if data is None:
         raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes of it")
     pixels = decode(data, limits)
@@ -142,7 +143,7 @@ def decode_example(example: Example, data: bytes | None, limits: InputLimits) ->
 def load_example(
     example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
 ) -> LoadedImage:
-    """Decodes, mirrors and resizes an image with its boxes; says why where it cannot."""
+    """Decodes, mirrors and resizes an image with its boxes; returns the reason if it cannot."""
     config = settings.detector
     limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
     try:
@@ -192,7 +193,7 @@ class Images(Dataset[list[LoadedImage]]):
         return loaded_images
 
     def max_attempts(self, visits: Sequence[Visit]) -> int:
-        """Says how many images are tried at most for a step."""
+        """Returns how many images are tried at most for a step."""
         return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
 
     def load(self, visit: Visit) -> LoadedImage:

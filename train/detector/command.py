@@ -1,4 +1,4 @@
-"""``extract-rois train``: its arguments, and what they mean."""
+"""Declares ``extract-rois train`` and its arguments."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
 from vlmill.train.detector.settings import TrainingSettings
 
-CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # beside a table that `manifest` wrote
+CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # next to a table that `manifest` wrote
 EXAMPLES = """examples:
   python -m vlmill.pipelines.manifest vg-detector --input vg/ --output vg-boxes/
   extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/
@@ -145,7 +145,7 @@ def read_settings(
 
 
 def read_vocabulary(names_file: Path | None, boxes: str, name: str, flag: str) -> list[str]:
-    """Reads a vocabulary: a line a class, synonyms divided by commas; none where there is none.
+    """Reads a vocabulary: a line per class, synonyms separated by commas; empty without a file.
 
     Raises InputError for a file that cannot be read or has an empty line.
     """

@@ -49,7 +49,7 @@ class Example:
 
 @dataclass(kw_only=True)
 class Examples:
-    """Holds a split's examples, and what was left out of the rows."""
+    """Holds a split's examples, and counts of the excluded parts of its rows."""
 
     examples: list[Example] = field(default_factory=list)
     rejects: list[dict[str, object]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Examples:
     empty: int = 0  # images without a box that are kept as negatives
 
     def leave_out(self, count: int, why: str, image_id: str) -> None:
-        """Counts boxes of an image that are not learned as they stand."""
+        """Counts boxes of an image that are excluded or changed."""
         if count:
             self.dropped[why] += count
             self.first.setdefault(why, image_id)
@@ -79,7 +79,7 @@ def read_rows(boxes: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def in_splits(row: dict[str, Any], splits: Sequence[str]) -> bool:
-    """Says whether a row is of one of these splits; one without a split is of ``train``."""
+    """Returns whether a row is in one of these splits; one without a split is in ``train``."""
     return (row["split"] or "train") in splits
 
 
@@ -93,8 +93,8 @@ def read_examples(
 ) -> Examples:
     """Reads the rows of some splits.
 
-    What is wrong with a box is counted; an image that is not in the table of images, comes twice
-    or, unless ``empty_pictures``, is left without a box, is a reject.
+    Faulty boxes are counted; an image that is not in the table of images, repeats or, unless
+    ``empty_pictures``, has no boxes left, is a reject.
     """
     chosen = [row for row in rows if in_splits(row, splits)]
     result, used_ids = Examples(), set[str]()
@@ -120,8 +120,8 @@ def read_examples(
 def make_example(
     row: dict[str, Any], row_number: int, settings: TrainingSettings, result: Examples
 ) -> Example:
-    """Returns a row's boxes, clipped to the image, without those that nothing can be learned of;
-    ``result`` counts these by why.
+    """Returns a row's boxes, clipped to the image, without boxes from which nothing can be learned;
+    ``result`` counts these by reason.
     """
     key, count = row["image_id"], len(row["boxes"])
     require_whole(row)
@@ -224,7 +224,7 @@ def get_class_name(classes: Sequence[str], number: int) -> str:
 
 
 def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> None:
-    """Tells what is trained on, and what of the rows is not."""
+    """Prints counts of the training data, and of the excluded boxes."""
     counts = examples.class_counts(num_classes)
     never, once = np.flatnonzero(counts == 0), np.flatnonzero(counts == 1)
     print_status(
@@ -241,7 +241,7 @@ def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> 
 
 
 def say_left_out(examples: Examples, where: str = "boxes") -> None:
-    """Tells how many boxes were left out or cut, and the first image of each fault."""
+    """Prints how many boxes were omitted or clipped, and the first image of each fault."""
     if examples.dropped:
         counts = examples.dropped.items()
         faults = [f"{count} {why} (first in {examples.first[why]})" for why, count in counts]

@@ -1,4 +1,4 @@
-"""A detector's training as it is asked for: what it reads, what decides its output."""
+"""Defines the job of training a detector: its inputs, and the settings that decide its output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ JOB = "extract-rois train"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """Says what is trained on what, and where it goes."""
+    """Holds the settings, the inputs and the output of a training."""
 
     boxes: str
     images: str
@@ -32,7 +32,7 @@ class TrainJob:
     init: Path | None = None
 
     def inputs(self) -> list[Input]:
-        """Records what the run reads."""
+        """Returns the run's inputs."""
         inputs = [
             table_input("--boxes", self.boxes, BOXES),
             table_input("--images", self.images, IMAGES),

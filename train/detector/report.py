@@ -25,7 +25,7 @@ from vlmill.train.detector.examples import get_class_name
 
 SHOWN_CLASSES, SHOWN_IMAGES, SHOWN_BOXES = 20, 12, 8
 SIDE_PX, GAP_PX = 360, 8
-COUNTS = ("pictures", "boxes")  # the measures that are no shares
+COUNTS = ("pictures", "boxes")  # the measures that are not shares
 
 
 def write_report(

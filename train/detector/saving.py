@@ -68,7 +68,7 @@ class DetectorSaving:
         return Resumed(step=step, model=model, state=state)
 
     def begin(self, run: StageRun) -> None:
-        """Notes nothing: what a detector is trained on is in the manifest."""
+        """Records nothing: the training data of a detector is in the manifest."""
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes a checkpoint, whole or not at all; all processes take part."""

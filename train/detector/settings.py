@@ -26,7 +26,7 @@ LEAST_DECAY = 0.5  # of an average of weights
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """Says which overlaps with the true boxes make an example positive (1), negative (0) or
+    """Defines which overlaps with the true boxes make an example positive (1), negative (0) or
     ignored (-1).
     """
 
@@ -54,14 +54,14 @@ class Matching:
 
 @dataclass(frozen=True, kw_only=True)
 class RpnRules:
-    """Says how the proposal network is trained."""
+    """Defines how the proposal network is trained."""
 
     matching: Matching = Matching(
         thresholds=(0.3, 0.7), labels=(0, -1, 1), batch=256, positives=0.5
     )
     # Anchors that reach further out of the image are ignored; None: used.
     border: float | None = None
-    inside_first: bool = False  # Caffe: those are no box's best anchor either
+    inside_first: bool = False  # Caffe: the ignored ones are never a box's best anchor either
     box_loss: BoxLoss = "smooth_l1"
     beta: float = 0.0  # where smooth L1 turns into L1; 0: L1
     class_weight: float = 1.0
@@ -73,7 +73,7 @@ class RpnRules:
 
 @dataclass(frozen=True, kw_only=True)
 class RoiRules:
-    """Says how the heads of regions are trained."""
+    """Defines how the heads of regions are trained."""
 
     matching: Matching = Matching(thresholds=(0.5,), labels=(0, 1), batch=512, positives=0.25)
     append_truth: bool = True  # the true boxes are proposals, too
@@ -85,7 +85,7 @@ class RoiRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Solver:
-    """Says how weights move: SGD with momentum, a warm-up, then steps or a cosine."""
+    """Defines how weights are updated: SGD with momentum, a warm-up, then steps or a cosine."""
 
     lr: float = 0.02
     momentum: float = 0.9
@@ -95,14 +95,14 @@ class Solver:
     bias_rate: float = 1.0  # times lr
     bias_decay: float | None = None  # None: like weights
     schedule: Literal["steps", "cosine"] = "steps"
-    drops: tuple[int, ...] = ()  # after so many steps the rate is multiplied by drop_factor
+    drops: tuple[int, ...] = ()  # the steps after which the rate is multiplied by drop_factor
     drop_factor: float = 0.1
     end: float = 0.0  # of the cosine, times lr
     warmup: int = 1_000  # steps
     warmup_from: float = 1e-3  # times lr
     warmup_method: Literal["linear", "constant"] = "linear"
-    rescale: bool = False  # the schedule begins after the warm-up, not beside it
-    clip: Clip = "none"  # value and norm: of each tensor by itself; global: of all together
+    rescale: bool = False  # the schedule begins after the warm-up, not at its start
+    clip: Clip = "none"  # value and norm: of each tensor separately; global: of all together
     clip_at: float = 1.0
     clip_norm: float = 2.0  # which norm
 
@@ -119,7 +119,7 @@ class Solver:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """Says everything that a run of ``extract-rois train`` is."""
+    """Holds all settings of a run of ``extract-rois train``."""
 
     command: ClassVar[str] = "train"
 
@@ -182,7 +182,7 @@ class TrainingSettings:
             )
 
 
-# What may differ when a run goes on, or has no part in its numbers.
+# Settings that may differ when a run continues, or do not affect its numbers.
 NO_EFFECT = ("about", "workers", "keep_checkpoints", "log_every", "trackers", "save_every")
 # Fields that runs of earlier versions do not have, with the value that changes nothing.
 ADDED = {"accumulation": 1, "patience": 0, "average": 0.0, "compile": False, "shard": False}

@@ -1,4 +1,4 @@
-"""How weights move: groups of parameters, clips, and the rate of each step (Detectron2's rules).
+"""Updates the weights: groups of parameters, clips, and the rate of each step (Detectron2's rules).
 
 Source: facebookresearch/detectron2, ``solver/build.py`` and ``solver/lr_scheduler.py``.
 """
@@ -58,8 +58,8 @@ def make_optimizer(model: nn.Module, solver: Solver) -> torch.optim.SGD:
 
 
 def clip_gradients(parameters: Sequence[Tensor], solver: Solver) -> None:
-    """Clips the gradients in place, before the decay is added: as Detectron2 each tensor by itself
-    (``value``, ``norm``), or all of them together (``global``).
+    """Clips the gradients in place, before the decay is added: each tensor separately (``value``,
+    ``norm``), as Detectron2 does, or all of them together (``global``).
     """
     if solver.clip == "value":
         nn.utils.clip_grad_value_(parameters, solver.clip_at)
@@ -73,8 +73,8 @@ def clip_gradients(parameters: Sequence[Tensor], solver: Solver) -> None:
 def rate_factor(iteration: int, steps: int, solver: Solver) -> float:
     """Returns the share of ``lr`` at an iteration, from 0, of a run of ``steps``.
 
-    The warm-up rises to what the schedule says at its end, so that a drop inside of it lowers the
-    whole ramp.
+    The warm-up rises to the schedule's value at its end, so a drop inside of it lowers the whole
+    ramp.
     """
     warmup = min(solver.warmup, steps)
     if not warmup or iteration / steps + NEARLY > warmup / steps:

@@ -1,4 +1,4 @@
-"""What a training starts from: new layers, an ImageNet ResNet, or a detector of other classes."""
+"""Initialises a training: from new layers, an ImageNet ResNet, or a detector of other classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,14 +35,14 @@ COUNTERS = "num_batches_tracked"
 
 @dataclass(kw_only=True)
 class TensorOrigins:
-    """Says what became of the network's tensors, for the user to read."""
+    """Describes the origin of the network's tensors, for the user to read."""
 
     loaded_names: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     by_name: dict[str, int] = field(default_factory=dict)  # rows that names brought along
 
     def lines(self) -> list[str]:
-        """Returns what is worth saying: how many, and the new ones by name."""
+        """Returns the lines to print: the counts, and the names of new tensors."""
         messages = [f"{len(self.loaded_names)} tensors taken, {len(self.new)} new"]
         if self.new:
             messages.append(f"new: {', '.join(sorted(self.new))}")
@@ -66,7 +66,7 @@ def new_model(settings: TrainingSettings) -> FasterRCNN:
     model = FasterRCNN(settings.detector)
     randomise(model, settings.seed)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # it finds its scales by itself
+        if isinstance(module, nn.BatchNorm2d):  # it learns its own scales
             module.weight.fill_(1.0)
         elif isinstance(module, FrozenBatchNorm) and settings.detector.batch_norm == "frozen":
             continue  # scales that keep the activations of random weights in range
@@ -252,7 +252,9 @@ def match_names(old_names: Sequence[str], new_names: Sequence[str]) -> list[tupl
 def merge_rows(
     new_tensor: Tensor, old_tensor: Tensor, rows: Mapping[int, int], layer: str
 ) -> Tensor | None:
-    """Returns our tensor with rows of theirs; None where there is none, or the shapes differ."""
+    """Returns our tensor with rows of theirs; None without matching rows, or if the shapes
+    differ.
+    """
     width = 4 if layer == "bbox_pred" else 1
     if not rows or new_tensor.shape[1:] != old_tensor.shape[1:]:
         return None
@@ -263,7 +265,7 @@ def merge_rows(
     mixed = new_tensor.clone().reshape(-1, width, *new_tensor.shape[1:])
     old_rows = old_tensor.reshape(-1, width, *old_tensor.shape[1:])
     for new, old in rows.items():
-        # Without a regression of background, its row is none of the boxes'.
+        # Without a regression of background, no row of the boxes belongs to it.
         if new < len(mixed) and old < len(old_rows):
             mixed[new] = old_rows[old].to(mixed.dtype)
     return mixed.reshape(new_tensor.shape)

@@ -93,7 +93,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorTargets:
-    """Says what the anchors of a batch should say."""
+    """Holds the targets of the anchors of a batch."""
 
     matches: Sequence[Matches]  # of each image, before sampling
     labels: Int64[Tensor, "N R"]  # of the examples; the others are ignored
@@ -102,7 +102,7 @@ class AnchorTargets:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Holds what the network says of a step's sampled regions, and the regions."""
+    """Holds the network's outputs for a step's sampled regions, and the regions."""
 
     regions: Sequence[Regions]  # of each image
     features: Float[Tensor, "S D"]
@@ -212,7 +212,7 @@ class DetectorStep(nn.Module):
         return sampled
 
     def describe(self, features: Float[Tensor, "N C G V"], regions: Sequence[Regions]) -> Outputs:
-        """Returns what res5 and the predictors say of the sampled regions of all images."""
+        """Returns the outputs of res5 and the predictors for the sampled regions of all images."""
         config, heads = self.model.config, self.model.roi_heads
         rois = torch.cat(
             [

@@ -1,4 +1,4 @@
-"""The message of a run that stops at a loss that is not finite."""
+"""Writes the message of a run that stops at a loss that is not finite."""
 
 from collections.abc import Mapping, Sequence
 
@@ -49,7 +49,7 @@ def explain_divergence(
 
 
 def _weights_not_finite(module: nn.Module) -> list[str]:
-    """Returns the names of parameters and buffers of which this process holds a value that is not
+    """Returns the names of parameters and buffers with a value, in this process, that is not
     finite.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}

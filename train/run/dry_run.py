@@ -1,4 +1,6 @@
-"""A run tried on a sample of its pairs, in a folder that goes when the first steps are measured."""
+"""Runs the first steps on a sample of the pairs, in a folder that is removed once they are
+measured.
+"""
 
 import dataclasses
 import math
@@ -33,11 +35,11 @@ SAMPLE_PAIRS = 4096
 
 
 def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
-    """What ``recipe`` costs on these inputs. Writes nothing but a folder of temporary files.
+    """Estimates the cost of ``recipe`` on these inputs. Writes only a folder of temporary files.
 
-    A stage is measured for some seconds on every so-many-th pair; the length of one that is given
-    in epochs is that of the sample, times the share of the sample. Raises InputError as the run
-    would, and under a launcher.
+    A stage is measured for some seconds on every N-th pair; the length of one that is given in
+    epochs is that of the sample, times the share of the sample. Raises InputError as the run would,
+    and under a launcher.
     """
     accelerator = only_process(recipe)
     say_what_is_missing(recipe, inputs)
@@ -63,7 +65,7 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
 
 
 def only_process(recipe: RunSettings) -> Accelerator:
-    """The device of a dry run. Raises InputError under a launcher."""
+    """Returns the device of a dry run. Raises InputError under a launcher."""
     accelerator = make_accelerator(recipe)
     if accelerator.num_processes > 1:
         raise InputError("--dry-run measures one process; start it without a launcher")
@@ -71,7 +73,7 @@ def only_process(recipe: RunSettings) -> Accelerator:
 
 
 def counts_captions(recipe: Recipe) -> bool:
-    """Whether the length of an epoch depends on how many captions each image has."""
+    """Returns whether the length of an epoch depends on how many captions each image has."""
     return any(mixed.captions_per_picture for stage in recipe.stages for mixed in stage.mixture)
 
 
@@ -102,7 +104,7 @@ def write_sample(pairs: PairTable, total: int, folder: Path, *, full_images: boo
 
 
 def find_first_rows(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None], int]:
-    """Where each source and split of ``pairs`` occurs first."""
+    """Returns the row where each source and split of ``pairs`` occurs first."""
     kinds = pa.table(
         {
             "source": pairs.column("source"),
@@ -115,7 +117,9 @@ def find_first_rows(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None]
 
 
 def scale_recipe(recipe: Recipe, share: float) -> Recipe:
-    """``recipe`` on ``share`` of its pairs: as many fewer are the most of each stage."""
+    """Returns ``recipe`` on ``share`` of its pairs: each stage's limits are reduced by that
+    share.
+    """
     stages = tuple(
         dataclasses.replace(stage, max_pairs=stage.max_pairs and math.ceil(stage.max_pairs * share))
         for stage in recipe.stages

@@ -58,17 +58,17 @@ class Objective(Protocol):
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> nn.Module:
-        """See `Learning.step`."""
+        """Implements `Learning.step`."""
         ...
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """See `Learning.count_labels`."""
+        """Implements `Learning.count_labels`."""
         ...
 
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """See `Learning.measure`; of the first ``examples`` of held-out batches."""
+        """Implements `Learning.measure`, for the first ``examples`` of held-out batches."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Pretraining as what a run learns: objectives on masked pairs."""
+"""Trains a model by pretraining objectives on masked pairs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,9 +31,9 @@ from vlmill.train.settings.spec import Stage
 
 
 class PretrainingStep(nn.Module):
-    """A model with its objectives: what is wrapped for several devices, and compiled.
+    """Wraps a model and its objectives in one module, for several devices and for compiling.
 
-    ``names`` are the objectives with a weight, in the order in which their shares come.
+    ``names`` are the objectives with a weight, in the order of their shares.
     """
 
     def __init__(

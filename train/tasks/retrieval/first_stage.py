@@ -149,7 +149,7 @@ def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]
 
 
 def common_classes(present: NDArray[np.float32], text_classes: NDArray[np.float32]) -> Scores:
-    """Sums the scores of each class that an image has [I, C] and a text names [T, C]: [I, T]."""
+    """Sums the weights of the classes that an image has [I, C] and a text names [T, C]: [I, T]."""
     weights = np.log((len(present) + 1) / (present.sum(axis=0) + 1)).astype(np.float32)
     scores: Scores = (present * weights) @ text_classes.T
     return scores

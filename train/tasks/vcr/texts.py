@@ -133,7 +133,7 @@ def choice_texts(
     """Returns [CLS] first [SEP] choice [SEP] for each choice, at most ``max_tokens``.
 
     ``shared_cut``: tokens that are cut from the first text for one choice stay cut for the later
-    ones, as in the released code, which modifies the text itself.
+    ones, as in the released code, which shortens it in place.
     """
     texts: list[TextPair] = []
     for choice in choices:
