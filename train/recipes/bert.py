@@ -1,7 +1,7 @@
 """BERT (Devlin et al., arXiv:1810.04805) on texts alone: its first task, masked words.
 
-What the models on regions start from. Every row of ``--pairs`` is a text, with an image or
-without. The second task, next sentences, needs documents and is left out.
+Models on regions start from it. Every row of ``--pairs`` is a text, with an image or without. The
+second task, next sentences, needs documents and is omitted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def bert_feeding() -> Feeding:
 
 
 def bert_recipe(name: str, model: object, about: str) -> Recipe:
-    """The paper's run (app. A.2), but for next sentences."""
+    """Returns the paper's run (app. A.2), except for next sentences."""
     stage = Stage(
         name="texts",
         sources=("books", "wikipedia"),  # sec. 3.1
@@ -54,12 +54,12 @@ def bert_recipe(name: str, model: object, about: str) -> Recipe:
 
 
 def bert_base_recipe() -> Recipe:
-    """Base."""
+    """Returns the base recipe."""
     return bert_recipe("bert-base", bert_base(), "BERT base on masked words of texts alone")
 
 
 def bert_large_recipe() -> Recipe:
-    """Large, at the same rate [choice]: the paper names one."""
+    """Returns the large recipe, at the same rate [choice]: the paper names one."""
     return bert_recipe("bert-large", bert_large(), "BERT large on masked words of texts alone")
 
 

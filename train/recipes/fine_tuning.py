@@ -1,4 +1,6 @@
-"""What recipes of several tasks share: the codes' optimisers, the papers' ways, and baselines."""
+"""Shared parts of several tasks' recipes: the codes' optimisers, papers' settings, and
+baselines.
+"""
 
 import re
 from dataclasses import replace
@@ -10,7 +12,7 @@ from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 
-# How often published runs say, save and load what.
+# How often published runs save and log, and how many workers load.
 PUBLISHED_RUN: dict[str, Any] = {"save_every": 2000, "log_every": 100, "workers": 4}
 # The same of those for trials on a CPU, whose tokenizer has learnt few words.
 TRIAL_RUN: dict[str, Any] = {
@@ -85,7 +87,9 @@ def for_trials(
 
 
 def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """[code]: constant after a tenth of warm-up, a tenth of it from epochs 12 and 16 on."""
+    """Returns ViLBERT's optimiser [code]: constant after a tenth of warm-up, a tenth of it from
+    epochs 12 and 16 on.
+    """
     fields: dict[str, Any] = {
         "kind": "bert-adam",
         "decay": "inverted",  # by mistake, as in pretraining
@@ -133,7 +137,7 @@ def on_single_stream(recipe: TaskRecipe) -> TaskRecipe:
 
 
 def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """[code]: linear to 0 after a tenth of warm-up, without clipping."""
+    """Returns VLMo's optimiser [code]: linear to 0 after a tenth of warm-up, without clipping."""
     fields: dict[str, Any] = {
         "kind": "transformers-adamw",
         "beta2": 0.98,
@@ -146,8 +150,8 @@ def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:
 
 
 def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
-    """VL-BERT's recipe on stored features with the network trained along that makes them: what it
-    starts from has learnt so, too.
+    """Returns VL-BERT's recipe on stored features, but trained together with the network that makes
+    them, like its starting checkpoint.
     """
     (stage,) = recipe.stages
     feeding = replace(stage.feeding, kind="picture-regions")
@@ -165,8 +169,8 @@ def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
 
 
 def small_region_cnn() -> RegionCnnConfig:
-    """A network of regions for trials on a CPU, all of it trained: 1/4 of the width, a block a
-    stage.
+    """Returns a network of regions for trials on a CPU, all of it trained: 1/4 of the width, a
+    block a stage.
     """
     return RegionCnnConfig(
         blocks=(1, 1, 1, 1),
@@ -178,7 +182,7 @@ def small_region_cnn() -> RegionCnnConfig:
 
 
 def from_bert(recipe: TaskRecipe) -> TaskRecipe:
-    """The tables' baseline without pretraining on pairs: it starts from BERT alone."""
+    """Returns the tables' baseline without pretraining on pairs: it starts from BERT alone."""
     return replace(
         recipe,
         name=f"{recipe.name}-from-bert",

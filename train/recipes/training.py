@@ -15,7 +15,7 @@ from vlmill.train.objectives.pretraining import Losses, region_losses
 from vlmill.train.recipes.rows import say_what_is_new
 from vlmill.train.settings.parts import Feeding
 
-Labels = Sequence[Sequence[int]]  # the word pieces of what a task's head tells apart
+Labels = Sequence[Sequence[int]]  # the word-piece ids of a task head's classes
 
 
 def copy_weights(fresh: nn.Module, init: LoadedCheckpoint) -> None:
@@ -55,11 +55,11 @@ def continue_pretrained(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels
 
 @dataclass(frozen=True, kw_only=True)
 class VariantTraining:
-    """How a variant is trained; the defaults are those of a plain model on regions.
+    """Defines how a variant is trained; the defaults are the ones of a plain model on regions.
 
-    losses: those of pretraining on a batch. feeding: what a published checkpoint was fed at the end
-    of its pretraining. start, start_task: how ``--init`` becomes the model of the first step of
-    pretraining and of a task.
+    losses: the losses of pretraining on a batch. feeding: the inputs of a published checkpoint at
+    the end of its pretraining. start, start_task: how ``--init`` becomes the model of the first
+    step of pretraining and of a task.
     """
 
     losses: Losses = region_losses

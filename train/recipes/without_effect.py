@@ -16,7 +16,9 @@ Reason = Callable[[Any], str | None]
 
 
 def _unless(**wanted: Any) -> Reason:
-    """Says which fields are otherwise than the values, any of a tuple, that give an effect."""
+    """Returns a check for fields that differ from the values, any of a tuple, that have an
+    effect.
+    """
 
     def reason(holder: Any) -> str | None:
         for name, values in wanted.items():
@@ -29,7 +31,7 @@ def _unless(**wanted: Any) -> Reason:
 
 
 def _unused(**values: Any) -> Reason:
-    """Says which fields have the value with which another one is not read."""
+    """Returns a check for fields with the value with which another one is not read."""
 
     def reason(holder: Any) -> str | None:
         return next((f"{n}={v}" for n, v in values.items() if getattr(holder, n) == v), None)
@@ -71,7 +73,7 @@ REASONS: dict[str, Reason] = {
 
 
 def _relative_positions(recipe: RunSettings) -> str | None:
-    """The kernel adds a bias of relative positions, which only some configurations have."""
+    """Returns a reason unless the model has relative positions: the kernel adds a bias of them."""
     model = recipe.model
     parts = (model, getattr(model, "encoder", None))
     if any(getattr(part, "relative_positions", False) for part in parts):
@@ -80,7 +82,7 @@ def _relative_positions(recipe: RunSettings) -> str | None:
 
 
 def _layer_scale(recipe: RunSettings) -> str | None:
-    """The kernel sums with layer scale, which only some configurations have."""
+    """Returns a reason unless the model has layer scale: the kernel sums with it."""
     if recipe.compile:
         return f"compile={str(recipe.compile).lower()} joins these operators with others"
     parts = (recipe.model, getattr(recipe.model, "encoder", None))
@@ -160,7 +162,7 @@ def without_effect(
 ) -> Iterator[str]:
     """Yields a sentence for each of the ``field=value`` words that changes nothing in the run.
 
-    ``recipe`` is what they have made of it, ``init`` and ``vocab`` are the run's flags.
+    ``recipe`` already has these changes, ``init`` and ``vocab`` are the run's flags.
     """
     for word in words:
         path, assigned, _ = word.partition("=")
