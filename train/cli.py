@@ -1,4 +1,4 @@
-"""The ``train-vl`` command."""
+"""Declares and runs the ``train-vl`` command."""
 
 import argparse
 import sys
@@ -236,7 +236,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     require_one_process(args.output)
     if args.init is not None:
         find_checkpoint(args.init, "--init")
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: not before the arguments are known to be valid.
     from vlmill.runtime.files.reading import require_tables
 
     tables = ("pairs", "regions", "images", "negatives")

@@ -83,9 +83,9 @@ class TrainingRecord:
 class TaskRecord:
     """Records the task that a checkpoint was fine-tuned for.
 
-    ``labels`` are what its head's outputs mean, in their order, where the data decide that: VQA's
-    answers. A ``blind`` model was shown no image. ``settings`` are the task's own fields of the
-    recipe, plain.
+    ``labels`` are the meanings of its head's outputs, in their order, where the data decide that:
+    VQA's answers. A ``blind`` model was shown no image. ``settings`` are the task's own fields of
+    the recipe, plain.
     """
 
     name: str
@@ -165,7 +165,7 @@ def save_checkpoint(
         settings[FILE_RECORD] = record_files(temporary, [path.name for path in temporary.iterdir()])
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
-            shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
+            shutil.copymode(temporary / SETTINGS, path)  # safetensors: owner-only access
     return to_path(folder)
 
 
@@ -198,7 +198,7 @@ def load_checkpoint(
         config = from_plain(MODELS[variant].config, settings["model"], "model")
         files = [file for file in parse_record(settings.get(FILE_RECORD)) if file.name != STATE]
         require_unchanged(folder, files, f"{flag} {folder}", trust=trust)
-        # Weights come from the file: none are drawn. Buffers may be none of the file's.
+        # Weights come from the file, so none are initialised. Buffers may be missing in the file.
         with init_empty_weights(include_buffers=False):
             model = MODELS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)

@@ -52,7 +52,7 @@ class TrainedOn:
 
 
 def read_trained_on(folder: Path, *, complete: bool) -> TrainedOn:
-    """Maps what :meth:`TrainedOn.write` wrote. Raises OSError or ValueError for other files."""
+    """Maps the files of :meth:`TrainedOn.write`. Raises OSError or ValueError for other files."""
     return TrainedOn(
         pairs=mapped_keys(folder / TRAINED_PAIRS),
         images=mapped_keys(folder / TRAINED_IMAGES),

@@ -34,7 +34,7 @@ MOST_FURTHER = 100  # images that are tried where none of a step's can be used
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """Defines which example is used, and how."""
+    """Holds an example's index, and how its image is changed."""
 
     example: int
     short_side: int
@@ -73,7 +73,7 @@ def padded_batch(
 
 
 def make_generator(*numbers: int) -> np.random.Generator:
-    """Returns random numbers that follow from these alone."""
+    """Returns random numbers that depend only on these numbers."""
     return np.random.default_rng(numbers)
 
 
@@ -101,7 +101,7 @@ def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) ->
 
 
 def repeat_examples(order: Sequence[int], count: int) -> list[int]:
-    """Fills a step from fewer examples than it wants."""
+    """Fills a step from fewer examples than it needs."""
     return [order[index % len(order)] for index in range(count)]
 
 
@@ -118,7 +118,7 @@ def visits_from(
 
 
 def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
-    """Draws how an example is seen in an epoch."""
+    """Returns random settings for an example's image in an epoch."""
     side = make_generator(settings.seed, SIZE, epoch, example).integers(len(settings.short_sides))
     mirrored = make_generator(settings.seed, MIRROR, epoch, example).random() < settings.flip
     return Visit(
@@ -171,7 +171,7 @@ def load_example(
 
 
 class Images(Dataset[list[LoadedImage]]):
-    """Loads the images of single steps: a list of visits is an index."""
+    """Loads the images of single steps; an index is a list of visits."""
 
     def __init__(
         self, examples: Sequence[Example], images: ImageReader, settings: TrainingSettings
@@ -179,8 +179,8 @@ class Images(Dataset[list[LoadedImage]]):
         self.examples, self.images, self.settings = examples, images, settings
 
     def __getitem__(self, visits: list[Visit]) -> list[LoadedImage]:
-        """Loads a step's images; where none of them can be used, further ones up to the first
-        that can: with one image a process, a run would end at a broken one.
+        """Loads a step's images; if none of them is usable, further ones up to the first usable
+        one: with one image per process, a run would otherwise end at a broken image.
         """
         loaded_images = [self.load(visit) for visit in visits]
         while not any(image.image is not None for image in loaded_images) and len(
@@ -237,7 +237,7 @@ def step_parts(
 
 
 def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings) -> Batch:
-    """Puts the images of a part that can be used together. Raises InputError if none can."""
+    """Puts the usable images of a part together. Raises InputError if there are none."""
     usable = [
         (image.image_id, image.image, image.truth, image.scale)
         for image in loaded_images
@@ -266,7 +266,7 @@ def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings)
 
 def drawing(seed: int, part: int, rank: int) -> Draw:
     """Returns the permutations of one part, counted from 1 over all steps, of one process; they
-    follow from these alone.
+    depend only on these numbers.
     """
     mixed = torch.Generator().manual_seed(((seed * 1_000_003 + part) * 4_099 + rank) * 8 + DRAW)
 
@@ -287,5 +287,5 @@ class Endless:
 
 
 def as_it_is(loaded: list[LoadedImage]) -> list[LoadedImage]:
-    """Passes a step's images on."""
+    """Returns a step's images unchanged."""
     return loaded

@@ -1,8 +1,8 @@
-"""A trained detector is measured on held-out images.
+"""Measures a trained detector on held-out images.
 
 Visual Genome's mean average precision at 0.5 as its repository computes it, COCO's where
-pycocotools is installed, the recall of proposals, and the accuracy of classes and attributes on
-the true boxes.
+pycocotools is installed, the recall of proposals, and the accuracy of classes and attributes on the
+true boxes.
 """
 
 import contextlib
@@ -144,8 +144,8 @@ class Evaluation:
 def evaluate_detector(
     network: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
 ) -> Evaluation:
-    """Detects in the images of the examples and scores it; images that cannot be read are
-    counted. ``network`` is one that :func:`for_inference` gives.
+    """Detects in the images of the examples and scores it; images that cannot be read are counted.
+    ``network`` is the result of :func:`for_inference`.
     """
     findings = Findings()
     with Progress(

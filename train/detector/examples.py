@@ -1,7 +1,6 @@
-"""The rows of a table of boxes become examples: checked, cleaned, and counted where they are not.
+"""Reads the rows of a table of boxes as examples: checked, cleaned, and counted where excluded.
 
-M boxes of an image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2
-exclusive.
+M boxes of an image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2 exclusive.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ from vlmill.train.detector.settings import TrainingSettings
 
 STAGE = "train"
 MOST_NAMED = 10  # classes that have too few boxes
-SMALLEST_SIDE = 1e-3  # pixels: below it a box has no area that anything overlaps
+SMALLEST_SIDE = 1e-3  # pixels: a smaller box has no area that anything overlaps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class Example:
     boxes: npt.NDArray[np.float32]  # [M, 4]
     classes: npt.NDArray[np.int64]  # [M], from 0
     attributes: npt.NDArray[np.int64]  # [M, A], from 0; -1 where a box has fewer
-    # Boxes around crowds [C, 4] and their classes [C]: not learned, and no fault to detect.
+    # Boxes around crowds [C, 4] and their classes [C]: not learned, and no errors to detect.
     crowd_boxes: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), "f4"))
     crowd_classes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -53,8 +52,8 @@ class Examples:
 
     examples: list[Example] = field(default_factory=list)
     rejects: list[dict[str, object]] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by why
-    first: dict[str, str] = field(default_factory=dict)  # the first image of each why
+    dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by reason
+    first: dict[str, str] = field(default_factory=dict)  # the first image of each reason
     empty: int = 0  # images without a box that are kept as negatives
 
     def leave_out(self, count: int, why: str, image_id: str) -> None:
@@ -167,7 +166,7 @@ def make_example(
 
 
 def require_whole(row: dict[str, Any]) -> None:
-    """Raises InputError for a row whose lists are not of all its boxes."""
+    """Raises InputError for a row whose lists differ in length."""
     key, count = row["image_id"], len(row["boxes"])
     for name in ("class_ids", "is_crowd", "attribute_ids"):
         if row[name] is not None and len(row[name]) != count:
@@ -203,7 +202,7 @@ def attribute_rows(
 
 
 def count_classes(boxes: str | Path) -> tuple[int, int]:
-    """Returns how many classes and attributes a table of boxes names: the highest ids and one."""
+    """Returns how many classes and attributes a table of boxes names: the highest ids plus one."""
     highest = [-1, -1]
     for path in find_shards(boxes, BOXES, "--boxes"):
         table = pq.read_table(readable(path), columns=["class_ids", "attribute_ids"])
@@ -219,7 +218,7 @@ def count_classes(boxes: str | Path) -> tuple[int, int]:
 
 
 def get_class_name(classes: Sequence[str], number: int) -> str:
-    """Returns a class's first name, its number where none is known."""
+    """Returns a class's first name, or its number without a name."""
     return classes[number].split(",")[0] if number < len(classes) else f"class {number}"
 
 

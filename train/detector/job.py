@@ -42,7 +42,7 @@ class TrainJob:
         return inputs
 
     def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:
-        """Returns what decides the output: the fields, and the inputs by content."""
+        """Returns the settings that decide the output: the fields, and the inputs by content."""
         flat = flatten(to_plain(self.settings))
         fields = {
             k: v
@@ -60,7 +60,7 @@ class TrainJob:
 
 
 def make_accelerator(settings: TrainingSettings) -> Accelerator:
-    """Opens devices and processes. Raises InputError for batches that cannot be dealt out."""
+    """Opens devices and processes. Raises InputError for batches that cannot be divided evenly."""
     accelerator = open_accelerator(settings.precision)
     if settings.batch_size % (settings.accumulation * accelerator.num_processes):
         raise InputError(

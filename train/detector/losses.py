@@ -1,8 +1,8 @@
-"""The losses of a detector, each a pure function over the examples of a batch.
+"""Computes the losses of a detector, each a pure function over the examples of a batch.
 
 N images, A anchors a cell, R anchors, S sampled regions of all images. Boxes in pixels of the
-network's input. Paper: Ren et al. 2015 (arXiv:1506.01497), eq. 1; Girshick 2015
-(arXiv:1504.08083), eqs. 2 and 3.
+network's input. Paper: Ren et al. 2015 (arXiv:1506.01497), eq. 1; Girshick 2015 (arXiv:1504.08083),
+eqs. 2 and 3.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The page of a trained detector: numbers, the best and the worst classes, images."""
+"""Writes the page of a trained detector: numbers, the best and the worst classes, images."""
 
 import io
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Secti
 def cards(
     evaluation: Evaluation, images: ImageReader, classes: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Shows the first images twice: with their true boxes, and with the surest detections."""
+    """Shows the first images twice: with their true boxes, and with the most certain detections."""
     findings, drawn = evaluation.findings, []
     for example, rows in list(zip(findings.examples, findings.coco, strict=True))[:SHOWN_IMAGES]:
         data = images.read_bytes(example.row)

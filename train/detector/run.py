@@ -1,4 +1,4 @@
-"""``extract-rois train``: tables of boxes and images to a detector, resumable by checkpoint."""
+"""Runs ``extract-rois train``: from tables of boxes and images to a detector, resumable."""
 
 import dataclasses
 import tempfile
@@ -112,7 +112,7 @@ def open_run(job: TrainJob, accelerator: Accelerator) -> DetectorRunner:
 
 
 def read_splits(job: TrainJob, images: ImageReader) -> tuple[Examples, Examples]:
-    """Reads the examples to train and to validate on. Raises InputError where none is left."""
+    """Reads the examples to train and to validate on. Raises InputError if none are left."""
     settings, rows = job.settings, list(read_rows(job.boxes))
     examples = read_examples(
         rows, images, settings, settings.splits, empty_pictures=settings.empty_pictures
@@ -190,7 +190,7 @@ def estimate_run(job: TrainJob) -> Estimate:
 
 
 def finish(runner: DetectorRunner, inputs: Sequence[Input]) -> None:
-    """Leaves the run's detector at the top, the rejects and the manifest."""
+    """Writes the run's detector at the top, the rejects and the manifest."""
     learning, job = runner.learning, runner.learning.job
     runner.saving.publish(runner.done)
     shard = write_shard(job.output, REJECTS, make_rejects(runner))

@@ -1,4 +1,4 @@
-"""The settings of a detector's training: sampling, losses, optimiser, data, run.
+"""Defines the settings of a detector's training: sampling, losses, optimiser, data, run.
 
 Defaults are Detectron2's for its C4 models (Ren et al. 2015, arXiv:1506.01497, as
 facebookresearch/detectron2 trains it); the recipes change them.
@@ -16,7 +16,7 @@ Precision = Literal["no", "bf16"]
 # How boxes are compared in a box loss: by their deltas, or by generalised overlap.
 BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
 Clip = Literal["none", "value", "norm", "global"]
-# Fields that may be 0: a run's whole numbers are from 1 else.
+# Fields that may be 0: a run's other whole numbers are at least 1.
 FROM_ZERO = (
     *("steps", "seed", "workers", "validate_every", "validation_pictures", "keep_checkpoints"),
     "patience",
@@ -134,15 +134,15 @@ class TrainingSettings:
     # Parts that each process computes a step in. Normalisations that learn, and losses, see the
     # images of a part: steps differ from those in one part.
     accumulation: int = 1
-    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is drawn for each image
+    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is sampled for each image
     long_side: int = 1333
     flip: float = 0.5  # the share of images that are mirrored
-    empty_pictures: bool = True  # those without a box are negatives
+    empty_pictures: bool = True  # images without a box are negatives
     splits: tuple[str, ...] = ("train",)  # rows without a split belong to them
     validation_split: str = "val"
     validate_every: int = 0  # steps; 0: at the end alone
     validation_pictures: int = 0  # at most; 0: all
-    # Validations in turn whose vg/map may be no better than the best before them: then the run ends
+    # Validations in a row without a vg/map above the best before them, after which the run ends
     # and its detector is the best one that was measured. 0: it is the last one.
     patience: int = 0
     # Decay of a moving average of the weights, which is measured and published. 0: none.
@@ -158,7 +158,7 @@ class TrainingSettings:
     log_every: int = 20
     workers: int = 0  # processes that read, decode and resize
     trackers: tuple[str, ...] = ("tensorboard",)
-    new_layers: Literal["detectron2", "caffe"] = "detectron2"  # how layers without weights begin
+    new_layers: Literal["detectron2", "caffe"] = "detectron2"  # of layers without weights
 
     def __post_init__(self) -> None:
         check_sizes(self, from_zero=FROM_ZERO)

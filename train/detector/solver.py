@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vlmill.train.detector.settings import Solver
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm)
-NEARLY = 1e-6  # a part of the run that is that much of it short of a drop has reached it
+NEARLY = 1e-6  # a share of the run that is short of a drop by at most this has reached it
 
 
 def norm_parameters(model: nn.Module) -> set[str]:
@@ -41,7 +41,7 @@ def parameter_groups(
 
 
 def treatment(name: str, norms: set[str], solver: Solver) -> tuple[float, float]:
-    """Returns a parameter's factor of the rate, and its decay; a bias's rule goes over a norm's."""
+    """Returns a parameter's factor of the rate, and its decay; a bias's rule overrides a norm's."""
     rate, decay = 1.0, solver.weight_decay
     if name in norms and solver.norm_decay is not None:
         decay = solver.norm_decay

@@ -114,7 +114,7 @@ def match_anchors(
         return match(overlaps, rules.matching, best_of_each=True)
     allowed = inside(anchors, size, rules.border)
     if rules.inside_first:
-        # Below every overlap there is, so that no box has its best one there.
+        # Below any overlap, so that no box has its best one there.
         overlaps = overlaps.masked_fill(~allowed, -1.0)
     matches = match(overlaps, rules.matching, best_of_each=True)
     labels = matches.labels.masked_fill(~allowed, IGNORED)
@@ -132,7 +132,7 @@ def mask_labels(matches: Matches, chosen: Sample) -> Int64[Tensor, " R"]:
 def candidates(
     proposals: Float[Tensor, "R 4"], boxes: Float[Tensor, "M 4"], rules: RoiRules
 ) -> Float[Tensor, "C 4"]:
-    """Returns what may become an example: proposals, and the true boxes after them."""
+    """Returns the possible examples: proposals, and the true boxes after them."""
     return torch.cat((proposals, boxes)) if rules.append_truth else proposals
 
 
@@ -155,7 +155,7 @@ def sample_regions(
     background: int,
     draw: Draw,
 ) -> Regions:
-    """Draws the regions of one image that the heads are trained on."""
+    """Samples the regions of one image that the heads are trained on."""
     chosen = sample(matches.labels, rules.matching, draw)
     indices = chosen.indices
     matched = matches.boxes[indices]

@@ -2,10 +2,10 @@
 
 Reading order: a paper (the inputs of its runs, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
 ``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and ``training`` define the
-rows of a paper and of a variant; ``fine_tuning`` is what recipes of tasks share; ``without_effect``
-names changes that change nothing; ``describe``, ``sizes`` and ``measure`` estimate what a recipe
-costs. [code] marks values that only the released code has, [choice] values that neither paper nor
-code has.
+rows of a paper and of a variant; ``fine_tuning`` has the shared parts of tasks' recipes;
+``without_effect`` names changes that change nothing; ``describe``, ``sizes`` and ``measure``
+estimate the cost of a recipe. [code] marks values that only the released code has, [choice] values
+that neither paper nor code has.
 """
 
 import difflib
@@ -49,7 +49,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = _collect_recipes()
 
 
 def get_training(variant: str | None) -> "VariantTraining":
-    """Returns how a variant is trained: a plain model's row on regions for one without its own.
+    """Returns how a variant is trained; without its own row, like a plain model on regions.
 
     Imports torch.
     """
@@ -95,7 +95,7 @@ def change_recipe(recipe: R, assignments: Sequence[str]) -> R:
 
 
 def _replaced_lengths(changes: Mapping[str, Any]) -> dict[str, None]:
-    """Returns null for the length of each stage, in steps or in epochs, that another replaces."""
+    """Returns null for the length of each stage, in steps or in epochs, that the other replaces."""
     counterparts = {"steps": "epochs", "epochs": "steps"}
     lengths: dict[str, None] = {}
     for path, value in changes.items():

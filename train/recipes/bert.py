@@ -21,7 +21,7 @@ MASKED_WORDS = Objectives(mlm=0.0, text_mlm=1.0, moc=0.0, mrfr=0.0, itm=0.0)
 
 
 def bert_feeding() -> Feeding:
-    """Texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
+    """Returns the feeding: texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
     return Feeding(kind="text")
 
 
@@ -64,13 +64,15 @@ def bert_large_recipe() -> Recipe:
 
 
 def bert_small_recipe() -> Recipe:
-    """Minutes on a CPU, from the captions; the small models on regions can start from it."""
+    """Returns a run of minutes on a CPU, from the captions; small models on regions can start from
+    it.
+    """
     return small_recipe(
         "bert-small",
         "bert",
         bert_small(dropout=0.0),
         "BERT for trials on a CPU: the captions' words, for the other small models to start from",
-        standardise_features=False,  # it reads none
+        standardise_features=False,  # it has none
         negative_share=0.0,
         feeding=bert_feeding(),
         objectives=MASKED_WORDS,
@@ -78,7 +80,7 @@ def bert_small_recipe() -> Recipe:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import text_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
 

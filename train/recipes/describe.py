@@ -1,4 +1,6 @@
-"""``train-vl recipes``: what each recipe needs and costs, computed without training anything."""
+"""Implements ``train-vl recipes``: the inputs and cost of each recipe, without training
+anything.
+"""
 
 import math
 from collections.abc import Mapping
@@ -89,7 +91,7 @@ def contrast_bytes(recipe: RunSettings, stage: TrainingStage) -> int:
 
 
 def activations(size: ModelSize, stage: TrainingStage, max_text_tokens: int) -> int:
-    """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
+    """Returns how many numbers the layers keep of one pair: inputs and outputs of linear layers."""
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or max_text_tokens
     image = 0

@@ -14,7 +14,7 @@ from vlmill.train.settings.tasks import TaskRecipe
 
 # How often published runs save and log, and how many workers load.
 PUBLISHED_RUN: dict[str, Any] = {"save_every": 2000, "log_every": 100, "workers": 4}
-# The same of those for trials on a CPU, whose tokenizer has learnt few words.
+# The same for trials on a CPU, whose tokenizer has learnt few words.
 TRIAL_RUN: dict[str, Any] = {
     "save_every": 500,
     "log_every": 10,
@@ -40,7 +40,9 @@ def task_recipe(
     needs: str,
     **changes: Any,
 ) -> R:
-    """Returns a published run of a task, with ``changes`` to what its published runs share."""
+    """Returns a published run of a task, with ``changes`` to the shared settings of its published
+    runs.
+    """
     return kind(
         name=name,
         variant=variant,
@@ -101,18 +103,22 @@ def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
 
 
 def interbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """Returns InterBERT's [code]: ViLBERT's, with more epochs from which the rate drops."""
+    """Returns InterBERT's optimiser [code]: ViLBERT's, with more epochs from which the rate
+    drops.
+    """
     return vilbert_task_optimizer(lr, drops=(12.0, 16.0, 20.0, 22.0, 26.0), **changes)
 
 
 def interbert_paper_optimizer(lr: float) -> Optimizer:
-    """Returns InterBERT's by the paper (sec. 4.2): linear decay after 10,000 steps of warm-up."""
+    """Returns InterBERT's optimiser by the paper (sec. 4.2): linear decay after 10,000 warm-up
+    steps.
+    """
     return Optimizer(lr=lr, warmup_steps=10_000)
 
 
 def vilbert_paper(recipe: TaskRecipe, **changes: Any) -> TaskRecipe:
-    """ViLBERT's released recipe by the paper's text: Adam at one rate; warm-up and decay are BERT's
-    [choice].
+    """Returns ViLBERT's released recipe by the paper's text: Adam at one rate; warm-up and decay
+    are BERT's [choice].
     """
     (stage,) = recipe.stages
     stage = replace(stage, optimizer=Optimizer(lr=stage.optimizer.lr, warmup=0.1))
@@ -125,7 +131,7 @@ def vilbert_paper(recipe: TaskRecipe, **changes: Any) -> TaskRecipe:
 
 
 def on_single_stream(recipe: TaskRecipe) -> TaskRecipe:
-    """ViLBERT's released recipe for the paper's baseline, one BERT over both."""
+    """Returns ViLBERT's released recipe for the paper's baseline, one BERT over both."""
     return replace(
         recipe,
         name=recipe.name.replace("vilbert", "single-stream"),

@@ -32,7 +32,7 @@ def imagebert_stage(name: str, *sources: str) -> Stage:
         sources=sources,
         epochs=17,  # sec. 5.2; read as 17 for each stage [choice]
         batch_size=48,  # sec. 5.2, over all devices
-        hard_negative_share=0.0,  # sec. 3.3: drawn at random
+        hard_negative_share=0.0,  # sec. 3.3: random
         feeding=imagebert_feeding(),
         optimizer=Optimizer(lr=1e-4),  # sec. 5.2; the rest of the optimiser is BERT's [choice]
     )
@@ -79,27 +79,27 @@ def imagebert_one_stage(name: str, about: str, *sources: str) -> Recipe:
 
 
 def imagebert_lait() -> Recipe:
-    """Returns table 3, row 1."""
+    """Returns row 1 of table 3."""
     recipe = imagebert_one_stage("imagebert-lait", "LAIT alone", "lait")
     return replace(recipe, stages=(replace(recipe.stages[0], max_pairs=LAIT_PAIRS),))
 
 
 def imagebert_cc() -> Recipe:
-    """Returns table 3, row 2, and table 4's without MRFR, which has the same figures."""
+    """Returns row 2 of table 3, and table 4's without MRFR, which has the same figures."""
     return without_regression(
         imagebert_one_stage("imagebert-cc", "Conceptual Captions alone", "cc")
     )
 
 
 def imagebert_cc_sbu() -> Recipe:
-    """Returns table 3, row 3."""
+    """Returns row 3 of table 3."""
     return without_regression(
         imagebert_one_stage("imagebert-cc-sbu", "Conceptual Captions and SBU", "cc", "sbu")
     )
 
 
 def imagebert_cc_sbu_global() -> Recipe:
-    """Returns table 4: row 3 with features of full images added to the regions (sec. 5.3).
+    """Returns a row of table 4: row 3 with features of full images added to the regions (sec. 5.3).
 
     A token for each network [choice], of the widths of DenseNet-121, ResNet-152 and GoogLeNet.
     """
@@ -118,7 +118,9 @@ def imagebert_cc_sbu_global() -> Recipe:
 
 
 def imagebert_mixed() -> Recipe:
-    """Returns table 3, row 4: all three in one stage, of LAIT the sample that is in ``--pairs``."""
+    """Returns row 4 of table 3: all three in one stage, of LAIT the sample that is in
+    ``--pairs``.
+    """
     recipe = imagebert_one_stage(
         "imagebert-mixed", "LAIT, Conceptual Captions and SBU at once", "lait", "cc", "sbu"
     )
@@ -126,7 +128,7 @@ def imagebert_mixed() -> Recipe:
 
 
 def imagebert_small_recipe() -> Recipe:
-    """Minutes on a CPU; hard negatives are used where --negatives are given."""
+    """Returns a run of minutes on a CPU; hard negatives are used where --negatives are given."""
     return small_recipe(
         "imagebert-small",
         "imagebert",
@@ -144,7 +146,7 @@ def imagebert_hour_recipe() -> Recipe:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import VariantTraining
 
     return dict.fromkeys(

@@ -49,7 +49,7 @@ def interbert_released_feeding() -> Feeding:
 
 
 def interbert_masking(*, released: bool = False) -> Masking:
-    """Segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
+    """Returns the masking: segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
 
     The code masks one span of any length, and counts boxes with their last pixel.
     """
@@ -195,7 +195,9 @@ def interbert_chinese_recipe() -> Recipe:
 
 
 def interbert_small_recipe() -> Recipe:
-    """Minutes on a CPU. Unlike the published run it guesses words in matching pairs alone."""
+    """Returns a run of minutes on a CPU. Unlike the published run it predicts only in matching
+    pairs.
+    """
     return small_recipe(
         "interbert-small",
         "interbert",
@@ -216,7 +218,7 @@ def interbert_hour_recipe() -> Recipe:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import VariantTraining
 
     return {

@@ -1,4 +1,4 @@
-"""The training row of a paper, and the message of a start; a list of recipes needs no torch."""
+"""Defines a paper's training row, and the message of a start; a list of recipes needs no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

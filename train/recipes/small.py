@@ -44,7 +44,7 @@ def small_recipe(
 def hour_recipe(small: Recipe, *, steps: int) -> Recipe:
     """Returns a small recipe with more ``steps``, of an hour on two cores at most.
 
-    They want more pairs as well: some thousand are known by heart long before.
+    It needs more pairs as well: some thousand are memorised long before the end.
     """
     (stage,) = small.stages
     return replace(

@@ -1,4 +1,4 @@
-"""The training row of a variant, and the starts that several variants share."""
+"""Defines the training row of a variant, and the starts that several variants share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def start_region_model(fresh: nn.Module, init: LoadedCheckpoint) -> None:
 
 
 def start_from_bert(fresh: nn.Module, init: LoadedCheckpoint) -> tuple[list[str], int]:
-    """Copies BERT's weights where the model has such; returns the names of its other parameters,
+    """Copies BERT's weights where the model has them; returns the names of its other parameters,
     which are new, and the number of all.
     """
     origins = initialise_from_bert(fresh, export_reference("bert", init.model))

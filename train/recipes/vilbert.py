@@ -24,7 +24,8 @@ BERT = "--init from BERT: train-vl convert --family bert --as"
 
 
 def vilbert_feeding() -> Feeding:
-    """Captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec. 3.2) and the image.
+    """Returns the feeding: captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec.
+    3.2) and the image.
 
     The distribution over the detector's classes is the target (sec. 3.1).
     """
@@ -37,8 +38,8 @@ def vilbert_retrieval_feeding() -> Feeding:
 
 
 def vilbert_masking() -> Masking:
-    """Returns the masking (sec. 3.1). The code masks and asks in mismatched pairs too; the paper is
-    silent.
+    """Returns the masking (sec. 3.1). The code masks and predicts in mismatched pairs too; the
+    paper does not state it.
     """
     return Masking(mismatched_words=True, mismatched_regions=True)
 
@@ -66,7 +67,7 @@ def vilbert_stage() -> Stage:
         optimizer=Optimizer(
             kind="bert-adam",  # [code]; sec. 4 has Adam
             lr=1e-4,  # sec. 4 and [code]
-            bert_rate=0.1,  # [code]: what starts from BERT
+            bert_rate=0.1,  # [code]: for weights that start from BERT
             decay="inverted",  # [code], by mistake; "matrices" is meant
             warmup=0.1,  # [code]
         ),
@@ -90,8 +91,7 @@ def vilbert() -> Recipe:
 
 
 def vilbert_paper() -> Recipe:
-    """Returns the same by the paper's text: Adam at one rate, and images replaced as often as
-    captions.
+    """Returns the paper's run: Adam at one rate, and images replaced as often as captions.
 
     Weight decay and warm-up are BERT's [choice]; the paper names neither.
     """
@@ -148,7 +148,9 @@ def vilbert_single_stream() -> Recipe:
 
 
 def vilbert_small_recipe() -> Recipe:
-    """Minutes on a CPU. Unlike the published run it guesses in matching pairs alone."""
+    """Returns a run of minutes on a CPU. Unlike the published run it predicts only in matching
+    pairs.
+    """
     return small_recipe(
         "vilbert-small",
         "vilbert",
@@ -170,7 +172,7 @@ def vilbert_hour_recipe() -> Recipe:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import (
         VariantTraining,
         continue_pretrained,

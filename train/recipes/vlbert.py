@@ -61,8 +61,8 @@ def vlbert_masking() -> Masking:
 
 
 def vlbert_paper_masks(masking: Masking) -> Masking:
-    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen are masked,
-    where the code keeps or replaces some.
+    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen tokens are
+    masked; the code keeps or replaces some.
     """
     return replace(masking, word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0)
 
@@ -185,7 +185,7 @@ def vl_bert_paper() -> Recipe:
     """Returns the article's first version (sec. 3.3, 4.1) on precomputed regions.
 
     Matching is a task, masked words are always [MASK], masked regions always hidden and their class
-    guessed. It trains its region network along, as `vl_bert_paper_end_to_end`; epochs, clipping and
+    predicted. It trains its region network too, as `vl_bert_paper_end_to_end`; epochs, clipping and
     decay of all are [code].
     """
     stage = replace(
@@ -279,7 +279,7 @@ def start_task_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) ->
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import end_to_end_losses
     from vlmill.train.recipes.training import VariantTraining
 

@@ -150,7 +150,7 @@ def vlmo_recipe(name: str, model: object, stage: Stage, about: str, needs: str) 
 
 
 def vlmo_images(size: str) -> Recipe:
-    """Returns stage 1: BEiT on ImageNet-22k. The rate is stated only for base; others are
+    """Returns stage 1: BEiT on ImageNet-22k. The rate is stated only for base; else it is
     [choice].
     """
     stage = Stage(
@@ -213,16 +213,14 @@ def vlmo_pairs_stage(lr: float) -> Stage:
         feeding=vlmo_feeding(),
         masking=vlmo_masking(),
         loading=EVERYWHERE,
-        # A quarter for words is [code]; the paper weighs nothing.
+        # A quarter for words is [code]; the paper has no weights.
         objectives=Objectives(mlm=0.25, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
         optimizer=vlmo_optimizer(lr),
     )
 
 
 def vlmo_pairs(size: str) -> Recipe:
-    """Returns stage 3 with the released code's weights of losses, or the paper's, which are all
-    1.
-    """
+    """Returns stage 3 with the released code's weights of losses, or with the paper's, all 1."""
     stage = vlmo_pairs_stage(CHAINS[size].rate)
     if size.endswith("-paper"):
         stage = replace(stage, objectives=replace(stage.objectives, mlm=1.0))
@@ -243,7 +241,7 @@ def vlmo_small_recipe() -> Recipe:
         "vlmo",
         model,
         "VLMo for trials on a CPU: minutes for some thousand pairs",
-        standardise_features=False,  # it reads none
+        standardise_features=False,  # it has none
         negative_share=0.0,
         feeding=replace(
             vlmo_feeding(image_size=model.image_size),
@@ -377,7 +375,7 @@ def start_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import image_losses, vlmo_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
 

@@ -1,6 +1,6 @@
 """Names changes to a recipe's fields that change nothing in the run, because of other fields.
 
-A run whose user has set something that is not read would be another one than it is believed to be.
+If a user sets a field that is not read, the run differs from the user's expectation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from vlmill.train.settings.tasks import TaskRecipe
 
 PIXEL_KINDS = ("pixels", "pictures")
 
-# By the field's last names: the object that holds it -> why it has no effect, None where it has.
+# By the field's last names: the object that holds it -> why it has no effect, None if it has one.
 Reason = Callable[[Any], str | None]
 
 
 def _unless(**wanted: Any) -> Reason:
-    """Returns a check for fields that differ from the values, any of a tuple, that have an
+    """Returns a check: the fields that differ from the values (any of a tuple) that have an
     effect.
     """
 
@@ -31,7 +31,7 @@ def _unless(**wanted: Any) -> Reason:
 
 
 def _unused(**values: Any) -> Reason:
-    """Returns a check for fields with the value with which another one is not read."""
+    """Returns a check: the fields whose value prevents another field from being read."""
 
     def reason(holder: Any) -> str | None:
         return next((f"{n}={v}" for n, v in values.items() if getattr(holder, n) == v), None)

@@ -21,16 +21,14 @@ MOMENTS = 2  # of AdamW, for each number that is trained
 
 
 def checkpoint_bytes(parameters: int, trained: int, *, averaged: bool) -> int:
-    """Returns the bytes of weights and AdamW's moments in float32, plus the weights for an
+    """Returns the bytes of weights and AdamW's moments in float32, and of weights for an
     average.
     """
     return FLOAT32_BYTES * (parameters + MOMENTS * trained + (trained if averaged else 0))
 
 
 def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
-    """Returns how many checkpoints are written: every ``save_every`` steps, and after each
-    stage.
-    """
+    """Returns how many checkpoints are written: every ``save_every`` steps and after each stage."""
     ends = {run.last for run in stages if run.steps}
     last = stages[-1].last
     at_ends = sum(end % recipe.save_every != 0 for end in ends)
@@ -40,7 +38,8 @@ def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
 def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
     """Returns a lower bound of the bytes that the run still adds to its folder: its checkpoints.
 
-    One more than is kept exists while the newest is written. An earlier start's are there already.
+    While the newest is written, one more than is kept exists. Those of an earlier start exist
+    already.
     """
     recipe, stages = runner.recipe, runner.stages
     sizes = {name: p.numel() for name, p in runner.model.named_parameters()}

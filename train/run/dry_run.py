@@ -1,6 +1,4 @@
-"""Runs the first steps on a sample of the pairs, in a folder that is removed once they are
-measured.
-"""
+"""Runs the first steps on a sample of the pairs, in a folder that is removed afterwards."""
 
 import dataclasses
 import math
@@ -78,11 +76,11 @@ def counts_captions(recipe: Recipe) -> bool:
 
 
 def write_sample(pairs: PairTable, total: int, folder: Path, *, full_images: bool = False) -> int:
-    """Writes every so-many-th of ``total`` pairs to ``folder``, as far as training reads them, and
-    the first of each source and split, so that none is missing; returns how many.
+    """Writes every N-th of ``total`` pairs to ``folder``, as far as training reads them, and the
+    first of each source and split, so that none is missing; returns how many.
 
-    With ``full_images`` all pairs of about every so-many-th image, by the hash of its id, and
-    of texts alone by theirs. Memory: the sample.
+    With ``full_images`` it writes all pairs of about every N-th image, by the hash of its id, and
+    of texts alone by the hash of theirs. Memory: the sample.
     """
     every, offset, rows = max(1, -(-total // SAMPLE_PAIRS)), 0, list[dict[str, Any]]()
     empty = dict.fromkeys(PAIRS.schema.names)
@@ -128,8 +126,8 @@ def scale_recipe(recipe: Recipe, share: float) -> Recipe:
 
 
 def describe_visits(run: StageRun, share: float) -> dict[str, str]:
-    """Returns how many pairs a stage with a share visits, by its name; nothing of another stage.
-    ``share``: pairs for one of the sample.
+    """Returns how many pairs a stage with a share visits, by its name; nothing for other stages.
+    ``share``: pairs per sampled pair.
     """
     if run.share is None:
         return {}
@@ -139,8 +137,8 @@ def describe_visits(run: StageRun, share: float) -> dict[str, str]:
 
 
 def estimate_cost(runner: PairRunner, sources: Sources, num_pairs: int, share: float) -> Estimate:
-    """Steps of each stage at its measured rate; ``share``: pairs, or a task's examples, for one of
-    the sample.
+    """Returns the steps of each stage at its measured rate; ``share``: pairs, or a task's examples,
+    per sampled one.
     """
     seconds, rate = 0.0, None
     total = 0

@@ -88,7 +88,9 @@ class _Captured:
 
 
 class _Shape:
-    """Holds a batch's tensors of one shape on the device, where each batch of it is copied."""
+    """Holds a batch's tensors of one shape on the device, into which each batch of that shape is
+    copied.
+    """
 
     def __init__(
         self, batch: HostBatch, budget: Budget, shares: Tensor, device: torch.device
@@ -103,7 +105,7 @@ class _Shape:
         self.captured: _Captured | None = None
 
     def fill(self, batch: HostBatch, shares: Tensor) -> None:
-        """Copies a batch onto the device; nobody waits for the copies."""
+        """Copies a batch onto the device without waiting."""
         pin = self._device.type == "cuda"
         for name, tensor in pad_small(batch, self._budget).tensors.items():
             source = tensor.pin_memory() if pin else tensor

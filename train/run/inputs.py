@@ -43,7 +43,7 @@ class Inputs:
     images: str | None = None
     negatives: str | None = None
     neighbours: str | None = None
-    missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their image
+    missing: Literal["error", "skip"] = "skip"  # how pairs without their image are handled
     init: str | None = None
     vocab: str | None = None
 
@@ -94,7 +94,7 @@ class Sources:
 
     @property
     def fingerprint(self) -> str | None:
-        """Returns the detector's fingerprint; None without regions too."""
+        """Returns the detector's fingerprint; None if unknown or without regions."""
         return None if self.regions is None else self.regions.detector_fingerprint
 
 
@@ -202,9 +202,7 @@ def open_images(
 
 
 def open_regions(inputs: Inputs, boxes: str) -> RegionReader | None:
-    """Opens the table or tables of regions that ``Feeding.boxes`` names; None where none is
-    given.
-    """
+    """Opens the table or tables of regions that ``Feeding.boxes`` names; None if not given."""
     detected, annotated = inputs.regions, inputs.annotated_regions
     if boxes == "annotated":
         return None if annotated is None else RegionReader(annotated, flag=ANNOTATED)

@@ -80,7 +80,7 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
     if sources.regions is None:
         return variant.with_sizes(recipe.model, **sizes) if config is None else config
     body = variant.get_body(recipe.model if config is None else config)
-    # Its own network's features are as wide as that makes them.
+    # A model's own region network defines the width.
     width = body.region_width if variant.makes_features else sources.reader.feature_dim
     if config is not None:
         _check_sizes(body, width, recipe, sources)

@@ -59,8 +59,8 @@ class StepPart(Protocol):
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Raised for a loss or gradient that is NaN or infinite; the message names the step, and the
-    images, weights or losses that are not finite.
+    """Raised for a NaN or infinite loss or gradient; the message names the step, and the images,
+    weights or losses that are not finite.
     """
 
 

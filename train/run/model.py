@@ -31,7 +31,7 @@ MISSING = object()
 OF_DATA = ("vocab_size", "region_width", "num_region_classes", "num_visual_tokens")
 # Fields that no weight depends on, by what their names hold.
 WITHOUT_WEIGHTS = ("dropout", "drop_path", "frozen", "init_std")
-# Of a model that starts from BERT: what BERT's weights mean depends on these.
+# Of a model that starts from BERT: BERT's weights are valid only for equal values of these.
 OF_BERT = ("width", "num_heads", "intermediate_width", "act")
 
 
@@ -125,7 +125,7 @@ def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Mod
 
 
 def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -> None:
-    """Moves the rows of a head that numbers the detector's classes otherwise than ``recipe`` does.
+    """Moves the rows of a head that numbers the detector's classes differently from ``recipe``.
 
     With distributions class 0 is background and the others follow it; without, they begin at 0 and
     the last row is free. The one that is moved across the end was free, or is background's.
@@ -179,7 +179,7 @@ def make_tokenizer(recipe: RunSettings, sources: Sources, chosen: Rows = FOR_TRA
         return read_vocabulary(sources.inputs.vocab)
 
     pairs = sources.inputs.visited
-    if isinstance(pairs, ImagesAlone):  # nothing is read of texts
+    if isinstance(pairs, ImagesAlone):  # no texts are read
         return train_vocabulary([], recipe.vocabulary_size)
 
     def texts() -> Iterator[str]:
@@ -195,8 +195,8 @@ def feature_statistics(reader: RegionReader, rows: Ids) -> tuple[Tensor, Tensor]
     """Returns mean and standard deviation by dimension, float32 [D], over the regions of the first
     images that are trained on and have a box: ``rows`` of the table, rising.
 
-    A dimension that hardly varies gets a twentieth of the mean deviation, lest it be blown up.
-    Without any box, mean 0 and deviation 1.
+    A dimension that hardly varies gets a twentieth of the mean deviation, so that it is not scaled
+    up too far. Without any box, mean 0 and deviation 1.
     """
     with_boxes = rows[reader.box_counts()[rows] > 0]
     count, total, squares = 0, np.zeros(reader.feature_dim), np.zeros(reader.feature_dim)

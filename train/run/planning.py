@@ -89,8 +89,8 @@ def count_visits(
 
 
 def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tuple[int, int] | None:
-    """Returns how many pairs ``share`` and ``max_pairs`` have a stage visit, and of how many; None
-    of a stage that has neither.
+    """Returns how many pairs of how many a stage visits by ``share`` and ``max_pairs``; None
+    without either.
     """
     if stage.share == 1 and stage.max_pairs is None:
         return None
@@ -99,7 +99,9 @@ def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tup
 
 
 def say_visits(stages: Sequence[StageRun]) -> None:
-    """Prints how many pairs the stages visit that do not visit each of theirs once an epoch."""
+    """Prints how many pairs each stage visits, for stages that do not visit every pair once an
+    epoch.
+    """
     for run in stages:
         stage = run.stage
         if run.share is not None:

@@ -55,10 +55,9 @@ def prepare(
     fresh: bool,
     make_form: Callable[[Tokenizer], TextForm] = lambda _: AS_IT_IS,
 ) -> Preparation | None:
-    """Makes the samples ready to be read, their texts in the form that a task has with the run's
-    tokenizer.
+    """Prepares the samples, their texts in the form that a task has with the run's tokenizer.
 
-    None if the run has finished before.
+    Returns None if the run has finished before.
     """
     state = _claim(output, recipe.job, settings, fresh=fresh)
     if state is State.FINISHED:
@@ -98,8 +97,8 @@ def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
 
 
 def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn: bool) -> None:
-    """Prints what there is to validate on, the reasons of ``unusable`` pairs that were meant for
-    it, and whether its images are trained on as well.
+    """Prints the pairs to validate on, the reasons why others of them are ``unusable``, and whether
+    their images are trained on as well.
     """
     images = np.unique(measured.image_keys[measured.image_rows != ABSENT])
     why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
@@ -129,8 +128,8 @@ def _claim(output: Path, job: str, settings: dict[str, Any], *, fresh: bool) -> 
 
 
 def _has_no_step(output: Path) -> bool:
-    """Returns whether ``output`` holds a start of training alone, that ended before its first step
-    or in it: no step is logged and no checkpoint is there.
+    """Returns whether ``output`` holds only a start of training that ended in or before its first
+    step: no step is logged and no checkpoint exists.
     """
     try:
         job = read_json(output / PLAN)["job"]

@@ -65,10 +65,11 @@ class PretrainingStep(nn.Module):
     ) -> tuple[Tensor, NamedLosses]:
         """Returns the weighted sum, and each loss unweighted.
 
-        ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
-        step would be compiled again for every new number. Without them, the vectors of a batch's
-        pairs [B, P, 2, H] and no loss: the first pass of a step in parts, whose second one has what
-        is ``cached``. ``numbers`` draw VLMo's negatives; without, PyTorch's generator does.
+        ``shares``, one for each of ``names``: the batch's share of all labels. They are a tensor,
+        because a compiled step would be compiled again for every new number. Without them, returns
+        the vectors of a batch's pairs [B, P, 2, H] and no loss: the first pass of a step in parts;
+        the second pass has ``cached``. ``numbers`` sample VLMo's negatives; without them, PyTorch's
+        generator does.
         """
         if shares is None:
             inputs, masked = batch.pixel_inputs(masked=False), batch.inputs.tokens

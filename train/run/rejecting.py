@@ -26,8 +26,8 @@ UNDECODABLE = "undecodable.jsonl"  # until they are rows of the rejects table
 class Rejecting:
     """Collects the undecodable images that the batches of all processes name.
 
-    Every process knows all of them. The first one writes each when it is met, with its step, so
-    that a run that is resumed ``after`` a step knows those up to it.
+    Every process has all of them. The first process writes each when it occurs, with its step, so
+    that a run that is resumed ``after`` a step has the images up to it.
     """
 
     def __init__(
@@ -75,9 +75,7 @@ class Rejecting:
         return len(self.met)
 
     def _gather_faults(self, local_faults: Sequence[ReadFault]) -> Sequence[ReadFault]:
-        """Returns the faults of all processes, in their order; most steps exchange only a
-        number.
-        """
+        """Returns the faults of all processes, in their order; most steps exchange only a count."""
         if self._accelerator.num_processes == 1:
             return local_faults
         count = torch.tensor(len(local_faults), device=self._accelerator.device)

@@ -44,7 +44,8 @@ L = TypeVar("L", bound=Learning)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Holds the fields of a recipe that the runner follows; a detector's lacks those with defaults.
+    """Holds the fields of a recipe that the runner reads; a detector's recipe lacks the optional
+    ones.
 
     `RunSettings` documents them.
     """
@@ -67,7 +68,7 @@ class LoopOptions:
 
     @classmethod
     def from_recipe(cls, recipe: Any) -> "LoopOptions":
-        """Takes them from a recipe."""
+        """Reads the fields from a recipe."""
         names = [f.name for f in dataclasses.fields(cls) if hasattr(recipe, f.name)]
         return cls(**{name: getattr(recipe, name) for name in names})
 
@@ -179,7 +180,8 @@ class Runner(Generic[L, C]):
         done = self.done - run.offset
         training = self.build_training(run)
         process = self.accelerator.process_index
-        # With ``done``: a process that the checkpoint does not know draws no numbers again.
+        # With ``done``: a process without a random state in the checkpoint repeats no random
+        # numbers.
         torch.manual_seed(self.options.seed + run.number + (process << 16) + (done << 32))
         if done and self.resumed is not None:
             state = self.resumed.state
@@ -233,7 +235,7 @@ class Runner(Generic[L, C]):
         elif options.compile:
             module = compiled(module)
         update = self.learning.update(self.model, run)
-        if accelerator.scaler is not None:  # float16: it takes the gradients' scale away
+        if accelerator.scaler is not None:  # float16: it removes the gradients' scale
             optimizer = accelerator.prepare(update.optimizer)
             update = dataclasses.replace(update, optimizer=optimizer)
         training = Training(
@@ -260,9 +262,7 @@ class Runner(Generic[L, C]):
         return WeightCasts(module, dtype)
 
     def throughput(self, run: StageRun) -> Throughput:
-        """Returns a counter of a step's products, computed on the copy of the model without
-        values.
-        """
+        """Returns a counter of a step's products, for the copy of the model without values."""
         device = self.accelerator.device
         dtype = COMPUTED_IN.get(self.options.precision, torch.float32)
         self._train_parts(self.valueless, run)
@@ -287,7 +287,7 @@ class Runner(Generic[L, C]):
             return self.learning.measure(run, step, module)
 
     def enough(self, run: StageRun) -> bool:
-        """Returns whether the stage's validations have not improved for as long as the recipe
+        """Returns whether the stage's validations have failed to improve as long as the recipe
         waits.
         """
         patience, rank = self.options.patience, self.learning.criterion.rank
@@ -301,7 +301,7 @@ class Runner(Generic[L, C]):
         optimizer: torch.optim.Optimizer | None = None,
         measured: float | None = None,
     ) -> Snapshot:
-        """Returns the run as a checkpoint keeps it."""
+        """Returns the run as a snapshot for a checkpoint."""
         return Snapshot(
             run=run,
             step=step,
@@ -313,5 +313,5 @@ class Runner(Generic[L, C]):
 
 
 def _first_best(ranks: Sequence[float]) -> int:
-    """Returns the number, from 1, of the first of the lowest; 0 of none."""
+    """Returns the number, from 1, of the first of the lowest; 0 if empty."""
     return ranks.index(min(ranks)) + 1 if ranks else 0

@@ -1,6 +1,4 @@
-"""Decides which checkpoints of a run are kept, which is the best, and which files remain at the
-end.
-"""
+"""Decides which checkpoints of a run are kept, which is the best, and which files remain."""
 
 import shutil
 from collections import Counter
@@ -43,10 +41,10 @@ PREPARED, HELD_OUT = "prepared", "held-out"  # folders; created at each start, r
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """Holds what all checkpoints of a run of pretraining or of a task record.
+    """Holds the shared records of all checkpoints of a run of pretraining or of a task.
 
-    ``collect_keys`` returns the hashes of the pairs and images of a stage. Pretraining
-    has no ``task``.
+    ``collect_keys`` returns the hashes of the pairs and images of a stage. Pretraining has no
+    ``task``.
     """
 
     output: Path
@@ -61,7 +59,7 @@ class SavedRun:
 
 
 class Saving:
-    """Writes a run's checkpoints, reads the last one back, and knows what each was measured at."""
+    """Writes a run's checkpoints, reads the last one back, and holds each one's measurement."""
 
     def __init__(self, run: SavedRun) -> None:
         self.run = run

@@ -1,4 +1,6 @@
-"""These settings decide a run's output: the recipe's fields, and the inputs by content."""
+"""Collects the settings that decide a run's output: the recipe's fields, and the inputs by
+content.
+"""
 
 import hashlib
 from pathlib import Path

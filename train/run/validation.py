@@ -1,4 +1,4 @@
-"""Losses of held-out pairs."""
+"""Computes the losses of held-out pairs."""
 
 import dataclasses
 import math
@@ -21,17 +21,17 @@ from vlmill.train.recipes import TrainingStage
 def held_out_losses(
     module: nn.Module, batches: PretrainBatches, pairs: int, accelerator: Accelerator
 ) -> dict[str, float]:
-    """Returns ``validation/loss`` and ``validation/OBJECTIVE``, means over the labels of ``pairs``
+    """Returns ``validation/loss`` and ``validation/OBJECTIVE``, means over labels of ``pairs``
     pairs.
 
-    Always the same pairs with the same masks, and no random number of training is used up.
+    The pairs and their masks are always the same, and training's random state does not change.
     ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.
     """
     weights, every = batches.stage.objectives, accelerator.num_processes
     device, contrast = accelerator.device, unwrapped(module).contrast
     # The pairs of a training step are contrasted together here, too.
     parts = batches.stage.accumulation if contrast is not None else 1
-    # As many for each process: with fewer pairs than that some come twice.
+    # As many for each process: with fewer pairs than that some repeat.
     count = math.ceil(pairs / batches.size / every / parts) * every * parts
     totals: Counter[str] = Counter()
     sums: dict[str, Tensor] = {}

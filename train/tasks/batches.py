@@ -1,4 +1,4 @@
-"""Batches of a task's examples, in training's order or in the table's."""
+"""Builds batches of a task's examples, in training's order or in the table's."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -135,7 +135,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         return row.evaluate(args)
     if args.examples is None:
         raise InputError(f"--examples is missing: {args.task} reads {row.examples}")
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: not before the arguments are known to be valid.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 

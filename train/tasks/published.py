@@ -22,10 +22,11 @@ PAPERS_TITLE = "Comparison with the papers"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
-    """A model's row of a paper's table: ``figures`` in percent as printed, by our metric names.
+    """Holds a model's row of a paper's table: ``figures`` in percent as printed, by our metric
+    names.
 
     ``paper`` is the one whose table has the row; for a reference system, the paper that quotes it.
-    ``setting``: on which data, or among which boxes.
+    ``setting``: the data, or the candidate boxes.
     """
 
     task: str

@@ -1,5 +1,4 @@
-"""Parts of reports that all tasks share: figures, worst cases, and an image with its regions'
-weights.
+"""Builds the sections of reports that all tasks share: figures, worst cases, regions' weights.
 
 Pure functions from rows to HTML; images come as data: URIs.
 """
@@ -62,8 +61,8 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBox:
-    """Holds a box [4] over a case's image, in its pixels: the ``right`` or ``chosen`` one, or
-    another.
+    """Holds a box [4] over a case's image, in its pixels, and whether it is right, chosen or
+    neither.
     """
 
     box: NDArray[np.floating]
@@ -75,8 +74,9 @@ class DrawnBox:
 class Case:
     """Holds an example as a report shows it: its score, its question, prediction and right answer.
 
-    One with ``boxes`` is drawn; ``size`` is its image's, in their pixels. ``choices`` are listed.
-    ``second_id`` is the image to the right of ``image_id``'s, for examples with two images.
+    A case with ``boxes`` is drawn; ``size`` is the image's size in the boxes' pixels. ``choices``
+    are listed. ``second_id`` is the image to the right of ``image_id``'s, for examples with two
+    images.
     """
 
     example_id: str
@@ -92,7 +92,7 @@ class Case:
 
     @property
     def image_ids(self) -> tuple[str, ...]:
-        """Its images, none of a text alone."""
+        """Returns its images; empty for a text alone."""
         return tuple(name for name in (self.image_id, self.second_id) if name)
 
 
@@ -128,8 +128,8 @@ def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
 def read_thumbnails(
     images: str | Path | None, image_ids: Set[str], *, side: int = CARD_PX
 ) -> dict[str, str]:
-    """Reads thumbnails as data: URIs of the images that the table has, under their ids or by
-    one name, and that can be decoded; ``side`` is the longest in pixels.
+    """Reads thumbnails, as data: URIs, of the images that the table has, under their ids or by one
+    name, and that can be decoded; ``side`` is the longest in pixels.
     """
     if images is None:
         return {}
@@ -141,7 +141,7 @@ def read_thumbnails(
             if content is not None:
                 uris[image_id] = thumbnail_uri(content, side=side)
         except Rejected:
-            continue  # shown by its id: an image that cannot be decoded has none to show
+            continue  # shown by its id: an image that cannot be decoded has no thumbnail
     return uris
 
 
@@ -162,7 +162,7 @@ class WeighedImage:
 
 
 def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None = None) -> Section:
-    """Draws images with their regions, the heavier the more opaque."""
+    """Draws images with their regions; heavier regions are more opaque."""
     uris = read_thumbnails(images, {image.image_id for image in weighted}, side=WEIGHED_PX)
     drawn = [weighed_boxes(image, uris.get(image.image_id, "")) for image in weighted]
     return Section(

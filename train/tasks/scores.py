@@ -1,5 +1,4 @@
-"""Holds the shared parts of all tasks' metrics: joining by id, shares with their errors, and
-percent.
+"""Holds the shared parts of all tasks' metrics: joining by id, shares with errors, and percent.
 
 Figures are fractions under flat names; an undefined one is None, ``null`` in ``metrics.json``.
 """
@@ -23,9 +22,7 @@ NOISE = 10  # decimals of a percentage beyond which binary fractions are not the
 
 
 def by_id(items: Iterable[tuple[K, V]], source: str) -> dict[K, V]:
-    """Returns items under their ids. Raises InputError, which names ``source``, for repeated
-    ids.
-    """
+    """Returns items by their ids. Raises InputError, which names ``source``, for repeated ids."""
     items = list(items)
     joined = dict(items)
     if len(joined) < len(items):
@@ -73,7 +70,7 @@ def require_finite(scores: Mapping[K, NDArray[np.floating]], source: str) -> Non
 def standard_error(share: float, n: int) -> float:
     """Returns the binomial standard error of a share of ``n`` examples.
 
-    Of a mean of scores between 0 and 1 it is the largest that the error can be.
+    For a mean of scores between 0 and 1 it is an upper bound of the error.
     """
     return float(np.sqrt(share * (1 - share) / n))
 
@@ -91,8 +88,8 @@ def share(name: str, scores: Sequence[float] | Sequence[bool] | NDArray[np.gener
 def shares_by_group(
     name: str, scores: Mapping[K, float], groups: Mapping[K, str | None]
 ) -> Figures:
-    """Returns the :func:`share` of each group, ``name/GROUP``; scores without a group are in no
-    share.
+    """Returns the :func:`share` of each group, ``name/GROUP``; scores without a group do not
+    count.
     """
     members: dict[str, list[float]] = {}
     for key, score in scores.items():

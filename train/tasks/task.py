@@ -1,4 +1,4 @@
-"""Defines the interface of a task to the code that fine-tunes and evaluates: inputs, losses,
+"""Defines the interface of a task for the code that trains and evaluates: inputs, losses,
 reports.
 """
 
@@ -38,7 +38,7 @@ from vlmill.train.tasks.scores import Figures
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Holds the model's prediction for an example: the task's ``value`` for the table's row
+    """Holds the model's prediction for an example: ``value`` is the task's, for the table's
     ``row``.
     """
 
@@ -126,7 +126,7 @@ def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
 
 def require_variant(recipe: TaskRecipe) -> None:
     """Raises InputError for a custom recipe's model that has no head for the task, or that reads a
-    token of its task, which only NLVR2 feeds.
+    task token, which only NLVR2 feeds.
     """
     variants = [name for name, variant in MODELS.items() if recipe.task in variant.heads]
     if recipe.variant not in variants:
@@ -151,7 +151,7 @@ class LearntTask(ABC):
     name: str
     losses: tuple[str, ...]  # the names of its losses, in their order in counts
     criterion: Criterion  # the metric that selects the best checkpoint
-    # Of a task whose outputs are vectors [B, 2, H] and whose one loss is their contrast.
+    # Of a task whose outputs are vectors [B, 2, H] and whose only loss is their contrast.
     contrast: StepContrast | None = None
     weighs_regions: bool = True  # whether a report can show the regions that an answer rests on
 
@@ -175,7 +175,7 @@ class LearntTask(ABC):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Fields of the model's configuration that the data decide."""
+        """Returns the fields of the model's configuration that the data decide."""
         return {}
 
     def label_pieces(self, words: Tokenizer) -> list[list[int]]:
@@ -194,21 +194,19 @@ class LearntTask(ABC):
         """Returns the task's record in its checkpoints."""
 
     def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
-        """Returns the stage's rows in the groups among which optimiser steps alternate; one group,
-        unless a task overrides it.
+        """Returns the stage's rows in the groups among which optimiser steps alternate; by default
+        one.
         """
         return (rows,)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the samples of an example: its text with its image, unless a task overrides
-        it.
-        """
+        """Returns the samples of an example; by default its text with its image."""
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
 
     def hide_regions(self, regions: SampledRegions) -> SampledRegions:
-        """Returns the regions that a blind model is shown: only that there is an image, without
-        even their number.
+        """Returns the regions that a blind model is shown: neither their content nor their
+        number.
         """
         return dataclasses.replace(without_features(regions), num_shown=0)
 
@@ -249,7 +247,7 @@ class LearntTask(ABC):
     def compute(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Returns each of ``losses`` as a mean over its labels in the batch."""
 
-    # How it is followed.
+    # Validation
 
     def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
         """Returns the rows that are measured, at most ``max_rows``: the same every time."""

@@ -1,4 +1,4 @@
-"""Opens what an evaluation of a task reads, and checks that it fits together."""
+"""Opens the inputs of a task's evaluation, and checks that they fit together."""
 
 import dataclasses
 import hashlib
@@ -44,7 +44,7 @@ class EvaluationOptions:
     images: str | None = None
     labels: Path | None = None
     split: str | None = None
-    missing: Literal["error", "skip"] = "error"  # what becomes of examples without their image
+    missing: Literal["error", "skip"] = "error"  # how examples without their image are handled
     device: str = "cpu"
     batch_size: int = 64
     fresh: bool = False
@@ -63,8 +63,8 @@ class EvaluationSetup:
 
     @property
     def stage(self) -> TrainingStage:
-        """Returns how examples are fed: as in training, but without random changes, and none is
-        omitted.
+        """Returns how examples are fed: as in training, but without random changes or omitted
+        examples.
         """
         plain = as_measured(self.recipe.stages[0])
         return dataclasses.replace(plain, sources=())
@@ -87,7 +87,7 @@ def open_evaluation(
 ) -> EvaluationSetup:
     """Opens everything that is read; the checkpoint unless it is ``loaded`` already.
 
-    Raises InputError for what does not fit together.
+    Raises InputError for inputs that do not fit together.
     """
     device = device_named(options.device)
     if options.batch_size < 1:
@@ -120,8 +120,8 @@ def open_evaluation(
 
 
 def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """Returns how the checkpoint is fed: by the recipe that it was trained by; a converted
-    checkpoint by the task's first recipe of its model.
+    """Returns how the checkpoint is fed: by the recipe of its training; a converted checkpoint by
+    the task's first recipe of its model.
 
     Raises InputError for a checkpoint of another task, or without the task's head.
     """
@@ -143,7 +143,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
         )
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
-    if feeding.kind == "pixels":  # the weights' own: a converted checkpoint's may be another
+    if feeding.kind == "pixels":  # the weights' own: that of a converted checkpoint may differ
         side = get_variant(loaded.variant).get_body(loaded.config).image_size
         feeding = dataclasses.replace(feeding, image_size=side)
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
@@ -191,7 +191,9 @@ def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
 
 
 def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOptions) -> None:
-    """Raises InputError where the head's outputs are not known to mean the task's labels."""
+    """Raises InputError if the meanings of the head's outputs are not known to be the task's
+    labels.
+    """
     who = f"--checkpoint {loaded.path}"
     if task.sizes and loaded.task is None and options.labels is None:
         raise InputError(

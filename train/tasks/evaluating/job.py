@@ -1,4 +1,5 @@
-"""``train-vl evaluate TASK`` makes of a fine-tuned checkpoint metrics, a page and result files.
+"""Runs ``train-vl evaluate TASK``: writes metrics, a page and result files of a fine-tuned
+checkpoint.
 
 ``report.html`` compares the figures with the papers' and shows examples with images, and the
 regions that an answer rests on.
@@ -175,9 +176,7 @@ def evaluate_task(options: EvaluationOptions) -> None:
 
 
 def write_files(evaluated: EvaluationResult, output: Path) -> EvaluationResult:
-    """Writes the files that servers take; where one cannot be written, the reason becomes a
-    note.
-    """
+    """Writes the files that servers take; if one cannot be written, the reason becomes a note."""
     notes = list(evaluated.notes)
     for write in evaluated.files:
         try:

@@ -1,4 +1,4 @@
-"""A run of fine-tuning tried on its examples, in a folder that goes when its steps are measured."""
+"""Runs the first steps of fine-tuning on its examples, in a folder that is removed afterwards."""
 
 import dataclasses
 import tempfile

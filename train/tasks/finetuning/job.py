@@ -1,4 +1,4 @@
-"""A run of fine-tuning: tables, a recipe and a starting checkpoint in; a task's checkpoint out.
+"""Runs a fine-tuning: reads tables, a recipe and a starting checkpoint; writes a task's checkpoint.
 
 `task_config` and `first_task_model` give a task's model its sizes and its first weights.
 """
@@ -124,8 +124,8 @@ def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> Any:
 
 
 def refuse_changes(recipe: TaskRecipe, part: str, config: Any, init: LoadedCheckpoint) -> None:
-    """Raises InputError for fields of a part of the model that the user has changed and the
-    checkpoint, with this ``config``, has otherwise.
+    """Raises InputError for fields of a part of the model that the user has changed and that differ
+    from the checkpoint's ``config``.
     """
     known = task_recipes().get(recipe.name)
     if known is None:
@@ -146,7 +146,7 @@ def refuse_changes(recipe: TaskRecipe, part: str, config: Any, init: LoadedCheck
 
 
 def check_regions(body: Any, sources: Sources) -> None:
-    """Raises InputError for features of another width than the model takes."""
+    """Raises InputError for features whose width differs from the model's."""
     width = getattr(body, "region_width", None)
     if sources.regions is not None and width != sources.reader.feature_dim:
         raise InputError(
@@ -195,8 +195,8 @@ class TaskInputs:
     regions: str | None = None
     annotated_regions: str | None = None
     images: str | None = None
-    negatives: str | None = None  # the table of negatives that the task draws from
-    missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their image
+    negatives: str | None = None  # the table that the task samples negatives from
+    missing: Literal["error", "skip"] = "skip"  # how examples without their image are handled
     init: str | None = None
     vocab: str | None = None
     labels: Path | None = None  # the classes of the task's head

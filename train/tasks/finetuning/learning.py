@@ -45,8 +45,7 @@ class TaskStep(nn.Module):
         labels.
 
         Without ``shares``, returns the head's outputs, and each loss as a mean over the batch's
-        labels. ``cached``: the contrast of the step that the batch is a part of; it replaces the
-        batch's.
+        labels. ``cached``: the contrast of the full step, which replaces the contrast of the batch.
         """
         outputs = self.task.outputs(self.model, batch)
         if cached is None:
@@ -91,7 +90,7 @@ class FineTuning:
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """Returns the losses and the task's metrics of a number of held-out examples, always the
+        """Returns the losses and the task's metrics of ``examples`` held-out examples, always the
         same.
         """
         assert isinstance(batches, TaskBatches)

@@ -1,1 +1,4 @@
-"""Holds GLUE's eight tasks on texts, with which InterBERT measures how much of BERT remains."""
+"""GLUE has eight tasks on texts, with which InterBERT measures how much of BERT remains.
+
+Reading order: ``row``, ``recipes``, ``task``, ``metrics``, ``evaluation``, ``submission``.
+"""

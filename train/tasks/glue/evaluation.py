@@ -129,8 +129,8 @@ def write_predictions(folder: Path, *, task: str, predictions: Mapping[str, floa
 
 
 def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case:
-    """Returns a row as a report shows it. Its score is the right class's probability, or the
-    closeness to STS-B's score, at most 1.
+    """Returns a row as a report shows it. Its score is the right class's probability, or for STS-B
+    one minus a fifth of the error.
     """
     classes = TASKS[task].classes
     if classes:
@@ -174,9 +174,7 @@ def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]
 
 
 def find_evaluations(pattern: str) -> list[Path]:
-    """Returns the metrics of the evaluations in the folders of a pattern. Raises InputError for
-    none.
-    """
+    """Returns the metrics of the evaluations in a pattern's folders. Raises InputError for none."""
     files = [Path(folder) / METRICS for folder in sorted(glob(pattern))]
     files = [path for path in files if path.is_file()]
     if not files:

@@ -14,7 +14,7 @@ Id = TypeVar("Id", bound=int | str)
 Numbers = NDArray[np.generic]
 Metric = Callable[[Numbers, Numbers], float | None]
 
-POSITIVE = 1  # the class whose F1 is asked
+POSITIVE = 1  # the class whose F1 is computed
 
 
 def matthews(predictions: Numbers, labels: Numbers) -> float:
@@ -26,7 +26,7 @@ def matthews(predictions: Numbers, labels: Numbers) -> float:
 
 
 def f1(predictions: Numbers, labels: Numbers) -> float:
-    """Returns the F1 of class 1; 0 where nobody predicts it or nothing is it."""
+    """Returns the F1 of class 1; 0 if it is never predicted or never labelled."""
     both, predicted, labelled = _counts(predictions, labels)
     return 2 * both / (predicted + labelled) if predicted + labelled else 0.0
 
@@ -58,7 +58,7 @@ def _correlation(
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean; None where a value is."""
+    """Returns the mean; None if a value is None."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if values and len(known) == len(values) else None
 

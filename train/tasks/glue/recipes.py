@@ -82,7 +82,9 @@ def glue_bert() -> TaskRecipe:
 
 
 def make_interbert_recipe(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
-    """InterBERT's text alone: interaction over words, then the text's module [choice]."""
+    """Returns the recipe of InterBERT's text alone: interaction over words, then the text's module
+    [choice].
+    """
     return task_recipe(
         GlueRecipe,
         name,
@@ -123,8 +125,8 @@ def glue_single_stream() -> TaskRecipe:
 
 
 def glue_interbert_without_bert() -> TaskRecipe:
-    """Measures the benefit of a start from BERT: pretraining of the same model began from random
-    weights.
+    """Returns the recipe that shows the benefit of a start from BERT: pretraining of the same model
+    began from random weights.
     """
     return replace(
         glue_interbert(),
@@ -135,7 +137,7 @@ def glue_interbert_without_bert() -> TaskRecipe:
 
 
 def glue_interbert_random() -> TaskRecipe:
-    """Measures the benefit of any pretraining: all weights are random."""
+    """Returns the recipe that shows the benefit of any pretraining: all weights are random."""
     return replace(
         glue_interbert(),
         name="glue-interbert-random",
@@ -157,8 +159,8 @@ def for_texts(encoder: VlmoConfig, num_tokens: int) -> VlmoConfig:
 
 
 def glue_vlmo(size: str) -> TaskRecipe:
-    """VLMo's text experts [choice]: the paper has no such task. The third stage's texts are too
-    short (40 tokens), so that it starts from the second.
+    """Returns the recipe of VLMo's text experts [choice]: the paper has no such task. The third
+    stage's texts are too short (40 tokens), so it starts from the second.
     """
     make, rate = VLMO_SIZES[size]
     return task_recipe(
@@ -177,7 +179,7 @@ def glue_vlmo(size: str) -> TaskRecipe:
 
 
 def small(name: str, like: TaskRecipe, model: Any, lr: float = 3e-4) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     feeding = bert_feeding()
     return for_trials(like, name, model, like.about, lr=lr, batch_size=32, feeding=feeding)
 

@@ -96,7 +96,7 @@ class Glue(Task):
     weighs_regions = False  # GLUE has no regions
 
     def __post_init__(self) -> None:
-        # What InterBERT's table prints, of MNLI the share of right answers in both halves.
+        # The metrics that InterBERT's table prints; for MNLI the accuracy over both halves.
         metric = INTERBERT.get(self.settings.task, "accuracy")
         self.criterion = Criterion(name=metric, highest=True)
 
@@ -118,7 +118,9 @@ class Glue(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Parts its texts itself, as two of them are cut together."""
+        """Returns a copy with the tokenizer: it tokenises its texts, as two of them are cut
+        together.
+        """
         return dataclasses.replace(self, tokenizer=words)
 
     @property
@@ -146,7 +148,7 @@ class Glue(Task):
         return None if is_known else Reason.LABEL_UNKNOWN
 
     def _as_pairs(self, statements: pa.RecordBatch) -> pa.RecordBatch:
-        """Reads statements as pairs without an image, whose text holds all words: a vocabulary is
+        """Reads statements as pairs without an image. Their text holds all words: a vocabulary is
         trained on it.
         """
         rows = statements.filter(pc.equal(statements.column("source"), self.source))
@@ -179,7 +181,7 @@ class Glue(Task):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """Returns where each row's second segment begins, and its class (-100: not public) or its
+        """Returns each row's start of the second segment, and its class (-100: not public) or its
         score (NaN: not public).
         """
         firsts = [sample.num_first for sample in samples if isinstance(sample, TextSample)]
@@ -245,8 +247,7 @@ class Glue(Task):
             for name, value in values_by_metric.items()
             if value is not None and not name.endswith(("_stderr", "_n")) and name != "n"
         }
-        # The correlation of constant values is undefined; for selecting checkpoints it counts as
-        # worst.
+        # The correlation of constant values is undefined; as the best checkpoint's it is the worst.
         return {self.criterion.name: 0.0} | measured
 
     def evaluate(
@@ -300,7 +301,7 @@ def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
     configs = [get_variant(recipe.variant).get_body(recipe.model)]
     if init is not None:
         configs.append(get_variant(init.variant).get_body(init.config))
-    # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
+    # The network takes more than its pretraining was fed, except VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]
     limit: int = min(recipe.stages[0].feeding.max_tokens or limits[0], *limits)

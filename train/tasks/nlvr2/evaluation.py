@@ -1,7 +1,7 @@
 """Computes NLVR2's official metrics of predictions: figures by split, their file, and cases.
 
-Accuracy and consistency are computed from predictions as their files, which NLVR2's scripts read,
-have them. Identifiers are SPLIT-SET-PAIR-SENTENCE. A prediction is the text True or False in any
+Accuracy and consistency are computed from predictions in the format of the files that NLVR2's
+scripts read. Identifiers are SPLIT-SET-PAIR-SENTENCE. A prediction is the text True or False in any
 case; another text is never right.
 """
 
@@ -92,7 +92,7 @@ def write_predictions(
 PUBLISHED = ("nlvr2/dev/accuracy", "nlvr2/test-P/accuracy")
 NO_SPLIT = "train"  # of rows that name none
 COLUMNS = ("example_id", "image_ids", "text_a", "label_id", "split", "subset")
-SPLITS = {"test1": "test-P", "test2": "test-U"}  # the public test, and the one that was not
+SPLITS = {"test1": "test-P", "test2": "test-U"}  # public, and not public
 WORDS = ("False", "True")
 SUBSETS = ("balanced", "unbalanced")
 

@@ -1,6 +1,6 @@
 """NLVR2 as VLMo's paper and code fine-tune it, and with models on regions as 12-in-1 does [choice].
 
-[code] is a released one, [choice] is ours. Published runs are chosen by nothing: the last epoch
+[code] marks released code, [choice] ours. Published runs do not select a checkpoint: the last epoch
 counts.
 """
 
@@ -118,9 +118,7 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
 
 
 def make_region_stage(feeding: Feeding) -> TrainingStage:
-    """Returns the stage [choice]: 40 tokens, and ViLBERT's run for VQA in batches of 128
-    statements.
-    """
+    """Returns the stage [choice]: 40 tokens, ViLBERT's run for VQA, batches of 128 statements."""
     return TrainingStage(
         name="nlvr2",
         epochs=20,
@@ -146,7 +144,7 @@ def nlvr2_vilbert() -> TaskRecipe:
 
 
 def nlvr2_vilbert_12in1() -> TaskRecipe:
-    """12-in-1's own checkpoint, all of its heads kept."""
+    """Returns the recipe of 12-in-1's own checkpoint, all of its heads kept."""
     return task_recipe(
         Nlvr2Recipe,
         "nlvr2-vilbert-12in1",
@@ -179,7 +177,7 @@ def nlvr2_interbert() -> TaskRecipe:
 def small(
     name: str, like: TaskRecipe, model: Any, lr: float = 2e-4, feeding: Feeding | None = None
 ) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     return for_trials(
         like,
         name,

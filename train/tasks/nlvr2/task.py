@@ -1,7 +1,7 @@
 """NLVR2: whether a statement is true of two images.
 
-Input: the statement with either image, two pairs that share the text. Head: a classifier on what
-the model pools of both, side by side. Loss: cross-entropy over false and true. Metric: the share of
+Input: the statement with either image, two pairs that share the text. Head: a classifier on the
+concatenated pooled vectors of both. Loss: cross-entropy over false and true. Metric: the share of
 right examples; consistency, over all images of a statement, is evaluation's.
 
 S statements, B = 2 S pairs, T tokens.
@@ -189,8 +189,8 @@ class Nlvr2(Task):
 
 
 def as_pairs(statements: pa.RecordBatch) -> pa.RecordBatch:
-    """Reads statements as pairs with their first image, and the second one's id; neither of one
-    without two.
+    """Reads statements as pairs with their first image and the second one's id; without both ids if
+    one is missing.
     """
     rows = [
         ids if len(ids) == NUM_IMAGES else [None] * NUM_IMAGES for ids in _image_ids(statements)

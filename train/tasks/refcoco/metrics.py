@@ -1,4 +1,4 @@
-"""Computes the accuracy of referring expressions: does the chosen box overlap the right one enough?
+"""Computes the accuracy of referring expressions: how often the chosen box overlaps the right one.
 
 Boxes are x1, y1, x2, y2 with x2 and y2 the outer edge. N candidates of an expression.
 """
@@ -35,7 +35,7 @@ class IouRule:
 
 
 RULES = {
-    "exact": IouRule(),  # ours: that of the data set's authors but for slivers
+    "exact": IouRule(),  # ours: as the data set's authors, except for slivers
     "released": IouRule(extra=1.0, strict=True, dtype=np.float32),  # ViLBERT's code
     "vlbert": IouRule(extra=1.0),
     "mattnet": IouRule(min_side=1.0),
@@ -92,7 +92,7 @@ class Choice:
 
 
 def choose(grounding: Grounding, rule: IouRule = RULES["exact"]) -> Choice:
-    """Takes the candidate with the highest score, the first of equals."""
+    """Returns the candidate with the highest score, the first of equals."""
     annotated = grounding.reference_index is not None
     if not len(grounding.scores):
         identical = False if annotated else None
@@ -114,7 +114,7 @@ def refcoco_metrics(
 
     ``name`` is TASK/SPLIT. Annotated candidates also have ``accuracy_identity``: the chosen box is
     the right one, not merely near it. Raises InputError for scores that are not finite or not one
-    a candidate.
+    per candidate.
     """
     for key, grounding in groundings.items():
         if grounding.scores.shape != (len(grounding.candidates),):

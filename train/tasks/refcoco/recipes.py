@@ -1,7 +1,7 @@
 """RefCOCO, RefCOCO+ and RefCOCOg as each paper and each released code fine-tunes on them.
 
-[code] is the released one, [choice] is ours. VL-BERT trains the network along that makes the
-regions' features; it can read stored ones, too.
+[code] marks released code, [choice] ours. VL-BERT also trains the network that makes the regions'
+features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class RefcocoSettings:
 
     # The target of a region that overlaps by half: its overlap (ViLBERT's code), or 1.
     labels: Literal["soft", "binary"] = "binary"
-    # By which rule of `metrics.RULES` overlaps are measured for that.
+    # The rule of `metrics.RULES` by which overlaps are measured for that.
     label_rule: Rule = "vlbert"
     # The loss of a region, summed over an image's and a mean over the expressions (ViLBERT), or a
     # mean over all of them (VL-BERT).
@@ -58,7 +58,7 @@ class RefcocoSettings:
     mirror_words: bool = False
     iou: Rule = "exact"  # the rule by which a choice is right: that of `evaluate --iou`
     # Whether the full image, which is trained on as a region, may be chosen. The released codes
-    # let it.
+    # allow it.
     choose_whole: bool = False
 
 
@@ -120,8 +120,8 @@ def refcoco_vilbert() -> TaskRecipe:
 
 
 def vlbert_refcoco_feeding() -> Feeding:
-    """Expressions in full, all regions, the full image among them, mirrored every other time
-    [code].
+    """Returns the feeding: expressions in full, all regions, the full image among them, mirrored
+    every other time [code].
     """
     return replace(
         vlbert_feeding(),
@@ -202,7 +202,7 @@ def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> Task
 
 
 def small_refcoco(name: str, like: TaskRecipe, model: Any) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     about = f"RefCOCO+ with {name.removeprefix('refcoco-').removesuffix('-small')}"
     return for_trials(like, name, model, about, lr=3e-4, batch_size=64)
 

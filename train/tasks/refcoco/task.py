@@ -62,7 +62,7 @@ OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image
 
 
 def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDArray[np.float32]:
-    """Returns what each box is taught [N]: 0 unless it overlaps with the reference by half."""
+    """Returns each box's target [N]: 0 unless it overlaps with the reference by half."""
     rule = RULES[settings.label_rule]
     overlaps = iou(reference, boxes, rule)
     right = rule.is_right(overlaps)
@@ -70,7 +70,7 @@ def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> N
 
 
 def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
-    """Returns the full image's box, then the boxes: [N + 1, 4]; VL-BERT's ends at the last
+    """Returns the full image's box, then the boxes: [N + 1, 4]. VL-BERT's box ends at the last
     pixel.
     """
     less = int(feeding.whole_image == "rest")
@@ -95,12 +95,12 @@ class Refcoco(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Knows the vocabulary's left and right."""
+        """Returns a copy with the vocabulary's tokens for left and right."""
         return dataclasses.replace(self, sides=find_sides(words))
 
     def examples(self, path: str) -> Examples:
-        """Expressions with the box that each names; also those without a word, and of images in
-        which nothing was detected: they are scored as published.
+        """Reads expressions with the box that each names; also those without a word, and of images
+        without detections: they are scored as published.
         """
         return Examples(
             path=path, table=EXPRESSIONS, as_pairs=_as_pairs, labels=LABELS, takes_empty=True
@@ -116,9 +116,7 @@ class Refcoco(Task):
         return without_features(regions)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the expression with its image; left and right are swapped if the image is
-        mirrored.
-        """
+        """Returns the expression with its image; a mirrored image swaps its left and right."""
         sample = batches.example(visit.row, draws)
         if isinstance(sample, Undecodable):
             return sample
@@ -181,7 +179,7 @@ class Refcoco(Task):
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
         """Returns the number of expressions, or of all their regions: the loss is a mean over
-        either.
+        them.
         """
         counts = batch.tensors[f"{LABEL}counts"]
         return {"regions": len(counts) if self.settings.loss == "sum" else int(counts.sum())}
@@ -236,9 +234,7 @@ class Refcoco(Task):
         return groundings
 
     def _find_reference(self, reference: Boxes, boxes: Boxes) -> int | None:
-        """Returns the index of the annotated box that is named; None if it is not among the
-        boxes.
-        """
+        """Returns the index of the annotated box that is named; None if it is not among them."""
         if self.feeding.boxes != "annotated" or not len(boxes):
             return None
         distances = np.abs(boxes - reference).max(axis=1)
@@ -295,9 +291,7 @@ def padded(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns"]
 def refcoco(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Refcoco:
-    """Returns the task of a recipe. Raises InputError for a file of labels, which it does not
-    have.
-    """
+    """Returns the task of a recipe. Raises InputError for a file of labels: it has no labels."""
     if labels is not None:
         raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
     settings: Any = recipe.settings

@@ -20,18 +20,18 @@ def as_they_are(pairs: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class RetrievalTask(LearntTask):
-    """Reads captions, and is followed by the mean of the six recalls."""
+    """Reads captions, and validates by the mean of the six recalls."""
 
     name = NAME
     criterion = Criterion(name="mean_recall", highest=True)
 
     def examples(self, path: str) -> Examples:
-        """Captions with their images."""
+        """Reads captions with their images."""
         return Examples(path=path, table=PAIRS, as_pairs=as_they_are)
 
     @property
     def record(self) -> TaskRecord:
-        """Its head means the same for any data."""
+        """Returns the record: the head's outputs are the same for all data."""
         return TaskRecord(name=NAME)
 
     def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:

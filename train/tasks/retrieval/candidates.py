@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedPairs:
-    """Holds the pairs that were asked for, and the digest of their whole table."""
+    """Holds the pairs that were requested, and the digest of their whole table."""
 
     pairs: tuple[Pair, ...]
     digest: str
@@ -68,7 +68,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
     """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts
     them.
     """
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state; the caller's stays
     tokenizer.enable_truncation(max_tokens)
     encoded = tokenizer.encode_batch(list(texts))
     return Texts(

@@ -102,7 +102,7 @@ def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Fe
 
 
 def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
-    """Returns how many tokens the model is fed of a text."""
+    """Returns how many tokens of a text the model is fed."""
     longest: int = body_config(loaded).max_text_tokens
     return min(feeding.max_tokens or longest, longest)
 

@@ -1,4 +1,5 @@
-"""Retrieval by a model that reads texts and images apart (VLMo, arXiv:2111.02358, sec. 4.3).
+"""Trains retrieval by a model that reads texts and images separately (VLMo, arXiv:2111.02358, sec.
+4.3).
 
 Input: a caption and its image. Head: a vector of either, of length 1. Loss: the contrast of all
 pairs of the step, in both directions, of all parts that it is computed in (accumulation) and of all
@@ -36,7 +37,9 @@ from vlmill.train.tasks.task import Prediction
 def scaled_vectors(
     model: Vlmo, text: Float[Tensor, "B H"], image: Float[Tensor, "B H"]
 ) -> Float[Tensor, "B 2 H"]:
-    """Vectors whose products are the contrast's logits: the temperature goes with the texts."""
+    """Returns vectors whose products are the contrast's logits: texts are scaled by the
+    temperature.
+    """
     return torch.stack([model.log_scale.exp().float() * text, image], dim=1)
 
 
@@ -52,7 +55,7 @@ def compute_contrast(
 
 @dataclass(kw_only=True)
 class DualEncoder(RetrievalTask):
-    """Draws a caption and its image together, and all others apart."""
+    """Pulls matching caption-image pairs together and pushes all others apart."""
 
     settings: RetrievalSettings
 

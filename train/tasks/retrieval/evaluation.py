@@ -1,4 +1,4 @@
-"""``train-vl evaluate retrieval`` makes of a checkpoint metrics, neighbours and a page.
+"""Runs ``train-vl evaluate retrieval``: writes metrics, neighbours and a page of a checkpoint.
 
 The page also shows the regions that the matching head's score of a caption rests on.
 """
@@ -154,7 +154,7 @@ def _metrics(
     owners, fold_images = candidates.owners, setup.options.fold_images
     try:
         metrics = retrieval_metrics(ranked.by_text, owners, by_image=ranked.by_image)
-    except ValueError as error:  # the model's weights, as all that is fed was found finite
+    except ValueError as error:  # the fault is in the model's weights: all inputs were finite
         raise InputError(f"--checkpoint {setup.loaded.path}: {error}; use another") from None
     metrics |= {
         "pairs": len(candidates.pairs),
@@ -212,7 +212,7 @@ def _write(
 def _weighed(
     setup: RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
 ) -> list[WeighedImage]:
-    """Weighs the image of the surest right caption, or of the surest at all."""
+    """Weighs the image of the most certain right caption, or else of the most certain one."""
     best = min(by_text, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
     weighed = weighed_image(setup, candidates, best.query)
     return [] if weighed is None else [weighed]

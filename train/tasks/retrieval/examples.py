@@ -1,6 +1,4 @@
-"""Selects examples of an evaluation: each query's nearest candidates, and the rank of the right
-one.
-"""
+"""Selects examples of an evaluation: each query's nearest candidates, and the right one's rank."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """Holds a candidate among the first: its number, score, and whether it is a right answer."""
+    """Holds one of the first candidates: its number, score, and whether it is a right answer."""
 
     candidate: int
     score: float
@@ -79,7 +77,7 @@ def _outcome(
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Queries to show: the surest right ones, the furthest off of the wrong ones, and some evenly
+    """Holds the queries to show: the most certain right ones, the worst ones, and some evenly
     spread.
     """
 
@@ -114,8 +112,8 @@ def evenly(items: Sequence[T], count: int) -> list[T]:
 
 
 def unmoved(score: float) -> tuple[float, bool]:
-    """Returns a score as the model gave it, and whether it is a shortlist's: moved down, it was
-    not.
+    """Returns a score as the model gave it, and whether it is in the shortlist: scores that were
+    moved down are not.
     """
     return (score, True) if score > -BELOW / 2 else (score + BELOW, False)
 

@@ -1,4 +1,4 @@
-"""Follows retrieval by held-out images with all of their captions: pure functions.
+"""Validates retrieval by held-out images with all of their captions: pure functions.
 
 T texts, I images, P candidates of a text.
 """
@@ -20,8 +20,7 @@ Scores = NDArray[np.floating]
 def select_image_rows(table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
     """Returns all of the ``rows`` of some images: at most ``max_rows``, but of one image at least.
 
-    The images are the first ones by the hashes of their ids, so other rows of the table do not
-    matter.
+    The images are the first ones by the hashes of their ids, regardless of the table's other rows.
     """
     keys = table.image_keys[rows]
     _, images, counts = np.unique(keys, return_inverse=True, return_counts=True)
@@ -40,10 +39,10 @@ def one_row_each(table: SampleTable, rows: Ids) -> Ids:
 def scores_of_candidates(
     table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """Scores [I, T] and the image of each text [T], of texts that met every image of all.
+    """Returns scores [I, T] and the image of each text [T], of texts scored with every image.
 
-    A prediction is of a text with its own image and then with the others, as
-    :func:`one_row_each` orders them.
+    A prediction is of a text with its own image and then with the others, as :func:`one_row_each`
+    orders them.
     """
     rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
     _, owners = np.unique(table.image_keys[rows], return_inverse=True)
@@ -68,7 +67,9 @@ def scores_of_vectors(
 def measure_recalls(
     scores: Scores, owners: NDArray[np.int64], *, alignment: bool = False
 ) -> dict[str, float]:
-    """Recalls of both directions and their mean, where asked for also the ``alignment`` of four."""
+    """Returns recalls of both directions and their mean, and on request the ``alignment`` of
+    four.
+    """
     metrics = retrieval_metrics(scores, owners)
     names = [f"{direction}/r{k}" for direction in DIRECTIONS for k in KS]
     numbers = {name: metrics[name] for name in (*names, "mean_recall")}

@@ -96,16 +96,14 @@ class Images(Protocol):
 
 
 class RegionImages:
-    """Reads the regions of images, fed by ``feeding``, and full images' features if asked
-    for.
-    """
+    """Reads the regions of images, fed by ``feeding``, and on request full images' features."""
 
     def __init__(
         self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
     ) -> None:
         self._reader, self._global_features = reader, global_features
         self.join = Join(reader.index, asking="--pairs", holding="--regions")
-        # Nothing is guessed: distributions over classes are left in their file.
+        # Nothing is predicted: distributions over classes are not read.
         self._feeding = dataclasses.replace(feeding, region_targets="class")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
@@ -142,7 +140,7 @@ class RegionImages:
         return boxes, row.width, row.height
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Makes a batch with all regions; regions that do not fit next to a text are cut with that
+        """Makes a batch with all regions; regions that do not fit next to a text are cut per
         text.
         """
         numbers = self._rows(image_ids)
@@ -156,7 +154,7 @@ class RegionImages:
         return rows
 
 
-KEPT_BYTES = 128 << 20  # of pixels, for those who ask for an image's fault first
+KEPT_BYTES = 128 << 20  # of pixels, for callers that ask for an image's fault first
 
 
 def load_pixels(
@@ -199,7 +197,7 @@ class PixelImages:
         return load_pixels(data, image_id, self._feeding.image_size, self._decode)
 
     def fault(self, image_id: str) -> Reason | None:
-        """Returns the images without bytes, and what cannot be decoded."""
+        """Returns the reject reason of an image without bytes, or that cannot be decoded."""
         pixels = self.load(image_id)
         self._last = image_id, pixels
         if isinstance(pixels, Reason):
@@ -209,14 +207,14 @@ class PixelImages:
         return None
 
     def _load_kept(self, image_id: str) -> NDArray[np.uint8] | Reason:
-        """Returns what :meth:`load` does, of an image that is kept without decoding it."""
+        """Returns the result of :meth:`load`; a kept image is not decoded again."""
         if self._last is not None and self._last[0] == image_id:
             return self._last[1]
         kept = self._kept.get(image_id)
         return self.load(image_id) if kept is None else kept
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Returns the images without a fault. Raises InputError for another."""
+        """Returns a batch of images. Raises InputError for an image with a fault."""
         loaded = {image_id: self._load_kept(image_id) for image_id in image_ids}
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():

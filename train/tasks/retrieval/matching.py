@@ -1,9 +1,9 @@
 """Scores every text with every image, by a matching head or by contrastive vectors.
 
 I images, T texts, B texts of a batch, L tokens of a text, R regions, M patches, E elements of an
-image, H width. A fusion model reads text and image together,
-so that all I x T pairs pass through it; what depends on one of the two alone is computed once. The
-matching logit ranks, and not its sigmoid: it has the same order and does not saturate into ties.
+image, H width. A fusion model reads text and image together, so that all I x T pairs pass through
+it; parts that depend on one of the two alone are computed once. Pairs are ranked by the matching
+logit, not its sigmoid: it has the same order and does not saturate into ties.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ def silent(count: int) -> None:
 
 @runtime_checkable
 class PairScorer(Protocol):
-    """Takes a model with a matching head apart into what texts, images and pairs cost."""
+    """Splits a model with a matching head into the work per text, per image and per pair."""
 
     @property
     def keeps_texts(self) -> bool:
@@ -78,7 +78,7 @@ class EncodeScorer:
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
-        """Returns nothing but their ids."""
+        """Returns only their ids."""
         return texts
 
     def read_image(self, batch: Batch) -> Float[Tensor, "1 E H"]:
@@ -106,7 +106,7 @@ class EncodeScorer:
         return pooled
 
     def match(self, texts: TextBatch, image: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
-        """Asks the head of the encoded pairs."""
+        """Computes the head's logits of the encoded pairs."""
         return self.logit(self.pool(texts, image))
 
 
@@ -163,20 +163,20 @@ class StreamScorer:
         return self.model.join(texts, image.take(again).pooled_alone()).pooled
 
     def match(self, texts: Stream, image: Stream) -> Float[Tensor, " B"]:
-        """Asks the head of the joined streams."""
+        """Computes the head's logits of the joined streams."""
         return self.logit(self.pool(texts, image))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PixelScorer:
-    """VLMo's fusion encoder: an image's patches are embedded once."""
+    """Scores pairs with VLMo's fusion encoder: an image's patches are embedded once."""
 
     model: Vlmo
     logit: Logit
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
-        """Returns nothing but their ids."""
+        """Returns only their ids."""
         return texts
 
     def read_image(self, batch: Batch) -> Float[Tensor, "1 M H"]:
@@ -193,11 +193,11 @@ class PixelScorer:
         return encoder.fuse(embedded, texts.token_mask, expanded, real=texts.real, read=read).pooled
 
     def match(self, texts: TextBatch, image: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
-        """Asks the head of the encoded pairs."""
+        """Computes the head's logits of the encoded pairs."""
         return self.logit(self.pool(texts, image))
 
 
-# Whose texts and images have more in common for all pairs than embedded regions.
+# Variants whose texts and images share more computation than embedded regions.
 SCORERS: dict[str, Callable[..., PairScorer]] = {
     "encoded": EncodeScorer,
     "streams": StreamScorer,
@@ -209,7 +209,7 @@ def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
     """Returns the scorer of a model with a head that ranks, or with such a model inside."""
     variant = get_variant(find_variant(model))
     body, logit = variant.get_body(model), get_part(model, variant.match_logit)
-    if max_elements is not None:  # how long a text is depends on the image: none is read ahead
+    if max_elements is not None:  # a text's length depends on the image, so no text is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
     return SCORERS[get_variant(find_variant(body)).scores_pairs](model=body, logit=logit)
 
@@ -254,7 +254,7 @@ def match_scores(
                         image = scorer.read_image(images.batch([image_ids[row]]).to(device))
                     columns.append(batch.columns)
                     logits.append(scorer.match(read[number], image).float())
-                    # A device works on while the next batch is asked for, until its image ends.
+                    # A device computes while the next batch is requested, until its image ends.
                     if device.type == "cpu" or number == len(batches) - 1:
                         values = torch.cat(logits).cpu().numpy()
                         scores[row, np.concatenate(columns)] = values
@@ -285,7 +285,7 @@ def _passes(
 
 
 def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:
-    """Yields batches in runs that together have at most :data:`TOKENS_KEPT` tokens, or one
+    """Yields groups of batches that together have at most :data:`TOKENS_KEPT` tokens, or one
     batch.
     """
     part: list[TextBatch] = []

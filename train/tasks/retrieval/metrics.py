@@ -68,8 +68,8 @@ def ranks_among(scores: Scores, right: Ids) -> Ranks:
 
 
 def image_to_text_ranks(scores: Scores, owners: Ids) -> Ranks:
-    """Returns the ranks of text retrieval: each image's rank of its best placed text among the
-    texts of others.
+    """Returns the ranks of text retrieval: each image's rank of its best ranked text among the
+    texts of other images.
     """
     check_scores(scores, owners)
     pessimistic = np.empty(len(scores), dtype=np.int64)
@@ -171,8 +171,8 @@ def rank_summary(ranks: Ranks, ks: Sequence[int] = KS) -> dict[str, float]:
 def fold_metrics(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> list[dict[str, float]]:
-    """Returns the figures of consecutive blocks of ``fold_images`` images, each scored within
-    itself: its images against its own texts.
+    """Returns the figures of consecutive blocks of ``fold_images`` images, each scored separately:
+    its images against its own texts.
 
     Raises ValueError if the images do not fill whole blocks.
     """
@@ -192,7 +192,7 @@ def fold_metrics(
 def mean_of_folds(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Returns the mean of every figure over :func:`fold_metrics`, as COCO 1K is; of ``n`` and
+    """Returns the mean of every figure over :func:`fold_metrics`, like COCO 1K; for ``n`` and
     ``ties`` the sum, and the standard error of the mean of recalls.
     """
     folds = fold_metrics(scores, owners, fold_images, ks)

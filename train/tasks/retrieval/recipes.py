@@ -1,6 +1,6 @@
 """Retrieval on Flickr30k and COCO as each paper and each released code fine-tunes it.
 
-[code] is the released one, [choice] is ours. Published runs are chosen by nothing: the last epoch
+[code] marks released code, [choice] ours. Published runs do not select a checkpoint: the last epoch
 counts (VLMo's code: the mean of the six recalls on validation, which validate_every=N does).
 """
 
@@ -221,7 +221,7 @@ def _bind_recipe(name: str, fields: dict[str, Any]) -> Callable[[], TaskRecipe]:
 
 
 def small(name: str, like: TaskRecipe, model: Any, lr: float) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     about = like.about.partition(",")[0]
     # Without --init matching stays at chance where features are not standardised.
     return for_trials(like, name, model, about, lr=lr, batch_size=16, standardise_features=True)

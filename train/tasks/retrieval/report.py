@@ -191,8 +191,8 @@ def _text_examples(
 
 
 def _list_neighbours(outcome: Outcome) -> list[dict[str, Any]]:
-    """Returns the first candidates with their ranks, and the right one with its rank if not among
-    them.
+    """Returns the first candidates with their ranks, and the right one with its rank if it is not
+    among them.
     """
     rows = list(enumerate(outcome.neighbours))
     if not any(n.right for n in outcome.neighbours):

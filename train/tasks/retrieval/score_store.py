@@ -21,7 +21,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.plain_json import parse_json
 from vlmill.train.tasks.retrieval.candidates import Candidates
 
-SECONDS_BETWEEN_FILES = 30.0  # of work that a kill may cost
+SECONDS_BETWEEN_FILES = 30.0  # the most work that a kill loses
 PATTERN = "scores-*.block"
 Scores = NDArray[np.float32]
 
@@ -72,7 +72,7 @@ class ScoreCache:
         return cache
 
     def add(self, scores: Scores) -> None:
-        """Takes the scores of the next pairs, and writes a file if it is time."""
+        """Adds the scores of the next pairs, and writes a file if it is time."""
         if self.folder is None:
             return
         self._new.append(scores)

@@ -1,4 +1,4 @@
-"""The fields of retrieval's recipes."""
+"""Defines the fields of retrieval's recipes."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -17,7 +17,7 @@ class RetrievalSettings:
     # The negatives of a pair: the same image with other captions (texts), the same caption with
     # other images, either of these by chance (both), ViLBERT's three of another caption, another
     # image and a caption of a near image (alignment), or the other pairs of the step (batch:
-    # VLMo's contrast, which no other field is about but same_picture_negatives).
+    # VLMo's contrast, to which of the other fields only same_picture_negatives applies).
     negatives: Literal["texts", "pictures", "both", "alignment", "batch"] = "alignment"
     num_candidates: int = OF_ALIGNMENT  # the pair itself among them
     # Whether alignment's near caption is of one of the images nearest by their

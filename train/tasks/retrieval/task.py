@@ -1,15 +1,15 @@
 """Trains retrieval by a model that reads a text and an image together.
 
 Input: a caption with its image, and pairs that do not belong together. Head: how well a pair fits;
-that of pretraining, or a new one (ViLBERT's code; ImageBERT has both). Loss: each pair alone, the
+pretraining's head, or a new one (ViLBERT's code; ImageBERT has both). Loss: each pair alone, the
 pair among its candidates, or the hardest of these by a margin. Metric: recall, where each text of
-some held-out images meets each of these images.
+some held-out images is scored with each of these images.
 
 S captions, P candidates of each, K heads.
 
 The first candidate of a pair (column 0) is the pair itself. Losses over a pair and its negatives
-are ImageBERT's (arXiv:2001.07966, sec. 4.2). The paper prints the signs of the first and third
-otherwise, and the third without margin and difference: misprints.
+are ImageBERT's (arXiv:2001.07966, sec. 4.2). The paper prints other signs for the first and third,
+and the third without margin and difference: misprints.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
 def candidate_losses(
     scores: Float[Tensor, "S P K"], names: Sequence[str], margin: float = MARGIN
 ) -> dict[str, Float[Tensor, ""]]:
-    """Returns the losses of these names: pairs alone by the first head, candidates by the last
+    """Returns the losses of these names: of pairs by the first head, of candidates by the last
     one.
     """
     losses: dict[str, Callable[[], Tensor]] = {
@@ -69,7 +69,7 @@ def candidate_losses(
 def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
     """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss.
 
-    Of log odds that are the difference of two logits it is the cross-entropy of their two classes
+    For log odds that are the difference of two logits it is the cross-entropy of their two classes
     (InterBERT's code).
     """
     targets = torch.zeros_like(logits)
@@ -88,8 +88,8 @@ def hardest_triplet(scores: Float[Tensor, "S P"], margin: float = MARGIN) -> Flo
     """Returns the mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0
     and 1.
 
-    Of negative texts and negative images in one sample the losses are taken apart and added.
-    Without a negative it is 0.
+    The losses of negative texts and of negative images in one sample are computed separately and
+    added. Without a negative it is 0.
     """
     bounded = scores.sigmoid()
     if not scores.numel() or scores.shape[1] < 2:
@@ -207,7 +207,7 @@ class CandidateRetrieval(RetrievalTask):
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns a caption's candidates, its matching pair first; of a held-out one, all
+        """Returns a caption's candidates, its matching pair first; for a held-out one, all
         images.
         """
         new_samples = list[Sample]()
@@ -239,9 +239,7 @@ class CandidateRetrieval(RetrievalTask):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """Returns the index of each caption's matching pair in the batch, which its candidates
-        follow.
-        """
+        """Returns the index of each caption's matching pair in the batch; its candidates follow."""
         firsts = [index for index, sample in enumerate(samples) if sample.matching]
         return {f"{LABEL}firsts": torch.tensor(firsts)}
 
@@ -264,7 +262,7 @@ class CandidateRetrieval(RetrievalTask):
     # Metric
 
     def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
-        """Returns the captions per batch: with all images about the pairs of a step, at least one
+        """Returns the captions per batch: about a step's pairs, with all images; at least one
         caption.
         """
         num_pictures = len(one_row_each(table, np.array(rows, dtype=np.int64)))
@@ -279,7 +277,7 @@ class CandidateRetrieval(RetrievalTask):
         return list(scores)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Recalls in both directions, and ViLBERT's choice among four."""
+        """Returns recalls in both directions, and the accuracy of ViLBERT's choice among four."""
         return measure_recalls(*scores_of_candidates(table, predicted), alignment=True)
 
 

@@ -1,5 +1,5 @@
-"""Ranks by the scores of contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and their best
-ones again by the matching head.
+"""Ranks by the scores of contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and reranks the
+best ones by the matching head.
 
 I images, T texts, H width of the vectors.
 """
@@ -21,7 +21,7 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
 from vlmill.train.tasks.retrieval.matching import Advance, silent
 
-MOST_THREADS = 8  # that decode images
+MOST_THREADS = 8  # threads that decode images
 BELOW = 1e6  # how far candidates that were not ranked again are moved down
 
 

@@ -1,8 +1,8 @@
 """VLMo's dual encoder (arXiv:2111.02358, sec. 4.3): COCO first, Flickr30k from there.
 
-The contrast is of all pairs of a step, on as many processes and in as many parts as it takes: on
-one card with 80 GB ``accumulation=12`` for base on COCO, ``accumulation=48`` for large. [code] is
-the released one.
+The contrast is over all pairs of a step, on any number of processes and parts: on one card with 80
+GB ``accumulation=12`` for base on COCO, ``accumulation=48`` for large. [code] marks the released
+code.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,7 @@ SIZE = 384  # pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Holds the values that differ between data sets; ``steps``, or ``epochs`` by the paper's
-    text.
-    """
+    """Holds the values that differ between data sets; ``steps``, or ``epochs`` by the paper."""
 
     make: Callable[..., VlmoConfig]
     rate: float
@@ -61,7 +59,7 @@ def by_paper(
     coco: float,
     flickr_drop_path: float,
 ) -> Any:
-    """Epochs of batches of 2,048; dropped paths are the code's."""
+    """Returns the paper's run: epochs of batches of 2,048; dropped paths are the code's."""
     fields: dict[str, Any] = {"make": make, "batch_size": 2048, "same_picture_negatives": False}
     return {
         COCO: Run(rate=rates[0], drop_path=0.2, epochs=coco, **fields),

@@ -145,7 +145,7 @@ def read_splits(examples: str, scores: Mapping[str, Scores]) -> dict[str, Split]
 
 
 def add_row(split: Split, row: dict[str, Any], logits: Scores) -> None:
-    """Puts a row's logits where they belong."""
+    """Adds a row's logits to its split and sub-task."""
     task, key = row["task"], question_key(row["example_id"], row["task"])
     split.rows.append(row)
     if row["label"] >= 0:

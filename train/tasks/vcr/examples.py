@@ -1,4 +1,4 @@
-"""Makes of a row of choices the texts that a model reads: a question with each of its choices.
+"""Turns a row of choices into the texts that a model reads: a question with each of its choices.
 
 C choices, T tokens of one.
 """
@@ -37,7 +37,7 @@ COLUMNS = (
     *("task", "label", "question", "choices", "object_names", "boxes"),
     *("question_tags", "choice_tags"),
 )
-SEGMS = "segms"  # the column of outlines, which only pixels are read with
+SEGMS = "segms"  # the column of outlines, which only models on pixels read
 OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image's
 NEAR_PX = 2.0  # corners of an object's box and of the region matched to it
 

@@ -1,4 +1,4 @@
-"""The objects that a question's texts name, where no others are shown (VL-BERT's code)."""
+"""Selects the objects that a question's texts name, where no others are shown (VL-BERT's code)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from vlmill.train.tasks.vcr.texts import NO_OBJECT
 
 
 def list_mentioned_objects(question: Question, num_shown: int) -> list[int]:
-    """Returns the objects that a row's texts name, in the order in which they are named first.
+    """Returns the objects that a row's texts name, in the order of their first mention.
 
     Objects after the first ``num_shown``, which have no region, come last: the others' regions
     follow each other. The code looks at wrong answers of a rationale's question, too, which the row

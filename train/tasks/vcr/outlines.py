@@ -1,4 +1,4 @@
-"""Objects' outlines, rastered into the cells of their boxes (VL-BERT's code).
+"""Rasters objects' outlines into the cells of their boxes (VL-BERT's code).
 
 V corners of a polygon, P x P cells of a box.
 """
@@ -21,7 +21,7 @@ Outline = Sequence[Array]  # polygons [V, 2] of x and y in pixels; none: all of 
 def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
     """Reads the column ``segms`` of a row of choices: an outline for each object.
 
-    Raises ValueError for other things than as many lists of polygons of points.
+    Raises ValueError for anything but a list of polygons of points for each object.
     """
     if segms is None:
         return [()] * num_objects
@@ -45,7 +45,7 @@ def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
 
 
 def chosen_outlines(segms: str | None, objects: Sequence[int]) -> str | None:
-    """Returns the column ``segms`` of these objects alone, in this order."""
+    """Returns the column ``segms`` of only these objects, in this order."""
     if segms is None:
         return None
     object_polygons = parse_json(segms)
@@ -100,7 +100,7 @@ def filled(polygon: Array, cells: int) -> NDArray[np.bool_]:
     within = (np.minimum(x1, x2) <= x) & (x <= np.maximum(x1, x2))
     within &= (np.minimum(y1, y2) <= y) & (y <= np.maximum(y1, y2))
     on_edge = (side == 0) & within
-    # A ray to the right crosses an edge that passes the point's height with its lower end counted.
+    # A ray to the right crosses an edge that spans the point's height, its lower end included.
     crosses = ((y1 > y) != (y2 > y)) & ((side > 0) == (y2 > y1))
     inside: NDArray[np.bool_] = (crosses.sum(axis=0) % 2 == 1) | on_edge.any(axis=0)
     return inside

@@ -1,7 +1,7 @@
 """VCR as each paper and each released code fine-tunes on it.
 
-[code] is the released one, [choice] is ours. VL-BERT trains the network along that makes the
-regions' features; it can read stored ones, too.
+[code] marks released code, [choice] ours. VL-BERT also trains the network that makes the regions'
+features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
@@ -148,9 +148,7 @@ def vlbert_vcr_settings(*subtasks: str, **changes: Any) -> VcrSettings:
 
 
 def vcr_vl_bert(subtask: str) -> TaskRecipe:
-    """Returns the released recipe, but on stored features: 20 epochs of 64 questions at 7e-5
-    each.
-    """
+    """Returns the released recipe, but on stored features: 20 epochs of 64, 7e-5 a question."""
     stage = TrainingStage(
         name="vcr",
         epochs=20,
@@ -287,7 +285,9 @@ def vcr_interbert_without_bert() -> TaskRecipe:
 def small_vcr(
     name: str, like: TaskRecipe, model: Any, lr: float = 3e-4, **settings: Any
 ) -> TaskRecipe:
-    """Returns the recipe for trials like a published one, of answers and rationales together."""
+    """Returns the recipe for trials, based on a published one, of answers and rationales
+    together.
+    """
     settings |= {"subtasks": SUBTASKS, "max_tokens": 40, "max_tokens_with_answer": 56}
     return for_trials(
         like,

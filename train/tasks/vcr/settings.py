@@ -1,4 +1,4 @@
-"""The fields of VCR's recipes."""
+"""Defines the fields of VCR's recipes."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -13,11 +13,10 @@ SUBTASKS = ("q2a", "qa2r")
 class VcrSettings:
     """Holds the fields that only VCR has."""
 
-    # The sub-tasks that are trained and measured: answers, rationales given the right answer, or
-    # both
+    # The sub-tasks to train and measure: answers, rationales given the right answer, or both
     # by one model (ViLBERT, InterBERT).
     subtasks: tuple[str, ...] = SUBTASKS
-    # Of several sub-tasks, each optimiser step is of one, and they take turns (the codes of ViLBERT
+    # Of several sub-tasks, each optimiser step is of one, and they alternate (the codes of ViLBERT
     # and InterBERT). Otherwise a batch holds rows of all.
     in_turns: bool = False
     # How a text names objects. "names": a person's name is sampled for each question, [SEP] is
@@ -40,7 +39,7 @@ class VcrSettings:
     # Whose categories are also predicted: of ``all`` regions, with nothing masked (VL-BERT's
     # code), of the ``masked`` ones (its paper), or of none.
     regions: Literal["none", "all", "masked"] = "none"
-    words: bool = False  # masked words are guessed, too (its ablation); model.masked_words=true
+    words: bool = False  # masked words are predicted, too (its ablation); model.masked_words=true
     masking: Masking = field(default_factory=Masking)  # of both
     # Of an evaluation: the folder of one of the other sub-task's checkpoint (`--scores`).
     scores: str | None = None

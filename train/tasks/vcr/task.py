@@ -97,7 +97,7 @@ class Vcr(Task):
 
     name = "vcr"
     criterion = Criterion(name="accuracy", highest=True)
-    weighs_regions = False  # texts speak of regions by their rows
+    weighs_regions = False  # texts refer to regions by their rows
 
     def __post_init__(self) -> None:
         more = {"regions": self.settings.regions != "none", "words": self.settings.words}
@@ -106,7 +106,9 @@ class Vcr(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Parts its texts itself, as words in them are objects."""
+        """Returns a copy with the tokenizer: it tokenises its texts, as words in them are
+        objects.
+        """
         return dataclasses.replace(self, tokenizer=words, lexicon=Lexicon.from_tokenizer(words))
 
     def examples(self, path: str) -> Examples:
@@ -139,16 +141,14 @@ class Vcr(Task):
         return TaskRecord(name=self.name)
 
     def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
-        """Returns the rows of each sub-task where these take turns, in the settings' order."""
+        """Returns the rows of each sub-task where these alternate, in the settings' order."""
         if not self.settings.in_turns:
             return (rows,)
         subtasks = dict.fromkeys(self.settings.subtasks)
         return [rows[table.is_among("task", [subtask])[rows]] for subtask in subtasks]
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the question with its image and the texts of its choices; a fault in a row makes
-        it unusable.
-        """
+        """Returns the question with its image and its choices' texts; a faulty row is unusable."""
         question = Question.from_row(batches.table, visit.row, outlined=self.outlined)
         image_id = batches.table.image_id(visit.row)
         if fault := find_fault(question):
@@ -201,7 +201,7 @@ class Vcr(Task):
     def _masked(
         self, sample: Sample, texts: tuple[ChoiceText, ...], draws: Uniforms
     ) -> tuple[Sample, tuple[ChoiceText, ...]]:
-        """Masks regions, the same ones for all choices, and words, as far as they are learnt."""
+        """Masks regions, the same for all choices, and words, as far as they are learnt."""
         masking, regions = self.settings.masking, sample.regions
         if self.settings.regions == "masked":
             assert regions is not None

@@ -20,9 +20,7 @@ NO_OBJECT = -1
 
 
 class Piece(NamedTuple):
-    """Holds a word-piece id, the number of the object that it names (-1: none), and its word's
-    number.
-    """
+    """Holds a token, the number of the object that it names (-1: none), and its word's number."""
 
     token: str
     object_number: int = NO_OBJECT
@@ -88,7 +86,7 @@ def draw_names(objects: Sequence[str], key: str) -> list[str]:
 
 def names_in_turn(objects: Sequence[str], first: int) -> list[str]:
     """Returns the objects' names, persons' in their order from ``first`` on (VL-BERT's code, whose
-    counter runs on from question to question).
+    counter continues from question to question).
     """
     names, counter = list[str](), first
     for name in objects:
@@ -110,9 +108,9 @@ def split_pieces(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list
 
 
 def cut_pair(first: Sequence[object], second: Sequence[object], longest: int) -> tuple[int, int]:
-    """Returns how many tokens stay of each, so that both have at most ``longest`` together.
+    """Returns how many tokens remain of each, so that both have at most ``longest`` together.
 
-    Token by token from the end of the longer one, of the second where they are equal.
+    Tokens are removed from the end of the longer one, of the second where they are equal.
     """
     num_first, num_second = len(first), len(second)
     while num_first + num_second > max(longest, 0):

@@ -38,8 +38,8 @@ def write_results(
 ) -> Path:
     """Writes ``vqa_SPLIT_result.json``: question_id and answer of each question, by rising ids.
 
-    Raises InputError unless the predictions are of just these questions, and for two questions
-    that have one number.
+    Raises InputError unless the predictions are of exactly these questions, and for two questions
+    with the same number.
     """
     path = folder / f"vqa_{split}_result.json"
     require_same_ids(predictions.keys(), question_ids, path.name)

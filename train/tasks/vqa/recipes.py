@@ -1,6 +1,6 @@
 """VQA 2.0 as each paper and each released code fine-tunes it.
 
-[code] is the released one, [choice] is ours. Published runs train on train and val but for the
+[code] marks released code, [choice] ours. Published runs train on train and val except for the
 questions that they validate on: name splits with ``train_splits`` and ``validation_splits``.
 """
 
@@ -62,7 +62,7 @@ class VqaSettings:
     unlabelled: bool = True
     # "left" and "right" are swapped in the texts of mirrored images (VL-BERT's code).
     mirror_words: bool = False
-    # Questions that an answer needs to be a label, where neither --init nor --labels has a list.
+    # The questions that an answer needs to be a label, if neither --init nor --labels has a list.
     min_questions: int = MIN_QUESTIONS
 
     def __post_init__(self) -> None:
@@ -124,7 +124,9 @@ def vqa_vilbert() -> TaskRecipe:
 
 
 def vlbert_vqa_feeding() -> Feeding:
-    """Questions in full, 100 regions, and boxes mirrored every other time [code]."""
+    """Returns the feeding: questions in full, 100 regions, boxes mirrored every other time
+    [code].
+    """
     return replace(
         vlbert_feeding(), max_tokens=None, max_elements=None, region_targets="class", flip=0.5
     )
@@ -253,7 +255,7 @@ def vqa_vlmo(size: str) -> TaskRecipe:
 
 
 def small_vqa(like: TaskRecipe, model: Any, feeding: Feeding | None = None) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     start = "-".join(like.name.split("-")[1:]).removesuffix("-base")
     return for_trials(
         like,

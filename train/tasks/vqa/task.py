@@ -7,7 +7,7 @@ the likeliest answer; the official accuracy, of all annotators, is evaluation's.
 
 B questions, A answers, N labels of a batch.
 
-A head's list of answers is the checkpoint's own, a given one, or that of the data.
+A head's list of answers is the checkpoint's, a given one, or the list of the data.
 """
 
 import dataclasses
@@ -148,7 +148,7 @@ def report_missing_answers(examples: str, answers: list[str]) -> None:
 
 
 LABELS = pa.schema([("label_ids", pa.list_(pa.int32())), ("label_scores", pa.list_(pa.float32()))])
-READS_MASK = "mask"  # the head that reads its answer off a [MASK]
+READS_MASK = "mask"  # the head that reads its answer from a [MASK]
 
 Logits = Callable[[Any, Batch], Float[Tensor, "B A"]]
 
@@ -200,7 +200,7 @@ class Vqa(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Knows the vocabulary's special tokens, and its left and right."""
+        """Returns a copy with the vocabulary's special tokens, and its left and right."""
         ids = words.get_vocab()
         special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
         return dataclasses.replace(self, special=special, mirrored=find_sides(words))
@@ -254,9 +254,7 @@ class Vqa(Task):
         return text_ids
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the question with its image; left and right are swapped if the image is
-        mirrored.
-        """
+        """Returns the question with its image; a mirrored image swaps its left and right."""
         text = batches.text(visit.row)
         masked = text.tokens == self.special.mask if self.reads_mask else text.masked
         text = dataclasses.replace(text, masked=masked)
