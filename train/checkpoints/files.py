@@ -1,5 +1,5 @@
-"""Writes and reads checkpoints: a folder with all that training or evaluating needs. No pickle
-anywhere.
+"""Writes and reads checkpoints: folders with all that training or evaluating needs, without
+pickles.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
 ``vocab.txt`` (and ``tokenizer_config.json`` where that alone does not define how texts are
@@ -57,8 +57,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """Records the training data of the weights: the steps of a recipe's stage on pairs with this
-    digest.
+    """Records the training data of the weights: steps of a recipe's stage, and the pairs' digest.
 
     ``pairs_digest`` is :class:`vlmill.train.loading.store.pairs.PairsDigest` of the pairs, in their
     order. ``validation_loss`` or, of a task with a metric, ``validation_score`` is of the held-out
@@ -262,7 +261,7 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
 
 
 def publish(output: str | Path, checkpoint: Path) -> None:
-    """Puts the files of a run's checkpoint that evaluation needs at the top of ``output``, as
+    """Puts the files that evaluation needs from a run's checkpoint at the top of ``output``, as
     links.
     """
     for name in PUBLISHED:

@@ -12,8 +12,7 @@ from vlmill.train.devices.gather import gather_tensor, laid_out_like
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, accelerator: Accelerator
 ) -> dict[str, Tensor]:
-    """Returns the state for continuing, except the weights: moments by parameter name, random
-    states.
+    """Returns the state for continuing, without weights: moments by parameter name, random states.
 
     Every process has its own random numbers for dropout. All processes have to call this.
     """

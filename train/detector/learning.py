@@ -97,7 +97,7 @@ class DetectorLearning:
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> DetectorStep | None:
-        """Returns the losses; None for a model without values, whose proposals choose no
+        """Returns the losses; None for a model without values, whose proposals select no
         examples.
         """
         assert isinstance(model, FasterRCNN)
@@ -162,9 +162,7 @@ class DetectorLearning:
 def clip_by_solver(
     optimizer: Optimizer, accelerator: Accelerator, *, parameters: Sequence[Tensor], solver: Solver
 ) -> Float[Tensor, " 1"]:
-    """Clips as the solver specifies; returns the whole gradient's norm from before it is
-    clipped.
-    """
+    """Clips as the solver specifies; returns the whole gradient's norm before clipping."""
     updated = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in updated if p.grad is not None])
     clip_gradients(updated, solver)

@@ -103,8 +103,7 @@ def tao_r101() -> TrainingSettings:
 
 
 def small() -> TrainingSettings:
-    """Returns a small recipe: a narrow ResNet-50 from random weights, on small images: minutes on a
-    CPU.
+    """Returns a run of minutes on a CPU: a narrow ResNet-50 from random weights on small images.
 
     Sampling, learning rate and warm-up are scaled with it; normalisations learn, as nothing is
     frozen, and the whole gradient is clipped.

@@ -231,8 +231,8 @@ def attribute_rows(
 
 
 def match_names(old_names: Sequence[str], new_names: Sequence[str]) -> list[tuple[int, int]]:
-    """Returns their number and ours for names that both have, by the first of our synonyms that
-    they have.
+    """Returns their number and ours for names that both have, by our first synonym that they
+    have.
     """
     numbers_by_name: dict[str, int] = {}
     for number, line in enumerate(old_names):
@@ -252,9 +252,7 @@ def match_names(old_names: Sequence[str], new_names: Sequence[str]) -> list[tupl
 def merge_rows(
     new_tensor: Tensor, old_tensor: Tensor, rows: Mapping[int, int], layer: str
 ) -> Tensor | None:
-    """Returns our tensor with rows of theirs; None without matching rows, or if the shapes
-    differ.
-    """
+    """Returns our tensor with rows of theirs; None without matching rows or for other shapes."""
     width = 4 if layer == "bbox_pred" else 1
     if not rows or new_tensor.shape[1:] != old_tensor.shape[1:]:
         return None

@@ -175,9 +175,7 @@ class DetectorStep(nn.Module):
     def proposals(
         self, batch: Batch, logits: Float[Tensor, "N L G V"], deltas: Float[Tensor, "N A4 G V"]
     ) -> list[tuple[Float[Tensor, "P 4"], Float[Tensor, " P"]]]:
-        """Returns the proposals of each image, best first, and their scores; without a
-        gradient.
-        """
+        """Returns the proposals of each image, best first, and their scores, without a gradient."""
         boxes, scores = self.model.proposal_generator.propose(
             (logits.detach(),),
             (deltas.detach(),),

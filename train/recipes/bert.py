@@ -64,8 +64,8 @@ def bert_large_recipe() -> Recipe:
 
 
 def bert_small_recipe() -> Recipe:
-    """Returns a run of minutes on a CPU, from the captions; small models on regions can start from
-    it.
+    """Returns a run of minutes on a CPU, from the captions, to start small models on regions
+    from.
     """
     return small_recipe(
         "bert-small",

@@ -1,6 +1,4 @@
-"""Implements ``train-vl recipes``: the inputs and cost of each recipe, without training
-anything.
-"""
+"""Implements ``train-vl recipes``: the inputs and cost of each recipe, without training."""
 
 import math
 from collections.abc import Mapping
@@ -44,9 +42,7 @@ accumulation; a contrast keeps the vectors, scores and images of all pairs of th
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Holds the cost of a recipe: parameters; bytes of any batch, and bytes for each of its
-    pairs.
-    """
+    """Holds a recipe's cost: parameters; bytes of any batch, and bytes for each of its pairs."""
 
     parameters: int
     fixed_bytes: int
@@ -76,7 +72,7 @@ def step_bytes(recipe: RunSettings) -> int:
 
 
 def contrast_bytes(recipe: RunSettings, stage: TrainingStage) -> int:
-    """Returns the bytes that a contrast (VLMo's) keeps of all pairs of a step, in any number of
+    """Returns the bytes that a contrast (VLMo's) keeps of a step's pairs, in any number of
     parts.
     """
     config: Any = recipe.model

@@ -1,6 +1,4 @@
-"""Shared parts of several tasks' recipes: the codes' optimisers, papers' settings, and
-baselines.
-"""
+"""Shared parts of tasks' recipes: the codes' optimisers, papers' settings, and baselines."""
 
 import re
 from dataclasses import replace
@@ -40,8 +38,8 @@ def task_recipe(
     needs: str,
     **changes: Any,
 ) -> R:
-    """Returns a published run of a task, with ``changes`` to the shared settings of its published
-    runs.
+    """Returns a published run of a task, with ``changes`` to its published runs' shared
+    settings.
     """
     return kind(
         name=name,
@@ -103,16 +101,12 @@ def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
 
 
 def interbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """Returns InterBERT's optimiser [code]: ViLBERT's, with more epochs from which the rate
-    drops.
-    """
+    """Returns InterBERT's optimiser [code]: ViLBERT's, with more epochs at which the rate drops."""
     return vilbert_task_optimizer(lr, drops=(12.0, 16.0, 20.0, 22.0, 26.0), **changes)
 
 
 def interbert_paper_optimizer(lr: float) -> Optimizer:
-    """Returns InterBERT's optimiser by the paper (sec. 4.2): linear decay after 10,000 warm-up
-    steps.
-    """
+    """Returns InterBERT's optimiser (paper, sec. 4.2): linear decay after 10,000 warm-up steps."""
     return Optimizer(lr=lr, warmup_steps=10_000)
 
 
@@ -175,8 +169,8 @@ def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
 
 
 def small_region_cnn() -> RegionCnnConfig:
-    """Returns a network of regions for trials on a CPU, all of it trained: 1/4 of the width, a
-    block a stage.
+    """Returns a network of regions for trials on a CPU, all trained: 1/4 of the width, a block a
+    stage.
     """
     return RegionCnnConfig(
         blocks=(1, 1, 1, 1),

@@ -118,9 +118,7 @@ def imagebert_cc_sbu_global() -> Recipe:
 
 
 def imagebert_mixed() -> Recipe:
-    """Returns row 4 of table 3: all three in one stage, of LAIT the sample that is in
-    ``--pairs``.
-    """
+    """Returns row 4 of table 3: all three in one stage, of LAIT the sample in ``--pairs``."""
     recipe = imagebert_one_stage(
         "imagebert-mixed", "LAIT, Conceptual Captions and SBU at once", "lait", "cc", "sbu"
     )

@@ -136,8 +136,8 @@ def interbert_without_bert() -> Recipe:
 
 
 def interbert_single_stream_recipe() -> Recipe:
-    """Returns the run without extraction modules, trained identically (the baseline of text
-    tasks).
+    """Returns the run without extraction modules, trained identically (the text tasks'
+    baseline).
     """
     return replace(
         interbert(),
@@ -149,7 +149,7 @@ def interbert_single_stream_recipe() -> Recipe:
 
 
 def interbert_released_recipe() -> Recipe:
-    """Returns the released code's run: its depth, one masked span, distributions, BertAdam, random
+    """Returns the released code's run: depth, one masked span, distributions, BertAdam, random
     negatives.
     """
     stage = replace(
@@ -195,8 +195,8 @@ def interbert_chinese_recipe() -> Recipe:
 
 
 def interbert_small_recipe() -> Recipe:
-    """Returns a run of minutes on a CPU. Unlike the published run it predicts only in matching
-    pairs.
+    """Returns a run of minutes on a CPU. Unlike the published run, only matching pairs are
+    predicted.
     """
     return small_recipe(
         "interbert-small",

@@ -148,8 +148,8 @@ def vilbert_single_stream() -> Recipe:
 
 
 def vilbert_small_recipe() -> Recipe:
-    """Returns a run of minutes on a CPU. Unlike the published run it predicts only in matching
-    pairs.
+    """Returns a run of minutes on a CPU. Unlike the published run, only matching pairs are
+    predicted.
     """
     return small_recipe(
         "vilbert-small",

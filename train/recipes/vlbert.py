@@ -54,9 +54,7 @@ def vlbert_feeding(*, text_rows: int = 0) -> Feeding:
 
 
 def vlbert_masking() -> Masking:
-    """Returns the masking: whole words, with BERT's shares [code]; the paper always writes
-    [MASK].
-    """
+    """Returns the masking: whole words, with BERT's shares [code]; the paper only writes [MASK]."""
     return Masking(word_rule="words", mismatched_words=True, mismatched_regions=True)
 
 
@@ -211,7 +209,7 @@ def vl_bert_paper() -> Recipe:
 
 
 def vl_bert_paper_end_to_end() -> Recipe:
-    """Returns the same from pixels, all of the region network trained (sec. 3.3, 4.1); precision
+    """Returns the same from pixels, the whole region network trained (sec. 3.3, 4.1); precision
     [code].
     """
     recipe = vl_bert_paper()

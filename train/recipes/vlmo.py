@@ -150,9 +150,7 @@ def vlmo_recipe(name: str, model: object, stage: Stage, about: str, needs: str) 
 
 
 def vlmo_images(size: str) -> Recipe:
-    """Returns stage 1: BEiT on ImageNet-22k. The rate is stated only for base; else it is
-    [choice].
-    """
+    """Returns stage 1: BEiT on ImageNet-22k. The rate is stated for base; else it is [choice]."""
     stage = Stage(
         name="pictures",
         epochs=150,  # BEiT, sec. 3.1
@@ -298,9 +296,7 @@ def from_vit(
     itm: bool = True,
     model: dict[str, Any] | None = None,
 ) -> Recipe:
-    """Returns a run that starts from a ViT: objectives with the contrast, and the ``model``'s
-    fields.
-    """
+    """Returns a run from a ViT: objectives with the contrast, and the ``model``'s fields."""
     recipe = vlmo_pairs("base-paper")
     stage, fields = recipe.stages[0], model or {}
     objectives = replace(stage.objectives, mlm=float(mlm), itm=float(itm))

@@ -16,9 +16,7 @@ Reason = Callable[[Any], str | None]
 
 
 def _unless(**wanted: Any) -> Reason:
-    """Returns a check: the fields that differ from the values (any of a tuple) that have an
-    effect.
-    """
+    """Returns a check: fields that differ from the values (any of a tuple) that have an effect."""
 
     def reason(holder: Any) -> str | None:
         for name, values in wanted.items():

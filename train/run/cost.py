@@ -1,6 +1,4 @@
-"""Estimates the cost of a pretraining run: checkpoints by their size, hours by its first steps'
-rate.
-"""
+"""Estimates a pretraining run's cost: checkpoints by size, hours by the rate of its first steps."""
 
 import time
 from collections.abc import Sequence
@@ -21,9 +19,7 @@ MOMENTS = 2  # of AdamW, for each number that is trained
 
 
 def checkpoint_bytes(parameters: int, trained: int, *, averaged: bool) -> int:
-    """Returns the bytes of weights and AdamW's moments in float32, and of weights for an
-    average.
-    """
+    """Returns the bytes of weights and AdamW's moments in float32, and of averaged weights."""
     return FLOAT32_BYTES * (parameters + MOMENTS * trained + (trained if averaged else 0))
 
 
@@ -38,8 +34,7 @@ def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
 def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
     """Returns a lower bound of the bytes that the run still adds to its folder: its checkpoints.
 
-    While the newest is written, one more than is kept exists. Those of an earlier start exist
-    already.
+    While the newest is written, one more than is kept exists. An earlier start's are already there.
     """
     recipe, stages = runner.recipe, runner.stages
     sizes = {name: p.numel() for name, p in runner.model.named_parameters()}

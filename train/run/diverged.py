@@ -49,9 +49,7 @@ def explain_divergence(
 
 
 def _weights_not_finite(module: nn.Module) -> list[str]:
-    """Returns the names of parameters and buffers with a value, in this process, that is not
-    finite.
-    """
+    """Returns the names of parameters and buffers with a non-finite value in this process."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     local = {
         name: value.to_local() if isinstance(value, DTensor) else value

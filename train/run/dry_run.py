@@ -115,9 +115,7 @@ def find_first_rows(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None]
 
 
 def scale_recipe(recipe: Recipe, share: float) -> Recipe:
-    """Returns ``recipe`` on ``share`` of its pairs: each stage's limits are reduced by that
-    share.
-    """
+    """Returns ``recipe`` on ``share`` of its pairs: each stage's limit is reduced accordingly."""
     stages = tuple(
         dataclasses.replace(stage, max_pairs=stage.max_pairs and math.ceil(stage.max_pairs * share))
         for stage in recipe.stages

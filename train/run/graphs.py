@@ -88,8 +88,8 @@ class _Captured:
 
 
 class _Shape:
-    """Holds a batch's tensors of one shape on the device, into which each batch of that shape is
-    copied.
+    """Holds a batch's tensors of one shape on the device; each batch of that shape is copied
+    there.
     """
 
     def __init__(

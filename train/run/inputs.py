@@ -251,8 +251,8 @@ def check_detector(fingerprint: str | None, init: LoadedCheckpoint | None) -> No
 
 
 def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
-    """Warns of the inputs that a recipe lacks but can do without, and of given inputs that it
-    ignores.
+    """Warns of inputs that a recipe lacks but can do without, and of inputs that it does not
+    read.
     """
     feeds = [stage.feeding for stage in recipe.stages]
     for flag, argument in (("--init", inputs.init), ("--negatives", inputs.negatives)):

@@ -94,8 +94,7 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
 
 
 def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:
-    """Returns the configuration of ``--init``, where its model is trained on; None where one is
-    new.
+    """Returns the configuration of ``--init``, if its model is trained on; else None.
 
     VLMo's stages differ in their heads and positions, and a model that starts from BERT has the
     recipe's sizes.
@@ -124,8 +123,7 @@ def _num_stored(sources: Sources) -> int:
 
 
 def _num_guessed(recipe: Recipe, sources: Sources) -> int:
-    """Returns the number of classes that the stages predict: of the ids, or of distributions with
-    background.
+    """Returns the number of classes that the stages predict; of distributions, with background.
 
     Columns other than the ids do not count where no stage reads them.
     """
@@ -173,9 +171,7 @@ def write_report(
     counts: Counter[str],
     criterion: Criterion,
 ) -> None:
-    """Writes the report of the run in ``output``, whose best checkpoint is selected by
-    ``criterion``.
-    """
+    """Writes the report of the run in ``output``; ``criterion`` selects the best checkpoint."""
     lines = read_log(output / "log.jsonl")
     rejects = {k: n for k, n in counts.items() if k in set(Reason)}
     funnel = {

@@ -150,8 +150,7 @@ def with_graph(training: Training) -> Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Holds the actions of a loop other than training; steps are the run's, counted from 1 over all
-    stages.
+    """Holds a loop's actions other than training; steps are the run's, counted from 1 over stages.
 
     ``after_step`` follows every update (the moving average). ``validate`` measures the held-out
     pairs, and ``enough`` returns whether the stage ends because they have not improved for as long

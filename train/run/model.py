@@ -73,9 +73,7 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
 
 
 def _changes(recipe: Recipe) -> dict[str, Any]:
-    """Returns the model's fields that differ from the recipe of that name; of a custom recipe,
-    all.
-    """
+    """Returns the model's fields that differ from the named recipe; all of a custom one."""
     recipe_fields = flatten(to_plain(recipe.model))
     known = RECIPES.get(recipe.name)
     usual = {} if known is None else flatten(to_plain(known().model))
@@ -170,9 +168,7 @@ def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) 
 
 
 def make_tokenizer(recipe: RunSettings, sources: Sources, chosen: Rows = FOR_TRAINING) -> Tokenizer:
-    """Returns the tokenizer of ``--init`` or ``--vocab``, or one trained on the ``chosen``
-    captions.
-    """
+    """Returns the tokenizer of ``--init`` or ``--vocab``, or trains one on the ``chosen`` pairs."""
     if sources.init is not None and same_words(sources.init, recipe):
         return sources.init.tokenizer
     if sources.inputs.vocab is not None:

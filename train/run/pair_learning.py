@@ -134,9 +134,7 @@ class PairLearning:
         )
 
     def validates_every(self, run: StageRun) -> int:
-        """Returns the recipe's interval; 0 with a warning if the stage has no pair to validate
-        on.
-        """
+        """Returns the recipe's interval; 0 with a warning if the stage has no validation pair."""
         every = self.recipe.validate_every
         if every and not self._num_held_out(run):
             if self.accelerator.is_main_process:
@@ -211,9 +209,7 @@ def make_pair_runner(
     first_model: Callable[[], nn.Module],
     task: TaskRecord | None = None,
 ) -> PairRunner:
-    """Returns the run of an objective on prepared samples; ``task`` is recorded in its
-    checkpoints.
-    """
+    """Returns the run of an objective on prepared samples; its checkpoints record ``task``."""
     learning = PairLearning(
         recipe=setup.recipe,
         sources=sources,

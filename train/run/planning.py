@@ -99,9 +99,7 @@ def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tup
 
 
 def say_visits(stages: Sequence[StageRun]) -> None:
-    """Prints how many pairs each stage visits, for stages that do not visit every pair once an
-    epoch.
-    """
+    """Prints how many pairs a stage visits, if not every pair once an epoch."""
     for run in stages:
         stage = run.stage
         if run.share is not None:

@@ -53,8 +53,7 @@ class Rejecting:
             )
 
     def note(self, step: int, read: Sequence[HostBatch] | InputError) -> int:
-        """Records the images that the parts of a step name; returns how many images the run has
-        met.
+        """Records the images that a step's parts name; returns how many the run has met.
 
         All processes take part, also one that could read no parts. Raises InputError in all of them
         for too many undecodable images, and for the error of any process.

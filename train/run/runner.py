@@ -44,8 +44,7 @@ L = TypeVar("L", bound=Learning)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Holds the fields of a recipe that the runner reads; a detector's recipe lacks the optional
-    ones.
+    """Holds the fields of a recipe that the runner reads; a detector lacks the optional ones.
 
     `RunSettings` documents them.
     """
@@ -287,9 +286,7 @@ class Runner(Generic[L, C]):
             return self.learning.measure(run, step, module)
 
     def enough(self, run: StageRun) -> bool:
-        """Returns whether the stage's validations have failed to improve as long as the recipe
-        waits.
-        """
+        """Returns whether the stage's validations have not improved for as long as it may wait."""
         patience, rank = self.options.patience, self.learning.criterion.rank
         ranks = [rank(value) for stage, value in self.measured if stage == run.stage.name]
         return bool(patience) and len(ranks) - _first_best(ranks) >= patience

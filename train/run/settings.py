@@ -1,6 +1,4 @@
-"""Collects the settings that decide a run's output: the recipe's fields, and the inputs by
-content.
-"""
+"""Collects the settings that decide a run's output: recipe fields, and inputs by content."""
 
 import hashlib
 from pathlib import Path
@@ -24,7 +22,7 @@ NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ
 
 
 def collect_settings(recipe: Recipe, sources: Sources) -> dict[str, Any]:
-    """Returns the settings that decide the output: the recipe's, and the inputs by content, not
+    """Returns the settings that decide the output: recipe fields, and inputs by content, not
     path.
     """
     tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []

@@ -21,8 +21,7 @@ from vlmill.train.recipes import TrainingStage
 def held_out_losses(
     module: nn.Module, batches: PretrainBatches, pairs: int, accelerator: Accelerator
 ) -> dict[str, float]:
-    """Returns ``validation/loss`` and ``validation/OBJECTIVE``, means over labels of ``pairs``
-    pairs.
+    """Returns ``validation/loss`` and ``validation/OBJECTIVE``, over the labels of ``pairs``.
 
     The pairs and their masks are always the same, and training's random state does not change.
     ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.

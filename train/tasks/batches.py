@@ -96,8 +96,7 @@ class TaskBatches(StageBatches):
     def make_batch(
         self, rows: Sequence[int], among: Ids = NOBODY
     ) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
-        """Returns a batch of these rows as they are, and the images that it lacks; None without
-        rows.
+        """Returns a batch of these rows as they are, and its missing images; None without rows.
 
         ``among`` are all rows that are measured with them.
         """

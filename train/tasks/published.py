@@ -45,7 +45,7 @@ def _file() -> dict[str, Any]:
 def published_rows(task: str, metrics: Iterable[str] | None = None) -> list[PublishedRow]:
     """Returns the rows of a task that report one of ``metrics`` (None: any), in the papers' order.
 
-    A task that no paper has gives none.
+    A task that is in no paper has no rows.
     """
     metric_names = None if metrics is None else set(metrics)
     rows = []

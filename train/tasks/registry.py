@@ -34,8 +34,7 @@ def read_task_recipe(values: Mapping[Any, Any]) -> TaskRecipe:
 
 
 def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
-    """Returns the recipe called ``name``; for a task's name, its first that starts from
-    ``variant``.
+    """Returns the recipe called ``name``; for a task's name, its first from ``variant``.
 
     Raises InputError with the nearest name for an unknown one.
     """

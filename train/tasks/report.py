@@ -61,9 +61,7 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBox:
-    """Holds a box [4] over a case's image, in its pixels, and whether it is right, chosen or
-    neither.
-    """
+    """Holds a box [4] over a case's image, in its pixels: right, chosen, or neither."""
 
     box: NDArray[np.floating]
     label: str
@@ -104,9 +102,7 @@ def worst_cases(cases: Sequence[Case], count: int) -> list[Case]:
 def cases_section(
     title: str, intro: str, cases: Sequence[Case], uris: Mapping[str, str]
 ) -> Section:
-    """Shows cases with their images; ``uris`` by image_id, which is printed for a case without
-    image.
-    """
+    """Shows cases with their images; ``uris`` by image_id, which is printed without an image."""
     return Section(
         title=title,
         intro=intro,
@@ -147,8 +143,7 @@ def read_thumbnails(
 
 @dataclass(frozen=True, kw_only=True)
 class WeighedImage:
-    """Holds an image's regions and how much a score rests on each: boxes [R, 4] in pixels, weights
-    [R].
+    """Holds an image's regions and their weights for a score: boxes [R, 4] in pixels, weights [R].
 
     ``width`` and ``height`` are the size of the image that the boxes refer to.
     """

@@ -88,9 +88,7 @@ def share(name: str, scores: Sequence[float] | Sequence[bool] | NDArray[np.gener
 def shares_by_group(
     name: str, scores: Mapping[K, float], groups: Mapping[K, str | None]
 ) -> Figures:
-    """Returns the :func:`share` of each group, ``name/GROUP``; scores without a group do not
-    count.
-    """
+    """Returns each group's :func:`share`, ``name/GROUP``; scores without a group do not count."""
     members: dict[str, list[float]] = {}
     for key, score in scores.items():
         if (group := groups[key]) is not None:

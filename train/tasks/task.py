@@ -1,6 +1,4 @@
-"""Defines the interface of a task for the code that trains and evaluates: inputs, losses,
-reports.
-"""
+"""Defines a task's interface for training and evaluation: inputs, losses, reports."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -38,9 +36,7 @@ from vlmill.train.tasks.scores import Figures
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Holds the model's prediction for an example: ``value`` is the task's, for the table's
-    ``row``.
-    """
+    """Holds the prediction for an example: ``value`` is the task's, ``row`` is in the table."""
 
     row: int
     value: Any
@@ -184,9 +180,7 @@ class LearntTask(ABC):
 
     @abstractmethod
     def examples(self, path: str) -> Examples:
-        """Returns how the table of examples at ``path`` is read, and which labels come with a
-        row.
-        """
+        """Returns how the examples at ``path`` are read, and which labels come with a row."""
 
     @property
     @abstractmethod
@@ -194,7 +188,7 @@ class LearntTask(ABC):
         """Returns the task's record in its checkpoints."""
 
     def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
-        """Returns the stage's rows in the groups among which optimiser steps alternate; by default
+        """Returns the stage's rows in groups among which optimiser steps alternate; by default
         one.
         """
         return (rows,)
@@ -205,9 +199,7 @@ class LearntTask(ABC):
         return sample if isinstance(sample, Undecodable) else (sample,)
 
     def hide_regions(self, regions: SampledRegions) -> SampledRegions:
-        """Returns the regions that a blind model is shown: neither their content nor their
-        number.
-        """
+        """Returns the regions that a blind model is shown, without their content and number."""
         return dataclasses.replace(without_features(regions), num_shown=0)
 
     def read_boxes(self, table: SampleTable, row: int) -> Array:
@@ -281,6 +273,6 @@ class Task(LearntTask):
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """Returns the official metrics of each split of ``examples``; None where labels are not
-        public.
+        """Returns the official metrics of each split of ``examples``; None without public
+        labels.
         """

@@ -63,9 +63,7 @@ class EvaluationSetup:
 
     @property
     def stage(self) -> TrainingStage:
-        """Returns how examples are fed: as in training, but without random changes or omitted
-        examples.
-        """
+        """Returns how examples are fed: as in training, but nothing is random or omitted."""
         plain = as_measured(self.recipe.stages[0])
         return dataclasses.replace(plain, sources=())
 
@@ -191,9 +189,7 @@ def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
 
 
 def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOptions) -> None:
-    """Raises InputError if the meanings of the head's outputs are not known to be the task's
-    labels.
-    """
+    """Raises InputError unless the head's outputs are known to be the task's labels."""
     who = f"--checkpoint {loaded.path}"
     if task.sizes and loaded.task is None and options.labels is None:
         raise InputError(

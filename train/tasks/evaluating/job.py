@@ -1,5 +1,4 @@
-"""Runs ``train-vl evaluate TASK``: writes metrics, a page and result files of a fine-tuned
-checkpoint.
+"""Runs ``train-vl evaluate TASK``: writes metrics, a page and result files.
 
 ``report.html`` compares the figures with the papers' and shows examples with images, and the
 regions that an answer rests on.

@@ -41,8 +41,7 @@ class TaskStep(nn.Module):
         numbers: Tensor | None = None,
         cached: CachedContrast | None = None,
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Returns the sum of the losses and each loss, times the batch's share of the step's
-        labels.
+        """Returns the sum of the losses and each loss, times the batch's share of labels.
 
         Without ``shares``, returns the head's outputs, and each loss as a mean over the batch's
         labels. ``cached``: the contrast of the full step, which replaces the contrast of the batch.
@@ -90,8 +89,8 @@ class FineTuning:
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """Returns the losses and the task's metrics of ``examples`` held-out examples, always the
-        same.
+        """Returns the losses and metrics of ``examples`` held-out examples, always the same
+        ones.
         """
         assert isinstance(batches, TaskBatches)
         chosen = self.task.held_out(batches.table, batches.rows(), examples)

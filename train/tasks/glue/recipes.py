@@ -82,7 +82,7 @@ def glue_bert() -> TaskRecipe:
 
 
 def make_interbert_recipe(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
-    """Returns the recipe of InterBERT's text alone: interaction over words, then the text's module
+    """Returns the recipe of InterBERT's text alone: word interaction, then the text module
     [choice].
     """
     return task_recipe(

@@ -118,9 +118,7 @@ class Glue(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Returns a copy with the tokenizer: it tokenises its texts, as two of them are cut
-        together.
-        """
+        """Returns a copy with the tokenizer, by which two texts are tokenised and cut together."""
         return dataclasses.replace(self, tokenizer=words)
 
     @property
@@ -247,7 +245,7 @@ class Glue(Task):
             for name, value in values_by_metric.items()
             if value is not None and not name.endswith(("_stderr", "_n")) and name != "n"
         }
-        # The correlation of constant values is undefined; as the best checkpoint's it is the worst.
+        # The correlation of constant values is undefined; it counts as 0 between checkpoints.
         return {self.criterion.name: 0.0} | measured
 
     def evaluate(
@@ -295,9 +293,7 @@ def glue(
 
 
 def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
-    """Returns the number of tokens that are read: the recipe's, limited by the model's
-    positions.
-    """
+    """Returns how many tokens are read: the recipe's, limited by the model's positions."""
     configs = [get_variant(recipe.variant).get_body(recipe.model)]
     if init is not None:
         configs.append(get_variant(init.variant).get_body(init.config))

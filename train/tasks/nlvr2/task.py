@@ -67,9 +67,7 @@ def task_token_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Floa
 
 
 def pixel_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
-    """Returns the logits of VLMo: both pairs through the fusion encoder (arXiv:2111.02358, sec.
-    4.2).
-    """
+    """Returns the logits of VLMo: both pairs by the fusion encoder (arXiv:2111.02358, sec. 4.2)."""
     assert batch.pixels is not None
     inputs = batch.inputs
     pixels = batch.pixels.reshape(-1, NUM_IMAGES, *batch.pixels.shape[1:])

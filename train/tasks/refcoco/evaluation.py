@@ -69,9 +69,7 @@ def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str,
 
 
 def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: IouRule) -> Figures:
-    """Returns ``NAME/accuracy/words/...`` and ``.../candidates/...``, to locate a model's
-    errors.
-    """
+    """Returns ``NAME/accuracy/words/...`` and ``.../candidates/...``, to locate errors."""
     right = {key: float(choose(grounding, rule).right) for key, grounding in groundings.items()}
     words = {key: find_group(len(split.expressions[key][1].split()), LENGTHS) for key in groundings}
     counts = {

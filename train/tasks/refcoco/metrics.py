@@ -62,8 +62,7 @@ def iou(box: Boxes, boxes: Boxes, rule: IouRule = RULES["exact"]) -> NDArray[np.
 
 @dataclass(frozen=True, kw_only=True)
 class Grounding:
-    """Holds an expression's right box [4], its candidates [N, 4] and the model's scores of these
-    [N].
+    """Holds an expression's right box [4], its candidates [N, 4] and their scores [N].
 
     ``reference_index`` is the right candidate's row where candidates are annotated boxes. No
     candidate is the full image, unless it may be chosen. ``size`` is the size of the image, for

@@ -70,7 +70,7 @@ def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> N
 
 
 def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
-    """Returns the full image's box, then the boxes: [N + 1, 4]. VL-BERT's box ends at the last
+    """Returns the full image's box, then the boxes: [N + 1, 4]. VL-BERT's ends at the last
     pixel.
     """
     less = int(feeding.whole_image == "rest")
@@ -178,8 +178,8 @@ class Refcoco(Task):
     # Head and loss
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """Returns the number of expressions, or of all their regions: the loss is a mean over
-        them.
+        """Returns the number of expressions, or of all their regions, over which the loss is a
+        mean.
         """
         counts = batch.tensors[f"{LABEL}counts"]
         return {"regions": len(counts) if self.settings.loss == "sum" else int(counts.sum())}

@@ -65,9 +65,7 @@ class Texts:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
-    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts
-    them.
-    """
+    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as in training."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state; the caller's stays
     tokenizer.enable_truncation(max_tokens)
     encoded = tokenizer.encode_batch(list(texts))

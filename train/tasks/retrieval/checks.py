@@ -150,9 +150,7 @@ class Overlap:
 
 
 def count_overlap(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap | None:
-    """Counts the data that training and evaluation share; None if the checkpoint does not record
-    it.
-    """
+    """Counts the data that training and evaluation share; None if the checkpoint has no record."""
     if trained_on is None:
         return None
     return Overlap(

@@ -7,7 +7,7 @@ from vlmill.schemas.errors import InputError
 
 
 def run_retrieval(args: argparse.Namespace) -> int:
-    """Evaluates retrieval with the arguments of `vlmill.train.tasks.command`; returns the exit
+    """Evaluates retrieval by the arguments of `vlmill.train.tasks.command`; returns the exit
     status.
     """
     if args.pairs is None:

@@ -1,5 +1,4 @@
-"""Trains retrieval by a model that reads texts and images separately (VLMo, arXiv:2111.02358, sec.
-4.3).
+"""Trains retrieval by separate encoders of texts and images (VLMo, arXiv:2111.02358, sec. 4.3).
 
 Input: a caption and its image. Head: a vector of either, of length 1. Loss: the contrast of all
 pairs of the step, in both directions, of all parts that it is computed in (accumulation) and of all
@@ -37,9 +36,7 @@ from vlmill.train.tasks.task import Prediction
 def scaled_vectors(
     model: Vlmo, text: Float[Tensor, "B H"], image: Float[Tensor, "B H"]
 ) -> Float[Tensor, "B 2 H"]:
-    """Returns vectors whose products are the contrast's logits: texts are scaled by the
-    temperature.
-    """
+    """Returns vectors whose products are the contrast's logits; texts have the temperature."""
     return torch.stack([model.log_scale.exp().float() * text, image], dim=1)
 
 

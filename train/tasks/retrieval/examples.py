@@ -77,9 +77,7 @@ def _outcome(
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Holds the queries to show: the most certain right ones, the worst ones, and some evenly
-    spread.
-    """
+    """Holds the queries to show: the most certain right ones, the worst, and some evenly spread."""
 
     best: tuple[Outcome, ...]
     worst: tuple[Outcome, ...]

@@ -67,9 +67,7 @@ def scores_of_vectors(
 def measure_recalls(
     scores: Scores, owners: NDArray[np.int64], *, alignment: bool = False
 ) -> dict[str, float]:
-    """Returns recalls of both directions and their mean, and on request the ``alignment`` of
-    four.
-    """
+    """Returns recalls of both directions and their mean, and on request the ``alignment``."""
     metrics = retrieval_metrics(scores, owners)
     names = [f"{direction}/r{k}" for direction in DIRECTIONS for k in KS]
     numbers = {name: metrics[name] for name in (*names, "mean_recall")}

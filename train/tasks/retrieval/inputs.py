@@ -131,8 +131,8 @@ class RegionImages:
         return None if all(map(is_in_range, parts)) else Reason.NOT_FINITE
 
     def fed_boxes(self, image_id: str) -> tuple[Array, int, int]:
-        """Returns the boxes that the model is fed of an image, [R, 4] in pixels, its width and
-        its height.
+        """Returns an image's boxes that the model is fed, [R, 4] in pixels, its width and
+        height.
         """
         row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
@@ -140,9 +140,7 @@ class RegionImages:
         return boxes, row.width, row.height
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Makes a batch with all regions; regions that do not fit next to a text are cut per
-        text.
-        """
+        """Makes a batch with all regions; regions that do not fit with a text are cut per text."""
         numbers = self._rows(image_ids)
         return region_batch(
             self._reader, numbers, self._feeding, global_features=self._global_features

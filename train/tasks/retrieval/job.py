@@ -166,9 +166,7 @@ def _open_images(
 
 
 def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
-    """Selects the ranked candidates, and the excluded pairs, with reasons; ``faults`` are the
-    images'.
-    """
+    """Selects the ranked candidates, and the excluded pairs; ``faults`` are the images' reasons."""
     candidates, rejects = select_candidates(setup.loaded_pairs.pairs, setup.texts.tokens, faults)
     ids = [pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None]
     samples = setup.image_inputs.join.samples(ids)
@@ -242,8 +240,8 @@ def survey(
 
 
 def rank(setup: RetrievalSetup, candidates: Candidates, vectors: ImageVectors | None) -> RankScores:
-    """Returns the scores of all pairs, or with ``--rerank`` of all by a first stage and then of the
-    best ones.
+    """Returns the scores of all pairs, or with ``--rerank`` of a first stage and then of the
+    best.
     """
     options, size = setup.options, setup.options.batch_size
     if setup.first is not None:

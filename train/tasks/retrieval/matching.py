@@ -65,8 +65,7 @@ class PairScorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeScorer:
-    """Scores pairs of one stream, or with interaction from the first layer on: regions are embedded
-    once.
+    """Scores pairs of one stream, or with interaction from the first layer on; embeds regions once.
 
     ``model`` embeds and encodes; ``logit`` makes logits [B] of its pooled vectors [B, P].
     ``max_elements``: the number of elements that text and regions share, as in `Feeding`.
@@ -111,7 +110,7 @@ class EncodeScorer:
 
 
 def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> Cells:
-    """Returns the positions that heads read, the first of either: most of the last layer is
+    """Returns the positions that heads read, the first of either: the last layer is mostly
     omitted.
     """
     texts, images = (len(text), text.shape[1]), (len(image), image.shape[1])
@@ -121,9 +120,7 @@ def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> C
 def cut_texts(
     texts: TextBatch, num_regions: int, longest: int
 ) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Bool[Tensor, "B R"]]:
-    """Returns texts, cut to the length that the regions leave, [SEP] kept: ids, mask, regions'
-    mask.
-    """
+    """Returns texts cut to the length that regions leave, [SEP] kept: ids, mask, regions' mask."""
     shares = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
     lengths = torch.tensor([shares[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
     words, region_counts = lengths[:, :1], lengths[:, 1:]
@@ -137,9 +134,7 @@ def cut_texts(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamScorer:
-    """Scores pairs with ViLBERT: reads each text and each image once, up to the first
-    co-attention.
-    """
+    """Scores pairs with ViLBERT: reads each text and image once, up to the first co-attention."""
 
     model: Vilbert
     logit: Logit
@@ -227,8 +222,7 @@ def match_scores(
     chosen: NDArray[np.bool_] | None = None,
     cache: ScoreCache | None = None,
 ) -> NDArray[np.float32]:
-    """Returns matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are
-    -inf.
+    """Returns matching logits, float32 [I, T], of all or the ``chosen`` pairs [I, T]; else -inf.
 
     Images are read one after the other and never padded. Memory is the matrix, one batch of
     ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, images are
@@ -285,9 +279,7 @@ def _passes(
 
 
 def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:
-    """Yields groups of batches that together have at most :data:`TOKENS_KEPT` tokens, or one
-    batch.
-    """
+    """Yields groups of batches with at most :data:`TOKENS_KEPT` tokens in all, or one batch."""
     part: list[TextBatch] = []
     for batch in batches:
         if part and sum(b.tokens.numel() for b in (*part, batch)) > TOKENS_KEPT:

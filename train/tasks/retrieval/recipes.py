@@ -76,9 +76,7 @@ def retrieval_vilbert() -> TaskRecipe:
 
 
 def retrieval_vilbert_paper() -> TaskRecipe:
-    """Returns the paper's recipe: the alignment head of pretraining scores, and Adam at one
-    rate.
-    """
+    """Returns the paper's recipe: pretraining's alignment head scores, and Adam at one rate."""
     return vilbert_paper(retrieval_vilbert(), variant="vilbert", model=vilbert_base())
 
 

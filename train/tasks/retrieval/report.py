@@ -119,9 +119,7 @@ def sections(
 
 
 def papers_section(metrics: Mapping[str, float], model: str) -> Section:
-    """Returns the comparison with the papers, or the reason for its absence: pairs of the
-    training.
-    """
+    """Returns the comparison with the papers, or why it is missing: training pairs."""
     if not (num_memorised := metrics.get("pairs_trained_on")):
         return published_section(TASK, metrics, PUBLISHED, model=model)
     count = format_count(int(num_memorised), "ranked pair")
@@ -191,9 +189,7 @@ def _text_examples(
 
 
 def _list_neighbours(outcome: Outcome) -> list[dict[str, Any]]:
-    """Returns the first candidates with their ranks, and the right one with its rank if it is not
-    among them.
-    """
+    """Returns the first candidates with their ranks, and the right one if it is not among them."""
     rows = list(enumerate(outcome.neighbours))
     if not any(n.right for n in outcome.neighbours):
         rows.append((outcome.rank, outcome.right))

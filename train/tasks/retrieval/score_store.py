@@ -45,8 +45,7 @@ class ScoreCache:
 
     @staticmethod
     def open(folder: Path, lineage: str, *, seconds: float) -> "ScoreCache":
-        """Reads the scores that an earlier run has kept, up to the first file that does not belong
-        to it.
+        """Reads an earlier run's scores, up to the first file that does not belong to it.
 
         That file and all later ones are named, deleted and computed again.
         """

@@ -55,9 +55,7 @@ from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
 def candidate_losses(
     scores: Float[Tensor, "S P K"], names: Sequence[str], margin: float = MARGIN
 ) -> dict[str, Float[Tensor, ""]]:
-    """Returns the losses of these names: of pairs by the first head, of candidates by the last
-    one.
-    """
+    """Returns the losses of these names: pairs by the first head, candidates by the last one."""
     losses: dict[str, Callable[[], Tensor]] = {
         "binary": lambda: binary_candidates(scores[..., 0]),
         "softmax": lambda: softmax_candidates(scores[..., -1]),
@@ -207,9 +205,7 @@ class CandidateRetrieval(RetrievalTask):
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns a caption's candidates, its matching pair first; for a held-out one, all
-        images.
-        """
+        """Returns a caption's candidates, its matching pair first; if held out, all images."""
         new_samples = list[Sample]()
         for candidate in self._candidates(batches, visit, draws):
             text = batches.text(candidate.text_row)
@@ -262,9 +258,7 @@ class CandidateRetrieval(RetrievalTask):
     # Metric
 
     def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
-        """Returns the captions per batch: about a step's pairs, with all images; at least one
-        caption.
-        """
+        """Returns the captions per batch: about a step's pairs, with all images; at least one."""
         num_pictures = len(one_row_each(table, np.array(rows, dtype=np.int64)))
         return max(size * self.settings.num_candidates // max(num_pictures, 1), 1)
 

@@ -93,8 +93,7 @@ def image_vectors(
 
 @dataclass(frozen=True, kw_only=True)
 class RankScores:
-    """Holds the scores by which each text ranks images, and each image texts: [I, T] both, higher
-    for better.
+    """Holds the scores by which texts rank images, and images texts: both [I, T], higher is better.
 
     Both are one matrix, unless the matching head scored only the first of each query, which are the
     ``shortlists``.

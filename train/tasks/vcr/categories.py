@@ -20,7 +20,5 @@ PERSON_NAMES = tuple(UNISEX.split())
 
 
 def find_category(name: str) -> int | None:
-    """Returns the number of a category, with or without spaces; None for one that COCO does not
-    have.
-    """
+    """Returns the number of a category, with or without spaces; None if COCO does not have it."""
     return NUMBERS.get(name.replace(" ", "").lower())

@@ -161,9 +161,7 @@ def add_row(split: Split, row: dict[str, Any], logits: Scores) -> None:
 
 
 def compute_figures(name: str, split: Split, notes: list[str]) -> Figures:
-    """Returns ``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar``, as far as they were scored; None without
-    labels.
-    """
+    """Returns ``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar``, as far as scored; None without labels."""
     if not split.right:
         names = ["q_a"] * bool(split.answers) + ["qa_r"] * bool(split.given_each)
         return {f"vcr/{name}/{metric}": None for metric in names}

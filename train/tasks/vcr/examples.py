@@ -81,7 +81,7 @@ class Question:
         return question_key(self.example_id, self.task)
 
     def words(self) -> tuple[Words, list[Words]]:
-        """Returns the question's words and each choice's. Raises ValueError for tags of other
+        """Returns the question's and each choice's words. Raises ValueError for tags of other
         words.
         """
         choices = zip(self.choices, self.choice_tags, strict=True)
@@ -233,9 +233,7 @@ def tagged_texts(
     longest: int,
     tokenizer: Tokenizer,
 ) -> tuple[ChoiceText, ...]:
-    """Returns VL-BERT's texts: [CLS] question answer [SEP] choice [SEP], each token with its
-    object.
-    """
+    """Returns VL-BERT's texts: [CLS] question answer [SEP] choice [SEP], tokens with objects."""
     before, cut = cut_pieces(first, choices, names, longest, tokenizer)
     ids = tokenizer.get_vocab()
     special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])

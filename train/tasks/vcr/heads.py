@@ -19,8 +19,8 @@ from vlmill.train.tasks.vcr.settings import VcrSettings
 
 
 class ChoiceOutputs(NamedTuple):
-    """Holds the logits of the choices, and of regions' categories and masked words, where these are
-    predicted.
+    """Holds the logits of the choices, and where predicted of regions' categories and masked
+    words.
     """
 
     choices: Float[Tensor, "B C"]

@@ -88,9 +88,7 @@ def rastered(outline: Outline, box: Array, cells: int) -> Cells:
 
 
 def filled(polygon: Array, cells: int) -> NDArray[np.bool_]:
-    """Returns which points with integer coordinates are in a polygon or on its edges: [P, P], rows
-    first.
-    """
+    """Returns which integer points are in a polygon or on its edges: [P, P], rows first."""
     x, y = np.meshgrid(np.arange(cells, dtype=np.float64), np.arange(cells, dtype=np.float64))
     ends = polygon.astype(np.float64)
     starts = np.roll(ends, 1, axis=0)

@@ -60,9 +60,7 @@ SMALL_SCALE = 0.1
 
 
 def vilbert_vcr_feeding() -> Feeding:
-    """Returns the feeding: 100 regions, the full image and all annotated objects included
-    [code].
-    """
+    """Returns the feeding: 100 regions, with the full image and all annotated objects [code]."""
     return replace(
         vilbert_feeding(),
         max_tokens=LONGEST,
@@ -173,9 +171,7 @@ def vcr_vl_bert(subtask: str) -> TaskRecipe:
 
 
 def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
-    """Returns the paper's recipe: 2e-3, a softmax over the choices, categories of masked
-    regions.
-    """
+    """Returns the paper's recipe: 2e-3, softmax over choices, categories of masked regions."""
     recipe = vcr_vl_bert(subtask)
     paper = vlbert_paper()
     body = vlbert_for_task(paper, pooler=True, masked_region=paper.masked_region)
@@ -285,9 +281,7 @@ def vcr_interbert_without_bert() -> TaskRecipe:
 def small_vcr(
     name: str, like: TaskRecipe, model: Any, lr: float = 3e-4, **settings: Any
 ) -> TaskRecipe:
-    """Returns the recipe for trials, based on a published one, of answers and rationales
-    together.
-    """
+    """Returns the recipe for trials of answers and rationales, based on a published one."""
     settings |= {"subtasks": SUBTASKS, "max_tokens": 40, "max_tokens_with_answer": 56}
     return for_trials(
         like,

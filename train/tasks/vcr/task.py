@@ -106,9 +106,7 @@ class Vcr(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Returns a copy with the tokenizer: it tokenises its texts, as words in them are
-        objects.
-        """
+        """Returns a copy with the tokenizer: it tokenises texts whose words may be objects."""
         return dataclasses.replace(self, tokenizer=words, lexicon=Lexicon.from_tokenizer(words))
 
     def examples(self, path: str) -> Examples:
@@ -117,9 +115,7 @@ class Vcr(Task):
 
     @property
     def _labels(self) -> pa.Schema:
-        """Returns the columns that are read; outlines, which are long, only where they are
-        rastered.
-        """
+        """Returns the columns that are read; outlines, which are long, only if rastered."""
         names = (*LABELLED, SEGMS) if self.outlined else LABELLED
         return pa.schema([CHOICES.schema.field(name) for name in names])
 
@@ -189,7 +185,7 @@ class Vcr(Task):
 
     @property
     def outlined(self) -> bool:
-        """Returns whether regions come with their objects' outlines: from pixels, at the objects'
+        """Returns whether regions have their objects' outlines: from pixels, at the objects'
         boxes.
         """
         return self.feeding.kind == "picture-regions" and self.feeding.boxes in OWN_BOXES
@@ -256,9 +252,7 @@ class Vcr(Task):
         return ChoiceOutputs(choices=pooled_scores(model, batch, variant.choice_options))
 
     def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
-        """Returns the loss of the choices, and the losses of regions and words where they are
-        learnt.
-        """
+        """Returns the loss of the choices, and of regions and words where they are learnt."""
         right, logits = batch.labels["right"], outputs.choices
         if self.settings.loss == "softmax":
             losses = {"choices": mean_cross_entropy(logits, right)}
@@ -284,9 +278,7 @@ class Vcr(Task):
         return max(value.logits)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Returns how often the right choice has the highest logit, of all questions and by
-        sub-task.
-        """
+        """Returns how often the right choice scores highest, of all questions and by sub-task."""
         hits: dict[str, list[bool]] = {}
         for prediction in predicted:
             label = table.value("label", prediction.row)

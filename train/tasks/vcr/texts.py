@@ -32,9 +32,7 @@ FIRST, BETWEEN = Piece(CLS), Piece(SEP)
 
 @dataclass(frozen=True, kw_only=True)
 class TextPair:
-    """Holds two texts in one: tokens (``pieces`` [T]) with [CLS] and [SEP], ``segments`` [T] 0 or
-    1.
-    """
+    """Holds two texts in one: ``pieces`` [T] with [CLS] and [SEP], ``segments`` [T] 0 or 1."""
 
     pieces: list[Piece]
     segments: list[int]

@@ -65,8 +65,7 @@ def accuracy(predictions: Mapping[Id, str], annotations: Mapping[Id, Annotation]
 
 
 def question_accuracy(prediction: str, annotation: Annotation) -> float:
-    """Returns min(1, agreeing others / 3), 0..1, as the mean over annotators, each excluded in
-    turn.
+    """Returns min(1, agreeing others / 3), 0..1, as the mean over annotators excluded in turn.
 
     Where all answers are identical, nothing is processed (the official code's rule): "Yes" against
     ten times "yes" is wrong. Raises ValueError without an answer.

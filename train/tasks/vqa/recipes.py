@@ -124,9 +124,7 @@ def vqa_vilbert() -> TaskRecipe:
 
 
 def vlbert_vqa_feeding() -> Feeding:
-    """Returns the feeding: questions in full, 100 regions, boxes mirrored every other time
-    [code].
-    """
+    """Returns the feeding: questions in full, 100 regions, boxes mirrored half the time [code]."""
     return replace(
         vlbert_feeding(), max_tokens=None, max_elements=None, region_targets="class", flip=0.5
     )

@@ -168,8 +168,8 @@ def mask_logits(model: Any, batch: Batch) -> Float[Tensor, "B A"]:
 
 
 def pixel_logits(model: Any, batch: Batch) -> Float[Tensor, "B A"]:
-    """Returns the logits of VLMo: a classifier on the fusion encoder's vector (arXiv:2111.02358,
-    sec. 4.2).
+    """Returns the logits of VLMo: a classifier on the fusion vector (arXiv:2111.02358, sec.
+    4.2).
     """
     logits: Tensor = model(batch.pixel_inputs(masked=False))
     return logits
