@@ -61,7 +61,7 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBox:
-    """Holds a box [4] over a case's image, in its pixels: right, chosen, or neither."""
+    """Holds a box [4] over a case's image, in its pixels: ``right``, ``chosen``, or another one."""
 
     box: NDArray[np.floating]
     label: str

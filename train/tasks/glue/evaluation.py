@@ -155,6 +155,8 @@ def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case
 def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
     """Returns the averages over all eight tasks with the figures of other evaluations, and the
     names of the missing ones.
+
+    Raises InputError for a pattern of no evaluation, and for two that have the same figure.
     """
     together, homes = dict(figures), dict[str, str]()
     for path in find_evaluations(pattern):
