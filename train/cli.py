@@ -1,4 +1,4 @@
-"""The ``train-vl`` command."""
+"""Declares and runs the ``train-vl`` command."""
 
 import argparse
 import sys
@@ -96,20 +96,20 @@ NOTES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``train-vl`` and return its exit status."""
+    """Runs ``train-vl`` and returns its exit status."""
     keep_freed_memory()
     return run_command(_main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
     parser = _parser()
-    # Options may stand between RECIPE and field=value, which argparse's subcommands do not allow:
+    # Options may be between RECIPE and field=value, which argparse's subcommands do not allow:
     # the words after the first option come back as extras.
     args, extras = parser.parse_known_args(argv)
     takes_words = args.command in ("pretrain", "finetune", "convert")
     if stray := [word for word in extras if word.startswith("-") or not takes_words]:
         parser.error(f"unrecognized argument {stray[0]}")
-    # A converted checkpoint is renamed into its place as a whole; the others fill a folder.
+    # A converted checkpoint is renamed to its path as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
     seconds = getattr(args, "lock_seconds", None)
     with lock_output(output, alongside=args.command == "convert", seconds=seconds):
@@ -236,7 +236,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
     require_one_process(args.output)
     if args.init is not None:
         find_checkpoint(args.init, "--init")
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: not before the arguments are known to be valid.
     from vlmill.runtime.files.reading import require_tables
 
     tables = ("pairs", "regions", "images", "negatives")

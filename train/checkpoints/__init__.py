@@ -1,6 +1,6 @@
-"""A run leaves checkpoints behind, and continues from them.
+"""Writes and reads checkpoints, from which a run continues.
 
-Reading order: ``folders`` (where they lie), ``named`` (those of the hub and the web), ``files``
-(written and read whole), ``state`` (what continuing needs), ``detector`` (of whose regions) and
-``trained_on`` (pairs that weights have seen).
+Reading order: ``folders`` (paths), ``named`` (checkpoints of the hub and the web), ``files``
+(written and read completely), ``state`` (the state for continuing), ``detector`` (the detector of
+the regions) and ``trained_on`` (pairs that weights have seen).
 """

@@ -1,14 +1,14 @@
-"""Describes a detector in words: what to extract regions with, so that they fit a checkpoint."""
+"""Describes a detector in words: how to extract regions so that they fit a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def detector_words(record: Mapping[str, Any] | None) -> str:
-    """Says what a producer record says of network, weights, selection, sizes and classes; may be
-    "".
+    """Returns a detector's network, weights, selection, sizes and classes in words; may be "".
 
-    ``record`` is that of `extract-rois run`; records of other programs may lack any of it.
+    ``record`` is the producer record of `extract-rois run`; records of other programs may lack any
+    of it.
     """
     if not record:
         return ""

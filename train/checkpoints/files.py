@@ -1,13 +1,13 @@
-"""Writes and reads checkpoints: a folder with all that training on or evaluating needs. No pickle
-anywhere.
+"""Writes and reads checkpoints: folders with all that training or evaluating needs, without
+pickles.
 
 A run's output holds ``checkpoints/step-00000100/`` and so on, each with ``model.safetensors``,
-``vocab.txt`` (and ``tokenizer_config.json`` where that alone does not say how texts are prepared),
-``checkpoint.json`` (variant, configuration, detector, training record, what the stage was fed,
-what the run has read, size and SHA-256 of the other files), ``trained_pairs.npy`` and
-``trained_images.npy`` (hashes of what it was trained on) and ``training_state.safetensors``
-(optimiser moments, random state). A folder appears by a rename. A finished run has the files that
-evaluation needs at its top, too.
+``vocab.txt`` (and ``tokenizer_config.json`` where that alone does not define how texts are
+prepared), ``checkpoint.json`` (variant, configuration, detector, training record, the stage's
+feeding, the run's inputs, size and SHA-256 of the other files), ``trained_pairs.npy`` and
+``trained_images.npy`` (hashes of the pairs and images that it was trained on) and
+``training_state.safetensors`` (optimiser moments, random state). A folder appears by a rename. A
+finished run has the files that evaluation needs at its top, too.
 """
 
 import json
@@ -50,14 +50,14 @@ from vlmill.train.checkpoints.trained_on import (
 from vlmill.train.loading.vocabulary import read_vocabulary, vocabulary_contents
 from vlmill.train.settings.parts import Feeding
 
-# What evaluation and --init read of a checkpoint; the settings last: they say that all is there.
+# The files of a checkpoint that evaluation and --init read; the settings, last, mark it complete.
 PUBLISHED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES, SETTINGS)
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """Records what the weights have seen: the steps of a recipe's stage on pairs with this digest.
+    """Records the training data of the weights: steps of a recipe's stage, and the pairs' digest.
 
     ``pairs_digest`` is :class:`vlmill.train.loading.store.pairs.PairsDigest` of the pairs, in their
     order. ``validation_loss`` or, of a task with a metric, ``validation_score`` is of the held-out
@@ -82,9 +82,9 @@ class TrainingRecord:
 class TaskRecord:
     """Records the task that a checkpoint was fine-tuned for.
 
-    ``labels`` are what its head's outputs mean, in their order, where the data decide that: VQA's
-    answers. A ``blind`` model was shown no image. ``settings`` are the task's own fields of the
-    recipe, plain.
+    ``labels`` are the meanings of its head's outputs, in their order, where the data decide that:
+    VQA's answers. A ``blind`` model was shown no image. ``settings`` are the task's own fields of
+    the recipe, plain.
     """
 
     name: str
@@ -95,14 +95,14 @@ class TaskRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRecord:
-    """Holds what a checkpoint says of its model.
+    """Holds a checkpoint's record of its model.
 
     ``variant`` is a name of `vlmill.models.MODELS`. ``detector_fingerprint`` names the detector
-    whose regions it was trained on, None if unknown; ``detector`` is what its producer says of it
-    (architecture, selection, sizes, storage). ``feeding`` is what its last stage was fed; None for
-    a model that was never trained here. ``trained_on`` is of that stage and all before; None where
-    the checkpoint does not say it: converted, or older than that. ``task`` is None of one that was
-    pretrained or converted.
+    whose regions it was trained on, None if unknown; ``detector`` is its description by its
+    producer (architecture, selection, sizes, storage). ``feeding`` is the feeding of its last
+    stage; None for a model that was never trained here. ``trained_on`` is of that stage and all
+    before; None where the checkpoint does not record it: converted, or older than that. ``task`` is
+    None if the checkpoint was pretrained or converted.
     """
 
     variant: str
@@ -133,10 +133,10 @@ def save_checkpoint(
     state: Mapping[str, Tensor] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write a checkpoint to ``folder``, which appears whole or not at all.
+    """Writes a checkpoint to ``folder``, which appears complete or not at all.
 
-    ``model.config`` must be the variant's configuration. ``inputs`` are what the run has read,
-    ``state`` what continuing needs. ``weights`` are written in place of the model's.
+    ``model.config`` must be the variant's configuration. ``inputs`` are the run's inputs, ``state``
+    is the state for continuing. ``weights`` are written instead of the model's.
     """
     detector, task, feeding = record.detector, record.task, record.feeding
     trained_on = record.trained_on
@@ -164,12 +164,12 @@ def save_checkpoint(
         settings[FILE_RECORD] = record_files(temporary, [path.name for path in temporary.iterdir()])
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for path in temporary.iterdir():
-            shutil.copymode(temporary / SETTINGS, path)  # safetensors gives the owner alone access
+            shutil.copymode(temporary / SETTINGS, path)  # safetensors: owner-only access
     return to_path(folder)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write safetensors. Raises OSError, which the library does not."""
+    """Writes safetensors. Raises OSError, which the library does not."""
     try:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
@@ -182,7 +182,7 @@ def load_checkpoint(
     """Reads a checkpoint, or the last one of a run's output. Raises InputError if it is damaged.
 
     Its files are compared with the SHA-256 that it records, about a second a GB; ``trust`` skips
-    that (None: as the command's flags say). A checkpoint of an older vlmill records none.
+    that (None: as the command's flags specify). A checkpoint of an older vlmill records none.
     """
     folder = find_checkpoint(path, flag)
     try:
@@ -197,7 +197,7 @@ def load_checkpoint(
         config = from_plain(MODELS[variant].config, settings["model"], "model")
         files = [file for file in parse_record(settings.get(FILE_RECORD)) if file.name != STATE]
         require_unchanged(folder, files, f"{flag} {folder}", trust=trust)
-        # Weights come from the file: none are drawn. Buffers may be none of the file's.
+        # Weights come from the file, so none are initialised. Buffers may be missing in the file.
         with init_empty_weights(include_buffers=False):
             model = MODELS[variant].model(config)
         model.load_state_dict(_load_aligned(folder / MODEL), assign=True)
@@ -226,8 +226,8 @@ def load_checkpoint(
 
 
 def read_model_config(path: str | Path, flag: str) -> Any:
-    """The configuration of the model in a checkpoint, or in the last one of a run's output, without
-    its weights. Raises InputError if it is damaged.
+    """Returns the configuration of the model in a checkpoint, or in the last one of a run's output,
+    without its weights. Raises InputError if it is damaged.
     """
     folder = find_checkpoint(path, flag)
     try:
@@ -245,7 +245,7 @@ def _detector(record: Any) -> Mapping[str, Any] | None:
 
 
 def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag: str) -> bool:
-    """Says whether ``--regions`` and the checkpoint are known to come from one detector.
+    """Returns whether ``--regions`` and the checkpoint are known to come from one detector.
 
     Raises InputError if they are known to come from two.
     """
@@ -261,16 +261,18 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
 
 
 def publish(output: str | Path, checkpoint: Path) -> None:
-    """Put what evaluation needs of a run's checkpoint at the top of ``output``, as links."""
+    """Puts the files that evaluation needs from a run's checkpoint at the top of ``output``, as
+    links.
+    """
     for name in PUBLISHED:
         if name != TOKENIZER or (checkpoint / name).is_file():
             link_file(checkpoint / name, Path(output) / name)
 
 
 def load_training_state(folder: str | Path) -> dict[str, Tensor]:
-    """Loads the tensors that continuing needs, as ``save_checkpoint`` was given them.
+    """Loads the tensors for continuing, as ``save_checkpoint`` was given them.
 
-    Raises InputError if they are missing, or are not those that the checkpoint records.
+    Raises InputError if they are missing, or differ from the checkpoint's record.
     """
     folder = Path(folder)
     try:
@@ -288,13 +290,13 @@ def _load_aligned(path: Path) -> dict[str, Tensor]:
     """Loads the file's tensors, copied to memory that torch has aligned.
 
     Mapped from the file they begin anywhere, and vectorised sums over them may then differ in the
-    last bit from those of the run that wrote them.
+    last bit from the sums of the run that wrote them.
     """
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def read_record(folder: Path) -> TrainingRecord:
-    """Reads what a checkpoint of a run says of its training. Raises InputError if it is damaged."""
+    """Reads a checkpoint's record of its training. Raises InputError if it is damaged."""
     try:
         settings = read_json(folder / SETTINGS)
         return from_plain(TrainingRecord, settings["training"], "training")

@@ -1,4 +1,4 @@
-"""Tells which checkpoint a path means from names alone: nothing here loads torch.
+"""Finds the checkpoint that a path means from names alone: nothing here loads torch.
 
 A finished run has the files that evaluation needs at its top, too.
 """
@@ -12,7 +12,7 @@ from vlmill.schemas.plain_json import read_json
 
 MODEL, STATE = "model.safetensors", "training_state.safetensors"
 SETTINGS, VOCABULARY = "checkpoint.json", "vocab.txt"
-# Only where the vocabulary alone does not tell how texts are prepared.
+# Only where the vocabulary alone does not define how texts are prepared.
 TOKENIZER = "tokenizer_config.json"
 
 
@@ -34,11 +34,11 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
 
 
 def saved_variant(folder: Path) -> str | None:
-    """Returns the variant that a checkpoint's folder names; None if it says none."""
+    """Returns the variant that a checkpoint's folder names; None if it names none."""
     try:
         variant = read_json(folder / SETTINGS)["variant"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # reading the checkpoint says what is wrong with it
+        return None  # reading the checkpoint reports its fault
     return variant if isinstance(variant, str) else None
 
 

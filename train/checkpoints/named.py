@@ -1,8 +1,8 @@
-"""Checkpoints by name: ``hf://OWNER/NAME`` or ``https://HOST/FOLDER/`` becomes a folder here.
+"""Resolves checkpoints by name: ``hf://OWNER/NAME`` or ``https://HOST/FOLDER/`` to a local folder.
 
 The files of an untrusted repository are listed first: a folder with a pickle is refused, and only
-files of known names and bounded sizes are fetched. Weights
-are safetensors, which hold numbers alone. Nothing here loads torch.
+files of known names and bounded sizes are fetched. Weights are safetensors, which hold numbers
+alone. Nothing here loads torch.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def resolve_checkpoint(
         require_safe(location, inside)
         return [inside.full_names[name] for name in FILES if name in inside]
 
-    path = PurePosixPath(location.path)  # of a file, its folder is the checkpoint
+    path = PurePosixPath(location.path)  # for a file, its folder is the checkpoint
     parent = path.parent.as_posix().strip(".") if path.name in FILES else location.path
     folder = dataclasses.replace(location, path=parent)
     return fetch_files(location, choose, allow_addresses=allow_addresses, warn=warn) / parent
@@ -83,8 +83,8 @@ def resolve_arguments(args: argparse.Namespace) -> None:
 
 
 def require_safe(location: HubLocation, sizes: Mapping[str, int | None]) -> None:
-    """Raises InputError for a repository with a pickle, with a file that is larger than it may be,
-    or without a checkpoint.
+    """Raises InputError for a repository with a pickle, with a file that is too large, or without a
+    checkpoint.
     """
     if pickles := find_pickles(sizes):
         raise InputError(
@@ -108,5 +108,5 @@ def require_safe(location: HubLocation, sizes: Mapping[str, int | None]) -> None
 
 
 def find_pickles(names: Iterable[str]) -> list[str]:
-    """Returns the names that pickles have, sorted."""
+    """Returns the names of pickles, sorted."""
     return sorted(name for name in names if PurePosixPath(name).suffix.lower() in PICKLES)

@@ -1,4 +1,4 @@
-"""Continuing needs the optimiser's state and whole weights, which are read and put back here."""
+"""Collects and restores the state for continuing: the optimiser's state and whole weights."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,9 @@ from vlmill.train.devices.gather import gather_tensor, laid_out_like
 def training_state(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, accelerator: Accelerator
 ) -> dict[str, Tensor]:
-    """Returns what continuing needs beside the weights: moments by parameter name, and random
-    states.
+    """Returns the state for continuing, without weights: moments by parameter name, random states.
 
-    Every process has random numbers of its own for dropout. All processes have to call this.
+    Every process has its own random numbers for dropout. All processes have to call this.
     """
     state: dict[str, Tensor] = {}
     moments = {} if optimizer is None else optimizer.state
@@ -54,8 +53,8 @@ def restore_training_state(
     state: Mapping[str, Tensor],
     accelerator: Accelerator,
 ) -> None:
-    """Puts back what :func:`training_state` gave; a process that it has no random state of keeps
-    the one that it has.
+    """Restores the state of :func:`training_state`; a process without a random state in it keeps
+    its current one.
     """
     process = accelerator.process_index
     fused = any(group.get("fused") for group in optimizer.param_groups)

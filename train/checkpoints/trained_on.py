@@ -1,8 +1,8 @@
-"""A checkpoint keeps the hashes of the pairs and images that its weights were trained on.
+"""Stores the hashes of the pairs and images that a checkpoint's weights were trained on.
 
 Two files of sorted 64-bit hashes (:func:`vlmill.schemas.ids.key64`), 8 bytes an id, mapped when
-they are read: an evaluation can tell what of its own pairs the model knows already, whichever table
-they stood in.
+they are read: an evaluation can find which of its pairs the model was trained on, regardless of
+their table.
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ NO_KEYS: Keys = np.empty(0, np.uint64)
 class TrainedOn:
     """Holds sorted hashes, each once, of ``pairs`` and of ``images``: uint64 [P], [I].
 
-    ``complete`` says whether the weights that training began with said theirs, too; random ones
-    have none.
+    ``complete`` is true if the weights that training began with recorded theirs, too; random
+    weights have none.
     """
 
     pairs: Keys = field(default_factory=lambda: NO_KEYS)
@@ -52,7 +52,7 @@ class TrainedOn:
 
 
 def read_trained_on(folder: Path, *, complete: bool) -> TrainedOn:
-    """Maps what :meth:`TrainedOn.write` wrote. Raises OSError or ValueError for other files."""
+    """Maps the files of :meth:`TrainedOn.write`. Raises OSError or ValueError for other files."""
     return TrainedOn(
         pairs=mapped_keys(folder / TRAINED_PAIRS),
         images=mapped_keys(folder / TRAINED_IMAGES),

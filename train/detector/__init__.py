@@ -1,9 +1,8 @@
-"""A detector is trained here, end to end, with the network that extracts.
+"""Trains a detector end to end, with the network that extracts.
 
-Reading order: ``command`` and ``run`` (the command), ``recipes`` and ``describe``, ``settings``
-(what a run is), ``targets`` (what anchors and regions should say), ``losses``, ``step`` (the two on
-a batch), ``solver`` (rates and groups), ``examples`` (the rows of the table), ``batches``,
-``start`` (from other weights), ``job``, ``learning`` (all of it as the loop of ``train/run``
-drives it) and ``saving``; it is measured in ``evaluation``, ``vg_scores`` and
-``report``.
+Reading order: ``command`` and ``run`` (the command), ``recipes`` and ``describe``, ``settings`` (of
+a run), ``targets`` (of anchors and regions), ``losses``, ``step`` (the two on a batch), ``solver``
+(rates and groups), ``examples`` (the rows of the table), ``batches``, ``start`` (from other
+weights), ``job``, ``learning`` (all of it as the loop of ``train/run`` drives it) and ``saving``;
+it is measured in ``evaluation``, ``vg_scores`` and ``report``.
 """

@@ -1,7 +1,7 @@
-"""Images and their boxes become the batches of a run, the same for any number of workers.
+"""Builds a run's batches of images and their boxes, the same for any number of workers.
 
-The order, the mirroring and the size of an image follow from (seed, epoch, image) alone, so a
-run that goes on forms the batches that it would have formed.
+The order, the mirroring and the size of an image follow from (seed, epoch, image) alone, so a run
+that continues forms the batches that it would have formed.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from vlmill.train.detector.step import Batch, Truth
 from vlmill.train.detector.targets import Draw
 from vlmill.train.loading.undecodable import Undecodable
 
-MIRROR, SIZE, ORDER, DRAW = 1, 2, 3, 4  # what a number is drawn for
+MIRROR, SIZE, ORDER, DRAW = 1, 2, 3, 4  # the purposes of random numbers
 MOST_FURTHER = 100  # images that are tried where none of a step's can be used
 
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """Says which example is seen how."""
+    """Holds an example's index, and how its image is changed."""
 
     example: int
     short_side: int
@@ -43,7 +43,7 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImage:
-    """Holds an image as the network takes it, or why there is none."""
+    """Holds an image as the network takes it, or the reason why it has none."""
 
     image_id: str
     image: Float[Tensor, "3 H W"] | None
@@ -73,15 +73,16 @@ def padded_batch(
 
 
 def make_generator(*numbers: int) -> np.random.Generator:
-    """Returns random numbers that follow from these alone."""
+    """Returns random numbers that depend only on these numbers."""
     return np.random.default_rng(numbers)
 
 
 def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) -> list[list[int]]:
-    """Deals an epoch's examples into steps of only wide or only tall images, in random order.
+    """Groups an epoch's examples into steps of only wide or only tall images, in random order.
 
-    Grouped so, batches need little padding (Detectron2's aspect ratio grouping). What is left of
-    both groups at the end of an epoch fills one mixed step, the rest is left for other epochs.
+    Batches of such groups need little padding (Detectron2's aspect ratio grouping). The remaining
+    examples of both groups at the end of an epoch fill one mixed step; the others wait for other
+    epochs.
     """
     order = make_generator(seed, ORDER, epoch).permutation(len(wide)).tolist()
     open_groups: dict[bool, list[int]] = {True: [], False: []}
@@ -100,7 +101,7 @@ def epoch_order(wide: Sequence[bool], seed: int, epoch: int, batch_size: int) ->
 
 
 def repeat_examples(order: Sequence[int], count: int) -> list[int]:
-    """Fills a step from fewer examples than it wants."""
+    """Fills a step from fewer examples than it needs."""
     return [order[index % len(order)] for index in range(count)]
 
 
@@ -117,7 +118,7 @@ def visits_from(
 
 
 def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
-    """Draws how an example is seen in an epoch."""
+    """Returns random settings for an example's image in an epoch."""
     side = make_generator(settings.seed, SIZE, epoch, example).integers(len(settings.short_sides))
     mirrored = make_generator(settings.seed, MIRROR, epoch, example).random() < settings.flip
     return Visit(
@@ -126,7 +127,7 @@ def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
 
 
 def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
-    """Decodes an example's image; Rejected where there is none, or one of another size."""
+    """Decodes an example's image; raises Rejected if it is missing or has another size."""
     if data is None:
         raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes of it")
     pixels = decode(data, limits)
@@ -142,7 +143,7 @@ def decode_example(example: Example, data: bytes | None, limits: InputLimits) ->
 def load_example(
     example: Example, data: bytes | None, visit: Visit, settings: TrainingSettings
 ) -> LoadedImage:
-    """Decodes, mirrors and resizes an image with its boxes; says why where it cannot."""
+    """Decodes, mirrors and resizes an image with its boxes; returns the reason if it cannot."""
     config = settings.detector
     limits = InputLimits(short_side=visit.short_side, long_side=settings.long_side)
     try:
@@ -170,7 +171,7 @@ def load_example(
 
 
 class Images(Dataset[list[LoadedImage]]):
-    """Loads the images of single steps: a list of visits is an index."""
+    """Loads the images of single steps; an index is a list of visits."""
 
     def __init__(
         self, examples: Sequence[Example], images: ImageReader, settings: TrainingSettings
@@ -178,8 +179,8 @@ class Images(Dataset[list[LoadedImage]]):
         self.examples, self.images, self.settings = examples, images, settings
 
     def __getitem__(self, visits: list[Visit]) -> list[LoadedImage]:
-        """Loads a step's images; where none of them can be used, further ones up to the first
-        that can: with one image a process, a run would end at a broken one.
+        """Loads a step's images; if none of them is usable, further ones up to the first usable
+        one: with one image per process, a run would otherwise end at a broken image.
         """
         loaded_images = [self.load(visit) for visit in visits]
         while not any(image.image is not None for image in loaded_images) and len(
@@ -192,7 +193,7 @@ class Images(Dataset[list[LoadedImage]]):
         return loaded_images
 
     def max_attempts(self, visits: Sequence[Visit]) -> int:
-        """Says how many images are tried at most for a step."""
+        """Returns how many images are tried at most for a step."""
         return len(visits) + min(MOST_FURTHER, len(self.examples) - 1)
 
     def load(self, visit: Visit) -> LoadedImage:
@@ -236,7 +237,7 @@ def step_parts(
 
 
 def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings) -> Batch:
-    """Puts the images of a part that can be used together. Raises InputError if none can."""
+    """Puts the usable images of a part together. Raises InputError if there are none."""
     usable = [
         (image.image_id, image.image, image.truth, image.scale)
         for image in loaded_images
@@ -265,7 +266,7 @@ def make_batch(loaded_images: Sequence[LoadedImage], settings: TrainingSettings)
 
 def drawing(seed: int, part: int, rank: int) -> Draw:
     """Returns the permutations of one part, counted from 1 over all steps, of one process; they
-    follow from these alone.
+    depend only on these numbers.
     """
     mixed = torch.Generator().manual_seed(((seed * 1_000_003 + part) * 4_099 + rank) * 8 + DRAW)
 
@@ -286,5 +287,5 @@ class Endless:
 
 
 def as_it_is(loaded: list[LoadedImage]) -> list[LoadedImage]:
-    """Passes a step's images on."""
+    """Returns a step's images unchanged."""
     return loaded

@@ -1,4 +1,4 @@
-"""``extract-rois train``: its arguments, and what they mean."""
+"""Declares ``extract-rois train`` and its arguments."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
 from vlmill.train.detector.settings import TrainingSettings
 
-CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # beside a table that `manifest` wrote
+CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # next to a table that `manifest` wrote
 EXAMPLES = """examples:
   python -m vlmill.pipelines.manifest vg-detector --input vg/ --output vg-boxes/
   extract-rois train --boxes vg-boxes/ --images vg-boxes/ --init R-101.pkl --output detector/
@@ -40,7 +40,7 @@ each checkpoint, by one process."""
 
 
 def add_train(train: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois train``."""
+    """Declares the arguments of ``extract-rois train``."""
     train.description = "Trains a Faster R-CNN with attributes on annotated boxes."
     train.add_argument(
         "assignments", nargs="*", metavar="field=value", help="changes to fields of the recipe"
@@ -87,7 +87,7 @@ def add_train(train: argparse.ArgumentParser) -> None:
 
 
 def command_train(arguments: argparse.Namespace) -> int:
-    """``extract-rois train``."""
+    """Runs ``extract-rois train``."""
     settings = read_settings(arguments.recipe, arguments.config, arguments.assignments)
     require_one_process(arguments.output)
     if arguments.init is not None:
@@ -97,7 +97,7 @@ def command_train(arguments: argparse.Namespace) -> int:
         require_weights(arguments.init, "--init")
     classes = read_vocabulary(arguments.classes, arguments.boxes, CLASSES, "--classes")
     attributes = read_vocabulary(arguments.attributes, arguments.boxes, ATTRIBUTES, "--attributes")
-    # torch takes seconds to load: not before the arguments are known to be good.
+    # torch takes seconds to load: not before the arguments are known to be valid.
     from vlmill.train.detector.examples import count_classes
     from vlmill.train.detector.job import TrainJob
     from vlmill.train.detector.run import estimate_run, train
@@ -132,8 +132,8 @@ def command_train(arguments: argparse.Namespace) -> int:
 def read_settings(
     recipe: str | None, config: str | None, assignments: Sequence[str]
 ) -> TrainingSettings:
-    """Returns a recipe, or that of a file, with other fields; ``recipe=NAME`` among them names
-    another recipe.
+    """Returns a recipe, or the recipe of a file, with other fields; ``recipe=NAME`` among them
+    names another recipe.
     """
     recipe_names = [text.partition("=")[2] for text in assignments if text.startswith("recipe=")]
     fields = [text for text in assignments if not text.startswith("recipe=")]
@@ -145,7 +145,7 @@ def read_settings(
 
 
 def read_vocabulary(names_file: Path | None, boxes: str, name: str, flag: str) -> list[str]:
-    """Reads a vocabulary: a line a class, synonyms divided by commas; none where there is none.
+    """Reads a vocabulary: a line per class, synonyms separated by commas; empty without a file.
 
     Raises InputError for a file that cannot be read or has an empty line.
     """

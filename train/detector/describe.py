@@ -1,4 +1,4 @@
-"""``extract-rois recipes``: what each recipe trains, on how many images, from what."""
+"""Implements ``extract-rois recipes``: each recipe's training, number of images, and start."""
 
 import argparse
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ NOTES = (
 
 
 def add_recipes(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois recipes``."""
+    """Declares the arguments of ``extract-rois recipes``."""
     parser.description = "Lists the recipes of `train`, or prints one with all of its fields."
     add_recipes_arguments(parser)
 
 
 def command_recipes(arguments: argparse.Namespace) -> int:
-    """``extract-rois recipes``."""
+    """Runs ``extract-rois recipes``."""
     return run_recipes(arguments, RECIPES, find_recipe, describe_recipes, NOTES)
 
 

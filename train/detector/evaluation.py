@@ -1,8 +1,8 @@
-"""A trained detector is measured on held-out images.
+"""Measures a trained detector on held-out images.
 
 Visual Genome's mean average precision at 0.5 as its repository computes it, COCO's where
-pycocotools is installed, the recall of proposals, and the accuracy of classes and attributes on
-the true boxes.
+pycocotools is installed, the recall of proposals, and the accuracy of classes and attributes on the
+true boxes.
 """
 
 import contextlib
@@ -53,8 +53,8 @@ def coco_metrics(
     """Returns COCO's average precision by pycocotools; nothing where that is not installed.
 
     ``truth`` are rows of image, class and corners of each image, ``detected`` also of scores,
-    ``sizes`` the images' width and height. What is detected in one of ``crowds`` is neither right
-    nor wrong.
+    ``sizes`` the images' width and height. A detection in one of ``crowds`` is neither right nor
+    wrong.
     """
     if importlib.util.find_spec("pycocotools") is None or not truth:
         return {}
@@ -117,7 +117,7 @@ FOUND = 0.5  # overlap with which a proposal has found a box
 
 @dataclass(kw_only=True)
 class Findings:
-    """Gathers what is detected and what is there, image by image."""
+    """Gathers detections and true boxes, image by image."""
 
     vg: list[Array] = field(default_factory=list)  # image, class, x1, y1, x2, y2, score
     coco: list[Array] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Holds what was measured: numbers by name, and the scores of each class."""
+    """Holds the results: numbers by name, and the scores of each class."""
 
     metrics: dict[str, float]
     classes: VgScores
@@ -144,8 +144,8 @@ class Evaluation:
 def evaluate_detector(
     network: FasterRCNN, examples: Sequence[Example], images: ImageReader, *, visible: bool = True
 ) -> Evaluation:
-    """Detects in the images of the examples and scores it; images that cannot be read are
-    counted. ``network`` is one that :func:`for_inference` gives.
+    """Detects in the images of the examples and scores it; images that cannot be read are counted.
+    ``network`` is the result of :func:`for_inference`.
     """
     findings = Findings()
     with Progress(
@@ -250,7 +250,7 @@ def describe_truth(
     example: Example,
     findings: Findings,
 ) -> None:
-    """Keeps what the heads say of the true boxes: the likeliest class, and all attributes."""
+    """Stores the heads' predictions for the true boxes: the likeliest class, and all attributes."""
     if not len(boxes):
         return
     config = network.config

@@ -1,7 +1,6 @@
-"""The rows of a table of boxes become examples: checked, cleaned, and counted where they are not.
+"""Reads the rows of a table of boxes as examples: checked, cleaned, and counted where excluded.
 
-M boxes of an image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2
-exclusive.
+M boxes of an image. Boxes are (x1, y1, x2, y2) in pixels of the upright image, x2 and y2 exclusive.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ from vlmill.train.detector.settings import TrainingSettings
 
 STAGE = "train"
 MOST_NAMED = 10  # classes that have too few boxes
-SMALLEST_SIDE = 1e-3  # pixels: below it a box has no area that anything overlaps
+SMALLEST_SIDE = 1e-3  # pixels: a smaller box has no area that anything overlaps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +41,23 @@ class Example:
     boxes: npt.NDArray[np.float32]  # [M, 4]
     classes: npt.NDArray[np.int64]  # [M], from 0
     attributes: npt.NDArray[np.int64]  # [M, A], from 0; -1 where a box has fewer
-    # Boxes around crowds [C, 4] and their classes [C]: not learned, and no fault to detect.
+    # Boxes around crowds [C, 4] and their classes [C]: not learned, and no errors to detect.
     crowd_boxes: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), "f4"))
     crowd_classes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(kw_only=True)
 class Examples:
-    """Holds a split's examples, and what was left out of the rows."""
+    """Holds a split's examples, and counts of the excluded parts of its rows."""
 
     examples: list[Example] = field(default_factory=list)
     rejects: list[dict[str, object]] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by why
-    first: dict[str, str] = field(default_factory=dict)  # the first image of each why
+    dropped: Counter[str] = field(default_factory=Counter)  # single boxes, by reason
+    first: dict[str, str] = field(default_factory=dict)  # the first image of each reason
     empty: int = 0  # images without a box that are kept as negatives
 
     def leave_out(self, count: int, why: str, image_id: str) -> None:
-        """Counts boxes of an image that are not learned as they stand."""
+        """Counts boxes of an image that are excluded or changed."""
         if count:
             self.dropped[why] += count
             self.first.setdefault(why, image_id)
@@ -79,7 +78,7 @@ def read_rows(boxes: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def in_splits(row: dict[str, Any], splits: Sequence[str]) -> bool:
-    """Says whether a row is of one of these splits; one without a split is of ``train``."""
+    """Returns whether a row is in one of these splits; one without a split is in ``train``."""
     return (row["split"] or "train") in splits
 
 
@@ -93,8 +92,8 @@ def read_examples(
 ) -> Examples:
     """Reads the rows of some splits.
 
-    What is wrong with a box is counted; an image that is not in the table of images, comes twice
-    or, unless ``empty_pictures``, is left without a box, is a reject.
+    Faulty boxes are counted; an image that is not in the table of images, repeats or, unless
+    ``empty_pictures``, has no boxes left, is a reject.
     """
     chosen = [row for row in rows if in_splits(row, splits)]
     result, used_ids = Examples(), set[str]()
@@ -120,8 +119,8 @@ def read_examples(
 def make_example(
     row: dict[str, Any], row_number: int, settings: TrainingSettings, result: Examples
 ) -> Example:
-    """Returns a row's boxes, clipped to the image, without those that nothing can be learned of;
-    ``result`` counts these by why.
+    """Returns a row's boxes, clipped to the image, without boxes from which nothing can be learned;
+    ``result`` counts these by reason.
     """
     key, count = row["image_id"], len(row["boxes"])
     require_whole(row)
@@ -167,7 +166,7 @@ def make_example(
 
 
 def require_whole(row: dict[str, Any]) -> None:
-    """Raises InputError for a row whose lists are not of all its boxes."""
+    """Raises InputError for a row whose lists differ in length."""
     key, count = row["image_id"], len(row["boxes"])
     for name in ("class_ids", "is_crowd", "attribute_ids"):
         if row[name] is not None and len(row[name]) != count:
@@ -203,7 +202,7 @@ def attribute_rows(
 
 
 def count_classes(boxes: str | Path) -> tuple[int, int]:
-    """Returns how many classes and attributes a table of boxes names: the highest ids and one."""
+    """Returns how many classes and attributes a table of boxes names: the highest ids plus one."""
     highest = [-1, -1]
     for path in find_shards(boxes, BOXES, "--boxes"):
         table = pq.read_table(readable(path), columns=["class_ids", "attribute_ids"])
@@ -219,12 +218,12 @@ def count_classes(boxes: str | Path) -> tuple[int, int]:
 
 
 def get_class_name(classes: Sequence[str], number: int) -> str:
-    """Returns a class's first name, its number where none is known."""
+    """Returns a class's first name, or its number without a name."""
     return classes[number].split(",")[0] if number < len(classes) else f"class {number}"
 
 
 def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> None:
-    """Tells what is trained on, and what of the rows is not."""
+    """Prints counts of the training data, and of the excluded boxes."""
     counts = examples.class_counts(num_classes)
     never, once = np.flatnonzero(counts == 0), np.flatnonzero(counts == 1)
     print_status(
@@ -241,7 +240,7 @@ def say_examples(examples: Examples, num_classes: int, names: Sequence[str]) -> 
 
 
 def say_left_out(examples: Examples, where: str = "boxes") -> None:
-    """Tells how many boxes were left out or cut, and the first image of each fault."""
+    """Prints how many boxes were omitted or clipped, and the first image of each fault."""
     if examples.dropped:
         counts = examples.dropped.items()
         faults = [f"{count} {why} (first in {examples.first[why]})" for why, count in counts]

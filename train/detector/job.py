@@ -1,4 +1,4 @@
-"""A detector's training as it is asked for: what it reads, what decides its output."""
+"""Defines the job of training a detector: its inputs, and the settings that decide its output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ JOB = "extract-rois train"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """Says what is trained on what, and where it goes."""
+    """Holds the settings, the inputs and the output of a training."""
 
     boxes: str
     images: str
@@ -32,7 +32,7 @@ class TrainJob:
     init: Path | None = None
 
     def inputs(self) -> list[Input]:
-        """Records what the run reads."""
+        """Returns the run's inputs."""
         inputs = [
             table_input("--boxes", self.boxes, BOXES),
             table_input("--images", self.images, IMAGES),
@@ -42,7 +42,7 @@ class TrainJob:
         return inputs
 
     def plan(self, inputs: Sequence[Input]) -> dict[str, Any]:
-        """Returns what decides the output: the fields, and the inputs by content."""
+        """Returns the settings that decide the output: the fields, and the inputs by content."""
         flat = flatten(to_plain(self.settings))
         fields = {
             k: v
@@ -60,7 +60,7 @@ class TrainJob:
 
 
 def make_accelerator(settings: TrainingSettings) -> Accelerator:
-    """Opens devices and processes. Raises InputError for batches that cannot be dealt out."""
+    """Opens devices and processes. Raises InputError for batches that cannot be divided evenly."""
     accelerator = open_accelerator(settings.precision)
     if settings.batch_size % (settings.accumulation * accelerator.num_processes):
         raise InputError(

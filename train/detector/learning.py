@@ -38,7 +38,7 @@ NAMED = 16  # images that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorStage:
-    """The only stage of a detector's training, for `StageRun`."""
+    """Describes the only stage of a detector's training, for `StageRun`."""
 
     batch_size: int
     accumulation: int
@@ -47,7 +47,7 @@ class DetectorStage:
 
 
 def stage_run(settings: TrainingSettings) -> StageRun:
-    """Returns the run's only stage in its place."""
+    """Returns the run of the only stage."""
     stage = DetectorStage(batch_size=settings.batch_size, accumulation=settings.accumulation)
     return StageRun(stage=stage, number=0, offset=0, steps=settings.steps)
 
@@ -57,7 +57,7 @@ class DetectorLearning:
     """Learns boxes, classes and attributes; a `Learning`.
 
     Every part of a step divides by its own examples, and gradients are averaged over parts, as
-    Detectron2 averages those of processes.
+    Detectron2 averages the gradients of processes.
     """
 
     job: TrainJob
@@ -97,7 +97,9 @@ class DetectorLearning:
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> DetectorStep | None:
-        """Returns the losses; None for a blank model, whose proposals choose no examples."""
+        """Returns the losses; None for a model without values, whose proposals select no
+        examples.
+        """
         assert isinstance(model, FasterRCNN)
         return None if blank else DetectorStep(model, self.job.settings)
 
@@ -160,7 +162,7 @@ class DetectorLearning:
 def clip_by_solver(
     optimizer: Optimizer, accelerator: Accelerator, *, parameters: Sequence[Tensor], solver: Solver
 ) -> Float[Tensor, " 1"]:
-    """Clips as the solver says; returns the whole gradient's norm from before it is clipped."""
+    """Clips as the solver specifies; returns the whole gradient's norm before clipping."""
     updated = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in updated if p.grad is not None])
     clip_gradients(updated, solver)

@@ -1,8 +1,8 @@
-"""The losses of a detector, each a pure function over the examples of a batch.
+"""Computes the losses of a detector, each a pure function over the examples of a batch.
 
 N images, A anchors a cell, R anchors, S sampled regions of all images. Boxes in pixels of the
-network's input. Paper: Ren et al. 2015 (arXiv:1506.01497), eq. 1; Girshick 2015
-(arXiv:1504.08083), eqs. 2 and 3.
+network's input. Paper: Ren et al. 2015 (arXiv:1506.01497), eq. 1; Girshick 2015 (arXiv:1504.08083),
+eqs. 2 and 3.
 """
 
 import torch
@@ -25,7 +25,7 @@ OVERLAP_LOSSES = {
     "diou": distance_box_iou_loss,
     "ciou": complete_box_iou_loss,
 }
-SMALLEST_BETA = 1e-5  # below it the quadratic part is left out (Detectron2)
+SMALLEST_BETA = 1e-5  # below it the quadratic part is omitted (Detectron2)
 
 
 def smooth_l1(
@@ -168,11 +168,11 @@ def region_losses(
 def attribute_loss(
     logits: Float[Tensor, "S L"], targets: Int64[Tensor, "S A"], *, left_out: int = 0
 ) -> Float[Tensor, ""]:
-    """Returns the mean over regions with attributes of the mean of -log p over theirs.
+    """Returns the mean over regions with attributes of the mean of -log p over their attributes.
 
-    ``targets`` are -1 where a region has fewer; one that repeats counts again. The last
-    ``left_out`` outputs are no attribute's. Without any the loss is 0, with a gradient of 0
-    (MILVLG's own code fails there).
+    ``targets`` are -1 where a region has fewer; a repeated one counts again. The last ``left_out``
+    outputs have no attribute. Without any attributes the loss is 0, with a gradient of 0 (MILVLG's
+    own code fails there).
     """
     label_mask = targets >= 0
     region_mask = label_mask.any(dim=1)

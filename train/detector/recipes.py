@@ -1,4 +1,4 @@
-"""Recipes: what published detectors were trained with, and one for trials on a CPU."""
+"""Recipes: the settings that trained published detectors, and one recipe for trials on a CPU."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,7 +31,9 @@ CAFFE_ROI = RoiRules(
 
 
 def vg_r101_c4() -> TrainingSettings:
-    """Visual Genome's 1600 classes and 400 attributes as MILVLG trains them (train-d2-r101)."""
+    """Returns the training of Visual Genome's 1600 classes and 400 attributes as in MILVLG
+    (train-d2-r101).
+    """
     return TrainingSettings(
         name="vg-r101-c4",
         about="Visual Genome's 1600 classes and 400 attributes, as MILVLG trains them",
@@ -47,10 +49,11 @@ def vg_r101_c4() -> TrainingSettings:
 
 
 def vg_r101_caffe() -> TrainingSettings:
-    """The same data by the original's targets, sampling and losses (Anderson et al. 2018).
+    """Returns the training on the same data with the original's targets, sampling and losses
+    (Anderson et al. 2018).
 
-    The rate of PyTorch's momentum changes at once at a drop; Caffe's lags behind. res4a's shortcut
-    is trained here, which the original leaves as it is.
+    The rate of PyTorch's momentum changes immediately at a drop; Caffe's lags. res4a's shortcut is
+    trained here, which the original leaves as it is.
     """
     return TrainingSettings(
         name="vg-r101-caffe",
@@ -69,7 +72,9 @@ def vg_r101_caffe() -> TrainingSettings:
 
 
 def coco_r101_c4() -> TrainingSettings:
-    """COCO's 80 classes as Detectron2 trains them (faster_rcnn_R_101_C4_3x)."""
+    """Returns the training on COCO's 80 classes as Detectron2 trains them
+    (faster_rcnn_R_101_C4_3x).
+    """
     return TrainingSettings(
         name="coco-r101-c4",
         about="COCO's 80 classes as Detectron2 trains them (R101-C4, 3x)",
@@ -80,7 +85,8 @@ def coco_r101_c4() -> TrainingSettings:
 
 
 def tao_r101() -> TrainingSettings:
-    """33 classes of goods for InterBERT's TaoMultimodal, whose detector was never published.
+    """Returns the settings for 33 classes of goods for InterBERT's TaoMultimodal, whose detector
+    was never published.
 
     Nothing is known of its training, so these are the settings of ``vg-r101-c4`` without
     attributes, with a quarter of the steps for a set of fewer classes.
@@ -97,7 +103,7 @@ def tao_r101() -> TrainingSettings:
 
 
 def small() -> TrainingSettings:
-    """A narrow ResNet-50 from random weights on small images: minutes on a CPU.
+    """Returns a run of minutes on a CPU: a narrow ResNet-50 from random weights on small images.
 
     Sampling, learning rate and warm-up are scaled with it; normalisations learn, as nothing is
     frozen, and the whole gradient is clipped.
@@ -127,7 +133,7 @@ def small() -> TrainingSettings:
 
 
 def small_detector() -> DetectorConfig:
-    """An eighth of the width of ResNet-50, with anchors for images of 160 pixels."""
+    """Returns a detector of 1/8 of ResNet-50's width, with anchors for images of 160 pixels."""
     return milvlg_d2(
         depth=50,
         stem_channels=16,

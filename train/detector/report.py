@@ -1,4 +1,4 @@
-"""The page of a trained detector: numbers, the best and the worst classes, images."""
+"""Writes the page of a trained detector: numbers, the best and the worst classes, images."""
 
 import io
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from vlmill.train.detector.examples import get_class_name
 
 SHOWN_CLASSES, SHOWN_IMAGES, SHOWN_BOXES = 20, 12, 8
 SIDE_PX, GAP_PX = 360, 8
-COUNTS = ("pictures", "boxes")  # the measures that are no shares
+COUNTS = ("pictures", "boxes")  # the measures that are not shares
 
 
 def write_report(
@@ -74,7 +74,7 @@ def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Secti
 def cards(
     evaluation: Evaluation, images: ImageReader, classes: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Shows the first images twice: with their true boxes, and with the surest detections."""
+    """Shows the first images twice: with their true boxes, and with the most certain detections."""
     findings, drawn = evaluation.findings, []
     for example, rows in list(zip(findings.examples, findings.coco, strict=True))[:SHOWN_IMAGES]:
         data = images.read_bytes(example.row)

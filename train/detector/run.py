@@ -1,4 +1,4 @@
-"""``extract-rois train``: tables of boxes and images to a detector, resumable by checkpoint."""
+"""Runs ``extract-rois train``: from tables of boxes and images to a detector, resumable."""
 
 import dataclasses
 import tempfile
@@ -85,7 +85,7 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
 
 
 def say_sizes(settings: TrainingSettings) -> None:
-    """Tells where a detector extracts from images of a size that it has not seen."""
+    """Prints where a detector extracts from images of a size that it was not trained on."""
     trained, detector = settings.short_sides, settings.detector
     if not min(trained) <= detector.short_side <= max(trained):
         print_status(
@@ -112,7 +112,7 @@ def open_run(job: TrainJob, accelerator: Accelerator) -> DetectorRunner:
 
 
 def read_splits(job: TrainJob, images: ImageReader) -> tuple[Examples, Examples]:
-    """Reads the examples to train and to validate on. Raises InputError where none is left."""
+    """Reads the examples to train and to validate on. Raises InputError if none are left."""
     settings, rows = job.settings, list(read_rows(job.boxes))
     examples = read_examples(
         rows, images, settings, settings.splits, empty_pictures=settings.empty_pictures
@@ -149,10 +149,9 @@ def first_model(job: TrainJob, *, speaks: bool) -> FasterRCNN:
 
 
 def estimate_min_bytes(runner: DetectorRunner) -> int:
-    """Returns what checkpoints the run still adds: weights, momenta and averages, where most lie
-    there.
+    """Returns a lower bound of the bytes of checkpoints still to write: weights, momenta, averages.
 
-    One more than is kept while the newest is written.
+    One more than is kept exists while the newest is written.
     """
     settings, trained = runner.learning.job.settings, runner.model.parameters()
     copies = 2 if settings.average else 1
@@ -164,7 +163,7 @@ def estimate_min_bytes(runner: DetectorRunner) -> int:
 
 
 def estimate_run(job: TrainJob) -> Estimate:
-    """Returns what a run costs from its first step to its last, and writes nothing.
+    """Returns the cost of a run from its first step to its last; writes nothing.
 
     Raises InputError as the run would, and under a launcher.
     """
@@ -191,7 +190,7 @@ def estimate_run(job: TrainJob) -> Estimate:
 
 
 def finish(runner: DetectorRunner, inputs: Sequence[Input]) -> None:
-    """Leaves the run's detector at the top, the rejects and the manifest."""
+    """Writes the run's detector at the top, the rejects and the manifest."""
     learning, job = runner.learning, runner.learning.job
     runner.saving.publish(runner.done)
     shard = write_shard(job.output, REJECTS, make_rejects(runner))

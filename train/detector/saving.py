@@ -1,4 +1,4 @@
-"""The checkpoints of a training: written whole, read back, and one of them published."""
+"""Manages the checkpoints of a training: written completely, read back, and one published."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ CRITERION = Criterion(name="vg/map", highest=True)
 
 
 class DetectorSaving:
-    """Writes and reads a run's checkpoints: a detector each, with what continuing needs."""
+    """Writes and reads a run's checkpoints: a detector each, with the state for continuing."""
 
     def __init__(self, job: TrainJob, accelerator: Accelerator) -> None:
         self.job, self.accelerator = job, accelerator
@@ -59,7 +59,7 @@ class DetectorSaving:
             raise
         except (OSError, SafetensorError, ValueError) as error:
             raise InputError(f"--output: {folder} is damaged ({error}); use --fresh") from None
-        # An earlier version's checkpoint has momenta alone, by the names of their parameters.
+        # An earlier version's checkpoint has only momenta, by the names of their parameters.
         prefixes = ("optimizer.", "rng.", RAW)
         state = {
             name if name.startswith(prefixes) else f"optimizer.momentum_buffer.{name}": value
@@ -68,7 +68,7 @@ class DetectorSaving:
         return Resumed(step=step, model=model, state=state)
 
     def begin(self, run: StageRun) -> None:
-        """Notes nothing: what a detector is trained on is in the manifest."""
+        """Records nothing: the training data of a detector is in the manifest."""
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes a checkpoint, whole or not at all; all processes take part."""
@@ -94,7 +94,7 @@ class DetectorSaving:
         push(job.output)
 
     def chosen(self, last: int) -> int:
-        """Returns the step whose detector is the run's, which has come to step ``last``."""
+        """Returns the step whose detector is the run's result, when the run is at step ``last``."""
         if not self.job.settings.patience or not self.measured:
             return last
         return min(self.measured, key=lambda step: (CRITERION.rank(self.measured[step]), step))
@@ -102,7 +102,7 @@ class DetectorSaving:
     def publish(self, last: int) -> None:
         """Puts the run's detector at the top of the output, as links."""
         folder = saved_steps(self.job.output)[self.chosen(last)]
-        for name in (MODEL, DETECTOR):  # what makes the folder a detector comes last
+        for name in (MODEL, DETECTOR):  # the file that makes the folder a detector comes last
             link_file(folder / name, self.job.output / name)
 
 

@@ -1,4 +1,4 @@
-"""The settings of a detector's training: sampling, losses, optimiser, data, run.
+"""Defines the settings of a detector's training: sampling, losses, optimiser, data, run.
 
 Defaults are Detectron2's for its C4 models (Ren et al. 2015, arXiv:1506.01497, as
 facebookresearch/detectron2 trains it); the recipes change them.
@@ -16,7 +16,7 @@ Precision = Literal["no", "bf16"]
 # How boxes are compared in a box loss: by their deltas, or by generalised overlap.
 BoxLoss = Literal["smooth_l1", "giou", "diou", "ciou"]
 Clip = Literal["none", "value", "norm", "global"]
-# Fields that may be 0: a run's whole numbers are from 1 else.
+# Fields that may be 0: a run's other whole numbers are at least 1.
 FROM_ZERO = (
     *("steps", "seed", "workers", "validate_every", "validation_pictures", "keep_checkpoints"),
     "patience",
@@ -26,7 +26,7 @@ LEAST_DECAY = 0.5  # of an average of weights
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """Says which overlaps with the true boxes make an example positive (1), negative (0) or
+    """Defines which overlaps with the true boxes make an example positive (1), negative (0) or
     ignored (-1).
     """
 
@@ -54,14 +54,14 @@ class Matching:
 
 @dataclass(frozen=True, kw_only=True)
 class RpnRules:
-    """Says how the proposal network is trained."""
+    """Defines how the proposal network is trained."""
 
     matching: Matching = Matching(
         thresholds=(0.3, 0.7), labels=(0, -1, 1), batch=256, positives=0.5
     )
     # Anchors that reach further out of the image are ignored; None: used.
     border: float | None = None
-    inside_first: bool = False  # Caffe: those are no box's best anchor either
+    inside_first: bool = False  # Caffe: the ignored ones are never a box's best anchor either
     box_loss: BoxLoss = "smooth_l1"
     beta: float = 0.0  # where smooth L1 turns into L1; 0: L1
     class_weight: float = 1.0
@@ -73,7 +73,7 @@ class RpnRules:
 
 @dataclass(frozen=True, kw_only=True)
 class RoiRules:
-    """Says how the heads of regions are trained."""
+    """Defines how the heads of regions are trained."""
 
     matching: Matching = Matching(thresholds=(0.5,), labels=(0, 1), batch=512, positives=0.25)
     append_truth: bool = True  # the true boxes are proposals, too
@@ -85,7 +85,7 @@ class RoiRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Solver:
-    """Says how weights move: SGD with momentum, a warm-up, then steps or a cosine."""
+    """Defines how weights are updated: SGD with momentum, a warm-up, then steps or a cosine."""
 
     lr: float = 0.02
     momentum: float = 0.9
@@ -95,14 +95,14 @@ class Solver:
     bias_rate: float = 1.0  # times lr
     bias_decay: float | None = None  # None: like weights
     schedule: Literal["steps", "cosine"] = "steps"
-    drops: tuple[int, ...] = ()  # after so many steps the rate is multiplied by drop_factor
+    drops: tuple[int, ...] = ()  # the steps after which the rate is multiplied by drop_factor
     drop_factor: float = 0.1
     end: float = 0.0  # of the cosine, times lr
     warmup: int = 1_000  # steps
     warmup_from: float = 1e-3  # times lr
     warmup_method: Literal["linear", "constant"] = "linear"
-    rescale: bool = False  # the schedule begins after the warm-up, not beside it
-    clip: Clip = "none"  # value and norm: of each tensor by itself; global: of all together
+    rescale: bool = False  # the schedule begins after the warm-up, not at its start
+    clip: Clip = "none"  # value and norm: of each tensor separately; global: of all together
     clip_at: float = 1.0
     clip_norm: float = 2.0  # which norm
 
@@ -119,7 +119,7 @@ class Solver:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """Says everything that a run of ``extract-rois train`` is."""
+    """Holds all settings of a run of ``extract-rois train``."""
 
     command: ClassVar[str] = "train"
 
@@ -134,15 +134,15 @@ class TrainingSettings:
     # Parts that each process computes a step in. Normalisations that learn, and losses, see the
     # images of a part: steps differ from those in one part.
     accumulation: int = 1
-    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is drawn for each image
+    short_sides: tuple[int, ...] = (640, 672, 704, 736, 768, 800)  # one is sampled for each image
     long_side: int = 1333
     flip: float = 0.5  # the share of images that are mirrored
-    empty_pictures: bool = True  # those without a box are negatives
+    empty_pictures: bool = True  # images without a box are negatives
     splits: tuple[str, ...] = ("train",)  # rows without a split belong to them
     validation_split: str = "val"
     validate_every: int = 0  # steps; 0: at the end alone
     validation_pictures: int = 0  # at most; 0: all
-    # Validations in turn whose vg/map may be no better than the best before them: then the run ends
+    # Validations in a row without a vg/map above the best before them, after which the run ends
     # and its detector is the best one that was measured. 0: it is the last one.
     patience: int = 0
     # Decay of a moving average of the weights, which is measured and published. 0: none.
@@ -158,7 +158,7 @@ class TrainingSettings:
     log_every: int = 20
     workers: int = 0  # processes that read, decode and resize
     trackers: tuple[str, ...] = ("tensorboard",)
-    new_layers: Literal["detectron2", "caffe"] = "detectron2"  # how layers without weights begin
+    new_layers: Literal["detectron2", "caffe"] = "detectron2"  # of layers without weights
 
     def __post_init__(self) -> None:
         check_sizes(self, from_zero=FROM_ZERO)
@@ -182,7 +182,7 @@ class TrainingSettings:
             )
 
 
-# What may differ when a run goes on, or has no part in its numbers.
+# Settings that may differ when a run continues, or do not affect its numbers.
 NO_EFFECT = ("about", "workers", "keep_checkpoints", "log_every", "trackers", "save_every")
 # Fields that runs of earlier versions do not have, with the value that changes nothing.
 ADDED = {"accumulation": 1, "patience": 0, "average": 0.0, "compile": False, "shard": False}

@@ -1,4 +1,4 @@
-"""How weights move: groups of parameters, clips, and the rate of each step (Detectron2's rules).
+"""Updates the weights: groups of parameters, clips, and the rate of each step (Detectron2's rules).
 
 Source: facebookresearch/detectron2, ``solver/build.py`` and ``solver/lr_scheduler.py``.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vlmill.train.detector.settings import Solver
 
 NORMS = (nn.BatchNorm2d, nn.GroupNorm)
-NEARLY = 1e-6  # a part of the run that is that much of it short of a drop has reached it
+NEARLY = 1e-6  # a share of the run that is short of a drop by at most this has reached it
 
 
 def norm_parameters(model: nn.Module) -> set[str]:
@@ -41,7 +41,7 @@ def parameter_groups(
 
 
 def treatment(name: str, norms: set[str], solver: Solver) -> tuple[float, float]:
-    """Returns a parameter's factor of the rate, and its decay; a bias's rule goes over a norm's."""
+    """Returns a parameter's factor of the rate, and its decay; a bias's rule overrides a norm's."""
     rate, decay = 1.0, solver.weight_decay
     if name in norms and solver.norm_decay is not None:
         decay = solver.norm_decay
@@ -58,8 +58,8 @@ def make_optimizer(model: nn.Module, solver: Solver) -> torch.optim.SGD:
 
 
 def clip_gradients(parameters: Sequence[Tensor], solver: Solver) -> None:
-    """Clips the gradients in place, before the decay is added: as Detectron2 each tensor by itself
-    (``value``, ``norm``), or all of them together (``global``).
+    """Clips the gradients in place, before the decay is added: each tensor separately (``value``,
+    ``norm``), as Detectron2 does, or all of them together (``global``).
     """
     if solver.clip == "value":
         nn.utils.clip_grad_value_(parameters, solver.clip_at)
@@ -73,8 +73,8 @@ def clip_gradients(parameters: Sequence[Tensor], solver: Solver) -> None:
 def rate_factor(iteration: int, steps: int, solver: Solver) -> float:
     """Returns the share of ``lr`` at an iteration, from 0, of a run of ``steps``.
 
-    The warm-up rises to what the schedule says at its end, so that a drop inside of it lowers the
-    whole ramp.
+    The warm-up rises to the schedule's value at its end, so a drop inside of it lowers the whole
+    ramp.
     """
     warmup = min(solver.warmup, steps)
     if not warmup or iteration / steps + NEARLY > warmup / steps:

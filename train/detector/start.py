@@ -1,4 +1,4 @@
-"""What a training starts from: new layers, an ImageNet ResNet, or a detector of other classes."""
+"""Initialises a training: from new layers, an ImageNet ResNet, or a detector of other classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,14 +35,14 @@ COUNTERS = "num_batches_tracked"
 
 @dataclass(kw_only=True)
 class TensorOrigins:
-    """Says what became of the network's tensors, for the user to read."""
+    """Describes the origin of the network's tensors, for the user to read."""
 
     loaded_names: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    by_name: dict[str, int] = field(default_factory=dict)  # rows that names brought along
+    by_name: dict[str, int] = field(default_factory=dict)  # rows that were copied by their names
 
     def lines(self) -> list[str]:
-        """Returns what is worth saying: how many, and the new ones by name."""
+        """Returns the lines to print: the counts, and the names of new tensors."""
         messages = [f"{len(self.loaded_names)} tensors taken, {len(self.new)} new"]
         if self.new:
             messages.append(f"new: {', '.join(sorted(self.new))}")
@@ -60,13 +60,13 @@ class Names:
 
 @torch.no_grad()
 def new_model(settings: TrainingSettings) -> FasterRCNN:
-    """Builds the network with random weights that follow from the seed: the body as He et al. 2015
-    draw it, the heads as the recipe's code does.
+    """Builds the network with random weights from the seed: the body as in He et al. 2015, the
+    heads as in the recipe's code.
     """
     model = FasterRCNN(settings.detector)
     randomise(model, settings.seed)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # it finds its scales by itself
+        if isinstance(module, nn.BatchNorm2d):  # it learns its own scales
             module.weight.fill_(1.0)
         elif isinstance(module, FrozenBatchNorm) and settings.detector.batch_norm == "frozen":
             continue  # scales that keep the activations of random weights in range
@@ -76,10 +76,10 @@ def new_model(settings: TrainingSettings) -> FasterRCNN:
 
 @torch.no_grad()
 def new_heads(model: FasterRCNN, settings: TrainingSettings) -> None:
-    """Draws the heads as the recipe's code does (``new_layers``), from the seed.
+    """Initialises the heads as the recipe's code does (``new_layers``), from the seed.
 
-    Detectron2: N(0, 0.01), N(0, 0.001) for boxes; MILVLG's attribute head as PyTorch makes its
-    layers, N(0, 1) for the embedding, but N(0, 0.01) for the last one. Caffe: N(0, 0.01).
+    Detectron2: N(0, 0.01), N(0, 0.001) for boxes; MILVLG's attribute head as PyTorch initialises
+    its layers, N(0, 1) for the embedding, but N(0, 0.01) for the last one. Caffe: N(0, 0.01).
     """
     generator = torch.Generator().manual_seed(settings.seed)
     caffe = settings.new_layers == "caffe"
@@ -99,10 +99,10 @@ def new_heads(model: FasterRCNN, settings: TrainingSettings) -> None:
 
 
 def start_from(model: FasterRCNN, path: Path, names: Names) -> TensorOrigins:
-    """Loads what fits of a ResNet or a detector. Raises InputError for a file of neither.
+    """Loads the fitting weights of a ResNet or a detector. Raises InputError for a file of neither.
 
-    Of a detector everything but the rows of classes and attributes is taken; these where both
-    vocabularies are known, by their names.
+    From a detector everything except the rows of classes and attributes is copied; these are copied
+    by their names if both vocabularies are known.
     """
     folder = saved_folder(path)
     if folder is not None:
@@ -124,7 +124,7 @@ def start_from(model: FasterRCNN, path: Path, names: Names) -> TensorOrigins:
 def load_resnet_weights(
     model: FasterRCNN, state: Mapping[str, Tensor], layout: str, path: Path
 ) -> TensorOrigins:
-    """Takes the body of an ImageNet ResNet, whose pixels and strides have to be the network's."""
+    """Loads the body of an ImageNet ResNet, whose pixels and strides have to be the network's."""
     require_conventions(model.config, layout, path)
     if layout == "msra":
         state = with_statistics(state)
@@ -161,7 +161,7 @@ def require_conventions(config: DetectorConfig, layout: str, path: Path) -> None
 
 
 def format_value(value: object) -> str:
-    """Returns a field's value as one writes it on the command line."""
+    """Returns a field's value as written on the command line."""
     if isinstance(value, tuple):
         return f"[{','.join(map(str, value))}]"
     return str(value).lower()
@@ -174,7 +174,7 @@ def load_detector_weights(
     names: tuple[Names, Names],
     path: Path,
 ) -> TensorOrigins:
-    """Takes a detector's body and heads; rows of classes and attributes by their names."""
+    """Loads a detector's body and heads; rows of classes and attributes by their names."""
     model_state = model.state_dict()
     there = {
         name: state[state_name]
@@ -208,7 +208,7 @@ def load_detector_weights(
 def class_rows(
     names: tuple[Names, Names], old_config: DetectorConfig, new_config: DetectorConfig
 ) -> dict[int, int]:
-    """Returns the class output of theirs for each of ours that both know, background with them."""
+    """Returns their class output for each of our classes that both have, background included."""
     pairs = match_names(names[0].classes, names[1].classes)
     pairs.append((old_config.num_classes, new_config.num_classes))
     old, new = (torch.tensor([pair[side] for pair in pairs]) for side in (0, 1))
@@ -224,14 +224,14 @@ def class_rows(
 def attribute_rows(
     names: tuple[Names, Names], old_config: DetectorConfig, new_config: DetectorConfig
 ) -> dict[int, int]:
-    """Returns the attribute output of theirs for each of ours that both know."""
+    """Returns their attribute output for each of our attributes that both have."""
     shifts = [int(config.attribute_background is True) for config in (old_config, new_config)]
     pairs = match_names(names[0].attributes, names[1].attributes)
     return {new + shifts[1]: old + shifts[0] for old, new in pairs}
 
 
 def match_names(old_names: Sequence[str], new_names: Sequence[str]) -> list[tuple[int, int]]:
-    """Returns their number and ours of what both name, by the first of our synonyms that they
+    """Returns their number and ours for names that both have, by our first synonym that they
     have.
     """
     numbers_by_name: dict[str, int] = {}
@@ -252,7 +252,7 @@ def match_names(old_names: Sequence[str], new_names: Sequence[str]) -> list[tupl
 def merge_rows(
     new_tensor: Tensor, old_tensor: Tensor, rows: Mapping[int, int], layer: str
 ) -> Tensor | None:
-    """Returns our tensor with rows of theirs; None where there is none, or the shapes differ."""
+    """Returns our tensor with rows of theirs; None without matching rows or for other shapes."""
     width = 4 if layer == "bbox_pred" else 1
     if not rows or new_tensor.shape[1:] != old_tensor.shape[1:]:
         return None
@@ -263,15 +263,15 @@ def merge_rows(
     mixed = new_tensor.clone().reshape(-1, width, *new_tensor.shape[1:])
     old_rows = old_tensor.reshape(-1, width, *old_tensor.shape[1:])
     for new, old in rows.items():
-        # Without a regression of background, its row is none of the boxes'.
+        # Without a regression of background, no row of the boxes belongs to it.
         if new < len(mixed) and old < len(old_rows):
             mixed[new] = old_rows[old].to(mixed.dtype)
     return mixed.reshape(new_tensor.shape)
 
 
 def load_tensors(model: FasterRCNN, tensors: Mapping[str, Tensor], path: Path) -> TensorOrigins:
-    """Loads tensors by our names; the others stay new. Raises InputError for a body that lacks or
-    differs.
+    """Loads tensors by our names; the others stay new. Raises InputError for a body that lacks
+    tensors or differs.
     """
     model_state = {name: t for name, t in model.state_dict().items() if not name.endswith(COUNTERS)}
     fitting = {

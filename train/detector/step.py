@@ -1,4 +1,4 @@
-"""One training step: images and their true boxes through the network to the sum of the losses.
+"""Computes one training step: from images and their true boxes to the sum of the losses.
 
 N images, G x V cells, A anchors a cell, R anchors, M true boxes, S sampled regions.
 """
@@ -47,7 +47,7 @@ class Truth:
     attributes: Int64[Tensor, "M A"]  # from 0; -1 where a box has fewer
 
     def to(self, device: torch.device | str) -> "Truth":
-        """Returns the same on a device."""
+        """Returns the same object on a device."""
         return Truth(
             boxes=self.boxes.to(device),
             classes=self.classes.to(device),
@@ -77,7 +77,7 @@ class Batch:
         return self.image_ids
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Returns the same on a device."""
+        """Returns the same object on a device."""
         return replace(
             self,
             images=self.images.to(device, non_blocking=True),
@@ -93,7 +93,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorTargets:
-    """Says what the anchors of a batch should say."""
+    """Holds the targets of the anchors of a batch."""
 
     matches: Sequence[Matches]  # of each image, before sampling
     labels: Int64[Tensor, "N R"]  # of the examples; the others are ignored
@@ -102,7 +102,7 @@ class AnchorTargets:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Holds what the network says of a step's sampled regions, and the regions."""
+    """Holds the network's outputs for a step's sampled regions, and the regions."""
 
     regions: Sequence[Regions]  # of each image
     features: Float[Tensor, "S D"]
@@ -128,7 +128,7 @@ class DetectorStep(nn.Module):
     def forward(
         self, batch: Batch, shares: Float[Tensor, " 1"], *_: Tensor | None
     ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-        """Returns the sum of the losses, and each, times the batch's share of its step."""
+        """Returns the sum of the losses, and each loss, times the batch's share of its step."""
         assert batch.draw is not None
         losses = self.losses(batch, batch.draw)
         losses = {name: loss * shares[0] for name, loss in losses.items()}
@@ -137,8 +137,8 @@ class DetectorStep(nn.Module):
     def losses(self, batch: Batch, draw: Draw) -> dict[str, Float[Tensor, ""]]:
         """Returns the losses by name, weighted; their sum is minimised.
 
-        ``draw`` is asked for the positive and the negative anchors of each image, then for the
-        foreground and background of each.
+        ``draw`` samples the positive and the negative anchors of each image, then the foreground
+        and background of each.
         """
         (features,) = self.model.feature_maps(batch.images)  # of a C4 model
         logits, deltas = map(widen, self.model.proposal_generator.rpn_head(features))
@@ -175,9 +175,7 @@ class DetectorStep(nn.Module):
     def proposals(
         self, batch: Batch, logits: Float[Tensor, "N L G V"], deltas: Float[Tensor, "N A4 G V"]
     ) -> list[tuple[Float[Tensor, "P 4"], Float[Tensor, " P"]]]:
-        """Returns the proposals of each image, best first, and their scores; without a
-        gradient.
-        """
+        """Returns the proposals of each image, best first, and their scores, without a gradient."""
         boxes, scores = self.model.proposal_generator.propose(
             (logits.detach(),),
             (deltas.detach(),),
@@ -212,7 +210,7 @@ class DetectorStep(nn.Module):
         return sampled
 
     def describe(self, features: Float[Tensor, "N C G V"], regions: Sequence[Regions]) -> Outputs:
-        """Returns what res5 and the predictors say of the sampled regions of all images."""
+        """Returns the outputs of res5 and the predictors for the sampled regions of all images."""
         config, heads = self.model.config, self.model.roi_heads
         rois = torch.cat(
             [
@@ -267,7 +265,7 @@ class DetectorStep(nn.Module):
 def attributes_of_regions(
     truths: Sequence[Truth], regions: Sequence[Regions], config: DetectorConfig
 ) -> Int64[Tensor, "S A"]:
-    """Returns the attribute outputs that the regions of all images should name, -1 for none."""
+    """Returns the attribute targets of the regions of all images, -1 for none."""
     targets = [
         attribute_targets(
             truth.attributes,

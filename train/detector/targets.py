@@ -1,4 +1,4 @@
-"""What anchors and proposals should say: boxes are matched and sampled here, pure functions.
+"""Computes the targets of anchors and proposals: matches and samples boxes by pure functions.
 
 M true boxes, R anchors or proposals of one image, S of them sampled. Boxes are (x1, y1, x2, y2)
 in pixels of the network's input; ``offset`` as in :mod:`vlmill.models.detector.boxes`.
@@ -16,30 +16,30 @@ from torch import Tensor
 from vlmill.models.detector.boxes import pairwise_iou
 from vlmill.train.detector.settings import Matching, RoiRules, RpnRules
 
-# A permutation of so many numbers, from 0.
+# A permutation of N numbers, from 0.
 Draw = Callable[[int], Int64[Tensor, " n"]]
 IGNORED, NEGATIVE, POSITIVE = -1, 0, 1
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Says for each of R anchors or proposals which true box is its own, and its label."""
+    """Holds for each of R anchors or proposals its true box and its label."""
 
-    overlaps: Float[Tensor, " R"]  # with the best box; 0 where there is none
-    boxes: Int64[Tensor, " R"]  # the first among equals; 0 where there is none
+    overlaps: Float[Tensor, " R"]  # with the best box; 0 without boxes
+    boxes: Int64[Tensor, " R"]  # the first among equals; 0 without boxes
     labels: Int64[Tensor, " R"]  # POSITIVE, NEGATIVE or IGNORED
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Holds the places of the examples of one image."""
+    """Holds the indices of the examples of one image."""
 
     positives: Int64[Tensor, " P"]
     negatives: Int64[Tensor, " Q"]
 
     @property
     def indices(self) -> Int64[Tensor, " S"]:
-        """All of them, the positive ones first."""
+        """Returns all indices, the positive ones first."""
         return torch.cat((self.positives, self.negatives))
 
 
@@ -48,7 +48,7 @@ class Regions:
     """Holds the sampled proposals of one image, foreground first."""
 
     boxes: Float[Tensor, "S 4"]
-    classes: Int64[Tensor, " S"]  # without background, from 0; ``background`` where it is none
+    classes: Int64[Tensor, " S"]  # without background, from 0; ``background`` for no class
     sources: Int64[Tensor, " S"]  # which of the candidates: proposals, then true boxes
     matched: Int64[Tensor, " S"]  # the true box of each, also of background
 
@@ -57,8 +57,8 @@ def match(overlaps: Float[Tensor, "M R"], rule: Matching, *, best_of_each: bool 
     """Labels anchors or proposals by their overlap with the true boxes.
 
     With ``best_of_each`` every anchor that overlaps a box as much as any is positive: equality is
-    exact, and a box that overlaps none promotes them all, so that boxes without an area have to be
-    left out before.
+    exact, and a box that overlaps none promotes them all, so boxes without an area have to be
+    removed before.
     """
     count = overlaps.shape[1]
     if not len(overlaps):
@@ -75,9 +75,10 @@ def match(overlaps: Float[Tensor, "M R"], rule: Matching, *, best_of_each: bool 
 
 
 def sample(labels: Int64[Tensor, " R"], rule: Matching, draw: Draw) -> Sample:
-    """Draws the examples of one image: positives up to their share, negatives fill up.
+    """Samples the examples of one image: positives up to their share, the rest negatives.
 
-    The first of a permutation of the positive places, in rising order, count; then of the negative.
+    The positives are the first of a permutation of the positive indices in rising order; so are the
+    negatives.
     """
     candidate_sets = [(labels == label).nonzero().flatten() for label in (POSITIVE, NEGATIVE)]
     chosen, left = [], rule.batch
@@ -93,7 +94,7 @@ def sample(labels: Int64[Tensor, " R"], rule: Matching, draw: Draw) -> Sample:
 def inside(
     anchors: Float[Tensor, "R 4"], size: tuple[int, int], border: float
 ) -> Bool[Tensor, " R"]:
-    """Says which anchors reach less than ``border`` pixels out of an image (height, width)."""
+    """Returns which anchors reach less than ``border`` pixels out of an image (height, width)."""
     height, width = size
     x1, y1, x2, y2 = anchors.unbind(dim=1)
     starts = (x1 >= -border) & (y1 >= -border)
@@ -113,7 +114,7 @@ def match_anchors(
         return match(overlaps, rules.matching, best_of_each=True)
     allowed = inside(anchors, size, rules.border)
     if rules.inside_first:
-        # Below every overlap there is, so that no box has its best one there.
+        # Below any overlap, so that no box has its best one there.
         overlaps = overlaps.masked_fill(~allowed, -1.0)
     matches = match(overlaps, rules.matching, best_of_each=True)
     labels = matches.labels.masked_fill(~allowed, IGNORED)
@@ -131,7 +132,7 @@ def mask_labels(matches: Matches, chosen: Sample) -> Int64[Tensor, " R"]:
 def candidates(
     proposals: Float[Tensor, "R 4"], boxes: Float[Tensor, "M 4"], rules: RoiRules
 ) -> Float[Tensor, "C 4"]:
-    """Returns what may become an example: proposals, and the true boxes after them."""
+    """Returns the possible examples: proposals, and the true boxes after them."""
     return torch.cat((proposals, boxes)) if rules.append_truth else proposals
 
 
@@ -154,7 +155,7 @@ def sample_regions(
     background: int,
     draw: Draw,
 ) -> Regions:
-    """Draws the regions of one image that the heads are trained on."""
+    """Samples the regions of one image that the heads are trained on."""
     chosen = sample(matches.labels, rules.matching, draw)
     indices = chosen.indices
     matched = matches.boxes[indices]
@@ -181,10 +182,10 @@ def encode_boxes(
 def attribute_targets(
     attributes: Int64[Tensor, "M A"], regions: Regions, *, background: int, shift: bool
 ) -> Int64[Tensor, "S A"]:
-    """Returns the attribute outputs that each sampled region should name, -1 where there are fewer.
+    """Returns the attribute outputs that each sampled region should have, -1 where there are fewer.
 
-    With ``shift`` the first output is "no attribute", which a box without any is trained towards
-    (the original); otherwise such a box says nothing, as background does.
+    With ``shift`` the first output is "no attribute", the target of a box without any (the
+    original); otherwise such a box has no target, like background.
     """
     if not len(attributes) or not attributes.shape[1]:
         columns = max(attributes.shape[1], 1)

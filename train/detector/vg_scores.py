@@ -26,7 +26,7 @@ class TrueBoxes:
 
 @dataclass(frozen=True)
 class DetectedBoxes:
-    """Holds what was detected in all images."""
+    """Holds the detections in all images."""
 
     images: Ids  # [D]
     names: Ids  # [D]
@@ -36,7 +36,7 @@ class DetectedBoxes:
 
 @dataclass(frozen=True)
 class VgScores:
-    """Holds the average precision of each name, and what the paper reports of them."""
+    """Holds the average precision of each name, and the means that the paper reports."""
 
     average_precision: Numbers  # 0 without a true box or a detection
     counts: Ids  # true boxes of each name
@@ -49,7 +49,7 @@ class VgScores:
 
     @property
     def weighted_mean(self) -> float:
-        """Returns the mean over the true boxes; 0 where there is none."""
+        """Returns the mean over the true boxes; 0 without true boxes."""
         total = int(self.counts.sum())
         return float((self.average_precision * self.counts).sum() / total) if total else 0.0
 
@@ -57,8 +57,8 @@ class VgScores:
 def vg_scores(
     truth: TrueBoxes, detected: DetectedBoxes, num_names: int, *, overlap: float = OVERLAP
 ) -> VgScores:
-    """Scores the detections of every name; those that overlap a true box by more than ``overlap``
-    may hit it.
+    """Scores the detections of every name; a detection that overlaps a true box by more than
+    ``overlap`` may hit it.
     """
     boxes, scores = as_written(detected)
     precisions, thresholds = np.zeros(num_names), np.zeros(num_names)
@@ -93,7 +93,7 @@ def vg_scores(
 
 
 def by_name(names: Ids, num_names: int) -> list[Ids]:
-    """Returns the places of each name, in rising order."""
+    """Returns the indices of each name, in rising order."""
     order = np.argsort(names, kind="stable")
     ends = np.searchsorted(names[order], np.arange(1, num_names))
     return np.split(order, ends)
@@ -110,9 +110,9 @@ def as_written(detected: DetectedBoxes) -> tuple[Numbers, Numbers]:
 def true_positives(
     true_images: Ids, true_boxes: Numbers, images: Ids, boxes: Numbers, overlap: float
 ) -> npt.NDArray[np.bool_]:
-    """Says which detections of one name, best first, hit a true box that none has hit before.
+    """Returns which detections of one name, best first, hit a true box that none has hit before.
 
-    A detection counts for the box that it overlaps most, and there is no second choice.
+    A detection counts for the box that it overlaps most, without a second choice.
     """
     indices_by_image: dict[int, Ids] = {}
     for image in np.unique(true_images).tolist():

@@ -1,11 +1,11 @@
 """Recipes are functions that return a whole pretraining run as frozen dataclasses.
 
-Reading order: a paper (what its runs feed, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
+Reading order: a paper (the inputs of its runs, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
 ``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and ``training`` define the
-rows of a paper and of a variant; ``fine_tuning`` is what recipes of tasks share;
+rows of a paper and of a variant; ``fine_tuning`` has the shared parts of tasks' recipes;
 ``without_effect`` names changes that change nothing; ``describe``, ``sizes`` and ``measure``
-estimate what a recipe costs. [code] marks what only the released code says, [choice] what neither
-paper nor code does.
+estimate the cost of a recipe. [code] marks values that only the released code has, [choice] values
+that neither paper nor code has.
 """
 
 import difflib
@@ -49,7 +49,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = _collect_recipes()
 
 
 def get_training(variant: str | None) -> "VariantTraining":
-    """Returns how a variant is trained: a plain model's row on regions for one without its own.
+    """Returns how a variant is trained; without its own row, like a plain model on regions.
 
     Imports torch.
     """
@@ -62,7 +62,7 @@ def get_training(variant: str | None) -> "VariantTraining":
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of that name; InputError with the nearest name otherwise."""
+    """Returns the recipe of that name; raises InputError with the nearest name otherwise."""
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
@@ -84,7 +84,7 @@ def require_sources(
 
 
 def change_recipe(recipe: R, assignments: Sequence[str]) -> R:
-    """Apply ``field=value`` assignments.
+    """Applies ``field=value`` assignments.
 
     With one stage its fields can be written without ``stages.0.``, so that ``steps=100`` works on
     every recipe of one stage. ``epochs=2`` replaces the recipe's own ``steps``, and ``steps=100``
@@ -95,7 +95,7 @@ def change_recipe(recipe: R, assignments: Sequence[str]) -> R:
 
 
 def _replaced_lengths(changes: Mapping[str, Any]) -> dict[str, None]:
-    """Returns null for the length of each stage, in steps or in epochs, that another replaces."""
+    """Returns null for the length of each stage, in steps or in epochs, that the other replaces."""
     counterparts = {"steps": "epochs", "epochs": "steps"}
     lengths: dict[str, None] = {}
     for path, value in changes.items():

@@ -1,7 +1,7 @@
 """BERT (Devlin et al., arXiv:1810.04805) on texts alone: its first task, masked words.
 
-What the models on regions start from. Every row of ``--pairs`` is a text, with an image or
-without. The second task, next sentences, needs documents and is left out.
+Models on regions start from it. Every row of ``--pairs`` is a text, with an image or without. The
+second task, next sentences, needs documents and is omitted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MASKED_WORDS = Objectives(mlm=0.0, text_mlm=1.0, moc=0.0, mrfr=0.0, itm=0.0)
 
 
 def bert_feeding() -> Feeding:
-    """Texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
+    """Returns the feeding: texts alone, as long as the model takes (arXiv:1810.04805, app. A.2)."""
     return Feeding(kind="text")
 
 
 def bert_recipe(name: str, model: object, about: str) -> Recipe:
-    """The paper's run (app. A.2), but for next sentences."""
+    """Returns the paper's run (app. A.2), except for next sentences."""
     stage = Stage(
         name="texts",
         sources=("books", "wikipedia"),  # sec. 3.1
@@ -54,23 +54,25 @@ def bert_recipe(name: str, model: object, about: str) -> Recipe:
 
 
 def bert_base_recipe() -> Recipe:
-    """Base."""
+    """Returns the base recipe."""
     return bert_recipe("bert-base", bert_base(), "BERT base on masked words of texts alone")
 
 
 def bert_large_recipe() -> Recipe:
-    """Large, at the same rate [choice]: the paper names one."""
+    """Returns the large recipe, at the same rate [choice]: the paper names one."""
     return bert_recipe("bert-large", bert_large(), "BERT large on masked words of texts alone")
 
 
 def bert_small_recipe() -> Recipe:
-    """Minutes on a CPU, from the captions; the small models on regions can start from it."""
+    """Returns a run of minutes on a CPU, from the captions, to start small models on regions
+    from.
+    """
     return small_recipe(
         "bert-small",
         "bert",
         bert_small(dropout=0.0),
         "BERT for trials on a CPU: the captions' words, for the other small models to start from",
-        standardise_features=False,  # it reads none
+        standardise_features=False,  # it has none
         negative_share=0.0,
         feeding=bert_feeding(),
         objectives=MASKED_WORDS,
@@ -78,7 +80,7 @@ def bert_small_recipe() -> Recipe:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import text_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
 

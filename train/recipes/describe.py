@@ -1,4 +1,4 @@
-"""``train-vl recipes``: what each recipe needs and costs, computed without training anything."""
+"""Implements ``train-vl recipes``: the inputs and cost of each recipe, without training."""
 
 import math
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from vlmill.train.recipes.sizes import ModelSize, find_size
 from vlmill.train.settings.parts import MixedSource
 from vlmill.train.settings.spec import RunSettings, Stage, TrainingStage, contrasts
 
-# Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), what was left of
-# Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
+# Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), the available
+# pairs of Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
 PUBLISHED_PAIRS: Mapping[str, int] = {
     "lait": 2_000_000,
     "cc": 3_136_161,
@@ -21,14 +21,14 @@ PUBLISHED_PAIRS: Mapping[str, int] = {
 TRAINING_BYTES = 16  # of a parameter: float32 weight, gradient and AdamW's two moments
 PATCH_SIZE = 16
 COLOURS = 3
-# What a contrast keeps of a whole step, in numbers of float32: of each pair of vectors the scores,
+# The numbers of float32 that a contrast keeps of a whole step: of each pair of vectors the scores,
 # both directions' log-shares and their gradients; of each vector itself, all processes' and its
 # gradient.
 SCORES_KEPT = 6
 VECTORS_KEPT = 3
 FLOAT32_BYTES = 4
-RECOMPUTED_SHARE = 10  # checkpoint_activations keeps one part in so many
-JOINT_PASSES = 4  # of VLMo beside its contrast: masked, true, two hard negatives
+RECOMPUTED_SHARE = 10  # checkpoint_activations keeps one part in this many
+JOINT_PASSES = 4  # of VLMo, other than its contrast: masked, true, two hard negatives
 KINDS = {"text": "texts", "pictures": "images"}
 HEAD = """\
 What is computed here: steps of epochs for the data sets as published; memory for training in one
@@ -42,7 +42,7 @@ accumulation; a contrast keeps the vectors, scores and images of all pairs of th
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a recipe: parameters; bytes that any batch needs, and bytes for each of its pairs."""
+    """Holds a recipe's cost: parameters; bytes of any batch, and bytes for each of its pairs."""
 
     parameters: int
     fixed_bytes: int
@@ -50,7 +50,7 @@ class Cost:
 
 
 def compute_cost(recipe: RunSettings) -> Cost:
-    """What a recipe costs, from the size of its model."""
+    """Returns the cost of a recipe, from the size of its model."""
     size = find_size(recipe)
     number = 4 if recipe.precision == "no" else 2
     pair = max(activations(size, stage, recipe.max_text_tokens) for stage in recipe.stages)
@@ -72,7 +72,9 @@ def step_bytes(recipe: RunSettings) -> int:
 
 
 def contrast_bytes(recipe: RunSettings, stage: TrainingStage) -> int:
-    """Returns what a contrast (VLMo's) keeps of all pairs of a step, however many parts it has."""
+    """Returns the bytes that a contrast (VLMo's) keeps of a step's pairs, in any number of
+    parts.
+    """
     config: Any = recipe.model
     pairs = stage.batch_size
     if not contrasts(config, stage):
@@ -85,7 +87,7 @@ def contrast_bytes(recipe: RunSettings, stage: TrainingStage) -> int:
 
 
 def activations(size: ModelSize, stage: TrainingStage, max_text_tokens: int) -> int:
-    """Numbers that the layers keep of one pair: inputs and outputs of their linear layers."""
+    """Returns how many numbers the layers keep of one pair: inputs and outputs of linear layers."""
     feeding = stage.feeding
     text = 0 if feeding.kind == "pictures" else feeding.max_tokens or max_text_tokens
     image = 0
@@ -105,7 +107,7 @@ def activations(size: ModelSize, stage: TrainingStage, max_text_tokens: int) -> 
 
 
 def describe_length(stage: TrainingStage) -> str:
-    """A stage's steps, from its epochs where the size of its data is known."""
+    """Returns a stage's steps, from its epochs where the size of its data is known."""
     if stage.steps is not None:
         return f"{stage.steps:,} steps"
     weights = {mixed.source: mixed.weight for mixed in stage.mixture}
@@ -120,7 +122,7 @@ def describe_length(stage: TrainingStage) -> str:
 
 
 def describe_sources(stage: TrainingStage) -> str:
-    """What a stage reads, with the rules by which sources are mixed."""
+    """Returns a stage's inputs, with the rules by which sources are mixed."""
     rules = {mixed.source: mixed for mixed in stage.mixture}
     names = stage.sources or (KINDS.get(stage.feeding.kind, "pairs"), *rules)
     return ", ".join(_describe_source(name, rules.get(name)) for name in names)
@@ -135,7 +137,7 @@ def _describe_source(name: str, rule: MixedSource | None) -> str:
 
 
 def describe_stages(recipe: RunSettings) -> str:
-    """What a recipe trains on and for how long, stage by stage."""
+    """Returns a recipe's data and length, stage by stage."""
     return "; then ".join(
         f"{describe_length(stage)} of {stage.batch_size} " + describe_sources(stage)
         for stage in recipe.stages
@@ -143,7 +145,7 @@ def describe_stages(recipe: RunSettings) -> str:
 
 
 def describe(recipe: RunSettings) -> list[str]:
-    """The lines of a recipe in the list."""
+    """Returns the lines of a recipe in the list."""
     cost = compute_cost(recipe)
     kinds = {stage.feeding.kind for stage in recipe.stages}
     unit = KINDS.get(kinds.pop(), "pairs") if len(kinds) == 1 else "pairs"

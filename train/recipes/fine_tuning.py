@@ -1,4 +1,4 @@
-"""What recipes of several tasks share: the codes' optimisers, the papers' ways, and baselines."""
+"""Shared parts of tasks' recipes: the codes' optimisers, papers' settings, and baselines."""
 
 import re
 from dataclasses import replace
@@ -10,9 +10,9 @@ from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 
-# How often published runs say, save and load what.
+# How often published runs save and log, and how many workers load.
 PUBLISHED_RUN: dict[str, Any] = {"save_every": 2000, "log_every": 100, "workers": 4}
-# The same of those for trials on a CPU, whose tokenizer has learnt few words.
+# The same for trials on a CPU, whose tokenizer has learnt few words.
 TRIAL_RUN: dict[str, Any] = {
     "save_every": 500,
     "log_every": 10,
@@ -38,7 +38,9 @@ def task_recipe(
     needs: str,
     **changes: Any,
 ) -> R:
-    """Returns a published run of a task, with ``changes`` to what its published runs share."""
+    """Returns a published run of a task, with ``changes`` to its published runs' shared
+    settings.
+    """
     return kind(
         name=name,
         variant=variant,
@@ -85,7 +87,9 @@ def for_trials(
 
 
 def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """[code]: constant after a tenth of warm-up, a tenth of it from epochs 12 and 16 on."""
+    """Returns ViLBERT's optimiser [code]: constant after a tenth of warm-up, a tenth of it from
+    epochs 12 and 16 on.
+    """
     fields: dict[str, Any] = {
         "kind": "bert-adam",
         "decay": "inverted",  # by mistake, as in pretraining
@@ -97,18 +101,18 @@ def vilbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
 
 
 def interbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """Returns InterBERT's [code]: ViLBERT's, with more epochs from which the rate drops."""
+    """Returns InterBERT's optimiser [code]: ViLBERT's, with more epochs at which the rate drops."""
     return vilbert_task_optimizer(lr, drops=(12.0, 16.0, 20.0, 22.0, 26.0), **changes)
 
 
 def interbert_paper_optimizer(lr: float) -> Optimizer:
-    """Returns InterBERT's by the paper (sec. 4.2): linear decay after 10,000 steps of warm-up."""
+    """Returns InterBERT's optimiser (paper, sec. 4.2): linear decay after 10,000 warm-up steps."""
     return Optimizer(lr=lr, warmup_steps=10_000)
 
 
 def vilbert_paper(recipe: TaskRecipe, **changes: Any) -> TaskRecipe:
-    """ViLBERT's released recipe by the paper's text: Adam at one rate; warm-up and decay are BERT's
-    [choice].
+    """Returns ViLBERT's released recipe by the paper's text: Adam at one rate; warm-up and decay
+    are BERT's [choice].
     """
     (stage,) = recipe.stages
     stage = replace(stage, optimizer=Optimizer(lr=stage.optimizer.lr, warmup=0.1))
@@ -121,7 +125,7 @@ def vilbert_paper(recipe: TaskRecipe, **changes: Any) -> TaskRecipe:
 
 
 def on_single_stream(recipe: TaskRecipe) -> TaskRecipe:
-    """ViLBERT's released recipe for the paper's baseline, one BERT over both."""
+    """Returns ViLBERT's released recipe for the paper's baseline, one BERT over both."""
     return replace(
         recipe,
         name=recipe.name.replace("vilbert", "single-stream"),
@@ -133,7 +137,7 @@ def on_single_stream(recipe: TaskRecipe) -> TaskRecipe:
 
 
 def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:
-    """[code]: linear to 0 after a tenth of warm-up, without clipping."""
+    """Returns VLMo's optimiser [code]: linear to 0 after a tenth of warm-up, without clipping."""
     fields: dict[str, Any] = {
         "kind": "transformers-adamw",
         "beta2": 0.98,
@@ -146,8 +150,8 @@ def vlmo_task_optimizer(lr: float, **changes: Any) -> Optimizer:
 
 
 def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
-    """VL-BERT's recipe on stored features with the network trained along that makes them: what it
-    starts from has learnt so, too.
+    """Returns VL-BERT's recipe on stored features, but trained together with the network that makes
+    them, like its starting checkpoint.
     """
     (stage,) = recipe.stages
     feeding = replace(stage.feeding, kind="picture-regions")
@@ -165,7 +169,7 @@ def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
 
 
 def small_region_cnn() -> RegionCnnConfig:
-    """A network of regions for trials on a CPU, all of it trained: 1/4 of the width, a block a
+    """Returns a network of regions for trials on a CPU, all trained: 1/4 of the width, a block a
     stage.
     """
     return RegionCnnConfig(
@@ -178,7 +182,7 @@ def small_region_cnn() -> RegionCnnConfig:
 
 
 def from_bert(recipe: TaskRecipe) -> TaskRecipe:
-    """The tables' baseline without pretraining on pairs: it starts from BERT alone."""
+    """Returns the tables' baseline without pretraining on pairs: it starts from BERT alone."""
     return replace(
         recipe,
         name=f"{recipe.name}-from-bert",

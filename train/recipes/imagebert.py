@@ -1,5 +1,6 @@
-"""ImageBERT (Qi et al., arXiv:2001.07966). The paper has no released code; what it leaves open is
-marked [choice]."""
+"""ImageBERT (Qi et al., arXiv:2001.07966). The paper has no released code; its open points are
+marked [choice].
+"""
 
 from __future__ import annotations
 
@@ -20,27 +21,27 @@ GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of 
 
 
 def imagebert_feeding() -> Feeding:
-    """144 positions in all less 100 regions (arXiv:2001.07966, sec. 5.2)."""
+    """Returns the feeding: 144 positions in all less 100 regions (arXiv:2001.07966, sec. 5.2)."""
     return Feeding(max_tokens=44, max_regions=100)
 
 
 def imagebert_stage(name: str, *sources: str) -> Stage:
-    """One pass of all four tasks over pairs of these sources."""
+    """Returns one stage of all four tasks over pairs of these sources."""
     return Stage(
         name=name,
         sources=sources,
         epochs=17,  # sec. 5.2; read as 17 for each stage [choice]
         batch_size=48,  # sec. 5.2, over all devices
-        hard_negative_share=0.0,  # sec. 3.3: drawn at random
+        hard_negative_share=0.0,  # sec. 3.3: random
         feeding=imagebert_feeding(),
         optimizer=Optimizer(lr=1e-4),  # sec. 5.2; the rest of the optimiser is BERT's [choice]
     )
 
 
 def imagebert() -> Recipe:
-    """The best pretraining of the paper: LAIT first, then Conceptual Captions and SBU (table 3).
+    """Returns the best pretraining of the paper: LAIT, then Conceptual Captions and SBU (table 3).
 
-    Weights are carried over between the stages, optimiser and schedule start anew [choice].
+    Weights are carried over between the stages, optimiser and schedule restart [choice].
     """
     return Recipe(
         name="imagebert",
@@ -59,8 +60,8 @@ def imagebert() -> Recipe:
 
 
 def without_regression(recipe: Recipe) -> Recipe:
-    """Leaves out regression of masked features, as the paper's rows without MRFR do; its weight
-    stands in the recipe, and ``objectives.mrfr=1`` is the row with it.
+    """Omits regression of masked features, as the paper's rows without MRFR do; its weight is in
+    the recipe, and ``objectives.mrfr=1`` is the row with it.
     """
     (stage,) = recipe.stages
     objectives = replace(stage.objectives, mrfr=0.0)
@@ -68,7 +69,7 @@ def without_regression(recipe: Recipe) -> Recipe:
 
 
 def imagebert_one_stage(name: str, about: str, *sources: str) -> Recipe:
-    """A row of table 3 with a single stage."""
+    """Returns a row of table 3 with a single stage."""
     return replace(
         imagebert(),
         name=name,
@@ -78,27 +79,27 @@ def imagebert_one_stage(name: str, about: str, *sources: str) -> Recipe:
 
 
 def imagebert_lait() -> Recipe:
-    """Table 3, row 1."""
+    """Returns row 1 of table 3."""
     recipe = imagebert_one_stage("imagebert-lait", "LAIT alone", "lait")
     return replace(recipe, stages=(replace(recipe.stages[0], max_pairs=LAIT_PAIRS),))
 
 
 def imagebert_cc() -> Recipe:
-    """Table 3, row 2, and table 4's without MRFR, which has the same figures."""
+    """Returns row 2 of table 3, and table 4's without MRFR, which has the same figures."""
     return without_regression(
         imagebert_one_stage("imagebert-cc", "Conceptual Captions alone", "cc")
     )
 
 
 def imagebert_cc_sbu() -> Recipe:
-    """Table 3, row 3."""
+    """Returns row 3 of table 3."""
     return without_regression(
         imagebert_one_stage("imagebert-cc-sbu", "Conceptual Captions and SBU", "cc", "sbu")
     )
 
 
 def imagebert_cc_sbu_global() -> Recipe:
-    """Table 4: row 3 with features of full images beside the regions (sec. 5.3).
+    """Returns a row of table 4: row 3 with features of full images added to the regions (sec. 5.3).
 
     A token for each network [choice], of the widths of DenseNet-121, ResNet-152 and GoogLeNet.
     """
@@ -117,7 +118,7 @@ def imagebert_cc_sbu_global() -> Recipe:
 
 
 def imagebert_mixed() -> Recipe:
-    """Table 3, row 4: all three at once, of LAIT the sample that is in ``--pairs``."""
+    """Returns row 4 of table 3: all three in one stage, of LAIT the sample in ``--pairs``."""
     recipe = imagebert_one_stage(
         "imagebert-mixed", "LAIT, Conceptual Captions and SBU at once", "lait", "cc", "sbu"
     )
@@ -125,7 +126,7 @@ def imagebert_mixed() -> Recipe:
 
 
 def imagebert_small_recipe() -> Recipe:
-    """Minutes on a CPU; hard negatives are used where --negatives are given."""
+    """Returns a run of minutes on a CPU; hard negatives are used where --negatives are given."""
     return small_recipe(
         "imagebert-small",
         "imagebert",
@@ -136,12 +137,14 @@ def imagebert_small_recipe() -> Recipe:
 
 
 def imagebert_hour_recipe() -> Recipe:
-    """Some 20 minutes of one core: R@1 of 0.93 among 500 generated images, by 24,000 pairs."""
+    """Returns a run of some 20 minutes on one core: R@1 of 0.93 among 500 generated images, by
+    24,000 pairs.
+    """
     return hour_recipe(imagebert_small_recipe(), steps=4_500)
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import VariantTraining
 
     return dict.fromkeys(

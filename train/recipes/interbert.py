@@ -25,8 +25,9 @@ CLASSES = Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0)  # equal weights [code
 
 
 def interbert_feeding(*, released: bool = False) -> Feeding:
-    """36 tokens and 36 regions [code]; the class as target in the paper, its distribution in the
-    code."""
+    """Returns the feeding: 36 tokens and 36 regions [code]; the class as target in the paper, its
+    distribution in the code.
+    """
     return Feeding(
         max_tokens=36,
         max_regions=36,
@@ -36,17 +37,19 @@ def interbert_feeding(*, released: bool = False) -> Feeding:
 
 
 def interbert_retrieval_feeding() -> Feeding:
-    """Fine-tuned on texts of 30 tokens [code] and up to 100 regions (arXiv:2003.13198, sec. 4)."""
+    """Returns fine-tuning's feeding: 30 tokens [code], up to 100 regions (arXiv:2003.13198, sec.
+    4).
+    """
     return replace(interbert_feeding(), max_tokens=30, max_regions=100)
 
 
 def interbert_released_feeding() -> Feeding:
-    """What the released checkpoints were fed."""
+    """Returns the feeding of the released checkpoints."""
     return interbert_feeding(released=True)
 
 
 def interbert_masking(*, released: bool = False) -> Masking:
-    """Segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
+    """Returns the masking: segments and groups around anchors of 10 % (arXiv:2003.13198, sec. 3.2).
 
     The code masks one span of any length, and counts boxes with their last pixel.
     """
@@ -62,12 +65,14 @@ def interbert_masking(*, released: bool = False) -> Masking:
 
 
 def interbert_single_masking() -> Masking:
-    """The ablation without segments and groups (table 4): words and regions each for itself."""
+    """Returns the masking of the ablation without segments and groups (table 4): words and regions
+    are masked separately.
+    """
     return Masking(mismatched_words=True)
 
 
 def interbert_stage() -> Stage:
-    """The paper's run on three data sets (sec. 4.1)."""
+    """Returns the paper's run on three data sets (sec. 4.1)."""
     return Stage(
         name="cc-sbu-coco",
         sources=("cc", "sbu", "coco"),
@@ -85,7 +90,7 @@ def interbert_stage() -> Stage:
 
 
 def interbert() -> Recipe:
-    """The paper's full run: masked segments and groups, and hard negatives."""
+    """Returns the paper's full run: masked segments and groups, and hard negatives."""
     return Recipe(
         name="interbert",
         variant="interbert",
@@ -100,7 +105,7 @@ def interbert() -> Recipe:
 
 
 def interbert_random_negatives() -> Recipe:
-    """Without hard negatives (table 5)."""
+    """Returns the run without hard negatives (table 5)."""
     return replace(
         interbert(),
         name="interbert-random-negatives",
@@ -111,7 +116,7 @@ def interbert_random_negatives() -> Recipe:
 
 
 def interbert_single_masks() -> Recipe:
-    """Without masked groups: words and regions each for itself (table 4)."""
+    """Returns the run without masked groups: words and regions are masked separately (table 4)."""
     return replace(
         interbert(),
         name="interbert-single-masks",
@@ -121,7 +126,7 @@ def interbert_single_masks() -> Recipe:
 
 
 def interbert_without_bert() -> Recipe:
-    """From random weights (ablation on VCR): no ``--init``."""
+    """Returns the run from random weights (ablation on VCR): no ``--init``."""
     return replace(
         interbert(),
         name="interbert-without-bert",
@@ -131,7 +136,9 @@ def interbert_without_bert() -> Recipe:
 
 
 def interbert_single_stream_recipe() -> Recipe:
-    """Without extraction modules, trained in the same way (the baseline of the tasks on text)."""
+    """Returns the run without extraction modules, trained identically (the text tasks'
+    baseline).
+    """
     return replace(
         interbert(),
         name="interbert-single-stream",
@@ -142,7 +149,9 @@ def interbert_single_stream_recipe() -> Recipe:
 
 
 def interbert_released_recipe() -> Recipe:
-    """The released code: its depth, one masked span, distributions, BertAdam, random negatives."""
+    """Returns the released code's run: depth, one masked span, distributions, BertAdam, random
+    negatives.
+    """
     stage = replace(
         interbert_stage(),
         epochs=15,
@@ -164,8 +173,9 @@ def interbert_released_recipe() -> Recipe:
 
 
 def interbert_chinese_recipe() -> Recipe:
-    """TaoMultimodal (sec. 5): titles of 36 characters, at most 16 regions. The rest as in sec. 4
-    [choice]."""
+    """Returns TaoMultimodal's run (sec. 5): titles of 36 characters, at most 16 regions. The rest
+    as in sec. 4 [choice].
+    """
     stage = replace(
         interbert_stage(),
         name="tao",
@@ -185,7 +195,9 @@ def interbert_chinese_recipe() -> Recipe:
 
 
 def interbert_small_recipe() -> Recipe:
-    """Minutes on a CPU. Unlike the published run it guesses words in matching pairs alone."""
+    """Returns a run of minutes on a CPU. Unlike the published run, only matching pairs are
+    predicted.
+    """
     return small_recipe(
         "interbert-small",
         "interbert",
@@ -201,12 +213,12 @@ def interbert_small_recipe() -> Recipe:
 
 
 def interbert_hour_recipe() -> Recipe:
-    """The small recipe with more steps."""
+    """Returns the small recipe with more steps."""
     return hour_recipe(interbert_small_recipe(), steps=9_000)
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import VariantTraining
 
     return {

@@ -9,10 +9,10 @@ from vlmill.models.registry import get_variant
 
 
 def measure_model(variant: str, config: Any) -> tuple[int, int, int, int]:
-    """Builds the model of a configuration on the meta device and returns the numbers of
+    """Builds a configuration's model on the meta device and returns the numbers of
     `vlmill.train.recipes.sizes.ModelSize`.
 
-    Stacks of layers are the lists of modules named ``*layers``: ``text_layers`` see texts,
+    Stacks of layers are the lists of modules named ``*layers``: ``text_layers`` read texts,
     ``visual_layers`` images, all others both.
     """
     row = get_variant(variant)

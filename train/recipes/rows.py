@@ -1,4 +1,4 @@
-"""The training row of a paper, and the message of a start; a list of recipes needs no torch."""
+"""Defines a paper's training row, and the message of a start; a list of recipes needs no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ def _as_plain_models() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTraining:
-    """How the models of a paper's folder are trained.
+    """Describes how the models of a paper's folder are trained.
 
     recipes: its pretraining runs by name. trainings: imports torch and returns the rows
     (`VariantTraining`) of the variants that differ from plain models on regions.
@@ -27,7 +27,7 @@ class PaperTraining:
 
 
 def say_what_is_new(names: Sequence[str]) -> None:
-    """Prints which parameters keep their random start beside a checkpoint."""
+    """Prints which parameters keep their random start because a checkpoint lacks them."""
     if names:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         print_status(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")

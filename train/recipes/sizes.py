@@ -17,8 +17,8 @@ FILE = Path(__file__).with_name("sizes.json")
 
 
 class ModelSize(NamedTuple):
-    """Parameters, and how many values the layers keep of a row for the backward pass (inputs and
-    outputs of linear layers): of rows of texts, of images, and of both.
+    """Holds the number of parameters, and how many values the layers keep of a row for the backward
+    pass (inputs and outputs of linear layers): of rows of texts, of images, and of both.
     """
 
     parameters: int

@@ -1,4 +1,4 @@
-"""What the recipes for trials on a CPU have in common; sizes are the models' ``*_small``."""
+"""Shared parts of the recipes for trials on a CPU; sizes are the models' ``*_small``."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ def small_recipe(
     standardise_features: bool = True,
     **stage: Any,
 ) -> Recipe:
-    """A recipe of one stage from random weights; ``stage`` are fields of it.
+    """Returns a recipe of one stage from random weights; ``stage`` are fields of it.
 
     No model of a few million parameters needs dropout in so few steps, and it delays matching (42
     pairs, ImageBERT: its loss after 300 steps 0.06 without, 0.48 with 0.1).
@@ -42,9 +42,9 @@ def small_recipe(
 
 
 def hour_recipe(small: Recipe, *, steps: int) -> Recipe:
-    """A small recipe with more ``steps``, of an hour on two cores at most.
+    """Returns a small recipe with more ``steps``, of an hour on two cores at most.
 
-    They want more pairs as well: some thousand are known by heart long before.
+    It needs more pairs as well: some thousand are memorised long before the end.
     """
     (stage,) = small.stages
     return replace(

@@ -1,4 +1,4 @@
-"""The training row of a variant, and the starts that several variants share."""
+"""Defines the training row of a variant, and the starts that several variants share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from vlmill.train.objectives.pretraining import Losses, region_losses
 from vlmill.train.recipes.rows import say_what_is_new
 from vlmill.train.settings.parts import Feeding
 
-Labels = Sequence[Sequence[int]]  # the word pieces of what a task's head tells apart
+Labels = Sequence[Sequence[int]]  # the word-piece ids of a task head's classes
 
 
 def copy_weights(fresh: nn.Module, init: LoadedCheckpoint) -> None:
@@ -34,7 +34,7 @@ def start_region_model(fresh: nn.Module, init: LoadedCheckpoint) -> None:
 
 
 def start_from_bert(fresh: nn.Module, init: LoadedCheckpoint) -> tuple[list[str], int]:
-    """Copies BERT's weights where the model has such; returns the names of its other parameters,
+    """Copies BERT's weights where the model has them; returns the names of its other parameters,
     which are new, and the number of all.
     """
     origins = initialise_from_bert(fresh, export_reference("bert", init.model))
@@ -55,11 +55,11 @@ def continue_pretrained(fresh: nn.Module, init: LoadedCheckpoint, labels: Labels
 
 @dataclass(frozen=True, kw_only=True)
 class VariantTraining:
-    """How a variant is trained; the defaults are those of a plain model on regions.
+    """Defines how a variant is trained; the defaults are the ones of a plain model on regions.
 
-    losses: those of pretraining on a batch. feeding: what a published checkpoint was fed at the end
-    of its pretraining. start, start_task: how ``--init`` becomes the model of the first step of
-    pretraining and of a task.
+    losses: the losses of pretraining on a batch. feeding: the inputs of a published checkpoint at
+    the end of its pretraining. start, start_task: how ``--init`` becomes the model of the first
+    step of pretraining and of a task.
     """
 
     losses: Losses = region_losses

@@ -24,7 +24,8 @@ BERT = "--init from BERT: train-vl convert --family bert --as"
 
 
 def vilbert_feeding() -> Feeding:
-    """Captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec. 3.2) and the image.
+    """Returns the feeding: captions of 36 tokens [code], 10 to 36 regions (arXiv:1908.02265, sec.
+    3.2) and the image.
 
     The distribution over the detector's classes is the target (sec. 3.1).
     """
@@ -32,45 +33,49 @@ def vilbert_feeding() -> Feeding:
 
 
 def vilbert_retrieval_feeding() -> Feeding:
-    """Fine-tuned on texts of 30 tokens, 99 regions and the image [code]."""
+    """Returns fine-tuning's feeding: texts of 30 tokens, 99 regions and the image [code]."""
     return replace(vilbert_feeding(), max_tokens=30, max_regions=99)
 
 
 def vilbert_masking() -> Masking:
-    """Sec. 3.1. The code masks and asks in mismatched pairs too; the paper is silent."""
+    """Returns the masking (sec. 3.1). The code masks and predicts in mismatched pairs too; the
+    paper does not state it.
+    """
     return Masking(mismatched_words=True, mismatched_regions=True)
 
 
 def vilbert_objectives() -> Objectives:
-    """Words, distributions of regions and alignment, with equal weights (sec. 3.1; code)."""
+    """Returns the objectives: words, distributions of regions and alignment, with equal weights
+    (sec. 3.1; code).
+    """
     return Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0)
 
 
 def vilbert_stage() -> Stage:
-    """The released code's run."""
+    """Returns the released code's run."""
     return Stage(
         name="cc",
         sources=("cc",),
         epochs=10,  # sec. 4 and [code]
         epoch_steps="floor",  # [code]
-        batch_size=512,  # sec. 4, over all devices; the code takes it for each process
+        batch_size=512,  # sec. 4, over all devices; the code uses it per process
         negative_text_share=1.0,  # [code]; "image or caption" in sec. 3.1
         hard_negative_share=0.0,
         feeding=vilbert_feeding(),
         masking=vilbert_masking(),
         objectives=vilbert_objectives(),
         optimizer=Optimizer(
-            kind="bert-adam",  # [code]; sec. 4 says Adam
+            kind="bert-adam",  # [code]; sec. 4 has Adam
             lr=1e-4,  # sec. 4 and [code]
-            bert_rate=0.1,  # [code]: what starts from BERT
-            decay="inverted",  # [code], by mistake; "matrices" is what was meant
+            bert_rate=0.1,  # [code]: for weights that start from BERT
+            decay="inverted",  # [code], by mistake; "matrices" is meant
             warmup=0.1,  # [code]
         ),
     )
 
 
 def vilbert() -> Recipe:
-    """The released code's run of the model with six co-attention layers."""
+    """Returns the released code's run of the model with six co-attention layers."""
     return Recipe(
         name="vilbert",
         variant="vilbert",
@@ -86,7 +91,7 @@ def vilbert() -> Recipe:
 
 
 def vilbert_paper() -> Recipe:
-    """The same by the paper's text: Adam at one rate, and images replaced as often as captions.
+    """Returns the paper's run: Adam at one rate, and images replaced as often as captions.
 
     Weight decay and warm-up are BERT's [choice]; the paper names neither.
     """
@@ -98,7 +103,7 @@ def vilbert_paper() -> Recipe:
 
 
 def vilbert_layers(num_co_layers: int) -> Recipe:
-    """A row of table 2: another number of co-attention layers."""
+    """Returns a row of table 2: another number of co-attention layers."""
     return replace(
         vilbert(),
         name=f"vilbert-{num_co_layers}-layers",
@@ -109,7 +114,7 @@ def vilbert_layers(num_co_layers: int) -> Recipe:
 
 
 def vilbert_large_layers(num_co_layers: int) -> Recipe:
-    """On BERT-large: the released configurations, trained as base is [choice]."""
+    """Returns a recipe on BERT-large: the released configurations, trained as base is [choice]."""
     size = "vilbert-large" if num_co_layers == 6 else f"vilbert-large-{num_co_layers}"
     return replace(
         vilbert(),
@@ -121,7 +126,7 @@ def vilbert_large_layers(num_co_layers: int) -> Recipe:
 
 
 def vilbert_share(percent: int) -> Recipe:
-    """The ablation of data: a part of Conceptual Captions, for as many epochs [choice]."""
+    """Returns the ablation of data: a part of Conceptual Captions, for as many epochs [choice]."""
     return replace(
         vilbert(),
         name=f"vilbert-{percent}-percent",
@@ -131,7 +136,7 @@ def vilbert_share(percent: int) -> Recipe:
 
 
 def vilbert_single_stream() -> Recipe:
-    """The baseline: one BERT over both, trained in the same way (sec. 4)."""
+    """Returns the baseline: one BERT over both, trained identically (sec. 4)."""
     return replace(
         vilbert(),
         name="vilbert-single-stream",
@@ -143,7 +148,9 @@ def vilbert_single_stream() -> Recipe:
 
 
 def vilbert_small_recipe() -> Recipe:
-    """Minutes on a CPU. Unlike the published run it guesses in matching pairs alone."""
+    """Returns a run of minutes on a CPU. Unlike the published run, only matching pairs are
+    predicted.
+    """
     return small_recipe(
         "vilbert-small",
         "vilbert",
@@ -158,12 +165,14 @@ def vilbert_small_recipe() -> Recipe:
 
 
 def vilbert_hour_recipe() -> Recipe:
-    """Some 60 minutes of one core: R@1 of 0.95 among 500 generated images, by 24,000 pairs."""
+    """Returns a run of some 60 minutes on one core: R@1 of 0.95 among 500 generated images, by
+    24,000 pairs.
+    """
     return hour_recipe(vilbert_small_recipe(), steps=9_000)
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import (
         VariantTraining,
         continue_pretrained,

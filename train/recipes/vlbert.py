@@ -35,8 +35,8 @@ CAPTIONS = 128  # of a step, in all released settings with texts alone
 
 
 def vlbert_feeding(*, text_rows: int = 0) -> Feeding:
-    """Up to 100 regions (arXiv:1908.08530, sec. 4.1), the surest first, of which 64 elements with
-    the text [code].
+    """Returns the feeding: up to 100 regions (arXiv:1908.08530, sec. 4.1), the surest first; 64
+    elements with the text [code].
 
     The code flips boxes, not features, and learns from as many rows of text alone as of captions.
     """
@@ -54,24 +54,28 @@ def vlbert_feeding(*, text_rows: int = 0) -> Feeding:
 
 
 def vlbert_masking() -> Masking:
-    """Whole words, with BERT's shares [code]; the paper always writes [MASK]."""
+    """Returns the masking: whole words, with BERT's shares [code]; the paper only writes [MASK]."""
     return Masking(word_rule="words", mismatched_words=True, mismatched_regions=True)
 
 
 def vlbert_paper_masks(masking: Masking) -> Masking:
-    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen are masked,
-    where the code keeps or replaces some.
+    """Returns the masking of VL-BERT's paper (arXiv:1908.08530, sec. 3.3): all chosen tokens are
+    masked; the code keeps or replaces some.
     """
     return replace(masking, word_to_mask=1.0, word_to_random=0.0, region_to_zero=1.0)
 
 
 def vlbert_objectives(*, texts: bool) -> Objectives:
-    """Words, classes of regions, and words of texts alone, a mean each, of weight 1 [code]."""
+    """Returns the objectives: words, classes of regions, and words of texts alone, a mean each, of
+    weight 1 [code].
+    """
     return Objectives(mlm=1.0, text_mlm=1.0 if texts else 0.0, moc=0.0, mrce=1.0, mrfr=0.0, itm=0.0)
 
 
 def vlbert_optimizer(warmup_steps: int) -> Optimizer:
-    """[code]: decay on everything, clipped at 10; 1e-7 times 256 rows; steps counted from 1."""
+    """Returns the optimiser [code]: decay on everything, clipped at 10; 1e-7 times 256 rows; steps
+    counted from 1.
+    """
     return Optimizer(
         kind="transformers-adamw",
         lr=2.56e-5,
@@ -84,7 +88,7 @@ def vlbert_optimizer(warmup_steps: int) -> Optimizer:
 
 
 def vlbert_stage() -> Stage:
-    """The settings base_prec_4x16G_fp32 [code]."""
+    """Returns the settings base_prec_4x16G_fp32 [code]."""
     return Stage(
         name="cc",
         sources=("cc", "books", "wikipedia"),
@@ -100,7 +104,7 @@ def vlbert_stage() -> Stage:
 
 
 def vl_bert() -> Recipe:
-    """The released code's run on precomputed regions, base size."""
+    """Returns the released code's run on precomputed regions, base size."""
     return Recipe(
         name="vl-bert",
         variant="vl-bert",
@@ -116,7 +120,7 @@ def vl_bert() -> Recipe:
 
 
 def vl_bert_large() -> Recipe:
-    """The settings large_prec_4x16G_fp16 [code]: as many rows a step, in half precision."""
+    """Returns the settings large_prec_4x16G_fp16 [code]: as many rows a step, in half precision."""
     return replace(
         vl_bert(),
         name="vl-bert-large",
@@ -128,7 +132,7 @@ def vl_bert_large() -> Recipe:
 
 
 def vl_bert_end_to_end() -> Recipe:
-    """The settings base_e2e_16x16G_fp16 [code]: the region network is trained along."""
+    """Returns the settings base_e2e_16x16G_fp16 [code]: the region network is trained along."""
     stage = vlbert_stage()
     return replace(
         vl_bert(),
@@ -143,7 +147,7 @@ def vl_bert_end_to_end() -> Recipe:
 
 
 def vl_bert_end_to_end_large() -> Recipe:
-    """The settings large_e2e_16x16G_fp16 [code]: each step in two parts."""
+    """Returns the settings large_e2e_16x16G_fp16 [code]: each step in two parts."""
     recipe = vl_bert_end_to_end()
     return replace(
         recipe,
@@ -156,7 +160,7 @@ def vl_bert_end_to_end_large() -> Recipe:
 
 
 def vl_bert_captions() -> Recipe:
-    """The settings base_prec_withouttextonly [code]: 256 captions, no texts alone."""
+    """Returns the settings base_prec_withouttextonly [code]: 256 captions, no texts alone."""
     stage = replace(
         vlbert_stage(),
         sources=("cc",),
@@ -176,10 +180,10 @@ def vl_bert_captions() -> Recipe:
 
 
 def vl_bert_paper() -> Recipe:
-    """The article's first version (sec. 3.3, 4.1) on precomputed regions.
+    """Returns the article's first version (sec. 3.3, 4.1) on precomputed regions.
 
     Matching is a task, masked words are always [MASK], masked regions always hidden and their class
-    guessed. It trains its region network along, as `vl_bert_paper_end_to_end`; epochs, clipping and
+    predicted. It trains its region network too, as `vl_bert_paper_end_to_end`; epochs, clipping and
     decay of all are [code].
     """
     stage = replace(
@@ -205,7 +209,9 @@ def vl_bert_paper() -> Recipe:
 
 
 def vl_bert_paper_end_to_end() -> Recipe:
-    """The same from pixels, all of the region network trained (sec. 3.3, 4.1); precision [code]."""
+    """Returns the same from pixels, the whole region network trained (sec. 3.3, 4.1); precision
+    [code].
+    """
     recipe = vl_bert_paper()
     stage = recipe.stages[0]
     return replace(
@@ -221,10 +227,10 @@ def vl_bert_paper_end_to_end() -> Recipe:
 
 
 def vl_bert_small_recipe() -> Recipe:
-    """Minutes on a CPU, with the matching head, so that it can retrieve.
+    """Returns a run of minutes on a CPU, with the matching head, so that it can retrieve.
 
-    Unlike the published run: pairs that do not match are among the input, and only what matches is
-    guessed; boxes are not mirrored, for captions may say left and right.
+    Unlike the published run: pairs that do not match are among the input, and masked parts are
+    predicted only in matching pairs; boxes are not mirrored, for captions may name left and right.
     """
     return small_recipe(
         "vl-bert-small",
@@ -242,7 +248,9 @@ def vl_bert_small_recipe() -> Recipe:
 
 
 def vl_bert_hour_recipe() -> Recipe:
-    """Some 25 minutes of one core: R@1 of 0.93 among 500 generated images, by 24,000 pairs."""
+    """Returns a run of some 25 minutes on one core: R@1 of 0.93 among 500 generated images, by
+    24,000 pairs.
+    """
     return hour_recipe(vl_bert_small_recipe(), steps=9_000)
 
 
@@ -269,7 +277,7 @@ def start_task_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) ->
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import end_to_end_losses
     from vlmill.train.recipes.training import VariantTraining
 

@@ -1,7 +1,7 @@
-"""VLMo (Bao et al., arXiv:2111.02358): images, then texts, then pairs, each a recipe of its own.
+"""VLMo (Bao et al., arXiv:2111.02358): images, then texts, then pairs, each a separate recipe.
 
 The first is BEiT (arXiv:2106.08254, sec. 3.1), and the others start from the run before: ``--init``
-of its output. Numbers stand in VLMo's section 4.1 where no other source is named.
+of its output. Numbers are from VLMo's section 4.1 where no other source is named.
 """
 
 from __future__ import annotations
@@ -40,17 +40,21 @@ if TYPE_CHECKING:
 
 
 def vlmo_feeding(*, image_size: int = 224) -> Feeding:
-    """Stage 3: 40 tokens and RandAugment (arXiv:2111.02358, sec. 4.1); the crop is the code's."""
+    """Returns stage 3's feeding: 40 tokens and RandAugment (arXiv:2111.02358, sec. 4.1); the crop
+    is the code's.
+    """
     return Feeding(kind="pixels", max_tokens=40, image_size=image_size, flip=0.5)
 
 
 def vlmo_text_feeding() -> Feeding:
-    """Stage 2: text of 196 tokens (sec. 4.1)."""
+    """Returns stage 2's feeding: text of 196 tokens (sec. 4.1)."""
     return Feeding(kind="text", max_tokens=196)
 
 
 def vlmo_images_feeding(*, image_size: int = 224, token_size: int = 112) -> Feeding:
-    """Stage 1 is BEiT's: one crop for the model and, at half the size, for the tokenizer [code]."""
+    """Returns stage 1's feeding, which is BEiT's: one crop for the model and, at half the size, for
+    the tokenizer [code].
+    """
     return Feeding(
         kind="pictures",
         image_size=image_size,
@@ -63,12 +67,12 @@ def vlmo_images_feeding(*, image_size: int = 224, token_size: int = 112) -> Feed
 
 
 def vlmo_masking() -> Masking:
-    """Whole words, 15 % of the 40 tokens that a text may have [code]."""
+    """Returns the masking: whole words, 15 % of the 40 tokens that a text may have [code]."""
     return Masking(word_rule="budget", mismatched_words=True)
 
 
 class Chain(NamedTuple):
-    """What the three stages of a size differ in from another size's.
+    """Holds the values that differ between sizes, for the three stages.
 
     ``beit`` and ``vlmo`` give the models, ``text_steps`` is the second stage's length, ``rate`` the
     third stage's peak.
@@ -83,7 +87,7 @@ class Chain(NamedTuple):
 
 # The large model's second stage has base's rate [choice]. Nothing is published of base-plus but its
 # sizes and the rates of the code: its first stage is base's, its second as long as the code's
-# instructions say [choice]. By the paper, all have absolute positions and unweighted losses.
+# instructions state [choice]. By the paper, all have absolute positions and unweighted losses.
 CHAINS: dict[str, Chain] = {
     "base": Chain("base", beit_base, vlmo_base, 500_000, 2e-4),
     "base-plus": Chain("base-plus", beit_base_plus, vlmo_base_plus, 200_000, 1e-4),
@@ -97,7 +101,7 @@ CHAINS: dict[str, Chain] = {
 }
 # Published BEiTs have relative positions; others' second stages start from our own first.
 WITH_RELATIVE_POSITIONS = ("base", "large")
-# What the second stage trains, by parts of parameters' names [code]; the paper says everything but
+# The parameters that the second stage trains, by parts of their names [code]; the paper: all but
 # attention and vision experts. The final norm is new there, so it has to learn.
 TRAINED_ON_TEXT = (
     "text_embedding.",
@@ -109,14 +113,14 @@ TRAINED_ON_TEXT = (
     "relative.table",
     "encoder.norm.",
 )
-# Pairs from anywhere: an image's captions, 50 in Visual Genome, lie side by side in the table, and
-# those of one batch are candidates of each other.
+# Pairs from anywhere: an image's captions, 50 in Visual Genome, are side by side in the table,
+# and captions in one batch are candidates of each other.
 EVERYWHERE = Loading(block=1)
 NOTHING = {"mlm": 0.0, "moc": 0.0, "mrfr": 0.0, "itm": 0.0}
 
 
 def vlmo_optimizer(lr: float) -> Optimizer:
-    """Of the second and third stage; without clipping, and eps [code]."""
+    """Returns the optimiser of the second and third stage; without clipping, and eps [code]."""
     return Optimizer(
         kind="transformers-adamw",
         lr=lr,
@@ -129,7 +133,7 @@ def vlmo_optimizer(lr: float) -> Optimizer:
 
 
 def vlmo_recipe(name: str, model: object, stage: Stage, about: str, needs: str) -> Recipe:
-    """What the published stages share."""
+    """Returns a recipe with the settings that the published stages share."""
     return Recipe(
         name=name,
         variant="vlmo",
@@ -146,7 +150,7 @@ def vlmo_recipe(name: str, model: object, stage: Stage, about: str, needs: str) 
 
 
 def vlmo_images(size: str) -> Recipe:
-    """Stage 1: BEiT on ImageNet-22k. The rate is stated for base alone, for the others [choice]."""
+    """Returns stage 1: BEiT on ImageNet-22k. The rate is stated for base; else it is [choice]."""
     stage = Stage(
         name="pictures",
         epochs=150,  # BEiT, sec. 3.1
@@ -172,9 +176,9 @@ def vlmo_images(size: str) -> Recipe:
 
 
 def vlmo_texts(size: str) -> Recipe:
-    """Stage 2: texts alone; attention and vision experts stay as they are (sec. 3.4).
+    """Returns stage 2: texts alone; attention and vision experts stay as they are (sec. 3.4).
 
-    The code's instructions say 200k steps for base, too.
+    The code's instructions give 200k steps for base, too.
     """
     stage = Stage(
         name="texts",
@@ -197,7 +201,7 @@ def vlmo_texts(size: str) -> Recipe:
 
 
 def vlmo_pairs_stage(lr: float) -> Stage:
-    """Stage 3 (sec. 3.3); negatives come from the batch."""
+    """Returns stage 3 (sec. 3.3); negatives come from the batch."""
     return Stage(
         name="pairs",
         sources=("cc", "sbu", "coco", "vg"),
@@ -207,14 +211,14 @@ def vlmo_pairs_stage(lr: float) -> Stage:
         feeding=vlmo_feeding(),
         masking=vlmo_masking(),
         loading=EVERYWHERE,
-        # A quarter for words is [code]; the paper weighs nothing.
+        # A quarter for words is [code]; the paper has no weights.
         objectives=Objectives(mlm=0.25, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
         optimizer=vlmo_optimizer(lr),
     )
 
 
 def vlmo_pairs(size: str) -> Recipe:
-    """Stage 3 with the released code's weights of losses, or the paper's, which are all 1."""
+    """Returns stage 3 with the released code's weights of losses, or with the paper's, all 1."""
     stage = vlmo_pairs_stage(CHAINS[size].rate)
     if size.endswith("-paper"):
         stage = replace(stage, objectives=replace(stage.objectives, mlm=1.0))
@@ -226,15 +230,16 @@ def vlmo_pairs(size: str) -> Recipe:
 
 
 def vlmo_small_recipe() -> Recipe:
-    """Minutes on a CPU, from pairs and images. Images are hardly cropped and neither mirrored
-    nor recoloured, for captions may say left and red."""
+    """Returns a run of minutes on a CPU, from pairs and images. Images are hardly cropped and
+    neither mirrored nor recoloured, for captions may name left and red.
+    """
     model = vlmo_small()
     return small_recipe(
         "vlmo-small",
         "vlmo",
         model,
         "VLMo for trials on a CPU: minutes for some thousand pairs",
-        standardise_features=False,  # it reads none
+        standardise_features=False,  # it has none
         negative_share=0.0,
         feeding=replace(
             vlmo_feeding(image_size=model.image_size),
@@ -251,7 +256,8 @@ def vlmo_small_recipe() -> Recipe:
 
 
 def vlmo_hour_recipe() -> Recipe:
-    """A dual encoder by contrast alone, with patches of 8 pixels, in which shapes of a dozen show.
+    """Returns a dual encoder by contrast alone, with patches of 8 pixels, enough for shapes of a
+    dozen pixels.
 
     Matching and masked words take three quarters of a step, and neither ranks by vectors.
     """
@@ -273,7 +279,7 @@ EVERY_LAYER = vlmo_base_paper().num_layers  # the first with a vision-language e
 
 
 def vlmo_base_without_texts() -> Recipe:
-    """Without texts alone: every expert starts from BEiT, and pairs follow."""
+    """Returns the run without texts alone: every expert starts from BEiT, and pairs follow."""
     return replace(
         vlmo_pairs("base"),
         name="vlmo-base-without-texts",
@@ -290,7 +296,7 @@ def from_vit(
     itm: bool = True,
     model: dict[str, Any] | None = None,
 ) -> Recipe:
-    """A run that starts from a ViT: objectives beside contrast, and the ``model``'s fields."""
+    """Returns a run from a ViT: objectives with the contrast, and the ``model``'s fields."""
     recipe = vlmo_pairs("base-paper")
     stage, fields = recipe.stages[0], model or {}
     objectives = replace(stage.objectives, mlm=float(mlm), itm=float(itm))
@@ -307,33 +313,33 @@ def from_vit(
 
 
 def vlmo_vit() -> Recipe:
-    """All of it, what the others are compared with."""
+    """Returns the full run, with which the others are compared."""
     return from_vit("vlmo-vit", "all objectives and experts")
 
 
 def vlmo_vit_itc() -> Recipe:
-    """Contrast alone."""
+    """Returns the run with contrast alone."""
     return from_vit("vlmo-vit-itc", "contrast alone", mlm=False, itm=False)
 
 
 def vlmo_vit_itc_mlm() -> Recipe:
-    """Without matching."""
+    """Returns the run without matching."""
     return from_vit("vlmo-vit-itc-mlm", "contrast and masked words", itm=False)
 
 
 def vlmo_vit_itc_itm() -> Recipe:
-    """Without masked words."""
+    """Returns the run without masked words."""
     return from_vit("vlmo-vit-itc-itm", "contrast and matching", mlm=False)
 
 
 def vlmo_vit_standard() -> Recipe:
-    """The standard Transformer: one feed-forward part for all."""
+    """Returns the run of the standard Transformer: one feed-forward part for all."""
     fields = {"modality_experts": False, "first_vl_layer": EVERY_LAYER}
     return from_vit("vlmo-vit-standard", "one feed-forward part for all", model=fields)
 
 
 def vlmo_vit_without_vl_experts() -> Recipe:
-    """A language and a vision expert in every layer, none for both."""
+    """Returns the run with a language and a vision expert in every layer, none for both."""
     return from_vit(
         "vlmo-vit-without-vl-experts",
         "without vision-language experts",
@@ -365,7 +371,7 @@ def start_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
 
 
 def trainings() -> dict[str, VariantTraining]:
-    """Imports torch: how the variants are trained."""
+    """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import image_losses, vlmo_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
 

@@ -1,6 +1,6 @@
 """Names changes to a recipe's fields that change nothing in the run, because of other fields.
 
-A run whose user has set something that is not read would be another one than it is believed to be.
+If a user sets a field that is not read, the run differs from the user's expectation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from vlmill.train.settings.tasks import TaskRecipe
 
 PIXEL_KINDS = ("pixels", "pictures")
 
-# By the field's last names: the object that holds it -> why it has no effect, None where it has.
+# By the field's last names: the object that holds it -> why it has no effect, None if it has one.
 Reason = Callable[[Any], str | None]
 
 
 def _unless(**wanted: Any) -> Reason:
-    """Says which fields are otherwise than the values, any of a tuple, that give an effect."""
+    """Returns a check: fields that differ from the values (any of a tuple) that have an effect."""
 
     def reason(holder: Any) -> str | None:
         for name, values in wanted.items():
@@ -29,7 +29,7 @@ def _unless(**wanted: Any) -> Reason:
 
 
 def _unused(**values: Any) -> Reason:
-    """Says which fields have the value with which another one is not read."""
+    """Returns a check: the fields whose value prevents another field from being read."""
 
     def reason(holder: Any) -> str | None:
         return next((f"{n}={v}" for n, v in values.items() if getattr(holder, n) == v), None)
@@ -71,7 +71,7 @@ REASONS: dict[str, Reason] = {
 
 
 def _relative_positions(recipe: RunSettings) -> str | None:
-    """The kernel adds a bias of relative positions, which only some configurations have."""
+    """Returns a reason unless the model has relative positions: the kernel adds a bias of them."""
     model = recipe.model
     parts = (model, getattr(model, "encoder", None))
     if any(getattr(part, "relative_positions", False) for part in parts):
@@ -80,7 +80,7 @@ def _relative_positions(recipe: RunSettings) -> str | None:
 
 
 def _layer_scale(recipe: RunSettings) -> str | None:
-    """The kernel sums with layer scale, which only some configurations have."""
+    """Returns a reason unless the model has layer scale: the kernel sums with it."""
     if recipe.compile:
         return f"compile={str(recipe.compile).lower()} joins these operators with others"
     parts = (recipe.model, getattr(recipe.model, "encoder", None))
@@ -160,7 +160,7 @@ def without_effect(
 ) -> Iterator[str]:
     """Yields a sentence for each of the ``field=value`` words that changes nothing in the run.
 
-    ``recipe`` is what they have made of it, ``init`` and ``vocab`` are the run's flags.
+    ``recipe`` already has these changes, ``init`` and ``vocab`` are the run's flags.
     """
     for word in words:
         path, assigned, _ = word.partition("=")

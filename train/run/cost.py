@@ -1,4 +1,4 @@
-"""A pretraining run costs checkpoints by their size, and hours at the rate of its first steps."""
+"""Estimates a pretraining run's cost: checkpoints by size, hours by the rate of its first steps."""
 
 import time
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ MOMENTS = 2  # of AdamW, for each number that is trained
 
 
 def checkpoint_bytes(parameters: int, trained: int, *, averaged: bool) -> int:
-    """Weights and AdamW's moments in float32; with an average, the weights beside it too."""
+    """Returns the bytes of weights and AdamW's moments in float32, and of averaged weights."""
     return FLOAT32_BYTES * (parameters + MOMENTS * trained + (trained if averaged else 0))
 
 
 def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
-    """How many checkpoints are written: every so many steps, and after each stage."""
+    """Returns how many checkpoints are written: every ``save_every`` steps and after each stage."""
     ends = {run.last for run in stages if run.steps}
     last = stages[-1].last
     at_ends = sum(end % recipe.save_every != 0 for end in ends)
@@ -32,9 +32,9 @@ def num_saves(recipe: RunSettings, stages: Sequence[StageRun]) -> int:
 
 
 def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
-    """The least that the run still adds to its folder: its checkpoints where most lie there.
+    """Returns a lower bound of the bytes that the run still adds to its folder: its checkpoints.
 
-    One more than is kept while the newest is written. Those of an earlier start are there already.
+    While the newest is written, one more than is kept exists. An earlier start's are already there.
     """
     recipe, stages = runner.recipe, runner.stages
     sizes = {name: p.numel() for name, p in runner.model.named_parameters()}
@@ -49,7 +49,7 @@ def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
 
 
 def measure(runner: Runner[Any, Any], run: StageRun, limit_s: float = SECONDS_MEASURED) -> Rate:
-    """The rate of a stage's first steps; the very first, which loads what is needed, apart.
+    """Measures the rate of a stage's first steps, without the very first, which loads the data.
 
     Nothing is saved or logged. Where the limit leaves no second step, the first one counts.
     """

@@ -1,4 +1,4 @@
-"""The message of a run that stops at a loss that is not finite."""
+"""Writes the message of a run that stops at a loss that is not finite."""
 
 from collections.abc import Mapping, Sequence
 
@@ -49,9 +49,7 @@ def explain_divergence(
 
 
 def _weights_not_finite(module: nn.Module) -> list[str]:
-    """Returns the names of parameters and buffers of which this process holds a value that is not
-    finite.
-    """
+    """Returns the names of parameters and buffers with a non-finite value in this process."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     local = {
         name: value.to_local() if isinstance(value, DTensor) else value

@@ -1,4 +1,4 @@
-"""A run tried on a sample of its pairs, in a folder that goes when the first steps are measured."""
+"""Runs the first steps on a sample of the pairs, in a folder that is removed afterwards."""
 
 import dataclasses
 import math
@@ -33,11 +33,11 @@ SAMPLE_PAIRS = 4096
 
 
 def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
-    """What ``recipe`` costs on these inputs. Writes nothing but a folder of temporary files.
+    """Estimates the cost of ``recipe`` on these inputs. Writes only a folder of temporary files.
 
-    A stage is measured for some seconds on every so-many-th pair; the length of one that is given
-    in epochs is that of the sample, times the share of the sample. Raises InputError as the run
-    would, and under a launcher.
+    A stage is measured for some seconds on every N-th pair; the length of one that is given in
+    epochs is that of the sample, times the share of the sample. Raises InputError as the run would,
+    and under a launcher.
     """
     accelerator = only_process(recipe)
     say_what_is_missing(recipe, inputs)
@@ -63,7 +63,7 @@ def estimate_run(recipe: Recipe, inputs: Inputs) -> Estimate:
 
 
 def only_process(recipe: RunSettings) -> Accelerator:
-    """The device of a dry run. Raises InputError under a launcher."""
+    """Returns the device of a dry run. Raises InputError under a launcher."""
     accelerator = make_accelerator(recipe)
     if accelerator.num_processes > 1:
         raise InputError("--dry-run measures one process; start it without a launcher")
@@ -71,16 +71,16 @@ def only_process(recipe: RunSettings) -> Accelerator:
 
 
 def counts_captions(recipe: Recipe) -> bool:
-    """Whether the length of an epoch depends on how many captions each image has."""
+    """Returns whether the length of an epoch depends on how many captions each image has."""
     return any(mixed.captions_per_picture for stage in recipe.stages for mixed in stage.mixture)
 
 
 def write_sample(pairs: PairTable, total: int, folder: Path, *, full_images: bool = False) -> int:
-    """Writes every so-many-th of ``total`` pairs to ``folder``, as far as training reads them, and
-    the first of each source and split, so that none is missing; returns how many.
+    """Writes every N-th of ``total`` pairs to ``folder``, as far as training reads them, and the
+    first of each source and split, so that none is missing; returns how many.
 
-    With ``full_images`` all pairs of about every so-many-th image, by the hash of its id, and
-    of texts alone by theirs. Memory: the sample.
+    With ``full_images`` it writes all pairs of about every N-th image, by the hash of its id, and
+    of texts alone by the hash of theirs. Memory: the sample.
     """
     every, offset, rows = max(1, -(-total // SAMPLE_PAIRS)), 0, list[dict[str, Any]]()
     empty = dict.fromkeys(PAIRS.schema.names)
@@ -102,7 +102,7 @@ def write_sample(pairs: PairTable, total: int, folder: Path, *, full_images: boo
 
 
 def find_first_rows(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None], int]:
-    """Where each source and split of ``pairs`` occurs first."""
+    """Returns the row where each source and split of ``pairs`` occurs first."""
     kinds = pa.table(
         {
             "source": pairs.column("source"),
@@ -115,7 +115,7 @@ def find_first_rows(pairs: pa.RecordBatch) -> dict[tuple[str | None, str | None]
 
 
 def scale_recipe(recipe: Recipe, share: float) -> Recipe:
-    """``recipe`` on ``share`` of its pairs: as many fewer are the most of each stage."""
+    """Returns ``recipe`` on ``share`` of its pairs: each stage's limit is reduced accordingly."""
     stages = tuple(
         dataclasses.replace(stage, max_pairs=stage.max_pairs and math.ceil(stage.max_pairs * share))
         for stage in recipe.stages
@@ -124,8 +124,8 @@ def scale_recipe(recipe: Recipe, share: float) -> Recipe:
 
 
 def describe_visits(run: StageRun, share: float) -> dict[str, str]:
-    """Returns how many pairs a stage with a share visits, by its name; nothing of another stage.
-    ``share``: pairs for one of the sample.
+    """Returns how many pairs a stage with a share visits, by its name; nothing for other stages.
+    ``share``: pairs per sampled pair.
     """
     if run.share is None:
         return {}
@@ -135,8 +135,8 @@ def describe_visits(run: StageRun, share: float) -> dict[str, str]:
 
 
 def estimate_cost(runner: PairRunner, sources: Sources, num_pairs: int, share: float) -> Estimate:
-    """Steps of each stage at its measured rate; ``share``: pairs, or a task's examples, for one of
-    the sample.
+    """Returns the steps of each stage at its measured rate; ``share``: pairs, or a task's examples,
+    per sampled one.
     """
     seconds, rate = 0.0, None
     total = 0

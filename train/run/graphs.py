@@ -1,8 +1,8 @@
 """Replays a training step's forward and backward pass as a CUDA graph.
 
-A graph launches all kernels of a step at once: the host, which needs two thirds of an eager step
-of ViLBERT to launch them one by one, does nothing. A graph has fixed shapes and places in memory,
-so batches are padded (`vlmill.train.loading.budgets`) and copied into tensors that stay.
+A graph launches all kernels of a step in one call: the host, which needs two thirds of an eager
+step of ViLBERT to launch them one by one, does nothing. A graph has fixed shapes and memory
+addresses, so batches are padded (`vlmill.train.loading.budgets`) and copied into tensors that stay.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +32,8 @@ class StepGraph:
 
     ``compute`` takes a batch and the shares of its labels, leaves gradients in the ``parameters``,
     and returns losses without gradients. The first batch of a shape is computed as usual, which
-    also warms up what a graph may not: the second one is captured. On other devices each batch is
-    computed, padded alike.
+    also does the warm-up that a graph may not do: the second one is captured. On other devices each
+    batch is computed, padded identically.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class StepGraph:
 
     def _capture(self, shape: "_Shape") -> "_Captured":
         for parameter in self._parameters:
-            parameter.grad = None  # so that the graph's own gradients take their place
+            parameter.grad = None  # so that the graph's own gradients replace them
         graph = torch.cuda.CUDAGraph()
-        # Other threads, which load batches, go on allocating pinned memory.
+        # Other threads, which load batches, continue to allocate pinned memory.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             losses = shape.run(self._compute)
         self._pool = graph.pool()
@@ -88,7 +88,9 @@ class _Captured:
 
 
 class _Shape:
-    """Holds a batch's tensors of one shape on the device, where each batch of it is copied."""
+    """Holds a batch's tensors of one shape on the device; each batch of that shape is copied
+    there.
+    """
 
     def __init__(
         self, batch: HostBatch, budget: Budget, shares: Tensor, device: torch.device
@@ -103,7 +105,7 @@ class _Shape:
         self.captured: _Captured | None = None
 
     def fill(self, batch: HostBatch, shares: Tensor) -> None:
-        """Copies a batch onto the device; nobody waits for the copies."""
+        """Copies a batch onto the device without waiting."""
         pin = self._device.type == "cuda"
         for name, tensor in pad_small(batch, self._budget).tensors.items():
             source = tensor.pin_memory() if pin else tensor

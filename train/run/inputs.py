@@ -1,4 +1,4 @@
-"""A run is made from these: tables, a starting checkpoint and a vocabulary."""
+"""Opens the inputs of a run: tables, a starting checkpoint and a vocabulary."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +30,7 @@ NO_REGIONS = RegionFacts(empty=frozenset(), num_classes=0, num_images=0)
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The tables and files of a run, as given on the command line.
+    """Holds the tables and files of a run, as given on the command line.
 
     Without ``pairs``, which only runs on images alone can do without, the images are visited.
     Fine-tuning visits the ``examples`` of its task.
@@ -43,13 +43,13 @@ class Inputs:
     images: str | None = None
     negatives: str | None = None
     neighbours: str | None = None
-    missing: Literal["error", "skip"] = "skip"  # what becomes of pairs without their image
+    missing: Literal["error", "skip"] = "skip"  # how pairs without their image are handled
     init: str | None = None
     vocab: str | None = None
 
     @property
     def visited(self) -> PairTable:
-        """The table whose rows are trained on."""
+        """Returns the table whose rows are trained on."""
         if self.examples is not None:
             return self.examples
         if self.pairs is not None:
@@ -60,7 +60,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The inputs, opened and measured."""
+    """Holds the inputs, opened and measured."""
 
     inputs: Inputs
     regions: RegionReader | None
@@ -73,33 +73,33 @@ class Sources:
 
     @property
     def reader(self) -> RegionReader:
-        """The regions, of a run that reads them."""
+        """Returns the regions of a run that reads them."""
         assert self.regions is not None
         return self.regions
 
     @property
     def joined_images(self) -> Indexed | None:
-        """What pairs are joined with; None for texts alone."""
+        """Returns the table that pairs are joined with; None for texts alone."""
         return self.images if self.regions is None else self.regions
 
     @property
     def annotated(self) -> RegionReader | None:
-        """The annotated regions beside detected ones, where both are read."""
+        """Returns the annotated regions that are added to detected ones, where both are read."""
         return self.regions.annotated if isinstance(self.regions, JoinedRegions) else None
 
     @property
     def other_tables(self) -> tuple[Indexed, ...]:
-        """What has to have a pair's image beside the regions."""
+        """Returns the tables, other than the regions, that must contain a pair's image."""
         return tuple(table for table in (self.annotated, self.images) if table is not None)
 
     @property
     def fingerprint(self) -> str | None:
-        """Returns the detector's fingerprint; None without regions too."""
+        """Returns the detector's fingerprint; None if unknown or without regions."""
         return None if self.regions is None else self.regions.detector_fingerprint
 
 
 def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
-    """Open and measure the inputs. Raises InputError for what does not fit together."""
+    """Opens and measures the inputs. Raises InputError for inputs that do not fit together."""
     require_sources(recipe, pairs=inputs.pairs, regions=inputs.regions, images=inputs.images)
     for number, stage in enumerate(recipe.stages):
         if stage.feeding.boxes != "detected":
@@ -132,8 +132,8 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
 
 
 def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | None) -> Sources:
-    """Open and measure the inputs of fine-tuning, which starts from ``init``. Raises InputError for
-    what does not fit together.
+    """Opens and measures the inputs of fine-tuning, which starts from ``init``. Raises InputError
+    for inputs that do not fit together.
     """
     for number, stage in enumerate(recipe.stages):
         feeding = stage.feeding
@@ -183,14 +183,14 @@ def _open_tokenizer(recipe: Recipe) -> ImageTokenizer | None:
 
 
 def same_words(init: LoadedCheckpoint, recipe: RunSettings) -> bool:
-    """Whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
+    """Returns whether the run reads text by the checkpoint's vocabulary; BEiT has read none."""
     return get_variant(init.variant).reads_text or init.variant == recipe.variant
 
 
 def open_images(
     inputs: Inputs, recipe: RunSettings
 ) -> tuple[RegionReader | None, ImageReader | None]:
-    """Open the tables that the stages read of those that are given."""
+    """Opens the tables that the stages read, of the given ones."""
     feeds = [stage.feeding for stage in recipe.stages]
     regions = images = None
     region_feeds = [feeding for feeding in feeds if feeding.reads_regions]
@@ -202,9 +202,7 @@ def open_images(
 
 
 def open_regions(inputs: Inputs, boxes: str) -> RegionReader | None:
-    """Open the table or tables of regions that ``Feeding.boxes`` names; None where none is
-    given.
-    """
+    """Opens the table or tables of regions that ``Feeding.boxes`` names; None if not given."""
     detected, annotated = inputs.regions, inputs.annotated_regions
     if boxes == "annotated":
         return None if annotated is None else RegionReader(annotated, flag=ANNOTATED)
@@ -253,7 +251,9 @@ def check_detector(fingerprint: str | None, init: LoadedCheckpoint | None) -> No
 
 
 def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
-    """Warn of what a recipe needs and can do without, and of what is given and not read."""
+    """Warns of inputs that a recipe lacks but can do without, and of inputs that it does not
+    read.
+    """
     feeds = [stage.feeding for stage in recipe.stages]
     for flag, argument in (("--init", inputs.init), ("--negatives", inputs.negatives)):
         if argument is None and flag in recipe.needs:

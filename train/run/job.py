@@ -1,8 +1,9 @@
-"""A pretraining run: tables and a recipe in, checkpoints, log and report out.
+"""Runs a pretraining: reads tables and a recipe, writes checkpoints, log and report.
 
 ``report.html`` shows the inputs, the losses and the settings.
 
-`model_config` gives the model the recipe's sizes, except for those of the data or of ``--init``.
+`model_config` gives the model the recipe's sizes, except for the sizes of the data or of
+``--init``.
 """
 
 import dataclasses
@@ -79,7 +80,7 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
     if sources.regions is None:
         return variant.with_sizes(recipe.model, **sizes) if config is None else config
     body = variant.get_body(recipe.model if config is None else config)
-    # Its own network's features are as wide as that makes them.
+    # A model's own region network defines the width.
     width = body.region_width if variant.makes_features else sources.reader.feature_dim
     if config is not None:
         _check_sizes(body, width, recipe, sources)
@@ -93,10 +94,10 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
 
 
 def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:
-    """The configuration of ``--init``, where its model is trained on; None where one is new.
+    """Returns the configuration of ``--init``, if its model is trained on; else None.
 
-    VLMo's stages differ in their heads and positions, and what starts from BERT has the recipe's
-    sizes.
+    VLMo's stages differ in their heads and positions, and a model that starts from BERT has the
+    recipe's sizes.
     """
     if init is None or get_variant(recipe.variant).shared_sizes:
         return None
@@ -116,15 +117,15 @@ def _image_config(recipe: Recipe, tokenizer: ImageTokenizer) -> Any:
 
 
 def _num_stored(sources: Sources) -> int:
-    """Classes of the distributions that the regions have, with background; 0 without."""
+    """Returns the number of classes of the regions' distributions, with background; 0 without."""
     about = sources.reader.arrays.get("class_probs")
     return 0 if about is None else int(about.get("of", about["dim"]))
 
 
 def _num_guessed(recipe: Recipe, sources: Sources) -> int:
-    """Classes that the stages guess: those of the ids, or of distributions with background.
+    """Returns the number of classes that the stages predict; of distributions, with background.
 
-    What a table has beside the ids does not count where no stage reads it.
+    Columns other than the ids do not count where no stage reads them.
     """
     if _stages_of_distributions(recipe):
         return max(sources.facts.num_classes + 1, _num_stored(sources))
@@ -170,7 +171,7 @@ def write_report(
     counts: Counter[str],
     criterion: Criterion,
 ) -> None:
-    """Write the report of the run in ``output``, whose best checkpoint is so by ``criterion``."""
+    """Writes the report of the run in ``output``; ``criterion`` selects the best checkpoint."""
     lines = read_log(output / "log.jsonl")
     rejects = {k: n for k, n in counts.items() if k in set(Reason)}
     funnel = {
@@ -231,7 +232,7 @@ def _curves(lines: list[dict[str, Any]], criterion: Criterion) -> list[Section]:
 def loss_chart(
     lines: Sequence[Mapping[str, Any]], prefix: str = "loss", title: str = "Losses"
 ) -> Markup:
-    """The curves of every loss whose name begins with ``prefix`` in the lines of a log."""
+    """Returns the curves of every loss whose name begins with ``prefix`` in the lines of a log."""
     curves = {}
     for name in sorted({name for line in lines for name in line if name.startswith(prefix)}):
         having = [line for line in lines if name in line]  # stages may differ in their objectives
@@ -252,7 +253,7 @@ def validation_table(lines: Sequence[Mapping[str, Any]], criterion: Criterion) -
 def pretrain(
     recipe: Recipe, inputs: Inputs, output: Path, *, fresh: bool = False, force: bool = False
 ) -> str:
-    """Run ``recipe``, or what is left of it, and return a sentence on what ``output`` holds now.
+    """Runs ``recipe``, or its remaining steps, and returns a sentence on the content of ``output``.
 
     Under a launcher (torchrun, accelerate launch) every process calls this; the first one prepares
     and writes. Memory is bounded by the batch, some 60 bytes for each pair, and the regions' index.
@@ -279,21 +280,21 @@ def pretrain(
 def prepare_once(
     accelerator: Accelerator, make: Callable[[], Preparation | None]
 ) -> Preparation | None:
-    """What ``make`` gives, which the first process alone calls."""
+    """Returns the result of ``make``, which only the first process calls."""
     preparations: list[Any] = [make() if accelerator.is_main_process else None]
     broadcast: Preparation | None = broadcast_object_list(preparations)[0]
     return broadcast
 
 
 def describe_finished(output: Path) -> str:
-    """Says of an output that there is nothing left to do."""
+    """Returns a sentence: the output is already finished."""
     return f"{output} holds this run, finished at step {max(saved_steps(output))}"
 
 
 def carry_out(
     runner: PairRunner, preparation: Preparation, settings: dict[str, Any], *, force: bool
 ) -> str:
-    """Trains what is left of a run whose samples are prepared, and says what came of it.
+    """Trains the remaining steps of a run whose samples are prepared, and returns a sentence on it.
 
     Raises InputError for a disk that is too small unless ``force`` is set, and Stopped.
     """
@@ -335,7 +336,7 @@ def carry_out(
 def open_runner(
     recipe: Recipe, sources: Sources, output: Path, tokenizer: str, accelerator: Accelerator
 ) -> PairRunner:
-    """The run on the samples that :func:`prepare` has left, its model sized by the data.
+    """Returns the run on the samples that :func:`prepare` has left, its model sized by the data.
 
     ``tokenizer`` is its JSON.
     """

@@ -1,4 +1,4 @@
-"""The part of a run in which pretraining, tasks and detectors differ: batches, losses, scores."""
+"""Defines the parts of a run that differ between objectives: batches, losses, scores."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,8 +59,9 @@ class Learning(Protocol):
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> nn.Module | None:
-        """Returns the module that computes a part's losses; a ``blank`` one computes shapes, for
-        :class:`vlmill.train.devices.throughput.Throughput`: None where that is impossible.
+        """Returns the module that computes a part's losses. A ``blank`` model has no values, so the
+        module computes shapes, for :class:`vlmill.train.devices.throughput.Throughput`: None where
+        that is impossible.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a run has read, as its checkpoints and its manifest record it."""
+"""Records the data that a run has read, for its checkpoints and its manifest."""
 
 from pathlib import Path
 from typing import Any
@@ -45,21 +45,21 @@ def run_inputs(recipe: RunSettings, sources: Sources) -> list[Input]:
 
 
 def checkpoint_input(flag: str, folder: Path) -> Input:
-    """Records a checkpoint by the ends of its weights; its own inputs stand in its folder."""
+    """Records a checkpoint by the ends of its weights; its own inputs are in its folder."""
     job, _ = read_record(folder)
     return path_input(flag, folder / MODEL, job=job or "train-vl")
 
 
 def detector_record(regions: RegionReader) -> dict[str, Any]:
-    """What the regions say of their making: the shards' producer, and the weights' SHA-256.
+    """Records how the regions were made: the shards' producer, and the weights' SHA-256.
 
-    The digest is that of the file which `extract-rois run` was given, where the regions' manifest
-    has recorded it.
+    The digest is of the file that `extract-rois run` was given, where the regions' manifest has
+    recorded it.
     """
     record = dict(regions.producer)
     try:
         _, inputs = read_record(regions.paths[0].parent)
     except InputError:
-        return record  # a manifest that is damaged tells nothing; the shards have been read
+        return record  # a damaged manifest has no record; the shards have been read
     digests = [entry.digest for entry in inputs or [] if entry.flag == WEIGHTS]
     return record | {"weights_sha256": digests[0]} if digests else record

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""Runs the training loop."""
 
 import math
 import time
@@ -36,7 +36,7 @@ Explain = Callable[[int, Mapping[str, float], float, Sequence[Any], nn.Module, A
 
 
 class StepPart(Protocol):
-    """A part of a step in host memory: `HostBatch`, or a detector's."""
+    """Holds a part of a step in host memory: `HostBatch`, or a detector's."""
 
     @property
     def pair_ids(self) -> tuple[str, ...]:
@@ -59,24 +59,25 @@ class StepPart(Protocol):
 
 
 class NonFiniteLoss(ArithmeticError):
-    """A loss or gradient is NaN or infinite; the message names the step, and the images, weights
-    or losses that are not finite.
+    """Raised for a NaN or infinite loss or gradient; the message names the step, and the images,
+    weights or losses that are not finite.
     """
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved where it is; the message says where."""
+    """Raised after the run was asked to stop and has saved; the message states the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRun:
-    """A stage with its place in the run: its step 1 is the run's step ``offset + 1``.
+    """Holds a stage and its offset in the run: its step 1 is the run's step ``offset + 1``.
 
     Every ``stage`` has a ``name``, a ``batch_size`` (rows of a step), ``accumulation`` (parts of a
     step in each process) and ``trained`` (as `TrainingStage`'s); the rest depends on the command.
-    ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: theirs,
-    and those of the texts that come beside pairs. ``share``: of a stage that visits a part of its
-    pairs (`TrainingStage.share`, `TrainingStage.max_pairs`), how many that are, and of how many.
+    ``epoch_steps``: the steps of an epoch. ``visits``: its pairs, by source. ``sources``: the
+    sources of its pairs, and of the texts that come with pairs. ``share``: of a stage that visits a
+    part of its pairs (`TrainingStage.share`, `TrainingStage.max_pairs`), how many that are, and of
+    how many.
     """
 
     stage: Any
@@ -90,19 +91,19 @@ class StageRun:
 
     @property
     def last(self) -> int:
-        """The run's step with which the stage ends."""
+        """Returns the run's step with which the stage ends."""
         return self.offset + self.steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What moves together: ``step_module`` is a wrapped step (`PretrainingStep`, a task's, a
-    detector's), ``update`` moves its weights.
+    """Holds the module and its update: ``step_module`` is a wrapped step (`PretrainingStep`, a
+    task's, a detector's), ``update`` updates its weights.
 
-    ``count_labels`` says how many labels a batch has of each of its losses, in their order.
-    ``seed`` is that of the negatives which VLMo draws by its contrast. ``sources`` are those whose
-    pairs are counted. ``casts`` are applied around each step's forward and backward passes; None:
-    autocast casts weights where they are used. ``graph`` computes steps of one part instead.
+    ``count_labels`` counts the labels of a batch for each of its losses, in their order. ``seed``
+    is the seed of the negatives that VLMo samples by its contrast. ``sources`` are the sources
+    whose pairs are counted. ``casts`` are applied around each step's forward and backward passes;
+    None: autocast casts weights where they are used. ``graph`` computes steps of one part instead.
     ``explain`` writes the message of a step that is not finite.
     """
 
@@ -149,13 +150,13 @@ def with_graph(training: Training) -> Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """What a loop does beside training; steps are the run's, counted from 1 over all stages.
+    """Holds a loop's actions other than training; steps are the run's, counted from 1 over stages.
 
     ``after_step`` follows every update (the moving average). ``validate`` measures the held-out
-    pairs, and ``enough`` says whether they have got no better for so long that the stage ends.
-    ``reject`` is told the parts of a step, or why there are none, and
-    gives the number of undecodable images that the run has met. ``stopping`` tells whether to save
-    and leave.
+    pairs, and ``enough`` returns whether the stage ends because they have not improved for as long
+    as the recipe waits. ``reject`` takes the parts of a step, or the error that prevented them, and
+    returns the number of undecodable images that the run has met. ``stopping`` returns whether to
+    save and stop.
     """
 
     log: Log
@@ -172,14 +173,14 @@ class Events:
     stopping: Callable[[], bool]
 
     def validates_at(self, step: int, *, last: bool) -> bool:
-        """Whether the held-out pairs are measured after this step."""
+        """Returns whether the held-out pairs are measured after this step."""
         return bool(self.validate_every) and (last or step % self.validate_every == 0)
 
 
 def run_stage(
     run: StageRun, batches: Iterator[StepPart], training: Training, events: Events, *, done: int
 ) -> None:
-    """Train from step ``done + 1`` of the stage to its end, or until validation has had enough;
+    """Trains from step ``done + 1`` of the stage to its end, or until validation has had enough;
     ``batches`` begin there.
 
     Raises Stopped after saving when it is asked to stop.
@@ -226,9 +227,9 @@ def run_stage(
 def next_parts(
     step: int, batches: Iterator[StepPart], count: int, events: Events
 ) -> tuple[list[StepPart], int]:
-    """The ``count`` parts of a step, and how many undecodable images the run has met up to it.
+    """Returns the ``count`` parts of a step, and the number of undecodable images up to it.
 
-    What one process finds wrong with its images is raised in all, so that none waits for it.
+    An error in one process's images is raised in all, so that none waits for it.
     """
     try:
         parts = [next(batches) for _ in range(count)]
@@ -239,7 +240,7 @@ def next_parts(
 
 
 def train_step(step: int, parts: Sequence[StepPart], training: Training) -> dict[str, float]:
-    """One update from the losses of ``parts`` of all processes.
+    """Updates the weights once from the losses of ``parts`` of all processes.
 
     Returns ``loss`` and ``loss/NAME`` for each of the step's losses, each the mean over the labels
     of the whole step, the ``gradient_norm`` from before it is clipped (where float16 skips the
@@ -306,7 +307,7 @@ def part_losses(
 
 
 def _scale_falls(accelerator: Accelerator) -> bool:
-    """Whether a norm that is not finite is the scaler's to handle: float16's range was passed, so
+    """Returns whether the scaler handles a norm that is not finite: float16's range was passed, so
     it skips the step and halves its scale, unless that is tiny already.
     """
     scaler = accelerator.scaler
@@ -316,10 +317,10 @@ def _scale_falls(accelerator: Accelerator) -> bool:
 def shares_of_labels(
     parts: Sequence[StepPart], count_labels: CountLabels, accelerator: Accelerator
 ) -> list[Tensor]:
-    """For each part the share of its labels in those of all parts of all processes.
+    """Returns each part's share of the labels of all parts of all processes.
 
-    One for each loss that ``count_labels`` names, float32, on the device. Means of
-    parts with these shares add up to the mean of the whole, however it is cut.
+    One for each loss that ``count_labels`` names, float32, on the device. Means of parts with these
+    shares add up to the mean of the whole, however it is cut.
     """
     counts = torch.tensor(
         [list(count_labels(part).values()) for part in parts], dtype=torch.float64

@@ -1,4 +1,4 @@
-"""A run begins with this model: its sizes, its weights and its tokenizer."""
+"""Builds the model that a run begins with: its sizes, its weights and its tokenizer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,16 +31,16 @@ MISSING = object()
 OF_DATA = ("vocab_size", "region_width", "num_region_classes", "num_visual_tokens")
 # Fields that no weight depends on, by what their names hold.
 WITHOUT_WEIGHTS = ("dropout", "drop_path", "frozen", "init_std")
-# Of a model that starts from BERT: what BERT's weights mean depends on these.
+# Of a model that starts from BERT: BERT's weights are valid only for equal values of these.
 OF_BERT = ("width", "num_heads", "intermediate_width", "act")
 
 
 def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, Any]:
-    """The user's changes to the model of ``--init``, by dotted names; none without.
+    """Returns the user's changes to the model of ``--init``, by dotted names; none without it.
 
-    A checkpoint's weights mean what they mean in its model: dropout and the like may be changed,
-    with VLMo what its stages differ in, and beside BERT what it lacks. Raises InputError for other
-    changes, and for a checkpoint that the recipe's model does not start from.
+    A checkpoint's weights are valid only in its model: dropout and the like may be changed, with
+    VLMo the differences between its stages, and with BERT the fields that BERT lacks. Raises
+    InputError for other changes, and for a checkpoint that the recipe's model does not start from.
     """
     if init is None:
         return {}
@@ -73,7 +73,7 @@ def allowed_changes(recipe: Recipe, init: LoadedCheckpoint | None) -> dict[str, 
 
 
 def _changes(recipe: Recipe) -> dict[str, Any]:
-    """The model's fields that are not as in the recipe of that name; of one's own recipe, all."""
+    """Returns the model's fields that differ from the named recipe; all of a custom one."""
     recipe_fields = flatten(to_plain(recipe.model))
     known = RECIPES.get(recipe.name)
     usual = {} if known is None else flatten(to_plain(known().model))
@@ -97,7 +97,7 @@ def _refuse_differences(
 
 
 def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Module:
-    """Returns the model of a run's first step: new weights, or those of ``--init``.
+    """Returns the model of a run's first step: new weights, or the weights of ``--init``.
 
     ``trained_images`` are the rows of the regions of all images that are trained on. Raises
     InputError for a checkpoint that does not fit the recipe's model.
@@ -123,7 +123,7 @@ def first_model(recipe: Recipe, sources: Sources, trained_images: Ids) -> nn.Mod
 
 
 def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -> None:
-    """Moves the rows of a head that numbers the detector's classes otherwise than ``recipe`` does.
+    """Moves the rows of a head that numbers the detector's classes differently from ``recipe``.
 
     With distributions class 0 is background and the others follow it; without, they begin at 0 and
     the last row is free. The one that is moved across the end was free, or is background's.
@@ -144,7 +144,7 @@ def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -
 
 
 def _class_targets(init: LoadedCheckpoint) -> str | None:
-    """What the checkpoint's head has learned to guess; None for one whose head is new."""
+    """Returns the checkpoint's targets for its class head; None for a model whose head is new."""
     feeding = init.feeding
     if feeding is None and not init.training.stage:  # published: `convert` names a preset's stage
         feeding = get_training(init.variant).feeding()
@@ -168,14 +168,14 @@ def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) 
 
 
 def make_tokenizer(recipe: RunSettings, sources: Sources, chosen: Rows = FOR_TRAINING) -> Tokenizer:
-    """``--init``'s, ``--vocab``'s, or one trained on the captions of the ``chosen`` pairs."""
+    """Returns the tokenizer of ``--init`` or ``--vocab``, or trains one on the ``chosen`` pairs."""
     if sources.init is not None and same_words(sources.init, recipe):
         return sources.init.tokenizer
     if sources.inputs.vocab is not None:
         return read_vocabulary(sources.inputs.vocab)
 
     pairs = sources.inputs.visited
-    if isinstance(pairs, ImagesAlone):  # nothing is read of texts
+    if isinstance(pairs, ImagesAlone):  # no texts are read
         return train_vocabulary([], recipe.vocabulary_size)
 
     def texts() -> Iterator[str]:
@@ -191,8 +191,8 @@ def feature_statistics(reader: RegionReader, rows: Ids) -> tuple[Tensor, Tensor]
     """Returns mean and standard deviation by dimension, float32 [D], over the regions of the first
     images that are trained on and have a box: ``rows`` of the table, rising.
 
-    A dimension that hardly varies gets a twentieth of the mean deviation, lest it be blown up.
-    Without any box, mean 0 and deviation 1.
+    A dimension that hardly varies gets a twentieth of the mean deviation, so that it is not scaled
+    up too far. Without any box, mean 0 and deviation 1.
     """
     with_boxes = rows[reader.box_counts()[rows] > 0]
     count, total, squares = 0, np.zeros(reader.feature_dim), np.zeros(reader.feature_dim)

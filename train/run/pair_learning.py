@@ -58,17 +58,17 @@ class Objective(Protocol):
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> nn.Module:
-        """See `Learning.step`."""
+        """Implements `Learning.step`."""
         ...
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """See `Learning.count_labels`."""
+        """Implements `Learning.count_labels`."""
         ...
 
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """See `Learning.measure`; of the first ``examples`` of held-out batches."""
+        """Implements `Learning.measure`, for the first ``examples`` of held-out batches."""
         ...
 
 
@@ -85,21 +85,21 @@ class PairLearning:
 
     @property
     def criterion(self) -> Criterion:
-        """Returns the objective's."""
+        """Returns the objective's criterion."""
         return self.objective.criterion
 
     def reads_images(self, run: StageRun) -> bool:
-        """Returns whether the stage is fed images."""
+        """Returns whether the stage reads images."""
         return bool(run.stage.feeding.reads_images)
 
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> nn.Module:
-        """Returns the objective's."""
+        """Returns the objective's step."""
         return self.objective.step(model, run, device, blank=blank)
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """Returns the objective's."""
+        """Returns the objective's label counter."""
         return self.objective.count_labels(run)
 
     def update(self, model: nn.Module, run: StageRun) -> Update:
@@ -134,7 +134,7 @@ class PairLearning:
         )
 
     def validates_every(self, run: StageRun) -> int:
-        """Returns the recipe's number; 0 with a warning if the stage has no pair to validate on."""
+        """Returns the recipe's interval; 0 with a warning if the stage has no validation pair."""
         every = self.recipe.validate_every
         if every and not self._num_held_out(run):
             if self.accelerator.is_main_process:
@@ -143,7 +143,7 @@ class PairLearning:
         return every
 
     def measure(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
-        """Returns the objective's numbers of the held-out pairs as the stage reads them, without
+        """Returns the objective's metrics of the held-out pairs as the stage reads them, without
         random changes to images.
         """
         plain = dataclasses.replace(run, stage=as_measured(run.stage))
@@ -157,8 +157,8 @@ class PairLearning:
         return len(stage_rows(table, as_measured(run.stage), splits[run.number]))
 
     def collect_keys(self, run: StageRun) -> tuple[Keys, Keys]:
-        """Returns the hashes of the pairs and of the images that the stage is trained on, all that
-        its epochs visit; of a stage of images alone no pairs.
+        """Returns the hashes of the pairs and of the images that the stage's epochs visit; no pairs
+        for a stage of images alone.
         """
         stage, table = run.stage, SampleTable(self.output / PREPARED)
         splits = self.sources.splits.training[run.number]
@@ -209,9 +209,7 @@ def make_pair_runner(
     first_model: Callable[[], nn.Module],
     task: TaskRecord | None = None,
 ) -> PairRunner:
-    """Returns the run of an objective on prepared samples; ``task`` is recorded in its
-    checkpoints.
-    """
+    """Returns the run of an objective on prepared samples; its checkpoints record ``task``."""
     learning = PairLearning(
         recipe=setup.recipe,
         sources=sources,

@@ -1,4 +1,4 @@
-"""The stages of a run: how many steps each has on the prepared samples."""
+"""Plans the stages of a run: how many steps each has on the prepared samples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +36,7 @@ def say_what_never_peaks(stages: Sequence[StageRun]) -> None:
 def plan_stages(
     recipe: RunSettings, table: SampleTable, plan: SplitPlan, flag: str = "--pairs"
 ) -> list[StageRun]:
-    """The stages' lengths in steps on the samples of the table that ``flag`` names.
+    """Returns the stages' lengths in steps on the samples of the table that ``flag`` names.
 
     Raises InputError for a stage without any.
     """
@@ -73,8 +73,8 @@ def plan_stages(
 def count_visits(
     table: SampleTable, stage: TrainingStage, splits: Splits
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """How many pairs of each source an epoch of ``stage`` visits, and how many texts come beside
-    pairs in an epoch of texts.
+    """Counts the pairs of each source that an epoch of ``stage`` visits, and the texts that come
+    with pairs in an epoch of texts.
     """
     texts = text_rows(table, stage, splits) if stage.feeding.text_rows else NO_ROWS
     pairs, text_visits = (
@@ -89,8 +89,8 @@ def count_visits(
 
 
 def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tuple[int, int] | None:
-    """Returns how many pairs ``share`` and ``max_pairs`` have a stage visit, and of how many; None
-    of a stage that has neither.
+    """Returns how many pairs of how many a stage visits by ``share`` and ``max_pairs``; None
+    without either.
     """
     if stage.share == 1 and stage.max_pairs is None:
         return None
@@ -99,7 +99,7 @@ def count_share(table: SampleTable, stage: TrainingStage, splits: Splits) -> tup
 
 
 def say_visits(stages: Sequence[StageRun]) -> None:
-    """Prints how many pairs the stages visit that do not visit each of theirs once an epoch."""
+    """Prints how many pairs a stage visits, if not every pair once an epoch."""
     for run in stages:
         stage = run.stage
         if run.share is not None:

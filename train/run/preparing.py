@@ -1,4 +1,4 @@
-"""A run's samples are prepared from its tables, once for all of its processes."""
+"""Prepares a run's samples from its tables, once for all of its processes."""
 
 import dataclasses
 import shutil
@@ -55,10 +55,9 @@ def prepare(
     fresh: bool,
     make_form: Callable[[Tokenizer], TextForm] = lambda _: AS_IT_IS,
 ) -> Preparation | None:
-    """Makes the samples ready to be read, their texts in the form that a task has with the run's
-    tokenizer.
+    """Prepares the samples, their texts in the form that a task has with the run's tokenizer.
 
-    None if the run has finished before.
+    Returns None if the run has finished before.
     """
     state = _claim(output, recipe.job, settings, fresh=fresh)
     if state is State.FINISHED:
@@ -86,7 +85,7 @@ def prepare(
 
 
 def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
-    """Returns the rows to train on and those to validate on, told to the user."""
+    """Returns the rows to train on and the rows to validate on, and prints the plan."""
     plan, splits = sources.splits, sources.pairs.splits
     if set(splits) - {None}:
         print_status(describe_plan(plan, splits))
@@ -98,8 +97,8 @@ def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
 
 
 def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn: bool) -> None:
-    """Prints what there is to validate on, the reasons of ``unusable`` pairs that were meant for
-    it, and whether its images are trained on as well.
+    """Prints the pairs to validate on, the reasons why others of them are ``unusable``, and whether
+    their images are trained on as well.
     """
     images = np.unique(measured.image_keys[measured.image_rows != ABSENT])
     why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
@@ -113,8 +112,8 @@ def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn
 
 
 def _claim(output: Path, job: str, settings: dict[str, Any], *, fresh: bool) -> State:
-    """Makes ``output`` ready for the run. An earlier start that made no step gives way, whatever
-    its settings were.
+    """Makes ``output`` ready for the run. An earlier start that made no step is removed,
+    regardless of its settings.
 
     Raises InputError as `prepare_output`.
     """
@@ -129,8 +128,8 @@ def _claim(output: Path, job: str, settings: dict[str, Any], *, fresh: bool) -> 
 
 
 def _has_no_step(output: Path) -> bool:
-    """Returns whether ``output`` holds a start of training alone, that ended before its first step
-    or in it: no step is logged and no checkpoint is there.
+    """Returns whether ``output`` holds only a start of training that ended in or before its first
+    step: no step is logged and no checkpoint exists.
     """
     try:
         job = read_json(output / PLAN)["job"]
@@ -142,7 +141,7 @@ def _has_no_step(output: Path) -> bool:
 
 
 def _remove_run(output: Path) -> None:
-    """Delete a run's own files; the plan and the tables are deleted by ``prepare_output``."""
+    """Deletes a run's own files; the plan and the tables are deleted by ``prepare_output``."""
     if not (output / PLAN).exists():
         return
     for folder in (CHECKPOINTS, PREPARED, HELD_OUT, TENSORBOARD, WANDB, MLFLOW):
@@ -154,7 +153,7 @@ def _remove_run(output: Path) -> None:
 def _what_to_prepare(
     recipe: RunSettings, sources: Sources, rows: Rows, tokenizer: Tokenizer, form: TextForm
 ) -> PreparationInputs:
-    """What the stages together read."""
+    """Returns the data that the stages together read."""
     feeds = [stage.feeding for stage in recipe.stages]
     return PreparationInputs(
         **vars(_which_pairs(recipe, sources, rows)),
@@ -169,7 +168,7 @@ def _what_to_prepare(
 
 
 def longest_alone(recipe: RunSettings) -> int | None:
-    """Tokens of a text without an image: [CLS] and [SEP] are no part of a row of joined ones."""
+    """Returns the most tokens of a text without an image; rows of joined texts add [CLS], [SEP]."""
     rows = [
         feed.text_row_tokens + 2 if feed.text_rows else feed.max_tokens or recipe.max_text_tokens
         for feed in (stage.feeding for stage in recipe.stages)
@@ -179,7 +178,7 @@ def longest_alone(recipe: RunSettings) -> int | None:
 
 
 def _which_pairs(recipe: RunSettings, sources: Sources, rows: Rows) -> PairSelection:
-    """The pairs among ``rows`` that any stage takes."""
+    """Returns the pairs among ``rows`` that any stage takes."""
     feeds = [stage.feeding for stage in recipe.stages]
     return PairSelection(
         pairs=sources.inputs.visited,

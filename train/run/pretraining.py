@@ -1,4 +1,4 @@
-"""Pretraining as what a run learns: objectives on masked pairs."""
+"""Trains a model by pretraining objectives on masked pairs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,9 +31,9 @@ from vlmill.train.settings.spec import Stage
 
 
 class PretrainingStep(nn.Module):
-    """A model with its objectives: what is wrapped for several devices, and compiled.
+    """Wraps a model and its objectives in one module, for several devices and for compiling.
 
-    ``names`` are the objectives with a weight, in the order in which their shares come.
+    ``names`` are the objectives with a weight, in the order of their shares.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class PretrainingStep(nn.Module):
     ) -> tuple[Tensor, NamedLosses]:
         """Returns the weighted sum, and each loss unweighted.
 
-        ``shares``, one for each of ``names``: the batch's of all labels. A tensor, as a compiled
-        step would be compiled again for every new number. Without them, the vectors of a batch's
-        pairs [B, P, 2, H] and no loss: the first pass of a step in parts, whose second one has what
-        is ``cached``. ``numbers`` draw VLMo's negatives; without, PyTorch's generator does.
+        ``shares``, one for each of ``names``: the batch's share of all labels. They are a tensor,
+        because a compiled step would be compiled again for every new number. Without them, returns
+        the vectors of a batch's pairs [B, P, 2, H] and no loss: the first pass of a step in parts;
+        the second pass has ``cached``. ``numbers`` sample VLMo's negatives; without them, PyTorch's
+        generator does.
         """
         if shares is None:
             inputs, masked = batch.pixel_inputs(masked=False), batch.inputs.tokens

@@ -1,4 +1,4 @@
-"""The undecodable images that a run has met: counted in its log, and rows of its rejects."""
+"""Records the undecodable images that a run has met, in its log and as rows of its rejects."""
 
 import json
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ UNDECODABLE = "undecodable.jsonl"  # until they are rows of the rejects table
 class Rejecting:
     """Collects the undecodable images that the batches of all processes name.
 
-    Every process knows all of them. The first one writes each when it is met, with its step, so
-    that a run that is resumed ``after`` a step knows those up to it.
+    Every process has all of them. The first process writes each when it occurs, with its step, so
+    that a run that is resumed ``after`` a step has the images up to it.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Rejecting:
             )
 
     def note(self, step: int, read: Sequence[HostBatch] | InputError) -> int:
-        """Takes in what the parts of a step name; returns how many images the run has met.
+        """Records the images that a step's parts name; returns how many the run has met.
 
-        All processes take part, also one that could read no parts. Raises InputError, in all of
-        them, where undecodable images are too many, and what any of them could not read.
+        All processes take part, also one that could read no parts. Raises InputError in all of them
+        for too many undecodable images, and for the error of any process.
         """
         local_faults = [read] if isinstance(read, InputError) else _collect_faults(read)
         faults = self._gather_faults(local_faults)
@@ -74,7 +74,7 @@ class Rejecting:
         return len(self.met)
 
     def _gather_faults(self, local_faults: Sequence[ReadFault]) -> Sequence[ReadFault]:
-        """What all processes say, in their order; a number is all that most steps exchange."""
+        """Returns the faults of all processes, in their order; most steps exchange only a count."""
         if self._accelerator.num_processes == 1:
             return local_faults
         count = torch.tensor(len(local_faults), device=self._accelerator.device)
@@ -98,7 +98,7 @@ class Rejecting:
         return writer.shard
 
     def forget(self) -> None:
-        """Deletes what was noted: the rejects table has it."""
+        """Deletes the recorded faults: the rejects table has them."""
         self._path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""A run's stages are trained one after the other, from where its last checkpoint left them."""
+"""Trains a run's stages one after the other, from its last checkpoint on."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ L = TypeVar("L", bound=Learning)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Holds the fields of a recipe that the runner follows; a detector's lacks those with defaults.
+    """Holds the fields of a recipe that the runner reads; a detector lacks the optional ones.
 
     `RunSettings` documents them.
     """
@@ -67,7 +67,7 @@ class LoopOptions:
 
     @classmethod
     def from_recipe(cls, recipe: Any) -> "LoopOptions":
-        """Takes them from a recipe."""
+        """Reads the fields from a recipe."""
         names = [f.name for f in dataclasses.fields(cls) if hasattr(recipe, f.name)]
         return cls(**{name: getattr(recipe, name) for name in names})
 
@@ -91,7 +91,7 @@ class Runner(Generic[L, C]):
     def __init__(
         self, setup: RunSetup, learning: L, saving: C, first_model: Callable[[], nn.Module]
     ) -> None:
-        """``first_model`` makes the model that a new run begins with."""
+        """Builds or resumes the model; ``first_model`` makes the model of a new run."""
         self.recipe, self.output = setup.recipe, setup.output
         self.options = options = LoopOptions.from_recipe(setup.recipe)
         self.stages, self.accelerator = setup.stages, setup.accelerator
@@ -125,7 +125,9 @@ class Runner(Generic[L, C]):
             use_residual_kernel(self.model, self.accelerator.device)
 
     def _moving_average(self) -> MovingAverage:
-        """A checkpoint's weights are the average; the model's own lie beside and are put back."""
+        """Returns the average, which is a checkpoint's weights; the model's own are stored
+        alongside them and restored here.
+        """
         parts = [run.stage.trained for run in self.stages]
         names = {name for name in self.trainable if any(is_trained(name, p) for p in parts)}
         average = MovingAverage(self.model, self.options.average, names)
@@ -134,7 +136,7 @@ class Runner(Generic[L, C]):
         return average
 
     def train(self) -> None:
-        """Train all stages. Raises Stopped when the run was asked to stop and has saved."""
+        """Trains all stages. Raises Stopped when the run was asked to stop and has saved."""
         total, is_first = self.stages[-1].last, self.accelerator.is_main_process
         if self.resumed is not None and is_first:
             print_status(f"continues {self.output} after step {self.done} of {total}")
@@ -177,12 +179,13 @@ class Runner(Generic[L, C]):
         done = self.done - run.offset
         training = self.build_training(run)
         process = self.accelerator.process_index
-        # With ``done``: a process that the checkpoint does not know draws no numbers again.
+        # With ``done``: a process without a random state in the checkpoint repeats no random
+        # numbers.
         torch.manual_seed(self.options.seed + run.number + (process << 16) + (done << 32))
         if done and self.resumed is not None:
             state = self.resumed.state
             restore_training_state(self.model, training.optimizer, state, self.accelerator)
-        values: list[float] = []  # of validation, at the step at hand
+        values: list[float] = []  # of validation, at the current step
 
         def validate(step: int) -> dict[str, float]:
             numbers = self.validate(run, step, training.step_module)
@@ -231,7 +234,7 @@ class Runner(Generic[L, C]):
         elif options.compile:
             module = compiled(module)
         update = self.learning.update(self.model, run)
-        if accelerator.scaler is not None:  # float16: it takes the gradients' scale away
+        if accelerator.scaler is not None:  # float16: it removes the gradients' scale
             optimizer = accelerator.prepare(update.optimizer)
             update = dataclasses.replace(update, optimizer=optimizer)
         training = Training(
@@ -258,7 +261,7 @@ class Runner(Generic[L, C]):
         return WeightCasts(module, dtype)
 
     def throughput(self, run: StageRun) -> Throughput:
-        """A step's products are counted on the copy of the model that has no values."""
+        """Returns a counter of a step's products, for the copy of the model without values."""
         device = self.accelerator.device
         dtype = COMPUTED_IN.get(self.options.precision, torch.float32)
         self._train_parts(self.valueless, run)
@@ -266,13 +269,13 @@ class Runner(Generic[L, C]):
         return Throughput(device, dtype, step if step is None else step.train())
 
     def _train_parts(self, model: nn.Module, run: StageRun) -> None:
-        """Lets ``model`` train what the stage names."""
+        """Lets ``model`` train the parts that the stage names."""
         for name, parameter in model.named_parameters():
             trained = name in self.trainable and is_trained(name, run.stage.trained)
             parameter.requires_grad_(trained)
 
     def after_step(self) -> None:
-        """Take the weights of a step into the average, where there is one."""
+        """Adds the weights of a step to the average, if the run has one."""
         if self.average is not None:
             self.average.update(self.model)
 
@@ -283,7 +286,7 @@ class Runner(Generic[L, C]):
             return self.learning.measure(run, step, module)
 
     def enough(self, run: StageRun) -> bool:
-        """Whether the stage's validations have got no better for as long as the recipe waits."""
+        """Returns whether the stage's validations have not improved for as long as it may wait."""
         patience, rank = self.options.patience, self.learning.criterion.rank
         ranks = [rank(value) for stage, value in self.measured if stage == run.stage.name]
         return bool(patience) and len(ranks) - _first_best(ranks) >= patience
@@ -295,7 +298,7 @@ class Runner(Generic[L, C]):
         optimizer: torch.optim.Optimizer | None = None,
         measured: float | None = None,
     ) -> Snapshot:
-        """Returns the run as a checkpoint keeps it."""
+        """Returns the run as a snapshot for a checkpoint."""
         return Snapshot(
             run=run,
             step=step,
@@ -307,5 +310,5 @@ class Runner(Generic[L, C]):
 
 
 def _first_best(ranks: Sequence[float]) -> int:
-    """Returns the number, from 1, of the first of the lowest; 0 of none."""
+    """Returns the number, from 1, of the first of the lowest; 0 if empty."""
     return ranks.index(min(ranks)) + 1 if ranks else 0

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when which is kept, which is the best, and what is left at the end."""
+"""Decides which checkpoints of a run are kept, which is the best, and which files remain."""
 
 import shutil
 from collections import Counter
@@ -36,15 +36,15 @@ from vlmill.train.run.lineage import detector_record, run_inputs
 from vlmill.train.run.loop import StageRun
 from vlmill.train.run.snapshot import Resumed, Snapshot
 
-PREPARED, HELD_OUT = "prepared", "held-out"  # folders; made anew by each start, gone at the end
+PREPARED, HELD_OUT = "prepared", "held-out"  # folders; created at each start, removed at the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedRun:
-    """Holds what all checkpoints of a run of pretraining or of a task record.
+    """Holds the shared records of all checkpoints of a run of pretraining or of a task.
 
-    ``collect_keys`` returns the hashes of the pairs and images of a stage. ``task`` is None in
-    pretraining.
+    ``collect_keys`` returns the hashes of the pairs and images of a stage. Pretraining has no
+    ``task``.
     """
 
     output: Path
@@ -59,7 +59,7 @@ class SavedRun:
 
 
 class Saving:
-    """Writes a run's checkpoints, reads the last one back, and knows what each was measured at."""
+    """Writes a run's checkpoints, reads the last one back, and holds each one's measurement."""
 
     def __init__(self, run: SavedRun) -> None:
         self.run = run
@@ -89,7 +89,7 @@ class Saving:
         )
 
     def begin(self, run: StageRun) -> None:
-        """Adds the pairs and images of a stage to what the weights are trained on."""
+        """Adds the pairs and images of a stage to the training data of the weights."""
         if self.run.accelerator.is_main_process:
             self.trained_on = self.trained_on.and_also(*self.run.collect_keys(run))
 
@@ -133,7 +133,7 @@ class Saving:
         push(run.output)
 
     def best(self, done: int) -> int | None:
-        """The step that was measured best in the stage that step ``done`` is in."""
+        """Returns the step that was measured best in the stage that step ``done`` is in."""
         offset = max(run.offset for run in self.run.stages if run.offset <= done)
         ranks = {s: self.run.criterion.rank(v) for s, v in self.measured.items() if s > offset}
         return min(ranks, key=lambda step: (ranks[step], step)) if ranks else None
@@ -146,8 +146,8 @@ class Saving:
         counts: Counter[str],
         pairs: str,
     ) -> str:
-        """Leaves the best checkpoint at the top, and the manifest, which says that all is done
-        after step ``last``. Returns a sentence on the run; ``pairs`` is how many were trained on.
+        """Puts the best checkpoint and the manifest, which records step ``last``, at the top.
+        Returns a sentence on the run; ``pairs`` is how many were trained on.
         """
         best, output, recipe = self.best(last), self.run.output, self.run.recipe
         chosen = step_folder(output, last if best is None else best)

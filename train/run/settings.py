@@ -1,4 +1,4 @@
-"""These settings decide a run's output: the recipe's fields, and the inputs by content."""
+"""Collects the settings that decide a run's output: recipe fields, and inputs by content."""
 
 import hashlib
 from pathlib import Path
@@ -18,17 +18,19 @@ from vlmill.train.run.inputs import Sources
 
 # Settings that runs of earlier versions do not have, with the value that changes nothing.
 ADDED = dict.fromkeys(("cuda_graph", "attention_kernel", "residual_kernel", "half_norms"), False)
-NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ when a run goes on
+NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ in a continued run
 
 
 def collect_settings(recipe: Recipe, sources: Sources) -> dict[str, Any]:
-    """What decides the output: the recipe's fields, and the inputs by content, not by path."""
+    """Returns the settings that decide the output: recipe fields, and inputs by content, not
+    path.
+    """
     tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
     return collect_run_settings(recipe, sources) | {FIELD: _digest(tokenizer, FIELD)}
 
 
 def collect_run_settings(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
-    """What decides any run's output, fine-tuning's too."""
+    """Returns the settings that decide any run's output, fine-tuning's too."""
     inputs, init = sources.inputs, sources.init
     fields = {
         k: v
@@ -54,7 +56,7 @@ def collect_run_settings(recipe: RunSettings, sources: Sources) -> dict[str, Any
 
 
 def _table_digest(reader: RegionReader | ImageReader | None, what: str) -> str | None:
-    """By size: reading terabytes of features only to hash them would take hours."""
+    """Returns a table's digest by size: hashing terabytes of features would take hours."""
     if reader is None:
         return None
     size = sum(path.stat().st_size for path in reader.paths)

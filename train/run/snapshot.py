@@ -1,4 +1,4 @@
-"""The content of a run's checkpoint, and the protocol of its writers."""
+"""Defines the content of a run's checkpoint, and the protocol of its writers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

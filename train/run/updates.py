@@ -1,4 +1,4 @@
-"""How a step's gradients become new weights: the rate, the clip and the optimiser."""
+"""Turns a step's gradients into new weights: the rate, the clip and the optimiser."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Update:
     """Holds an optimiser with its learning rates and its clip.
 
     ``rate`` gives the learning rate of the stage's step, from 1; a group's own is ``rate`` times
-    it. ``clip_gradients`` clips in place, after float16's scale is taken away, and returns the
-    whole gradient's norm from before, float32 [1 + P]: BertAdam's is followed by each tensor's.
+    it. ``clip_gradients`` clips in place, after float16's scale is removed, and returns the whole
+    gradient's norm from before, float32 [1 + P]: BertAdam's is followed by each tensor's.
     """
 
     optimizer: Optimizer

@@ -1,4 +1,4 @@
-"""Losses of held-out pairs."""
+"""Computes the losses of held-out pairs."""
 
 import dataclasses
 import math
@@ -21,16 +21,16 @@ from vlmill.train.recipes import TrainingStage
 def held_out_losses(
     module: nn.Module, batches: PretrainBatches, pairs: int, accelerator: Accelerator
 ) -> dict[str, float]:
-    """``validation/loss`` and ``validation/OBJECTIVE``, means over the labels of ``pairs`` pairs.
+    """Returns ``validation/loss`` and ``validation/OBJECTIVE``, over the labels of ``pairs``.
 
-    Always the same pairs with the same masks, and no random number of training is used up.
+    The pairs and their masks are always the same, and training's random state does not change.
     ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.
     """
     weights, every = batches.stage.objectives, accelerator.num_processes
     device, contrast = accelerator.device, unwrapped(module).contrast
-    # What is contrasted in a step of training is contrasted here.
+    # The pairs of a training step are contrasted together here, too.
     parts = batches.stage.accumulation if contrast is not None else 1
-    # As many for each process: with fewer pairs than that some come twice.
+    # As many for each process: with fewer pairs than that some repeat.
     count = math.ceil(pairs / batches.size / every / parts) * every * parts
     totals: Counter[str] = Counter()
     sums: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ def held_out_losses(
 def _means(
     sums: dict[str, Tensor], totals: Counter[str], accelerator: Accelerator
 ) -> dict[str, float]:
-    """Of all processes' losses, each over the labels of all."""
+    """Returns the means of all processes' losses, each over the labels of all."""
     numbers = torch.tensor([float(totals[name]) for name in sums], device=accelerator.device)
     sums_and_numbers = torch.cat([torch.stack(list(sums.values())).float(), numbers])
     values = accelerator.reduce(sums_and_numbers, reduction="sum").tolist()
@@ -69,8 +69,8 @@ def _means(
 
 
 def as_measured(stage: TrainingStage) -> TrainingStage:
-    """The stage as validation reads it: all of its pairs, each once, and nothing mirrored, coloured
-    or cropped at random.
+    """Returns the stage as validation reads it: all of its pairs, each once, and nothing mirrored,
+    coloured or cropped at random.
     """
     feeding = dataclasses.replace(
         stage.feeding, flip=0.0, jitter=0.0, augment=False, crop=(1.0, 1.0)

@@ -1,9 +1,9 @@
-"""Tasks define what is fed to a model, what is read from it, and how good that is.
+"""Tasks define the inputs of a model, the predictions read from it, and their metrics.
 
-Reading order: ``task`` (what a task is to the code that learns and evaluates), ``rows`` and
-``registry`` (what the command line knows of it), then one of them:
-``vqa``, ``vcr``, ``refcoco``, ``nlvr2``, ``glue``, ``retrieval``. ``finetuning`` learns them,
-``evaluating`` measures them by ``command``. They share ``batches``, ``mirrored_texts`` and
-``vlbert_texts`` (what is fed), ``scores`` and ``published`` (papers' figures), ``weights``,
-``report`` and ``case_drawing`` (the examples of a report).
+Reading order: ``task`` (the interface of a task to the code that trains and evaluates), ``rows``
+and ``registry`` (its entry on the command line), then one of the tasks: ``vqa``, ``vcr``,
+``refcoco``, ``nlvr2``, ``glue``, ``retrieval``. ``finetuning`` trains them, ``evaluating`` measures
+them by ``command``. They share ``batches``, ``mirrored_texts`` and ``vlbert_texts`` (inputs),
+``scores`` and ``published`` (papers' figures), ``weights``, ``report`` and ``case_drawing`` (the
+examples of a report).
 """

@@ -1,4 +1,4 @@
-"""Batches of a task's examples, in training's order or in the table's."""
+"""Builds batches of a task's examples, in training's order or in the table's."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ NOBODY: Ids = np.empty(0, dtype=np.int64)
 
 @dataclass(kw_only=True)
 class TaskBatches(StageBatches):
-    """The batches of a task.
+    """Builds the batches of a task.
 
-    In ``training`` images are mirrored, cropped and augmented as the stage's feeding says; else
-    they are whole. A ``blind`` model is shown none of an image.
+    In ``training`` images are mirrored, cropped and augmented as the stage's feeding specifies;
+    else they are used whole. A ``blind`` model is shown nothing of an image.
     """
 
     task: LearntTask
@@ -43,11 +43,11 @@ class TaskBatches(StageBatches):
     blind: bool = False
 
     def in_turns(self, rows: Ids) -> Sequence[Ids]:
-        """The groups that the task's steps take turns at."""
+        """Returns the groups of rows among which the task's steps alternate."""
         return self.task.in_turns(self.table, rows)
 
     def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
-        """The samples of each visit, as the task makes them."""
+        """Returns the samples of each visit, as the task builds them."""
         visit_draws = self._draws(visits, self.stage_number)
         return [
             self.task.samples(self, visit, draws)
@@ -55,7 +55,7 @@ class TaskBatches(StageBatches):
         ]
 
     def collated(self, index: int, samples: list[Sample]) -> HostBatch:
-        """A batch of these samples, with the task's labels."""
+        """Returns a batch of these samples with the task's labels."""
         batch = collate(
             samples,
             self.stage.feeding,
@@ -73,7 +73,7 @@ class TaskBatches(StageBatches):
         *,
         second: bool = False,
     ) -> Sample | Undecodable:
-        """A row's text, or another one, with its image, or its ``second`` one."""
+        """Returns a row's text, or the given one, with the row's image, or its ``second`` image."""
         sample = Sample(
             pair_id=self.table.pair_id(row),
             source=self.table.source(row),
@@ -83,22 +83,22 @@ class TaskBatches(StageBatches):
         return self.imaged(sample, row, draws, second=second)
 
     def text(self, row: int) -> MaskedTokens:
-        """The text of a row, nothing masked."""
+        """Returns the unmasked text of a row."""
         tokens = self.table.tokens(row)
         return MaskedTokens(
             original=tokens, tokens=tokens, masked=np.zeros(len(tokens), dtype=np.bool_)
         )
 
     def rows(self) -> Ids:
-        """The rows of the stage, each once: int64 [N]."""
+        """Returns the rows of the stage, each once: int64 [N]."""
         return stage_rows(self.table, self.stage, self.splits)
 
     def make_batch(
         self, rows: Sequence[int], among: Ids = NOBODY
     ) -> tuple[HostBatch | None, tuple[Undecodable, ...]]:
-        """A batch of these rows as they are, and the images that it lacks; None of no row.
+        """Returns a batch of these rows as they are, and its missing images; None without rows.
 
-        ``among`` are all that are measured with them.
+        ``among`` are all rows that are measured with them.
         """
         results = self.sampled([self.make_visit(row, among) for row in rows])
         lacking = tuple(result for result in results if isinstance(result, Undecodable))
@@ -109,7 +109,7 @@ class TaskBatches(StageBatches):
 
     @staticmethod
     def make_visit(row: int, among: Ids = NOBODY) -> Visit:
-        """A visit of a row outside of training's order."""
+        """Returns a visit of a row outside of training's order."""
         return Visit(epoch=0, row=row, near=among)
 
     def _regions(self, image_row: int, draws: Uniforms) -> SampledRegions:
@@ -146,7 +146,7 @@ class TaskBatches(StageBatches):
         return self.task.hide_regions(regions) if self.blind else regions
 
     def _mirrors(self, draws: Uniforms) -> bool:
-        """Whether an image is mirrored: by chance, in training alone."""
+        """Returns whether an image is mirrored: at random, in training only."""
         flip = self.stage.feeding.flip
         return self.training and bool(flip) and draws.random() < flip
 
@@ -170,5 +170,5 @@ class TaskBatches(StageBatches):
 
 
 def in_parts(rows: list[int], size: int) -> list[list[int]]:
-    """The rows in their order, ``size`` of them at a time."""
+    """Returns the rows in their order, in parts of ``size`` rows."""
     return [rows[first : first + size] for first in range(0, len(rows), size)]

@@ -1,4 +1,4 @@
-"""Draws examples that are about boxes: the image with them, and below what was asked and said."""
+"""Draws examples about boxes: the image with them, and below it the question and the prediction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from markupsafe import Markup
 from vlmill.runtime.console.report import Section, template
 from vlmill.train.tasks.report import NONE, Case, DrawnBox
 
-GLYPH_WIDTH = 0.6  # about, in sizes of the letters
+GLYPH_WIDTH = 0.6  # about, in font sizes
 DRAWN_PX = 480  # the longest side of an image under its boxes
 COLOURS = {"right": "#2e8540", "chosen": "#d9822b", "other": "#4a7fb5"}
 

@@ -40,7 +40,7 @@ without their image are an error unless you pass --missing skip. GLUE has no ima
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``train-vl evaluate`` on a subcommand's parser."""
+    """Declares the arguments of ``train-vl evaluate`` on a subcommand's parser."""
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -128,14 +128,14 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
-    """Run the subcommand that :func:`add_evaluate_arguments` declares; gives the exit status."""
+    """Runs the subcommand that :func:`add_evaluate_arguments` declares; returns the exit status."""
     find_checkpoint(args.checkpoint)
     row = TASKS[args.task]
     if row.evaluate is not None:
         return row.evaluate(args)
     if args.examples is None:
         raise InputError(f"--examples is missing: {args.task} reads {row.examples}")
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: not before the arguments are known to be valid.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 

@@ -1,4 +1,4 @@
-"""In the text of a mirrored image left and right change places (VL-BERT's code)."""
+"""Swaps left and right in the text of a mirrored image (VL-BERT's code)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from vlmill.train.loading.masking.words import MaskedTokens
 
 
 def find_sides(words: Tokenizer) -> dict[int, int]:
-    """Returns which token takes the place of which; none where the vocabulary lacks a side."""
+    """Returns which token replaces which; empty where the vocabulary lacks a side."""
     ids = words.get_vocab()
     if "left" not in ids or "right" not in ids:
         return {}

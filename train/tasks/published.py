@@ -1,6 +1,6 @@
-"""Reads what the papers report, and says it beside our figures in a report.
+"""Reads the figures that the papers report, and shows them next to our figures in a report.
 
-``published.toml`` is the one place of these numbers, in percent as printed.
+``published.toml`` is the single source of these numbers, in percent as printed.
 """
 
 import tomllib
@@ -22,10 +22,11 @@ PAPERS_TITLE = "Comparison with the papers"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
-    """A model's row of a paper's table: ``figures`` in percent as printed, by our metric names.
+    """Holds a model's row of a paper's table: ``figures`` in percent as printed, by our metric
+    names.
 
-    ``paper`` is the one whose table has the row; of a reference system it says who quotes it.
-    ``setting``: on which data, or among which boxes.
+    ``paper`` is the one whose table has the row; for a reference system, the paper that quotes it.
+    ``setting``: the data, or the candidate boxes.
     """
 
     task: str
@@ -44,7 +45,7 @@ def _file() -> dict[str, Any]:
 def published_rows(task: str, metrics: Iterable[str] | None = None) -> list[PublishedRow]:
     """Returns the rows of a task that report one of ``metrics`` (None: any), in the papers' order.
 
-    A task that no paper has gives none.
+    A task that is in no paper has no rows.
     """
     metric_names = None if metrics is None else set(metrics)
     rows = []
@@ -64,7 +65,7 @@ def published_rows(task: str, metrics: Iterable[str] | None = None) -> list[Publ
 
 
 def cautions(task: str) -> list[str]:
-    """Returns what a reader of a task's published figures must know."""
+    """Returns the caveats about a task's published figures."""
     return [caution["text"] for caution in _file()["caution"] if caution["task"] == task]
 
 
@@ -73,8 +74,8 @@ def published_section(
 ) -> Section:
     """Returns the part of a report that has our figures and, below, every published row.
 
-    ``metrics`` are the columns, names of ``figures`` (fractions; with ``_stderr`` where there is
-    one) and of the published file alike; what one side lacks is a dash.
+    ``metrics`` are the columns: names of ``figures`` (fractions; with ``_stderr`` where available)
+    and of the published file. A value that one side lacks is a dash.
     """
     rows = published_rows(task, metrics)
     run_cells = [
@@ -100,7 +101,7 @@ def published_section(
 
 
 def _decimals(rows: Sequence[PublishedRow], metric: str) -> int:
-    """As many as the papers print of this metric, one at least."""
+    """Returns how many decimals the papers print of this metric, one at least."""
     printed = [row.figures[metric] for row in rows if metric in row.figures]
     return max((len(value.partition(".")[2]) for value in printed), default=1)
 

@@ -1,4 +1,4 @@
-"""The registry lists the tasks and their recipes by name."""
+"""Lists the tasks and their recipes by name."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -34,9 +34,9 @@ def read_task_recipe(values: Mapping[Any, Any]) -> TaskRecipe:
 
 
 def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
-    """Returns the recipe called ``name``; of a task's name, its first that starts from ``variant``.
+    """Returns the recipe called ``name``; for a task's name, its first from ``variant``.
 
-    Raises InputError with the nearest name for another.
+    Raises InputError with the nearest name for an unknown one.
     """
     recipes = task_recipes()
     if name in recipes:

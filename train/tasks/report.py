@@ -1,5 +1,4 @@
-"""Parts of reports that all tasks share: figures, worst cases, and an image with its regions'
-weights.
+"""Builds the sections of reports that all tasks share: figures, worst cases, regions' weights.
 
 Pure functions from rows to HTML; images come as data: URIs.
 """
@@ -44,7 +43,7 @@ _FILL, _FAINTEST = 0.45, 0.1  # opacity of the heaviest box's area, and of the l
 
 def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int = 1) -> Markup:
     """Draws fractions as percent with their standard errors and counts, a row for each of ``names``
-    (of a figure: what it is called). What is undefined is a dash.
+    (of a figure: its title). An undefined figure is a dash.
     """
     rows = []
     for name, title in names.items():
@@ -62,7 +61,7 @@ def figures_table(figures: Figures, names: Mapping[str, str], *, decimals: int =
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBox:
-    """A box [4] over a case's image, in its pixels: what is ``right``, ``chosen``, or another."""
+    """Holds a box [4] over a case's image, in its pixels: ``right``, ``chosen``, or another one."""
 
     box: NDArray[np.floating]
     label: str
@@ -71,10 +70,11 @@ class DrawnBox:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An example as a report shows it: its score, what was asked, said and right.
+    """Holds an example as a report shows it: its score, its question, prediction and right answer.
 
-    One with ``boxes`` is drawn; ``size`` is its image's, in their pixels. ``choices`` are listed.
-    ``second_id`` is the image to the right of ``image_id``'s, where there are two.
+    A case with ``boxes`` is drawn; ``size`` is the image's size in the boxes' pixels. ``choices``
+    are listed. ``second_id`` is the image to the right of ``image_id``'s, for examples with two
+    images.
     """
 
     example_id: str
@@ -90,7 +90,7 @@ class Case:
 
     @property
     def image_ids(self) -> tuple[str, ...]:
-        """Its images, none of a text alone."""
+        """Returns its images; empty for a text alone."""
         return tuple(name for name in (self.image_id, self.second_id) if name)
 
 
@@ -102,9 +102,7 @@ def worst_cases(cases: Sequence[Case], count: int) -> list[Case]:
 def cases_section(
     title: str, intro: str, cases: Sequence[Case], uris: Mapping[str, str]
 ) -> Section:
-    """Shows cases with their images; ``uris`` by image_id, which stands there where it has
-    none.
-    """
+    """Shows cases with their images; ``uris`` by image_id, which is printed without an image."""
     return Section(
         title=title,
         intro=intro,
@@ -114,7 +112,7 @@ def cases_section(
 
 def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
     case_uris = [uris[name] for name in case.image_ids if name in uris]
-    is_whole = len(case_uris) == len(case.image_ids)  # half of two images would be taken for both
+    is_whole = len(case_uris) == len(case.image_ids)  # half of two images would be read as both
     about = [f"said: {case.prediction}", f"right: {case.right}", f"score {case.score:.2f}"]
     about += [case.example_id]
     if not is_whole:
@@ -126,8 +124,8 @@ def _card(case: Case, uris: Mapping[str, str]) -> dict[str, str]:
 def read_thumbnails(
     images: str | Path | None, image_ids: Set[str], *, side: int = CARD_PX
 ) -> dict[str, str]:
-    """Reads thumbnails as data: URIs of the images that the table has, under their ids or by
-    one name, and that can be decoded; ``side`` is the longest in pixels.
+    """Reads thumbnails, as data: URIs, of the images that the table has, under their ids or by one
+    name, and that can be decoded; ``side`` is the longest in pixels.
     """
     if images is None:
         return {}
@@ -139,15 +137,15 @@ def read_thumbnails(
             if content is not None:
                 uris[image_id] = thumbnail_uri(content, side=side)
         except Rejected:
-            continue  # shown by its id: an image that cannot be decoded has none to show
+            continue  # shown by its id: an image that cannot be decoded has no thumbnail
     return uris
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeighedImage:
-    """An image's regions and how much a score rests on each: boxes [R, 4] in pixels, weights [R].
+    """Holds an image's regions and their weights for a score: boxes [R, 4] in pixels, weights [R].
 
-    ``width`` and ``height`` are those of the image that the boxes are of.
+    ``width`` and ``height`` are the size of the image that the boxes refer to.
     """
 
     image_id: str
@@ -159,7 +157,7 @@ class WeighedImage:
 
 
 def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None = None) -> Section:
-    """Draws images with their regions, the heavier the more opaque."""
+    """Draws images with their regions; heavier regions are more opaque."""
     uris = read_thumbnails(images, {image.image_id for image in weighted}, side=WEIGHED_PX)
     drawn = [weighed_boxes(image, uris.get(image.image_id, "")) for image in weighted]
     return Section(
@@ -171,7 +169,7 @@ def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None 
 
 
 def weighed_boxes(image: WeighedImage, uri: str) -> Markup:
-    """Draws one image, with the lightest region first, so that the heaviest lie on top."""
+    """Draws one image, with the lightest region first, so that the heaviest are on top."""
     largest = float(np.abs(image.weights).max(initial=0.0)) or 1.0
     boxes = []
     for region in np.argsort(np.abs(image.weights), kind="stable"):

@@ -1,4 +1,4 @@
-"""The row of a task holds its tables, its recipes and its function; importing it needs no torch."""
+"""Defines a task's row: its tables, its recipes and its function; importing it needs no torch."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ from vlmill.train.settings.tasks import TaskRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """A task. make: imports torch and returns the task of a recipe, given the path of its examples,
-    the file of its labels and the starting checkpoint.
+    """Describes a task. make: imports torch and returns the task of a recipe, given the path of its
+    examples, the file of its labels and the starting checkpoint.
     """
 
     name: str
@@ -20,7 +20,7 @@ class TaskRow:
     recipes: Mapping[str, Callable[[], TaskRecipe]]
     make: Callable[..., Any]
     negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
-    # Evaluates it given the command's arguments; None: its examples are predicted one by one.
+    # Evaluates the task with the command's arguments; None: its examples are predicted one by one.
     evaluate: Callable[[Namespace], int] | None = None
 
     def make_recipes(self) -> list[TaskRecipe]:

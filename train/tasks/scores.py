@@ -1,6 +1,6 @@
-"""What the metrics of all tasks share: joining by id, shares with their errors, and percent.
+"""Holds the shared parts of all tasks' metrics: joining by id, shares with errors, and percent.
 
-Figures are fractions under flat names; one that is undefined is None, ``null`` in ``metrics.json``.
+Figures are fractions under flat names; an undefined one is None, ``null`` in ``metrics.json``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -22,9 +22,7 @@ NOISE = 10  # decimals of a percentage beyond which binary fractions are not the
 
 
 def by_id(items: Iterable[tuple[K, V]], source: str) -> dict[K, V]:
-    """Returns items under their ids. Raises InputError, which names ``source``, for repeated
-    ids.
-    """
+    """Returns items by their ids. Raises InputError, which names ``source``, for repeated ids."""
     items = list(items)
     joined = dict(items)
     if len(joined) < len(items):
@@ -37,7 +35,7 @@ def by_id(items: Iterable[tuple[K, V]], source: str) -> dict[K, V]:
 
 
 def require_same_ids(predicted: Set[K], labelled: Set[K], source: str) -> None:
-    """Raise InputError, which names ``source``, unless each labelled id is predicted and no other.
+    """Raises InputError, which names ``source``, unless each labelled id is predicted and no other.
 
     Ids are never matched by their position: a prediction too few would shift all others.
     """
@@ -63,7 +61,7 @@ def _ids(ids: Sequence[int | str]) -> str:
 
 
 def require_finite(scores: Mapping[K, NDArray[np.floating]], source: str) -> None:
-    """Raise InputError, which names ``source``, if an id has a NaN or infinite score."""
+    """Raises InputError, which names ``source``, if an id has a NaN or infinite score."""
     bad = [key for key, values in scores.items() if not np.isfinite(values).all()]
     if bad:
         raise InputError(f"{source}: {_ids(bad)} with NaN or infinite scores; score them anew")
@@ -72,14 +70,14 @@ def require_finite(scores: Mapping[K, NDArray[np.floating]], source: str) -> Non
 def standard_error(share: float, n: int) -> float:
     """Returns the binomial standard error of a share of ``n`` examples.
 
-    Of a mean of scores between 0 and 1 it is the largest that the error can be.
+    For a mean of scores between 0 and 1 it is an upper bound of the error.
     """
     return float(np.sqrt(share * (1 - share) / n))
 
 
 def share(name: str, scores: Sequence[float] | Sequence[bool] | NDArray[np.generic]) -> Figures:
-    """Returns the mean of scores in 0..1, or of what is right, as ``name``, its standard error as
-    ``name_stderr`` and their number as ``name_n``; of no score the first two are None.
+    """Returns the mean of scores in 0..1, or the share of true values, as ``name``, its standard
+    error as ``name_stderr`` and their number as ``name_n``; without scores the first two are None.
     """
     n = len(scores)
     mean = float(np.asarray(scores, dtype=np.float64).mean()) if n else None
@@ -90,7 +88,7 @@ def share(name: str, scores: Sequence[float] | Sequence[bool] | NDArray[np.gener
 def shares_by_group(
     name: str, scores: Mapping[K, float], groups: Mapping[K, str | None]
 ) -> Figures:
-    """Returns the :func:`share` of each group, ``name/GROUP``; what has none is in no share."""
+    """Returns each group's :func:`share`, ``name/GROUP``; scores without a group do not count."""
     members: dict[str, list[float]] = {}
     for key, score in scores.items():
         if (group := groups[key]) is not None:

@@ -1,4 +1,4 @@
-"""A task is this to the code that fine-tunes and evaluates: what it reads, learns and reports."""
+"""Defines a task's interface for training and evaluation: inputs, losses, reports."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ from vlmill.train.tasks.scores import Figures
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a model says of an example: ``value`` is the task's, of the table's row ``row``."""
+    """Holds the prediction for an example: ``value`` is the task's, ``row`` is in the table."""
 
     row: int
     value: Any
@@ -44,13 +44,13 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """What an evaluation has to tell.
+    """Holds the results of an evaluation.
 
-    ``figures`` are metrics by name, and ``headline`` those that the papers print. ``files`` write
-    what servers take into a folder; InputError of one is a note. ``cases`` are examples with their
-    scores. ``published`` are the papers' metrics, in the rows of the task ``papers`` (none: the
-    one that is evaluated). ``lacking`` says why a headline figure is None, where that is not for
-    want of public labels.
+    ``figures`` are metrics by name, and ``headline`` names the ones that the papers print.
+    ``files`` write the files that servers take into a folder; InputError of one is a note.
+    ``cases`` are examples with their scores. ``published`` are the papers' metrics, in the rows of
+    the task ``papers`` (empty: the evaluated one). ``lacking`` is the reason why a headline figure
+    is None, unless public labels are missing.
     """
 
     figures: Figures
@@ -64,25 +64,25 @@ class EvaluationResult:
 
 
 class SampleSource(Protocol):
-    """Where a task's samples come from: `vlmill.train.tasks.batches.TaskBatches`."""
+    """Provides a task's samples: `vlmill.train.tasks.batches.TaskBatches`."""
 
     @property
     def table(self) -> SampleTable:
-        """The prepared examples."""
+        """Returns the prepared examples."""
         ...
 
     @property
     def pairs(self) -> StagePairs:
-        """The stage's examples, to draw others from."""
+        """Returns the stage's examples, to sample others from."""
         ...
 
     @property
     def training(self) -> bool:
-        """Whether a step learns from them, or they are measured."""
+        """Returns whether a step learns from the samples, or they are measured."""
         ...
 
     def text(self, row: int) -> MaskedTokens:
-        """The text of a row, nothing masked."""
+        """Returns the unmasked text of a row."""
         ...
 
     def example(
@@ -93,12 +93,12 @@ class SampleSource(Protocol):
         *,
         second: bool = False,
     ) -> Sample | Undecodable:
-        """A row's text, or another one, with its image, or its ``second`` one."""
+        """Returns a row's text, or the given one, with the row's image, or its ``second`` image."""
         ...
 
 
 def without_features(regions: SampledRegions) -> SampledRegions:
-    """An image whose boxes are shown, and nothing of what is in them."""
+    """Returns an image whose boxes are shown, without the content of the boxes."""
     count = len(regions.boxes)
     masks = MaskedRegions(
         masked=np.zeros(count, dtype=np.bool_), zeroed=np.ones(count, dtype=np.bool_)
@@ -107,8 +107,8 @@ def without_features(regions: SampledRegions) -> SampledRegions:
 
 
 def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
-    """Raises InputError for stored features beside a model that makes its own of pixels, and for
-    images beside one that does not.
+    """Raises InputError for stored features if the model computes its features from pixels, and for
+    images if it does not.
     """
     (stage,) = recipe.stages
     kind = "picture-regions" if from_pixels else "regions"
@@ -122,7 +122,7 @@ def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
 
 def require_variant(recipe: TaskRecipe) -> None:
     """Raises InputError for a custom recipe's model that has no head for the task, or that reads a
-    token of its task, which only NLVR2 feeds.
+    task token, which only NLVR2 feeds.
     """
     variants = [name for name, variant in MODELS.items() if recipe.task in variant.heads]
     if recipe.variant not in variants:
@@ -139,73 +139,72 @@ def require_variant(recipe: TaskRecipe) -> None:
 
 
 class LearntTask(ABC):
-    """A task with its model's head, as it is learnt, and followed while it is.
+    """Defines a task with its model's head, and how it is trained and validated.
 
     It is sent to the processes that load batches.
     """
 
     name: str
-    losses: tuple[str, ...]  # the names of its losses, in the order in which they are counted
-    criterion: Criterion  # what the best checkpoint is best at
-    # Of a task whose outputs are vectors [B, 2, H] and whose one loss is their contrast.
+    losses: tuple[str, ...]  # the names of its losses, in their order in counts
+    criterion: Criterion  # the metric that selects the best checkpoint
+    # Of a task whose outputs are vectors [B, 2, H] and whose only loss is their contrast.
     contrast: StepContrast | None = None
-    weighs_regions: bool = True  # whether a report can say which regions an answer rests on
+    weighs_regions: bool = True  # whether a report can show the regions that an answer rests on
 
-    # What it reads.
+    # Inputs
 
     @property
     def form(self) -> TextForm:
-        """What becomes of its texts' tokens."""
+        """Returns how the tokens of its texts are prepared."""
         return AS_IT_IS
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """The task of a model that reads this vocabulary."""
+        """Returns the task of a model that reads this vocabulary."""
         return self
 
     @property
     def negatives(self) -> str:
-        """What is drawn from the table that ``--negatives`` names, and what to do without it;
-        empty: nothing.
+        """Describes the negatives sampled from the table of ``--negatives``, and how to do without
+        it; empty: none.
         """
         return ""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Fields of the model's configuration that the data decide."""
+        """Returns the fields of the model's configuration that the data decide."""
         return {}
 
     def label_pieces(self, words: Tokenizer) -> list[list[int]]:
-        """The word pieces of what the head tells apart, for a head that starts from words."""
+        """Returns the word-piece ids of the head's classes, for a head that starts from words."""
         return []
 
     @abstractmethod
     def examples(self, path: str) -> Examples:
-        """How the table of examples at ``path`` is read, and which labels come with a row."""
+        """Returns how the examples at ``path`` are read, and which labels come with a row."""
 
     @property
     @abstractmethod
     def record(self) -> TaskRecord:
-        """What its checkpoints say of it."""
+        """Returns the task's record in its checkpoints."""
 
     def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
-        """Returns the stage's rows in the groups that optimiser steps take turns at; one, unless a
-        task says otherwise.
+        """Returns the stage's rows in groups among which optimiser steps alternate; by default
+        one.
         """
         return (rows,)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The samples of an example; its text with its image, unless a task says otherwise."""
+        """Returns the samples of an example; by default its text with its image."""
         sample = batches.example(visit.row, draws)
         return sample if isinstance(sample, Undecodable) else (sample,)
 
     def hide_regions(self, regions: SampledRegions) -> SampledRegions:
-        """What a blind model is shown of an image: that there is one, not even how many regions
-        it has.
-        """
+        """Returns the regions that a blind model is shown, without their content and number."""
         return dataclasses.replace(without_features(regions), num_shown=0)
 
     def read_boxes(self, table: SampleTable, row: int) -> Array:
-        """The boxes [R, 4] that an example itself names, in pixels (``feeding.boxes=examples``).
+        """Returns the boxes [R, 4] that an example itself names, in pixels
+        (``feeding.boxes=examples``).
 
         Raises InputError where the task's examples name none.
         """
@@ -218,59 +217,62 @@ class LearntTask(ABC):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """The tensors that a batch of samples gets beside their texts and images, on the host.
+        """Returns the tensors that a batch has in addition to its texts and images, on the host.
 
-        Those whose names begin with `batch.LABEL` are in `Batch.labels` under the rest of it.
+        Tensors whose names begin with `batch.LABEL` are in `Batch.labels` under the rest of the
+        name.
         """
 
-    # What it learns.
+    # Losses
 
     @abstractmethod
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """How many labels the batch has of each of ``losses``."""
+        """Returns how many labels the batch has of each of ``losses``."""
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """What the model's heads give for the batch, a tensor or a tuple with names of them: that
-        alone is learnt from, and read.
+        """Returns the outputs of the model's heads for the batch, a tensor or a named tuple of
+        tensors. Losses and predictions use only these.
         """
 
     @abstractmethod
     def compute(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Each of ``losses`` as a mean over its labels in the batch."""
+        """Returns each of ``losses`` as a mean over its labels in the batch."""
 
-    # How it is followed.
+    # Validation
 
     def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
-        """The rows that are measured, at most so many: the same every time."""
+        """Returns the rows that are measured, at most ``max_rows``: the same every time."""
         chosen: list[int] = np.sort(rows[permutation(0, len(rows))[:max_rows]]).tolist()
         return chosen
 
     def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
-        """How many of the ``rows`` are measured at once, where a step learns from ``size``."""
+        """Returns how many of the ``rows`` a batch measures, where a step learns from ``size``."""
         return size
 
     @abstractmethod
     def predict(self, outputs: Any, batch: Batch) -> list[Any]:
-        """What the model says of each example of the batch, as plain values.
+        """Returns the model's predictions for the examples of the batch, as plain values.
 
         Raises InputError for scores that are not finite.
         """
 
     @abstractmethod
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """The metrics by which training is followed, ``criterion`` among them."""
+        """Returns the metrics that are reported during training, ``criterion`` among them."""
 
 
 class Task(LearntTask):
-    """A task whose examples are predicted one by one, which ``train-vl evaluate`` then scores."""
+    """Defines a task whose examples are predicted one by one; ``train-vl evaluate`` scores them."""
 
     @abstractmethod
     def compute_score(self, outputs: Any, value: Any) -> float:
-        """How much the head says for a prediction of the only example of a batch."""
+        """Returns the head's score of a prediction for the only example of a batch."""
 
     @abstractmethod
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """The official metrics of each split of ``examples``; where labels are not public, None."""
+        """Returns the official metrics of each split of ``examples``; None without public
+        labels.
+        """

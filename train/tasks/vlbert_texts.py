@@ -1,4 +1,4 @@
-"""Builds the texts that VL-BERT's tasks are asked with: word-piece ids in, padded batches out.
+"""Builds the input texts of VL-BERT's tasks: padded batches from token ids.
 
 B texts, T tokens of the longest.
 """
@@ -22,8 +22,8 @@ class SpecialIds:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskText:
-    """Holds a batch of texts, padded with 0. ``text_regions``: which region a token speaks of;
-    ``answers``: [MASK]'s place, where there is one.
+    """Holds a batch of texts, padded with 0. ``text_regions``: the region that a token refers to;
+    ``answers``: the position of [MASK], if the text has one.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -37,7 +37,7 @@ Row = tuple[list[int], list[int], list[int]]  # ids, segments, regions
 
 
 def vqa_text(questions: Sequence[Sequence[int]], ids: SpecialIds) -> TaskText:
-    """``[CLS] question [SEP] [MASK] [SEP]``; the last two are segment B."""
+    """Returns ``[CLS] question [SEP] [MASK] [SEP]``; the last two are segment B."""
     rows = [_row([ids.cls, *text, ids.sep], [ids.mask, ids.sep]) for text in questions]
     answers = torch.tensor([len(text) + 2 for text in questions], dtype=torch.int64)
     padded = _padded(rows)
@@ -58,7 +58,7 @@ def vcr_text(
 ) -> TaskText:
     """Returns ``[CLS] question [SEP] choice [SEP]``, the choice segment B.
 
-    Each word piece comes with the row of the region that it speaks of, 0 for none in particular.
+    Each token comes with the row of the region that it refers to, 0 for none in particular.
     ``one_sentence`` (the released code's QA_ONE_SENT): ``[CLS] question choice [SEP]``, segment A.
     """
     cls, sep = (ids.cls, 0), (ids.sep, 0)

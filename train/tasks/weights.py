@@ -1,4 +1,4 @@
-"""Says which regions of an image a score rests on."""
+"""Computes which regions of an image a score rests on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +15,12 @@ RegionMask = NDArray[np.bool_]
 def occlusion_weights(
     score: Callable[[RegionMask], float], num_regions: int
 ) -> NDArray[np.float64]:
-    """Returns by how much the score falls where a region is left out: [R], below 0 where it rises.
+    """Returns by how much the score falls if a region is removed: [R], below 0 where it rises.
 
     ``score`` is of the regions that are shown, [R]. Unlike the attention of one layer this is about
     the answer, and the same for every model; it costs R + 1 scores (Zeiler and Fergus,
-    arXiv:1311.2901, sec. 4.2, hide squares of an image). A single region has the weight 0: no
-    model is fed none.
+    arXiv:1311.2901, sec. 4.2, hide squares of an image). A single region has the weight 0: no model
+    is fed none.
     """
     if num_regions < 2:
         return np.zeros(num_regions)

@@ -1,5 +1,5 @@
-"""A fine-tuned checkpoint is measured on its task's examples here.
+"""Measures a fine-tuned checkpoint on the examples of its task.
 
-Reading order: ``job`` (tables and a checkpoint in; metrics, a page and the server's files out),
-and ``inputs`` (what it reads, and whether that fits together).
+Reading order: ``job`` (reads tables and a checkpoint; writes metrics, a page and the server's
+files), and ``inputs`` (opens these inputs and checks that they fit together).
 """

@@ -1,4 +1,4 @@
-"""Opens what an evaluation of a task reads, and checks that it fits together."""
+"""Opens the inputs of a task's evaluation, and checks that they fit together."""
 
 import dataclasses
 import hashlib
@@ -30,7 +30,7 @@ from vlmill.train.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """Holds what ``train-vl evaluate TASK`` is told; tables are folders, files or globs."""
+    """Holds the options of ``train-vl evaluate TASK``; tables are folders, files or globs."""
 
     task: str
     checkpoint: Path
@@ -44,7 +44,7 @@ class EvaluationOptions:
     images: str | None = None
     labels: Path | None = None
     split: str | None = None
-    missing: Literal["error", "skip"] = "error"  # what becomes of examples without their image
+    missing: Literal["error", "skip"] = "error"  # how examples without their image are handled
     device: str = "cpu"
     batch_size: int = 64
     fresh: bool = False
@@ -63,18 +63,18 @@ class EvaluationSetup:
 
     @property
     def stage(self) -> TrainingStage:
-        """How examples are fed: as in training, nothing drawn at random and none left out."""
+        """Returns how examples are fed: as in training, but nothing is random or omitted."""
         plain = as_measured(self.recipe.stages[0])
         return dataclasses.replace(plain, sources=())
 
     @property
     def blind(self) -> bool:
-        """Whether the checkpoint was trained without images."""
+        """Returns whether the checkpoint was trained without images."""
         return self.loaded.task is not None and self.loaded.task.blind
 
     @property
     def global_features(self) -> bool:
-        """Whether the model takes features of full images."""
+        """Returns whether the model takes features of full images."""
         return bool(
             get_global_widths(get_variant(self.loaded.variant).get_body(self.loaded.config))
         )
@@ -85,7 +85,7 @@ def open_evaluation(
 ) -> EvaluationSetup:
     """Opens everything that is read; the checkpoint unless it is ``loaded`` already.
 
-    Raises InputError for what does not fit together.
+    Raises InputError for inputs that do not fit together.
     """
     device = device_named(options.device)
     if options.batch_size < 1:
@@ -118,8 +118,8 @@ def open_evaluation(
 
 
 def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """Returns how the checkpoint is fed: as it was trained, by whichever recipe, or, converted, as
-    the task's first recipe of its model says.
+    """Returns how the checkpoint is fed: by the recipe of its training; a converted checkpoint by
+    the task's first recipe of its model.
 
     Raises InputError for a checkpoint of another task, or without the task's head.
     """
@@ -141,7 +141,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
         )
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
-    if feeding.kind == "pixels":  # the weights' own: a converted checkpoint's may be another
+    if feeding.kind == "pixels":  # the weights' own: that of a converted checkpoint may differ
         side = get_variant(loaded.variant).get_body(loaded.config).image_size
         feeding = dataclasses.replace(feeding, image_size=side)
     stages = (dataclasses.replace(stage, feeding=feeding, train_splits=(), validation_splits=()),)
@@ -153,7 +153,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
 
 def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     """Returns a recipe for a model that none of the task's recipes has: it was trained by a custom
-    one (``--config``). What evaluation reads is what the checkpoint records.
+    one (``--config``). Evaluation reads the inputs that the checkpoint records.
     """
     stage = TrainingStage(
         name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0)
@@ -168,8 +168,8 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
 
 
 def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
-    """The recipe with the boxes and the rule that are measured by: the user's, or as trained, where
-    what is joined in training alone leaves the detected ones.
+    """Returns the recipe with the boxes and the rule to measure by: the user's, or as trained,
+    where evaluation reads detected boxes if others were added in training only.
 
     Raises InputError where the task has no such rule.
     """
@@ -189,7 +189,7 @@ def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
 
 
 def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOptions) -> None:
-    """Raises InputError where the head's outputs are not known to mean the task's labels."""
+    """Raises InputError unless the head's outputs are known to be the task's labels."""
     who = f"--checkpoint {loaded.path}"
     if task.sizes and loaded.task is None and options.labels is None:
         raise InputError(
@@ -205,7 +205,7 @@ def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOption
 
 
 def select_split(examples: Examples, split: str) -> Examples:
-    """The examples of one split."""
+    """Returns the examples of one split."""
 
     def as_pairs(batch: pa.RecordBatch) -> pa.RecordBatch:
         return examples.as_pairs(batch.filter(pc.equal(batch.column("split"), split)))
@@ -214,14 +214,14 @@ def select_split(examples: Examples, split: str) -> Examples:
 
 
 def list_splits(examples: Examples) -> list[str]:
-    """The names of the splits of a table."""
+    """Returns the names of the splits of a table."""
     batches = iter_batches(examples.path, examples.table, columns=["split"], flag="--examples")
     names = {name for batch in batches for name in batch.column(0).unique().to_pylist()}
     return sorted(names - {None})
 
 
 def collect_settings(setup: EvaluationSetup) -> dict[str, Any]:
-    """What decides the figures, contents included."""
+    """Returns the settings that decide the figures, contents included."""
     options, loaded, sources = setup.options, setup.loaded, setup.sources
     with (loaded.path / MODEL).open("rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
@@ -248,6 +248,6 @@ def collect_settings(setup: EvaluationSetup) -> dict[str, Any]:
 
 
 def table_sizes(sources: Sources) -> list[int]:
-    """The sizes in bytes of the tables that images, or their regions, are read from."""
+    """Returns the sizes in bytes of the tables that images, or their regions, are read from."""
     readers = (sources.regions or sources.images, sources.annotated)
     return [path.stat().st_size for reader in readers if reader for path in reader.paths]

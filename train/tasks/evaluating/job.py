@@ -1,4 +1,4 @@
-"""``train-vl evaluate TASK`` makes of a fine-tuned checkpoint metrics, a page and result files.
+"""Runs ``train-vl evaluate TASK``: writes metrics, a page and result files.
 
 ``report.html`` compares the figures with the papers' and shows examples with images, and the
 regions that an answer rests on.
@@ -81,7 +81,7 @@ def write_report(
         options.images, {name for case in cases for name in case.image_ids}, side=side
     )
     columns = list(dict.fromkeys([*evaluated.headline, *evaluated.published]))
-    # Correlations and averages have no count of their own.
+    # Correlations and averages have no separate count.
     figures_with_counts = [name for name in figures if f"{name}_n" in figures]
     names = {name: name for name in dict.fromkeys([*figures_with_counts, *evaluated.headline])}
     sections = [
@@ -141,8 +141,8 @@ METRICS = "metrics.json"
 def evaluate_task(options: EvaluationOptions) -> None:
     """Predicts every example and writes the output folder.
 
-    A finished output of the same inputs is left as it is (computed anew only with ``fresh``).
-    Raises InputError for what a user can mend.
+    A finished output of the same inputs is left as it is (recomputed only with ``fresh``). Raises
+    InputError for errors that a user can fix.
     """
     setup, job = open_evaluation(options), f"train-vl evaluate {options.task}"
     settings = collect_settings(setup)
@@ -175,7 +175,7 @@ def evaluate_task(options: EvaluationOptions) -> None:
 
 
 def write_files(evaluated: EvaluationResult, output: Path) -> EvaluationResult:
-    """Writes what servers take; why there is none becomes a note."""
+    """Writes the files that servers take; if one cannot be written, the reason becomes a note."""
     notes = list(evaluated.notes)
     for write in evaluated.files:
         try:
@@ -191,7 +191,7 @@ def weigh_best_example(
     predicted: list[Prediction],
     evaluated: EvaluationResult,
 ) -> WeighedImage | None:
-    """The weights of the regions behind the best answered example, or the first one."""
+    """Returns the weights of the regions for the best answered example, or the first one."""
     if not predicted or not setup.task.weighs_regions:
         return None
     cases = {case.example_id: case for case in evaluated.cases}
@@ -212,7 +212,7 @@ def weigh_best_example(
 
 
 def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) -> TaskBatches:
-    """The examples with an image, tokenised; what lacks one is among the ``rejects``."""
+    """Returns the tokenised examples with an image; those without one are among the ``rejects``."""
     sources, stage = setup.sources, setup.stage
     longest = setup.recipe.max_text_tokens
     what = PreparationInputs(
@@ -248,7 +248,7 @@ def prepare_batches(setup: EvaluationSetup, folder: Path, rejects: ShardWriter) 
 def predict_all(
     setup: EvaluationSetup, batches: TaskBatches
 ) -> tuple[list[Prediction], list[Undecodable]]:
-    """What the model says of every example, and the images that cannot be decoded."""
+    """Returns the model's prediction for every example, and the images that cannot be decoded."""
     options, model = setup.options, setup.loaded.model.to(setup.device)
     rows = batches.rows().tolist()
     predicted, undecodable = list[Prediction](), list[Undecodable]()
@@ -275,14 +275,14 @@ def predict_all(
 
 
 def read_rejects(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a shard of rejects."""
+    """Returns the rows of a shard of rejects."""
     for batch in iter_batches(path, REJECTS):
         yield from batch.to_pylist()
 
 
 def refuse_rejected(rejected: list[dict[str, Any]], accepted: int) -> None:
     """Raises InputError, which names them, for examples that cannot be answered: figures of the
-    others would be of another set than they say.
+    others would describe another set than the one they are reported for.
     """
     if not rejected:
         return

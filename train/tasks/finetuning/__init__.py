@@ -1,6 +1,6 @@
-"""Any task is fine-tuned here.
+"""Fine-tunes any task.
 
-Reading order: ``job`` (tables, a recipe and a starting checkpoint in; a run out; the
-model's start), ``learning`` (the step on a task's batches, and what
-is measured of held-out examples), ``seeds``, ``dry_run`` and ``command``.
+Reading order: ``job`` (from tables, a recipe and a starting checkpoint to a run; the model's
+start), ``learning`` (the step on a task's batches, and the measurement of held-out examples),
+``seeds``, ``dry_run`` and ``command``.
 """

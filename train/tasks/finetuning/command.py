@@ -44,7 +44,7 @@ Memory is bounded by the batch, plus about 60 bytes per example and 150 per imag
 
 
 def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``train-vl finetune`` on a subcommand's parser."""
+    """Declares the arguments of ``train-vl finetune`` on a subcommand's parser."""
     add = parser.add_argument
     add(
         "words",
@@ -99,12 +99,12 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run the subcommand that :func:`add_finetune_arguments` declares; gives the exit status."""
+    """Runs the subcommand that :func:`add_finetune_arguments` declares; returns the exit status."""
     recipe = build_recipe(args.config, words, args.init)
     for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
         print_status(f"warning: {sentence}")
     require_one_process(args.output)
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: not before the arguments are known to be valid.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import TABLES
 
@@ -155,7 +155,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def build_recipe(config: str | None, words: Sequence[str], init: str | None) -> TaskRecipe:
-    """The recipe that the words name, or of a file, with their changes. Raises InputError."""
+    """Returns the recipe that the words or a file name, with their changes. Raises InputError."""
     names = [word for word in words if "=" not in word]
     if (config is None) == (not names) or len(names) > 1:
         names_text = f"got {', '.join(names)}" if names else "got none"

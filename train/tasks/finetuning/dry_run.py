@@ -1,4 +1,4 @@
-"""A run of fine-tuning tried on its examples, in a folder that goes when its steps are measured."""
+"""Runs the first steps of fine-tuning on its examples, in a folder that is removed afterwards."""
 
 import dataclasses
 import tempfile
@@ -19,11 +19,11 @@ from vlmill.train.tasks.finetuning.job import (
 
 
 def estimate_finetuning(recipe: TaskRecipe, inputs: TaskInputs) -> Estimate:
-    """What ``recipe`` costs on these inputs. Writes nothing but a folder of temporary files.
+    """Estimates the cost of ``recipe`` on these inputs. Writes only a folder of temporary files.
 
-    All examples are prepared, as those of a task are few and may need each other; the first steps
-    are measured for some seconds. Several seeds cost as many times as much. Raises InputError as
-    the run would, and under a launcher.
+    All examples are prepared, because a task has few of them and they may need each other; the
+    first steps are measured for some seconds. Several seeds multiply the cost by their number.
+    Raises InputError as the run would, and under a launcher.
     """
     accelerator, runs = only_process(recipe), max(len(recipe.seeds), 1)
     recipe = dataclasses.replace(recipe, validate_every=0, patience=0, seeds=())

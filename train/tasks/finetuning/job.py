@@ -1,4 +1,4 @@
-"""A run of fine-tuning: tables, a recipe and a starting checkpoint in; a task's checkpoint out.
+"""Runs a fine-tuning: reads tables, a recipe and a starting checkpoint; writes a task's checkpoint.
 
 `task_config` and `first_task_model` give a task's model its sizes and its first weights.
 """
@@ -72,15 +72,15 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
 
 
 def get_body(init: LoadedCheckpoint) -> Any:
-    """The configuration of what a checkpoint has of words and images."""
+    """Returns the configuration of a checkpoint's body, which reads words and images."""
     return get_variant(init.variant).get_body(init.config)
 
 
 def task_config(
     recipe: TaskRecipe, sources: Sources, vocab_size: int, sizes: Mapping[str, int]
 ) -> Any:
-    """The recipe's model with the sizes of ``--init`` or, without, of the data; ``sizes`` are the
-    task's own (its number of answers).
+    """Returns the recipe's model with the sizes of ``--init`` or, without it, of the data;
+    ``sizes`` are the task's (its number of answers).
 
     Raises InputError for changes of the recipe that the checkpoint's weights do not allow.
     """
@@ -102,7 +102,7 @@ def task_config(
 
 
 def make_checkpoint_body(recipe: TaskRecipe, recipe_body: Any, init: LoadedCheckpoint) -> Any:
-    """The body of ``--init``, but for what no weight depends on, which is the recipe's."""
+    """Returns the body of ``--init``; fields that no weight depends on are the recipe's."""
     variant = get_variant(recipe.variant)
     names = [field.name for field in dataclasses.fields(recipe_body)]
     free = [name for name in names if any(part in name for part in WITHOUT_WEIGHTS)]
@@ -115,8 +115,8 @@ def make_checkpoint_body(recipe: TaskRecipe, recipe_body: Any, init: LoadedCheck
 
 
 def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> Any:
-    """The network of ``--init`` that makes the regions' features; the recipe says how much of it is
-    trained.
+    """Returns the network of ``--init`` that computes the regions' features; the recipe determines
+    how much of it is trained.
     """
     network = dataclasses.replace(init.config.cnn, frozen_stages=recipe.model.cnn.frozen_stages)
     refuse_changes(recipe, "cnn", network, init)
@@ -124,8 +124,8 @@ def network_of_checkpoint(recipe: TaskRecipe, init: LoadedCheckpoint) -> Any:
 
 
 def refuse_changes(recipe: TaskRecipe, part: str, config: Any, init: LoadedCheckpoint) -> None:
-    """Raises InputError for fields of a part of the model that the user has changed and the
-    checkpoint, with this ``config``, has otherwise.
+    """Raises InputError for fields of a part of the model that the user has changed and that differ
+    from the checkpoint's ``config``.
     """
     known = task_recipes().get(recipe.name)
     if known is None:
@@ -146,7 +146,7 @@ def refuse_changes(recipe: TaskRecipe, part: str, config: Any, init: LoadedCheck
 
 
 def check_regions(body: Any, sources: Sources) -> None:
-    """Raises InputError for features of another width than the model takes."""
+    """Raises InputError for features whose width differs from the model's."""
     width = getattr(body, "region_width", None)
     if sources.regions is not None and width != sources.reader.feature_dim:
         raise InputError(
@@ -158,8 +158,8 @@ def check_regions(body: Any, sources: Sources) -> None:
 def first_task_model(
     recipe: TaskRecipe, sources: Sources, labels: Sequence[Sequence[int]], trained_images: Ids
 ) -> nn.Module:
-    """Returns the model of a run's first step. ``labels``: the word pieces of what the head tells
-    apart. ``trained_images``: the rows of the regions of all images that are trained on.
+    """Returns the model of a run's first step. ``labels``: the word-piece ids of the head's
+    classes. ``trained_images``: the rows of the regions of all images that are trained on.
 
     Raises InputError for a checkpoint that does not fit.
     """
@@ -189,17 +189,17 @@ def first_task_model(
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInputs:
-    """The tables and files of a run, as given on the command line."""
+    """Holds the tables and files of a run, as given on the command line."""
 
     examples: str
     regions: str | None = None
     annotated_regions: str | None = None
     images: str | None = None
-    negatives: str | None = None  # the table of negatives that the task draws from
-    missing: Literal["error", "skip"] = "skip"  # what becomes of examples without their image
+    negatives: str | None = None  # the table that the task samples negatives from
+    missing: Literal["error", "skip"] = "skip"  # how examples without their image are handled
     init: str | None = None
     vocab: str | None = None
-    labels: Path | None = None  # what the task's head tells apart
+    labels: Path | None = None  # the classes of the task's head
 
 
 def finetune(
@@ -210,9 +210,9 @@ def finetune(
     fresh: bool = False,
     force: bool = False,
 ) -> str:
-    """Run ``recipe``, or what is left of it, and return a sentence on what ``output`` holds now.
+    """Runs ``recipe``, or its remaining steps, and returns a sentence on the content of ``output``.
 
-    As `vlmill.train.run.job.pretrain`, with whose loop it trains.
+    It works as `vlmill.train.run.job.pretrain`, and trains with the same loop.
     """
     accelerator = make_accelerator(recipe)
     require_trackers(recipe.trackers)
@@ -234,10 +234,10 @@ def finetune(
 def open_task(
     recipe: TaskRecipe, inputs: TaskInputs, *, speaks: bool
 ) -> tuple[LearntTask, Sources]:
-    """The recipe's task on its examples, and its tables and checkpoint, opened and measured.
+    """Opens and measures the recipe's task on its examples, its tables and its checkpoint.
 
-    ``speaks``: tells what the recipe has to do without. Raises InputError for inputs that do not
-    fit together.
+    ``speaks``: whether to print which inputs the recipe lacks. Raises InputError for inputs that do
+    not fit together.
     """
     init = load_checkpoint(inputs.init, "--init") if inputs.init else None
     check_start(recipe, init)
@@ -262,7 +262,7 @@ def open_task(
 
 
 def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
-    """Tells which tables are given and have no use."""
+    """Prints which of the given tables are not used."""
     feeds = [stage.feeding for stage in recipe.stages]
     tables = {
         "--regions": (inputs.regions, lambda f: f.reads_regions and f.boxes != "annotated"),
@@ -298,8 +298,8 @@ def prepare_examples(
 
 
 def check_negatives(task: LearntTask, recipe: TaskRecipe, negatives: str | None) -> str | None:
-    """The table of negatives, where the task reads it. Raises InputError if it needs one and has
-    none.
+    """Returns the table of negatives, where the task reads it. Raises InputError if the task needs
+    one and has none.
     """
     if task.negatives and negatives is None:
         raise InputError(f"--negatives is missing: {task.negatives}")
@@ -317,7 +317,9 @@ def open_task_runner(
     task: LearntTask,
     accelerator: Accelerator,
 ) -> PairRunner:
-    """The run on the samples that were prepared, its model sized by the checkpoint and the data."""
+    """Opens the run on the samples that were prepared, with its model sized by the checkpoint and
+    the data.
+    """
     config = task_config(recipe, sources, words.get_vocab_size(), task.sizes)
     recipe = dataclasses.replace(recipe, model=config)
     table = SampleTable(output / PREPARED)
@@ -339,6 +341,6 @@ def open_task_runner(
 
 
 def compute_labels_digest(task: LearntTask) -> str:
-    """What a task's labels are, for the settings that decide a run's output."""
+    """Returns a digest of a task's labels, for the settings that decide a run's output."""
     record = json.dumps(to_plain(task.record)).encode()
     return hashlib.sha256(record).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""A task as what a run learns."""
+"""Trains a task in a run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from vlmill.train.tasks.task import LearntTask, Prediction
 
 
 class TaskStep(nn.Module):
-    """A task's model with its losses: what is wrapped for several devices, and compiled."""
+    """Wraps a task's model and its losses in one module, for several devices and for compiling."""
 
     def __init__(self, model: nn.Module, task: LearntTask) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class TaskStep(nn.Module):
 
     @property
     def contrast(self) -> StepContrast | None:
-        """How the task contrasts the pairs of a step, where it does."""
+        """Returns how the task contrasts the pairs of a step, or None."""
         return self.task.contrast
 
     def forward(
@@ -41,10 +41,10 @@ class TaskStep(nn.Module):
         numbers: Tensor | None = None,
         cached: CachedContrast | None = None,
     ) -> tuple[Any, dict[str, Tensor]]:
-        """The sum of the losses, and each, times the batch's share of all labels of the step.
+        """Returns the sum of the losses and each loss, times the batch's share of labels.
 
-        Without ``shares``, the head's outputs, and each loss as a mean over the batch's labels.
-        ``cached``: the contrast of the step that the batch is a part of, in place of its own.
+        Without ``shares``, returns the head's outputs, and each loss as a mean over the batch's
+        labels. ``cached``: the contrast of the full step, which replaces the contrast of the batch.
         """
         outputs = self.task.outputs(self.model, batch)
         if cached is None:
@@ -60,18 +60,18 @@ class TaskStep(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Learns a task; `vlmill.train.run.pair_learning.Objective` says what the methods do."""
+    """Learns a task; `vlmill.train.run.pair_learning.Objective` documents the methods."""
 
     task: LearntTask
     blind: bool = False
 
     @property
     def criterion(self) -> Criterion:
-        """The task's metric."""
+        """Returns the task's metric."""
         return self.task.criterion
 
     def batches(self, run: StageRun, *, training: bool, **common: Any) -> TaskBatches:
-        """The task's examples."""
+        """Returns the batches of the task's examples."""
         return TaskBatches(
             stage=run.stage, task=self.task, training=training, blind=self.blind, **common
         )
@@ -79,17 +79,19 @@ class FineTuning:
     def step(
         self, model: nn.Module, run: StageRun, device: torch.device, *, blank: bool = False
     ) -> TaskStep:
-        """The task's losses."""
+        """Returns the module that computes the task's losses."""
         return TaskStep(model, self.task)
 
     def count_labels(self, run: StageRun) -> CountLabels:
-        """The task's labels."""
+        """Returns the function that counts the task's labels."""
         return self.task.count_labels
 
     def measure(
         self, module: nn.Module, batches: StageBatches, examples: int, accelerator: Accelerator
     ) -> dict[str, float]:
-        """The losses and the task's metrics of so many held-out examples, the same every time."""
+        """Returns the losses and metrics of ``examples`` held-out examples, always the same
+        ones.
+        """
         assert isinstance(batches, TaskBatches)
         chosen = self.task.held_out(batches.table, batches.rows(), examples)
         parts = in_parts(
@@ -117,8 +119,9 @@ class FineTuning:
 def select_parts(
     parts: Sequence[list[int]], accelerator: Accelerator
 ) -> Iterator[tuple[list[int], bool]]:
-    """This process's parts, and whether each counts: where parts do not go round, the first one is
-    computed once more, as divided models need all processes for every layer.
+    """Yields this process's parts, and whether each counts. Where the processes have unequal
+    numbers of parts, the first one is computed once more, as sharded models need all processes for
+    every layer.
     """
     every = accelerator.num_processes
     for first in range(0, len(parts), every):
@@ -134,8 +137,8 @@ def measure_part(
     among: Ids,
     accelerator: Accelerator,
 ) -> tuple[list[Prediction], dict[str, tuple[float, int]]]:
-    """What the model says of some rows, ``among`` all that are measured, and each loss as a sum
-    with the number of its labels.
+    """Returns the model's predictions for some rows, and each loss as a sum with the number of its
+    labels; ``among`` are all rows that are measured.
     """
     host, _ = batches.make_batch(rows, among)
     if host is None:
@@ -153,13 +156,13 @@ def measure_part(
 
 
 def find_rows(host: HostBatch, batches: TaskBatches, rows: Sequence[int]) -> list[int]:
-    """The rows that a batch has an example of: those whose image could be decoded."""
+    """Returns the rows that a batch has an example of: their images could be decoded."""
     ids = {batches.table.pair_id(row): row for row in rows}
     return [ids[pair_id] for pair_id in dict.fromkeys(host.pair_ids)]
 
 
 def mean_losses(parts: Sequence[dict[str, tuple[float, int]]]) -> dict[str, float]:
-    """``loss`` and each of the losses over the labels of all parts."""
+    """Returns ``loss`` and each of the losses over the labels of all parts."""
     names = dict.fromkeys(name for part in parts for name in part)
     means = {
         name: sum(part[name][0] for part in parts if name in part)

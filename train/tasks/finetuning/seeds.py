@@ -1,4 +1,4 @@
-"""One task trained from several seeds, and how far the results lie apart."""
+"""Trains one task from several seeds, and reports the spread of the results."""
 
 import dataclasses
 import statistics
@@ -19,10 +19,10 @@ SEEDS = "seeds.json"
 def finetune_seeds(
     recipe: TaskRecipe, inputs: TaskInputs, output: Path, *, fresh: bool, force: bool
 ) -> str:
-    """Runs ``recipe`` once, or once for each of its ``seeds``: each in a folder of its own, which
-    is continued like any run, the best one's checkpoint at the top, and ``seeds.json``.
+    """Runs ``recipe`` once, or once for each of its ``seeds``. Each seed has a separate folder,
+    which is continued like any run. The best seed's checkpoint is at the top, with ``seeds.json``.
 
-    Returns what came of it, in a sentence.
+    Returns a sentence on the result.
     """
     if not recipe.seeds:
         return finetune(recipe, inputs, output, fresh=fresh, force=force)
@@ -52,7 +52,7 @@ def finetune_seeds(
 
 
 def compute_spread(values: dict[int, float]) -> dict[str, Any]:
-    """Mean, standard deviation (of a sample) and range; nothing of no value."""
+    """Returns mean, standard deviation (of a sample) and range; nothing without values."""
     numbers = list(values.values())
     if not numbers:
         return {}

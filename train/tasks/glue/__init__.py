@@ -1,5 +1,4 @@
-"""GLUE has eight tasks on texts, by which InterBERT shows what is left of BERT.
+"""GLUE has eight tasks on texts, with which InterBERT measures how much of BERT remains.
 
-Reading order: ``row``, ``recipes``, ``task``, ``metrics``, ``evaluation``,
-``submission``.
+Reading order: ``row``, ``recipes``, ``task``, ``metrics``, ``evaluation``, ``submission``.
 """

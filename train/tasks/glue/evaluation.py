@@ -1,6 +1,6 @@
-"""What GLUE's official metrics say of predictions: figures by split, averages, the server's file.
+"""Computes GLUE's official metrics of predictions: figures by split, averages, the server's file.
 
-A prediction is the list of a row's logits by class, or STS-B's score alone in it.
+A prediction is the list of a row's logits by class, or a list of STS-B's score alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ METRICS = "metrics.json"
 
 @dataclass(kw_only=True)
 class Part:
-    """Holds what was predicted of a split, of MNLI of a half of one, and its public labels."""
+    """Holds the predictions for a split, of MNLI for one half of it, and its public labels."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     predictions: dict[str, float] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class Part:
 
 
 def decode_logits(value: Sequence[float]) -> float:
-    """The class with the highest logit, the first of equal ones; or the score."""
+    """Returns the class with the highest logit, the first of equal ones; or the score."""
     return value[0] if len(value) == 1 else int(np.argmax(value))
 
 
 def parse_split(task: str, split: str) -> tuple[str, str]:
-    """A split's name and the key of `metrics.TASKS`: ``dev`` and ``mnli-mm``."""
+    """Returns a split's name and the key of `metrics.TASKS`: ``dev`` and ``mnli-mm``."""
     if task != "mnli":
         return split, task
     for suffix, half in SUFFIXES.items():
@@ -101,7 +101,7 @@ def evaluate_predictions(
 def read_parts(
     examples: str, task: str, values: Mapping[str, Sequence[float]]
 ) -> dict[tuple[str, str], Part]:
-    """The rows that have been predicted, by their splits."""
+    """Returns the rows that have been predicted, by their splits."""
     parts: dict[tuple[str, str], Part] = {}
     for batch in iter_batches(examples, STATEMENTS, columns=COLUMNS, flag="--examples"):
         for row in batch.to_pylist():
@@ -129,8 +129,8 @@ def write_predictions(folder: Path, *, task: str, predictions: Mapping[str, floa
 
 
 def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case:
-    """A row as a report shows it: its score is the right class's probability, or how near STS-B's
-    is, of 1.
+    """Returns a row as a report shows it. Its score is the right class's probability, or for STS-B
+    one minus a fifth of the error.
     """
     classes = TASKS[task].classes
     if classes:
@@ -153,7 +153,8 @@ def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case
 
 
 def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
-    """The averages over all eight tasks with the figures of other evaluations, and what is missing.
+    """Returns the averages over all eight tasks with the figures of other evaluations, and the
+    names of the missing ones.
 
     Raises InputError for a pattern of no evaluation, and for two that have the same figure.
     """
@@ -175,7 +176,7 @@ def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]
 
 
 def find_evaluations(pattern: str) -> list[Path]:
-    """The metrics of the evaluations in the folders of a pattern. Raises InputError for none."""
+    """Returns the metrics of the evaluations in a pattern's folders. Raises InputError for none."""
     files = [Path(folder) / METRICS for folder in sorted(glob(pattern))]
     files = [path for path in files if path.is_file()]
     if not files:

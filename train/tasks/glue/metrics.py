@@ -14,7 +14,7 @@ Id = TypeVar("Id", bound=int | str)
 Numbers = NDArray[np.generic]
 Metric = Callable[[Numbers, Numbers], float | None]
 
-POSITIVE = 1  # the class whose F1 is asked
+POSITIVE = 1  # the class whose F1 is computed
 
 
 def matthews(predictions: Numbers, labels: Numbers) -> float:
@@ -26,13 +26,13 @@ def matthews(predictions: Numbers, labels: Numbers) -> float:
 
 
 def f1(predictions: Numbers, labels: Numbers) -> float:
-    """Returns the F1 of class 1; 0 where nobody predicts it or nothing is it."""
+    """Returns the F1 of class 1; 0 if it is never predicted or never labelled."""
     both, predicted, labelled = _counts(predictions, labels)
     return 2 * both / (predicted + labelled) if predicted + labelled else 0.0
 
 
 def _counts(predictions: Numbers, labels: Numbers) -> tuple[int, int, int]:
-    """Of class 1: how many are both predicted and labelled, predicted, and labelled."""
+    """Returns three counts of class 1: both predicted and labelled, predicted, and labelled."""
     predicted, labelled = predictions == POSITIVE, labels == POSITIVE
     return int((predicted & labelled).sum()), int(predicted.sum()), int(labelled.sum())
 
@@ -58,15 +58,15 @@ def _correlation(
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean; None where a value is."""
+    """Returns the mean; None if a value is None."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if values and len(known) == len(values) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """A task: its classes in the order of their numbers (none: a score 0..5), its metrics besides
-    accuracy, and the file of its predictions.
+    """Describes a task: its classes in the order of their numbers (none: a score 0..5), its metrics
+    in addition to accuracy, and the file of its predictions.
     """
 
     file: str
@@ -124,7 +124,7 @@ def glue_metrics(
     return figures | {f"{name}/n": len(label_values)}
 
 
-# What InterBERT's table prints of each task (its text says accuracy for CoLA).
+# The metrics that InterBERT's table prints of each task (its text names accuracy for CoLA).
 INTERBERT = {
     "qnli": "accuracy",
     "cola": "matthews",

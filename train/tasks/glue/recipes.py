@@ -1,7 +1,7 @@
 """GLUE's eight tasks as InterBERT's paper fine-tunes them (arXiv:2003.13198, table 6).
 
-The paper gives 128 tokens, batches of 128, a rate of 2e-5 and 3 epochs; there is no code. Warm-up
-and decay are BERT's [choice]. Which of the eight it is says ``settings.task``.
+The paper gives 128 tokens, batches of 128, a rate of 2e-5 and 3 epochs; no code was released.
+Warm-up and decay are BERT's [choice]. ``settings.task`` selects one of the eight tasks.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ LENGTH = 128
 
 @dataclass(frozen=True, kw_only=True)
 class GlueSettings:
-    """The fields that GLUE alone has."""
+    """Holds the fields that only GLUE has."""
 
     # Which of its tasks: a table may hold all of them.
     task: Literal["cola", "sst-2", "mrpc", "qqp", "sts-b", "mnli", "qnli", "rte"] = "mnli"
@@ -50,14 +50,14 @@ class GlueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GlueRecipe(TaskRecipe):
-    """A run of one of GLUE's tasks."""
+    """Describes a run of one of GLUE's tasks."""
 
     task: str = "glue"
     settings: GlueSettings = field(default_factory=GlueSettings)
 
 
 def glue_stage(**changes: Any) -> TrainingStage:
-    """The paper's run (sec. 4.3)."""
+    """Returns the paper's run (sec. 4.3)."""
     fields: dict[str, Any] = {
         "epochs": 3,
         "batch_size": 128,
@@ -68,7 +68,7 @@ def glue_stage(**changes: Any) -> TrainingStage:
 
 
 def glue_bert() -> TaskRecipe:
-    """BERT itself, the first row."""
+    """Returns the recipe of BERT itself, the first row."""
     return task_recipe(
         GlueRecipe,
         "glue-bert",
@@ -82,7 +82,9 @@ def glue_bert() -> TaskRecipe:
 
 
 def make_interbert_recipe(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
-    """InterBERT's text alone: interaction over words, then the text's module [choice]."""
+    """Returns the recipe of InterBERT's text alone: word interaction, then the text module
+    [choice].
+    """
     return task_recipe(
         GlueRecipe,
         name,
@@ -96,14 +98,14 @@ def make_interbert_recipe(name: str, trunk: InterBertConfig, about: str, init: s
 
 
 def glue_interbert() -> TaskRecipe:
-    """The paper's model, the last row."""
+    """Returns the recipe of the paper's model, the last row."""
     return make_interbert_recipe(
         "glue-interbert", interbert_paper(), "GLUE with InterBERT", "a pretrained InterBERT"
     )
 
 
 def glue_interbert_released() -> TaskRecipe:
-    """The released depth, whose text module has BERT's upper layers."""
+    """Returns the recipe of the released depth, whose text module has BERT's upper layers."""
     return make_interbert_recipe(
         "glue-interbert-released",
         interbert_released(),
@@ -113,7 +115,7 @@ def glue_interbert_released() -> TaskRecipe:
 
 
 def glue_single_stream() -> TaskRecipe:
-    """Without extraction modules, the second row."""
+    """Returns the recipe without extraction modules, the second row."""
     return make_interbert_recipe(
         "glue-single-stream",
         interbert_single_stream(),
@@ -123,7 +125,9 @@ def glue_single_stream() -> TaskRecipe:
 
 
 def glue_interbert_without_bert() -> TaskRecipe:
-    """What a start from BERT brings: the same model whose pretraining began with drawn weights."""
+    """Returns the recipe that shows the benefit of a start from BERT: pretraining of the same model
+    began from random weights.
+    """
     return replace(
         glue_interbert(),
         name="glue-interbert-without-bert",
@@ -133,7 +137,7 @@ def glue_interbert_without_bert() -> TaskRecipe:
 
 
 def glue_interbert_random() -> TaskRecipe:
-    """What any pretraining brings: all weights are drawn."""
+    """Returns the recipe that shows the benefit of any pretraining: all weights are random."""
     return replace(
         glue_interbert(),
         name="glue-interbert-random",
@@ -150,13 +154,13 @@ VLMO_SIZES: dict[str, tuple[Callable[[], VlmoConfig], float]] = {
 
 
 def for_texts(encoder: VlmoConfig, num_tokens: int) -> VlmoConfig:
-    """VLMo as its second stage has it, without a head for words."""
+    """Returns VLMo's encoder as in its second stage, without a head for words."""
     return replace(text_stage(encoder), mlm=False, max_text_tokens=num_tokens)
 
 
 def glue_vlmo(size: str) -> TaskRecipe:
-    """VLMo's text experts [choice]: the paper has no such task. The third stage's texts are too
-    short (40 tokens), so that it starts from the second.
+    """Returns the recipe of VLMo's text experts [choice]: the paper has no such task. The third
+    stage's texts are too short (40 tokens), so it starts from the second.
     """
     make, rate = VLMO_SIZES[size]
     return task_recipe(
@@ -175,26 +179,26 @@ def glue_vlmo(size: str) -> TaskRecipe:
 
 
 def small(name: str, like: TaskRecipe, model: Any, lr: float = 3e-4) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     feeding = bert_feeding()
     return for_trials(like, name, model, like.about, lr=lr, batch_size=32, feeding=feeding)
 
 
 def glue_bert_small() -> TaskRecipe:
-    """With a small BERT."""
+    """Returns the recipe with a small BERT."""
     model = BertTextConfig(trunk=bert_small(dropout=0.0), num_labels=LABELS, dropout=0.0)
     return small("glue-bert-small", glue_bert(), model)
 
 
 def glue_interbert_small() -> TaskRecipe:
-    """With a small InterBERT."""
+    """Returns the recipe with a small InterBERT."""
     trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = InterBertTextConfig(trunk=trunk, num_labels=LABELS, dropout=0.0)
     return small("glue-interbert-small", glue_interbert(), model, lr=2e-4)
 
 
 def glue_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, whose texts are short in every stage."""
+    """Returns the recipe with a small VLMo, whose texts are short in every stage."""
     encoder = vlmo_small()
     model = VlmoTextConfig(
         encoder=for_texts(encoder, encoder.max_text_tokens), num_labels=LABELS, dropout=0.0

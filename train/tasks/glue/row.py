@@ -1,4 +1,4 @@
-"""GLUE's row in the registry."""
+"""Holds the registry's row for GLUE."""
 
 from typing import Any
 

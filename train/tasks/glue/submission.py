@@ -30,7 +30,7 @@ def prediction_file(task: str, predictions: Mapping[int, int | float]) -> str:
 
 
 def write_prediction_file(folder: Path, task: str, predictions: Mapping[int, int | float]) -> Path:
-    """Writes a task's file under the name that the server wants: ``SST-2.tsv``."""
+    """Writes a task's file under the name that the server expects: ``SST-2.tsv``."""
     path = folder / f"{TASKS[task].file}.tsv"
     write_text(path, prediction_file(task, predictions))
     return path

@@ -1,8 +1,8 @@
 """GLUE: one of eight tasks on a text, or on two.
 
 Input: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] in two segments, and no image. Head: a linear layer
-on what the model pools of the texts. Loss: cross-entropy over the task's classes, squared error for
-STS-B's score. Metric: the task's official one.
+on the model's pooled vector of the texts. Loss: cross-entropy over the task's classes, squared
+error for STS-B's score. Metric: the task's official one.
 
 B examples, T tokens, C labels.
 """
@@ -58,7 +58,7 @@ from vlmill.train.tasks.vcr.texts import cut_pair
 
 
 def encode_text(text: str, words: Tokenizer) -> list[int]:
-    """Returns a text's word pieces, without [CLS] and [SEP]."""
+    """Returns the word-piece ids of a text, without [CLS] and [SEP]."""
     ids: list[int] = words.encode(text, add_special_tokens=False).ids
     return ids
 
@@ -85,7 +85,7 @@ LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "la
 
 @dataclass(kw_only=True)
 class Glue(Task):
-    """One of GLUE's tasks with a variant's head; texts have at most ``max_tokens``."""
+    """Learns one of GLUE's tasks with a variant's head; texts have at most ``max_tokens``."""
 
     settings: GlueSettings
     max_tokens: int
@@ -93,41 +93,41 @@ class Glue(Task):
 
     name = "glue"
     losses = ("labels",)
-    weighs_regions = False  # there is none
+    weighs_regions = False  # GLUE has no regions
 
     def __post_init__(self) -> None:
-        # What InterBERT's table prints, of MNLI the share of right answers in both halves.
+        # The metrics that InterBERT's table prints; for MNLI the accuracy over both halves.
         metric = INTERBERT.get(self.settings.task, "accuracy")
         self.criterion = Criterion(name=metric, highest=True)
 
     @property
     def rules(self) -> str:
-        """The key of `metrics.TASKS`: either half of MNLI has the same classes."""
+        """Returns the key of `metrics.TASKS`: both halves of MNLI have the same classes."""
         return HALVES[0] if self.settings.task == "mnli" else self.settings.task
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by their numbers; none of STS-B, which has a score."""
+        """Returns the classes' names by their numbers; empty for STS-B, which has a score."""
         return TASKS[self.rules].classes
 
     @property
     def source(self) -> str:
-        """The source of its rows: ``glue/rte``."""
+        """Returns the source of its rows: ``glue/rte``."""
         return f"glue/{self.settings.task}"
 
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Parts its texts itself, as two of them are cut together."""
+        """Returns a copy with the tokenizer, by which two texts are tokenised and cut together."""
         return dataclasses.replace(self, tokenizer=words)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """An output for each class, or one for the score."""
+        """Returns the number of outputs: one for each class, or one for the score."""
         return {"num_labels": max(len(self.classes), 1)}
 
     def examples(self, path: str) -> Examples:
-        """The rows of the task, those of empty texts too: a test set is answered whole."""
+        """Reads the rows of the task, including empty texts: a test set is answered completely."""
         return Examples(
             path=path,
             table=STATEMENTS,
@@ -138,7 +138,7 @@ class Glue(Task):
         )
 
     def _reject_reason(self, row: Mapping[str, Any]) -> Reason | None:
-        """A class that the task does not have, or no score from 0 to 5."""
+        """Returns a reject reason for an unknown class, or for a score outside 0 to 5."""
         if self.classes:
             is_known = -1 <= row["label_id"] < len(self.classes)
         else:
@@ -146,7 +146,7 @@ class Glue(Task):
         return None if is_known else Reason.LABEL_UNKNOWN
 
     def _as_pairs(self, statements: pa.RecordBatch) -> pa.RecordBatch:
-        """Reads statements as pairs without an image, whose text holds all words: a vocabulary is
+        """Reads statements as pairs without an image. Their text holds all words: a vocabulary is
         trained on it.
         """
         rows = statements.filter(pc.equal(statements.column("source"), self.source))
@@ -159,11 +159,11 @@ class Glue(Task):
 
     @property
     def record(self) -> TaskRecord:
-        """The head's outputs mean the task's classes, whatever table it was trained on."""
+        """Returns the record: the outputs are the task's classes, for any training table."""
         return TaskRecord(name=self.name, labels=self.classes)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The texts, cut together."""
+        """Returns the sample of the texts, cut together."""
         assert self.tokenizer is not None
         values = (batches.table.value(name, visit.row) for name in ("text_a", "text_b"))
         first, *second = (encode_text(v, self.tokenizer) for v in values if v is not None)
@@ -173,14 +173,14 @@ class Glue(Task):
         none = np.zeros(len(tokens), dtype=np.bool_)
         text = MaskedTokens(original=tokens, tokens=tokens, masked=none)
         sample = batches.example(visit.row, draws, text)
-        assert not isinstance(sample, Undecodable)  # there is no image
+        assert not isinstance(sample, Undecodable)  # the task has no images
         return (TextSample(**(vars(sample) | {"num_first": num_first})),)
 
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """Where each row's second segment begins, and its class (-100: not public) or its score
-        (not a number: none).
+        """Returns each row's start of the second segment, and its class (-100: not public) or its
+        score (NaN: not public).
         """
         firsts = [sample.num_first for sample in samples if isinstance(sample, TextSample)]
         ids = [table.value("label_id", sample.row) for sample in samples]
@@ -194,7 +194,7 @@ class Glue(Task):
     # Head and loss
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The rows whose label is public."""
+        """Returns the number of rows whose label is public."""
         if self.classes:
             known = batch.tensors[f"{LABEL}classes"] != IGNORED
         else:
@@ -202,14 +202,14 @@ class Glue(Task):
         return {"labels": int(known.sum())}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B C"]:
-        """The logits, or the score."""
+        """Returns the logits, or the score."""
         inputs = batch.inputs
         segments = second_segments(inputs.tokens, batch.labels["num_first"])
         logits: Tensor = model(inputs.tokens, inputs.token_mask, segments, real=inputs.real_tokens)
         return logits
 
     def compute(self, outputs: Float[Tensor, "B C"], batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy, or squared error, as a mean over the rows with a label."""
+        """Returns cross-entropy, or squared error, as a mean over the rows with a label."""
         if self.classes:
             return {"labels": mean_cross_entropy(outputs, batch.labels["classes"])}
         scores = batch.labels["scores"]
@@ -220,18 +220,18 @@ class Glue(Task):
     # Metric
 
     def predict(self, outputs: Float[Tensor, "B C"], batch: Batch) -> list[list[float]]:
-        """The logits of each row, or its score alone."""
+        """Returns the logits of each row, or its score alone."""
         logits = outputs.float().cpu()
         require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
         values: list[list[float]] = logits.tolist()
         return values
 
     def compute_score(self, outputs: Float[Tensor, "B C"], value: list[float]) -> float:
-        """The highest logit, or the score."""
+        """Returns the highest logit, or the score."""
         return max(value)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """The task's metrics of the rows with a label, both halves of MNLI as one."""
+        """Returns the task's metrics of the rows with a label, both halves of MNLI as one."""
         predictions, labels = dict[int, float](), dict[int, float]()
         for prediction in predicted:
             label, score = (table.value(name, prediction.row) for name in ("label_id", "score"))
@@ -245,26 +245,26 @@ class Glue(Task):
             for name, value in values_by_metric.items()
             if value is not None and not name.endswith(("_stderr", "_n")) and name != "n"
         }
-        # A correlation of what is constant is none; as the best checkpoint's it is no better.
+        # The correlation of constant values is undefined; it counts as 0 between checkpoints.
         return {self.criterion.name: 0.0} | measured
 
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """The official metrics of each split, and the server's file."""
+        """Returns the official metrics of each split, and the server's file."""
         values = {table.pair_id(prediction.row): prediction.value for prediction in predicted}
         return evaluate_predictions(examples, self.settings, values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSample(Sample):
-    """A row of a batch; its first ``num_first`` tokens are of segment 0."""
+    """Holds a row of a batch; its first ``num_first`` tokens are of segment 0."""
 
     num_first: int
 
 
 def second_segments(tokens: Int[Tensor, "B T"], num_first: Int[Tensor, " B"]) -> Int[Tensor, "B T"]:
-    """Segment 1 from each row's ``num_first`` on."""
+    """Returns segment ids: 1 from each row's ``num_first`` on."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     return (positions >= num_first[:, None]).to(tokens.dtype)
 
@@ -272,8 +272,8 @@ def second_segments(tokens: Int[Tensor, "B T"], num_first: Int[Tensor, " B"]) ->
 def glue(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Glue:
-    """The task of a recipe. Raises InputError for what GLUE has no use for, and for a table
-    without a row of the task.
+    """Returns the task of a recipe. Raises InputError for inputs that GLUE does not use, and for a
+    table without a row of the task.
     """
     if labels is not None:
         raise InputError(f"--labels {labels}: glue's classes are known; drop it")
@@ -293,11 +293,11 @@ def glue(
 
 
 def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
-    """How many tokens are read: what the recipe feeds, as far as the model has positions."""
+    """Returns how many tokens are read: the recipe's, limited by the model's positions."""
     configs = [get_variant(recipe.variant).get_body(recipe.model)]
     if init is not None:
         configs.append(get_variant(init.variant).get_body(init.config))
-    # The network takes more than its pretraining was fed, but VLMo, which has no more positions.
+    # The network takes more than its pretraining was fed, except VLMo, which has no more positions.
     counts = [getattr(config, "num_positions", None) for config in configs]
     limits = [count for count in counts if count is not None] or [configs[0].max_text_tokens]
     limit: int = min(recipe.stages[0].feeding.max_tokens or limits[0], *limits)
@@ -305,7 +305,7 @@ def longest_text(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> int:
 
 
 def list_sources(examples: str) -> list[str]:
-    """The sources of a table of statements."""
+    """Returns the sources of a table of statements."""
     batches = iter_batches(examples, STATEMENTS, columns=["source"], flag="--examples")
     sources = {value for batch in batches for value in batch.column(0).unique().to_pylist()}
     return sorted(value for value in sources if value is not None)

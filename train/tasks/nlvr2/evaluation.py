@@ -1,7 +1,7 @@
-"""What NLVR2's official metrics say of predictions: figures by split, their file, and cases.
+"""Computes NLVR2's official metrics of predictions: figures by split, their file, and cases.
 
-Accuracy and consistency are computed from predictions as their files, which NLVR2's scripts read,
-have them. Identifiers are SPLIT-SET-PAIR-SENTENCE. A prediction is the text True or False in any
+Accuracy and consistency are computed from predictions in the format of the files that NLVR2's
+scripts read. Identifiers are SPLIT-SET-PAIR-SENTENCE. A prediction is the text True or False in any
 case; another text is never right.
 """
 
@@ -27,7 +27,7 @@ LOWER_WORDS = ("true", "false")
 
 
 def verdicts(predictions: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, bool | None]:
-    """Says of each example whether it was predicted right; None where neither true nor false was.
+    """Returns whether each example was predicted right; None for neither true nor false.
 
     Raises InputError for missing and surplus identifiers.
     """
@@ -40,7 +40,7 @@ def verdicts(predictions: Mapping[str, str], labels: Mapping[str, str]) -> dict[
 
 
 def consistency_groups(results: Verdicts) -> dict[str, bool]:
-    """Says of each use of a sentence (split, set, sentence) whether all of its examples are right.
+    """Returns for each use of a sentence (split, set, sentence) whether all its examples are right.
 
     Raises InputError for an identifier of another form.
     """
@@ -55,9 +55,9 @@ def consistency_groups(results: Verdicts) -> dict[str, bool]:
 
 
 def select_results(results: Verdicts, identifiers: Iterable[str]) -> list[bool]:
-    """Returns what is right of some examples; those with neither true nor false are left out.
+    """Returns the results of some examples; those with neither true nor false are omitted.
 
-    So do the official codes for subsets and categories, whose denominators are therefore smaller.
+    The official code does so for subsets and categories, whose denominators are therefore smaller.
     Raises InputError for an example that was not predicted.
     """
     identifiers = list(identifiers)
@@ -92,7 +92,7 @@ def write_predictions(
 PUBLISHED = ("nlvr2/dev/accuracy", "nlvr2/test-P/accuracy")
 NO_SPLIT = "train"  # of rows that name none
 COLUMNS = ("example_id", "image_ids", "text_a", "label_id", "split", "subset")
-SPLITS = {"test1": "test-P", "test2": "test-U"}  # the public test, and the one that was not
+SPLITS = {"test1": "test-P", "test2": "test-U"}  # public, and not public
 WORDS = ("False", "True")
 SUBSETS = ("balanced", "unbalanced")
 
@@ -152,7 +152,7 @@ def evaluate_predictions(examples: str, values: Mapping[str, Sequence[float]]) -
 
 
 def read_splits(examples: str, values: Mapping[str, Sequence[float]]) -> dict[str, Split]:
-    """The statements that have been predicted, by their splits."""
+    """Returns the statements that have been predicted, by their splits."""
     splits: dict[str, Split] = {}
     for batch in iter_batches(examples, STATEMENTS, columns=COLUMNS, flag="--examples"):
         for row in batch.to_pylist():
@@ -175,7 +175,7 @@ def write_split(folder: Path, *, name: str, split: Split) -> None:
 
 
 def make_case(row: Mapping[str, Any], value: Sequence[float]) -> Case:
-    """A statement as a report shows it; its score is the right class's probability."""
+    """Returns a statement as a report shows it; its score is the right class's probability."""
     logits = np.array(value, dtype=np.float64)
     odds = np.exp(logits - logits.max())
     first, second = row["image_ids"]

@@ -1,6 +1,6 @@
 """NLVR2 as VLMo's paper and code fine-tune it, and with models on regions as 12-in-1 does [choice].
 
-[code] is a released one, [choice] is ours. Published runs are chosen by nothing: the last epoch
+[code] marks released code, [choice] ours. Published runs do not select a checkpoint: the last epoch
 counts.
 """
 
@@ -51,19 +51,19 @@ REGIONS, IMAGES_FLAG = "regions of the images", "--images: the images"
 
 @dataclass(frozen=True, kw_only=True)
 class Nlvr2Settings:
-    """The fields that NLVR2 alone has."""
+    """Holds the fields that only NLVR2 has."""
 
     task_token: int = 12  # of the task in 12-in-1's table of tokens [code]: TASK12
 
     @property
     def samples_of_pair(self) -> int:
-        """How many pairs are computed for a statement."""
+        """Returns how many pairs are computed for a statement."""
         return NUM_IMAGES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nlvr2Recipe(TaskRecipe):
-    """A run of NLVR2."""
+    """Describes a run of NLVR2."""
 
     task: str = "nlvr2"
     settings: Nlvr2Settings = field(default_factory=Nlvr2Settings)
@@ -83,8 +83,9 @@ VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float, float]] = {  # rat
 
 
 def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
-    """As released, a classifier of two layers on both pooled vectors; by the paper (``-paper``),
-    one layer on both [T_CLS]. Images are mirrored whatever the statement says of sides [code].
+    """Returns the released recipe, a classifier of two layers on both pooled vectors; by the paper
+    (``-paper``), one layer on both [T_CLS]. Images are mirrored even if the statement names sides
+    [code].
     """
     make, rate, drop_path = VLMO_SIZES[size]
     paper = size.endswith("-paper")
@@ -113,11 +114,11 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
     )
 
 
-# Models on regions: 12-in-1's way [choice]; neither ViLBERT's paper nor InterBERT's has the task.
+# Models on regions follow 12-in-1 [choice]; neither ViLBERT's nor InterBERT's paper has the task.
 
 
 def make_region_stage(feeding: Feeding) -> TrainingStage:
-    """[choice]: 40 tokens, and ViLBERT's run for VQA in batches of 128 statements."""
+    """Returns the stage [choice]: 40 tokens, ViLBERT's run for VQA, batches of 128 statements."""
     return TrainingStage(
         name="nlvr2",
         epochs=20,
@@ -129,7 +130,7 @@ def make_region_stage(feeding: Feeding) -> TrainingStage:
 
 
 def nlvr2_vilbert() -> TaskRecipe:
-    """The classifier of mmf's checkpoints."""
+    """Returns the recipe with the classifier of mmf's checkpoints."""
     return task_recipe(
         Nlvr2Recipe,
         "nlvr2-vilbert",
@@ -143,7 +144,7 @@ def nlvr2_vilbert() -> TaskRecipe:
 
 
 def nlvr2_vilbert_12in1() -> TaskRecipe:
-    """12-in-1's own checkpoint, all of its heads kept."""
+    """Returns the recipe of 12-in-1's own checkpoint, all of its heads kept."""
     return task_recipe(
         Nlvr2Recipe,
         "nlvr2-vilbert-12in1",
@@ -157,7 +158,7 @@ def nlvr2_vilbert_12in1() -> TaskRecipe:
 
 
 def nlvr2_interbert() -> TaskRecipe:
-    """InterBERT with the same head."""
+    """Returns the recipe of InterBERT with the same head."""
     return task_recipe(
         Nlvr2Recipe,
         "nlvr2-interbert",
@@ -176,7 +177,7 @@ def nlvr2_interbert() -> TaskRecipe:
 def small(
     name: str, like: TaskRecipe, model: Any, lr: float = 2e-4, feeding: Feeding | None = None
 ) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     return for_trials(
         like,
         name,
@@ -190,21 +191,21 @@ def small(
 
 
 def nlvr2_vilbert_small() -> TaskRecipe:
-    """With a small ViLBERT."""
+    """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertClassifierConfig(trunk=trunk, num_labels=2, num_pictures=NUM_IMAGES, dropout=0.0)
     return small("nlvr2-vilbert-small", nlvr2_vilbert(), model)
 
 
 def nlvr2_interbert_small() -> TaskRecipe:
-    """With a small InterBERT."""
+    """Returns the recipe with a small InterBERT."""
     trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = InterBertImagesConfig(trunk=trunk, dropout=0.0)
     return small("nlvr2-interbert-small", nlvr2_interbert(), model)
 
 
 def nlvr2_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, on images that are larger than in its pretraining."""
+    """Returns the recipe with a small VLMo, on images that are larger than in its pretraining."""
     like = nlvr2_vlmo("base")
     feeding = replace(like.stages[0].feeding, image_size=80, max_tokens=None, augment=False)
     feeding = replace(feeding, flip=0.0, crop=(1.0, 1.0))

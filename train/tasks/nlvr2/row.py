@@ -1,4 +1,4 @@
-"""NLVR2's row in the registry."""
+"""Holds the registry's row for NLVR2."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """NLVR2: whether a statement is true of two images.
 
-Input: the statement with either image, two pairs that share the text. Head: a classifier on what
-the model pools of both, side by side. Loss: cross-entropy over false and true. Metric: the share of
+Input: the statement with either image, two pairs that share the text. Head: a classifier on the
+concatenated pooled vectors of both. Loss: cross-entropy over false and true. Metric: the share of
 right examples; consistency, over all images of a statement, is evaluation's.
 
 S statements, B = 2 S pairs, T tokens.
@@ -51,13 +51,15 @@ Logits = Callable[[Any, Batch, Nlvr2Settings], Float[Tensor, "S 2"]]
 
 
 def pooled_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
-    """ViLBERT and InterBERT: what is pooled of both images, side by side [choice]."""
+    """Returns the logits of ViLBERT and InterBERT: the pooled vectors of both images are
+    concatenated [choice].
+    """
     logits: Tensor = model.label_logits(model(batch.inputs).pooled)
     return logits
 
 
 def task_token_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
-    """12-in-1: the same with the task's token (arXiv:1912.02315, sec. 3)."""
+    """Returns the logits of 12-in-1: the same with the task's token (arXiv:1912.02315, sec. 3)."""
     tokens = batch.inputs.tokens
     task = torch.full_like(tokens[:, 0], settings.task_token)
     logits: Tensor = model.two_image_logits(model(batch.inputs, task=task).pooled)
@@ -65,7 +67,7 @@ def task_token_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Floa
 
 
 def pixel_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Tensor, "S 2"]:
-    """VLMo: both pairs through the fusion encoder (arXiv:2111.02358, sec. 4.2)."""
+    """Returns the logits of VLMo: both pairs by the fusion encoder (arXiv:2111.02358, sec. 4.2)."""
     assert batch.pixels is not None
     inputs = batch.inputs
     pixels = batch.pixels.reshape(-1, NUM_IMAGES, *batch.pixels.shape[1:])
@@ -74,7 +76,7 @@ def pixel_logits(model: Any, batch: Batch, settings: Nlvr2Settings) -> Float[Ten
     return logits
 
 
-# By how a variant's row says that its head is asked.
+# By the input that a variant's row declares for its head.
 HEADS: dict[str, Logits] = {
     "pooled": pooled_logits,
     "task token": task_token_logits,
@@ -84,7 +86,7 @@ HEADS: dict[str, Logits] = {
 
 @dataclass(kw_only=True)
 class Nlvr2(Task):
-    """NLVR2 with a variant's head."""
+    """Learns NLVR2 with a variant's head."""
 
     settings: Nlvr2Settings
     variant: str
@@ -97,7 +99,7 @@ class Nlvr2(Task):
     # Input
 
     def examples(self, path: str) -> Examples:
-        """The statements with both of their images."""
+        """Reads the statements with both of their images."""
         return Examples(
             path=path,
             table=STATEMENTS,
@@ -109,11 +111,11 @@ class Nlvr2(Task):
 
     @property
     def record(self) -> TaskRecord:
-        """The head means the same for all data."""
+        """Returns the record: the head's outputs are the same for all data."""
         return TaskRecord(name=self.name)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The statement with the left image, then with the right one."""
+        """Returns samples of the statement with the left image, then with the right one."""
         new_samples = list[Sample]()
         for second in (False, True):
             sample = batches.example(visit.row, draws, second=second)
@@ -125,8 +127,8 @@ class Nlvr2(Task):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """Each statement's class (-100: not public), and where its tokens stand in a batch of
-        statements, for a model that reads them once.
+        """Returns each statement's class (-100: not public), and the positions of its tokens in a
+        batch of statements, for a model that reads them once.
         """
         firsts = samples[::NUM_IMAGES]
         ids = [table.value("label_id", sample.row) for sample in firsts]
@@ -140,21 +142,21 @@ class Nlvr2(Task):
     # Head and loss
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The statements whose label is public."""
+        """Returns the number of statements whose label is public."""
         return {"labels": int((batch.tensors[f"{LABEL}classes"] != IGNORED).sum())}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "S 2"]:
-        """The logits of the variant's head."""
+        """Returns the logits of the variant's head."""
         return HEADS[MODELS[self.variant].heads[self.name]](model, batch, self.settings)
 
     def compute(self, outputs: Float[Tensor, "S 2"], batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy as a mean over the statements with a label."""
+        """Returns cross-entropy as a mean over the statements with a label."""
         return {"labels": mean_cross_entropy(outputs, batch.labels["classes"])}
 
     # Metric
 
     def predict(self, outputs: Float[Tensor, "S 2"], batch: Batch) -> list[list[float]]:
-        """The logits of false and true."""
+        """Returns the logits of false and true."""
         logits = outputs.float().cpu()
         logits_by_id = dict(zip(batch.pair_ids[::NUM_IMAGES], logits.numpy(), strict=True))
         require_finite(logits_by_id, "--checkpoint")
@@ -162,11 +164,11 @@ class Nlvr2(Task):
         return values
 
     def compute_score(self, outputs: Float[Tensor, "S 2"], value: list[float]) -> float:
-        """The higher logit."""
+        """Returns the higher logit."""
         return max(value)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """The share of right examples."""
+        """Returns the share of right examples."""
         labels = [table.value("label_id", prediction.row) for prediction in predicted]
         hits = [
             int(np.argmax(prediction.value)) == label
@@ -178,15 +180,15 @@ class Nlvr2(Task):
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """Accuracy and consistency of each split, and its file of predictions."""
+        """Returns accuracy and consistency of each split, and its file of predictions."""
         return evaluate_predictions(
             examples, {table.pair_id(prediction.row): prediction.value for prediction in predicted}
         )
 
 
 def as_pairs(statements: pa.RecordBatch) -> pa.RecordBatch:
-    """Reads statements as pairs with their first image, and the second one's id; neither of one
-    without two.
+    """Reads statements as pairs with their first image and the second one's id; without both ids if
+    one is missing.
     """
     rows = [
         ids if len(ids) == NUM_IMAGES else [None] * NUM_IMAGES for ids in _image_ids(statements)
@@ -208,14 +210,14 @@ def _image_ids(statements: pa.RecordBatch) -> list[list[str | None]]:
 
 
 def reject_reason(row: Mapping[str, Any]) -> Reason | None:
-    """A label that is neither false nor true."""
+    """Returns a reject reason for a label that is neither false nor true."""
     return None if -1 <= row["label_id"] <= 1 else Reason.LABEL_UNKNOWN
 
 
 def nlvr2(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Nlvr2:
-    """The task of a recipe. Raises InputError for a list of labels."""
+    """Returns the task of a recipe. Raises InputError for a list of labels."""
     if labels is not None:
         raise InputError(f"--labels {labels}: nlvr2 tells false from true; drop it")
     require_variant(recipe)

@@ -1,4 +1,4 @@
-"""What the metrics of referring expressions say of groundings: figures by split, and cases."""
+"""Computes the metrics of referring expressions from groundings: figures by split, and cases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ def evaluate_predictions(
 
 
 def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str, Split]:
-    """The expressions that have been answered, by data set and split: ``refcoco+/val``."""
+    """Returns the expressions that have been answered, by data set and split: ``refcoco+/val``."""
     splits: dict[str, Split] = {}
     columns = ("expression_id", "image_id", "text", "split", "source")
     for batch in iter_batches(examples, EXPRESSIONS, columns=columns, flag="--examples"):
@@ -69,7 +69,7 @@ def read_splits(examples: str, groundings: Mapping[str, Grounding]) -> dict[str,
 
 
 def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: IouRule) -> Figures:
-    """``NAME/accuracy/words/...`` and ``.../candidates/...``: where a model goes wrong."""
+    """Returns ``NAME/accuracy/words/...`` and ``.../candidates/...``, to locate errors."""
     right = {key: float(choose(grounding, rule).right) for key, grounding in groundings.items()}
     words = {key: find_group(len(split.expressions[key][1].split()), LENGTHS) for key in groundings}
     counts = {
@@ -82,7 +82,7 @@ def by_kind(name: str, split: Split, groundings: Mapping[str, Grounding], rule: 
 
 
 def find_group(number: int, ends: tuple[int, ...]) -> str:
-    """The group of a number: ``0-2``, ``3-4``, ..., and ``above-7``."""
+    """Returns the group of a number: ``0-2``, ``3-4``, ..., and ``above-7``."""
     first = 0
     for end in ends:
         if number <= end:
@@ -92,7 +92,7 @@ def find_group(number: int, ends: tuple[int, ...]) -> str:
 
 
 def make_case(key: str, split: Split, grounding: Grounding, rule: IouRule) -> Case:
-    """An expression as a report shows it: its score is how far the chosen box overlaps."""
+    """Returns an expression as a report shows it; its score is the overlap of the chosen box."""
     image_id, text = split.expressions[key]
     chosen = choose(grounding, rule).chosen
     boxes = [DrawnBox(box=grounding.reference, label="right", kind="right")]

@@ -1,4 +1,4 @@
-"""Computes the accuracy of referring expressions: does the chosen box overlap the right one enough?
+"""Computes the accuracy of referring expressions: how often the chosen box overlaps the right one.
 
 Boxes are x1, y1, x2, y2 with x2 and y2 the outer edge. N candidates of an expression.
 """
@@ -21,21 +21,21 @@ ENOUGH = 0.5  # of the union must be shared
 
 @dataclass(frozen=True, kw_only=True)
 class IouRule:
-    """How a code measures overlap, and from where it calls a box right."""
+    """Defines how a code measures overlap, and the overlap from which a box is right."""
 
     extra: float = 0.0  # added to every width and height: 1 counts the outer edge as a pixel
-    min_side: float = 0.0  # an overlap no wider or no higher than this many pixels is none
+    min_side: float = 0.0  # an overlap no wider or no higher than this many pixels counts as 0
     strict: bool = False  # right above one half, not at it
     dtype: type[np.floating[Any]] = np.float64
 
     def is_right(self, ious: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Says of each overlap whether it is enough."""
+        """Returns whether each overlap is enough."""
         enough: NDArray[np.bool_] = ious > ENOUGH if self.strict else ious >= ENOUGH
         return enough
 
 
 RULES = {
-    "exact": IouRule(),  # ours: that of the data set's authors but for slivers
+    "exact": IouRule(),  # ours: as the data set's authors, except for slivers
     "released": IouRule(extra=1.0, strict=True, dtype=np.float32),  # ViLBERT's code
     "vlbert": IouRule(extra=1.0),
     "mattnet": IouRule(min_side=1.0),
@@ -62,11 +62,11 @@ def iou(box: Boxes, boxes: Boxes, rule: IouRule = RULES["exact"]) -> NDArray[np.
 
 @dataclass(frozen=True, kw_only=True)
 class Grounding:
-    """An expression's right box [4], its candidates [N, 4] and the model's scores of these [N].
+    """Holds an expression's right box [4], its candidates [N, 4] and their scores [N].
 
     ``reference_index`` is the right candidate's row where candidates are annotated boxes. No
-    candidate is the full image, unless it may be chosen. ``size`` is the image's, for who
-    draws it.
+    candidate is the full image, unless it may be chosen. ``size`` is the size of the image, for
+    drawing it.
     """
 
     reference: Boxes
@@ -78,10 +78,10 @@ class Grounding:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Says which candidate was chosen (None: there was none), and whether it is right.
+    """Holds the chosen candidate (None: no candidates), and whether it is right.
 
     ``reachable``: some candidate would have been right. ``identical``: the chosen one is the right
-    box itself; None where candidates are no annotated boxes.
+    box itself; None where candidates are not annotated boxes.
     """
 
     chosen: int | None
@@ -91,7 +91,7 @@ class Choice:
 
 
 def choose(grounding: Grounding, rule: IouRule = RULES["exact"]) -> Choice:
-    """Takes the candidate with the highest score, the first of equals."""
+    """Returns the candidate with the highest score, the first of equals."""
     annotated = grounding.reference_index is not None
     if not len(grounding.scores):
         identical = False if annotated else None
@@ -113,7 +113,7 @@ def refcoco_metrics(
 
     ``name`` is TASK/SPLIT. Annotated candidates also have ``accuracy_identity``: the chosen box is
     the right one, not merely near it. Raises InputError for scores that are not finite or not one
-    a candidate.
+    per candidate.
     """
     for key, grounding in groundings.items():
         if grounding.scores.shape != (len(grounding.candidates),):

@@ -1,7 +1,7 @@
 """RefCOCO, RefCOCO+ and RefCOCOg as each paper and each released code fine-tunes on them.
 
-[code] is the released one, [choice] is ours. VL-BERT trains the network along that makes the
-regions' features; it can read stored ones, too.
+[code] marks released code, [choice] ours. VL-BERT also trains the network that makes the regions'
+features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
@@ -45,26 +45,26 @@ Rule = Literal["exact", "released", "vlbert", "mattnet"]
 
 @dataclass(frozen=True, kw_only=True)
 class RefcocoSettings:
-    """The fields that referring expressions alone have."""
+    """Holds the fields that only referring expressions have."""
 
-    # What a region that overlaps by half is taught: its overlap (ViLBERT's code), or 1.
+    # The target of a region that overlaps by half: its overlap (ViLBERT's code), or 1.
     labels: Literal["soft", "binary"] = "binary"
-    # By which rule of `metrics.RULES` overlaps are measured for that.
+    # The rule of `metrics.RULES` by which overlaps are measured for that.
     label_rule: Rule = "vlbert"
     # The loss of a region, summed over an image's and a mean over the expressions (ViLBERT), or a
     # mean over all of them (VL-BERT).
     loss: Literal["sum", "mean"] = "sum"
-    # "left" and "right" change places in the expressions of mirrored images (VL-BERT's code).
+    # "left" and "right" are swapped in the expressions of mirrored images (VL-BERT's code).
     mirror_words: bool = False
     iou: Rule = "exact"  # the rule by which a choice is right: that of `evaluate --iou`
     # Whether the full image, which is trained on as a region, may be chosen. The released codes
-    # let it.
+    # allow it.
     choose_whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefcocoRecipe(TaskRecipe):
-    """A run of referring expressions."""
+    """Describes a run of referring expressions."""
 
     published: ClassVar[dict[str, Any]] = {
         "validation_pairs": 10_834
@@ -81,8 +81,8 @@ NEEDS = "regions of COCO's train2014 at detected and at annotated boxes"
 
 
 def vilbert_refcoco_feeding() -> Feeding:
-    """20 tokens and 100 regions, the full image among them; annotated boxes beside the detected
-    ones in training alone [code].
+    """Returns the feeding: 20 tokens and 100 regions, the full image among them; annotated boxes
+    are added to the detected ones in training only [code].
     """
     return replace(
         vilbert_feeding(),
@@ -94,7 +94,7 @@ def vilbert_refcoco_feeding() -> Feeding:
 
 
 def refcoco_vilbert() -> TaskRecipe:
-    """As released: a region that overlaps by half is taught its overlap."""
+    """Returns the released recipe: the target of a region that overlaps by half is its overlap."""
     stage = TrainingStage(
         name="refcoco",
         epochs=20,
@@ -116,12 +116,12 @@ def refcoco_vilbert() -> TaskRecipe:
     )
 
 
-# VL-BERT (arXiv:1908.08530, sec. 4.2): each region's last vector says whether it is meant.
+# VL-BERT (arXiv:1908.08530, sec. 4.2): each region's last vector predicts whether it is meant.
 
 
 def vlbert_refcoco_feeding() -> Feeding:
-    """Expressions in full, all regions, the full image among them, mirrored every other time
-    [code].
+    """Returns the feeding: expressions in full, all regions, the full image among them, mirrored
+    every other time [code].
     """
     return replace(
         vlbert_feeding(),
@@ -135,7 +135,7 @@ def vlbert_refcoco_feeding() -> Feeding:
 
 
 def refcoco_vl_bert() -> TaskRecipe:
-    """As released, but on stored features: 20 epochs of 32 at 8e-7 a row."""
+    """Returns the released recipe, but on stored features: 20 epochs of 32 at 8e-7 a row."""
     stage = TrainingStage(
         name="refcoco",
         epochs=20,
@@ -160,7 +160,7 @@ def refcoco_vl_bert() -> TaskRecipe:
 
 
 def refcoco_vl_bert_paper() -> TaskRecipe:
-    """By the paper: 20 epochs of 256 at 2e-4, 500 steps of warm-up."""
+    """Returns the paper's recipe: 20 epochs of 256 at 2e-4, 500 steps of warm-up."""
     recipe = refcoco_vl_bert()
     stage = replace(
         recipe.stages[0],
@@ -179,7 +179,7 @@ def refcoco_vl_bert_paper() -> TaskRecipe:
 
 
 def among_annotated(recipe: TaskRecipe) -> TaskRecipe:
-    """The other row of VL-BERT's table: trained and measured on annotated boxes alone."""
+    """Returns the other row of VL-BERT's table: trained and measured on annotated boxes alone."""
     (stage,) = recipe.stages
     feeding = replace(stage.feeding, boxes="annotated")
     return replace(
@@ -192,8 +192,8 @@ def among_annotated(recipe: TaskRecipe) -> TaskRecipe:
 
 
 def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
-    """``recipe`` from pixels: as released the stem and res2 are constant [code]; the paper trains
-    all (sec. 3.4).
+    """Returns ``recipe`` from pixels: as released the stem and res2 are constant [code]; the paper
+    trains all (sec. 3.4).
     """
     return from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
 
@@ -202,26 +202,26 @@ def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> Task
 
 
 def small_refcoco(name: str, like: TaskRecipe, model: Any) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     about = f"RefCOCO+ with {name.removeprefix('refcoco-').removesuffix('-small')}"
     return for_trials(like, name, model, about, lr=3e-4, batch_size=64)
 
 
 def refcoco_vilbert_small() -> TaskRecipe:
-    """With a small ViLBERT."""
+    """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
     return small_refcoco("refcoco-vilbert-small", refcoco_vilbert(), model)
 
 
 def refcoco_vl_bert_small() -> TaskRecipe:
-    """With a small VL-BERT."""
+    """Returns the recipe with a small VL-BERT."""
     model = VlBertRefcocoConfig(body=vlbert_for_task(vlbert_small(dropout=0.0)))
     return small_refcoco("refcoco-vl-bert-small", refcoco_vl_bert(), model)
 
 
 def refcoco_vl_bert_end_to_end_small() -> TaskRecipe:
-    """With a small VL-BERT and a small network of regions."""
+    """Returns the recipe with a small VL-BERT and a small network of regions."""
     cnn = small_region_cnn()
     body = vlbert_for_task(vlbert_small(dropout=0.0, region_width=cnn.feature_width))
     model = VlBertEndToEndConfig(model=VlBertRefcocoConfig(body=body), cnn=cnn)

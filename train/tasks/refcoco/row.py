@@ -1,4 +1,4 @@
-"""Referring expressions's row in the registry."""
+"""Holds the registry's row for referring expressions."""
 
 from typing import Any
 

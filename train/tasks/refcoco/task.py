@@ -62,7 +62,7 @@ OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image
 
 
 def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> NDArray[np.float32]:
-    """Returns what each box is taught [N]: 0 unless it overlaps with the reference by half."""
+    """Returns each box's target [N]: 0 unless it overlaps with the reference by half."""
     rule = RULES[settings.label_rule]
     overlaps = iou(reference, boxes, rule)
     right = rule.is_right(overlaps)
@@ -70,7 +70,9 @@ def make_targets(boxes: Boxes, reference: Boxes, settings: RefcocoSettings) -> N
 
 
 def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> Array:
-    """Returns the boxes behind the full image's [N + 1, 4]; VL-BERT's ends at the last pixel."""
+    """Returns the full image's box, then the boxes: [N + 1, 4]. VL-BERT's ends at the last
+    pixel.
+    """
     less = int(feeding.whole_image == "rest")
     image_box = np.array([[0, 0, size[0] - less, size[1] - less]], dtype=np.float32)
     return np.concatenate([image_box, boxes])
@@ -78,7 +80,7 @@ def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> 
 
 @dataclass(kw_only=True)
 class Refcoco(Task):
-    """Referring expressions with a variant's head."""
+    """Learns referring expressions with a variant's head."""
 
     settings: RefcocoSettings
     variant: str
@@ -88,17 +90,17 @@ class Refcoco(Task):
     name = "refcoco"
     losses = ("regions",)
     criterion = Criterion(name="accuracy", highest=True)
-    weighs_regions = False  # what is chosen among cannot be left out
+    weighs_regions = False  # regions are the candidates, so none can be hidden
 
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Knows the vocabulary's left and right."""
+        """Returns a copy with the vocabulary's tokens for left and right."""
         return dataclasses.replace(self, sides=find_sides(words))
 
     def examples(self, path: str) -> Examples:
-        """Expressions with the box that each names; also those without a word, and of images in
-        which nothing was detected: they are scored as published.
+        """Reads expressions with the box that each names; also those without a word, and of images
+        without detections: they are scored as published.
         """
         return Examples(
             path=path, table=EXPRESSIONS, as_pairs=_as_pairs, labels=LABELS, takes_empty=True
@@ -106,15 +108,15 @@ class Refcoco(Task):
 
     @property
     def record(self) -> TaskRecord:
-        """The head means the same for all data."""
+        """Returns the record: the head's outputs are the same for all data."""
         return TaskRecord(name=self.name)
 
     def hide_regions(self, regions: SampledRegions) -> SampledRegions:
-        """A blind model is shown where the boxes are: it could choose none without."""
+        """Returns the regions' boxes only: without them a blind model could not choose one."""
         return without_features(regions)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The expression with its image; of a mirrored one left and right change places."""
+        """Returns the expression with its image; a mirrored image swaps its left and right."""
         sample = batches.example(visit.row, draws)
         if isinstance(sample, Undecodable):
             return sample
@@ -135,8 +137,8 @@ class Refcoco(Task):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """What each region is taught, and the boxes as they are stored: those of the regions, the
-        named one, how many regions there are, and the images' sizes.
+        """Returns each region's target, and the boxes as they are stored: the regions' boxes, the
+        named box, how many regions there are, and the images' sizes.
         """
         targets, candidates, references, sizes = [], [], [], []
         for sample in samples:
@@ -160,7 +162,7 @@ class Refcoco(Task):
     def _targets(
         self, sample: Sample, regions: SampledRegions, reference: Boxes
     ) -> NDArray[np.float32]:
-        """What each region is taught [N + 1]; from pixels by the boxes of the resized image."""
+        """Returns each region's target [N + 1]; from pixels by the boxes of the resized image."""
         size = (regions.row.width, regions.row.height)
         if "boxes" in sample.pixels:
             old = Size(width=size[0], height=size[1])
@@ -176,12 +178,14 @@ class Refcoco(Task):
     # Head and loss
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The expressions, or all of their regions, as the loss is a mean over either."""
+        """Returns the number of expressions, or of all their regions, over which the loss is a
+        mean.
+        """
         counts = batch.tensors[f"{LABEL}counts"]
         return {"regions": len(counts) if self.settings.loss == "sum" else int(counts.sum())}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B R"]:
-        """The logit of each region; far below all others at padding."""
+        """Returns the logit of each region; far below all others at padding."""
         inputs = dataclasses.replace(batch.inputs, read_regions=batch.inputs.real_regions)
         if (images := batch.image_regions) is not None:
             pixel_scores: Tensor = model(images, inputs, real=inputs.real_regions)
@@ -194,7 +198,7 @@ class Refcoco(Task):
         return scores
 
     def compute(self, outputs: Float[Tensor, "B R"], batch: Batch) -> dict[str, Tensor]:
-        """The regions' binary cross-entropies; padding has none."""
+        """Returns the regions' binary cross-entropies; padding is not counted."""
         targets = F.pad(
             batch.labels["targets"], (0, outputs.shape[1] - batch.labels["targets"].shape[1])
         )
@@ -207,7 +211,7 @@ class Refcoco(Task):
     # Metric
 
     def predict(self, outputs: Float[Tensor, "B R"], batch: Batch) -> list[Grounding]:
-        """The regions' boxes and scores, without the full image unless it may be chosen."""
+        """Returns the regions' boxes and scores, without the full image unless it may be chosen."""
         first = 0 if self.settings.choose_whole else 1
         logits, labels = outputs.float().cpu().numpy(), batch.labels
         boxes, references, counts, sizes = (
@@ -230,7 +234,7 @@ class Refcoco(Task):
         return groundings
 
     def _find_reference(self, reference: Boxes, boxes: Boxes) -> int | None:
-        """Which annotated box is the named one; None among others, or if it is not there."""
+        """Returns the index of the annotated box that is named; None if it is not among them."""
         if self.feeding.boxes != "annotated" or not len(boxes):
             return None
         distances = np.abs(boxes - reference).max(axis=1)
@@ -238,11 +242,11 @@ class Refcoco(Task):
         return nearest if distances[nearest] <= SAME_PX else None
 
     def compute_score(self, outputs: Float[Tensor, "B R"], value: Grounding) -> float:
-        """The chosen region's logit."""
+        """Returns the chosen region's logit."""
         return float(value.scores.max(initial=-np.inf))
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """How often the chosen box is right."""
+        """Returns how often the chosen box is right."""
         rule = RULES[self.settings.iou]
         right = [choose(prediction.value, rule).right for prediction in predicted]
         return {"accuracy": float(np.mean(right)) if right else 0.0}
@@ -250,13 +254,13 @@ class Refcoco(Task):
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """The accuracy of each split of each data set."""
+        """Returns the accuracy of each split of each data set."""
         groundings = by_id(((table.pair_id(p.row), p.value) for p in predicted), "--checkpoint")
         return evaluate_predictions(examples, groundings, RULES[self.settings.iou])
 
 
 def _as_pairs(expressions: pa.RecordBatch) -> pa.RecordBatch:
-    """Reads expressions as pairs. Raises InputError for one whose box is none."""
+    """Reads expressions as pairs. Raises InputError for an invalid box."""
     names = {"pair_id": "expression_id"}
     columns = {name: expressions.column(names.get(name, name)) for name in COLUMNS}
     boxes = expressions.column("box").to_pylist()
@@ -270,13 +274,13 @@ def _as_pairs(expressions: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def is_outside(box: Sequence[float], size: tuple[int, int]) -> bool:
-    """Whether a box reaches out of an image by more than a pixel."""
+    """Returns whether a box extends beyond an image by more than a pixel."""
     lowest, highest = min(box), max(box[2] - size[0], box[3] - size[1])
     return lowest < -OUTSIDE_PX or highest > OUTSIDE_PX
 
 
 def padded(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns"]:
-    """Stacks rows of different lengths, zeros behind the shorter ones."""
+    """Stacks rows of different lengths; shorter rows are padded with zeros at their end."""
     longest = max(len(row) for row in rows)
     stacked = np.zeros((len(rows), longest, *rows[0].shape[1:]), dtype=np.float32)
     for i, row in enumerate(rows):
@@ -287,7 +291,7 @@ def padded(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns"]
 def refcoco(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Refcoco:
-    """The task of a recipe. Raises InputError for a file of labels: there are none to list."""
+    """Returns the task of a recipe. Raises InputError for a file of labels: it has no labels."""
     if labels is not None:
         raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
     settings: Any = recipe.settings

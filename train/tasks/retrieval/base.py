@@ -1,4 +1,4 @@
-"""What retrieval is, however its model reads a text and an image."""
+"""Defines retrieval, regardless of how its model reads a text and an image."""
 
 import pyarrow as pa
 
@@ -15,25 +15,25 @@ NAME = "retrieval"
 
 
 def as_they_are(pairs: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of a table of pairs, which are examples already."""
+    """Returns the rows of a table of pairs, which are examples already."""
     return pairs
 
 
 class RetrievalTask(LearntTask):
-    """Reads captions, and is followed by the mean of the six recalls."""
+    """Reads captions, and validates by the mean of the six recalls."""
 
     name = NAME
     criterion = Criterion(name="mean_recall", highest=True)
 
     def examples(self, path: str) -> Examples:
-        """Captions with their images."""
+        """Reads captions with their images."""
         return Examples(path=path, table=PAIRS, as_pairs=as_they_are)
 
     @property
     def record(self) -> TaskRecord:
-        """Its head means the same for any data."""
+        """Returns the record: the head's outputs are the same for all data."""
         return TaskRecord(name=NAME)
 
     def held_out(self, table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
-        """All captions of some images."""
+        """Returns all captions of some images."""
         return select_image_rows(table, rows, max_rows)

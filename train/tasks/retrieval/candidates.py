@@ -1,4 +1,4 @@
-"""Selects which texts and images retrieval ranks, and says what is left out of it.
+"""Selects which texts and images retrieval ranks, and reports the excluded ones.
 
 I images, T texts.
 """
@@ -34,14 +34,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedPairs:
-    """Holds the pairs that were asked for, and the digest of their whole table."""
+    """Holds the pairs that were requested, and the digest of their whole table."""
 
     pairs: tuple[Pair, ...]
     digest: str
 
 
 def read_pairs(table: str, split: str | None = None) -> LoadedPairs:
-    """Reads all pairs of a table, or those of one split. Raises InputError for none."""
+    """Reads all pairs of a table, or only one split. Raises InputError for none."""
     digest, splits, pairs = PairsDigest(), set[str](), list[Pair]()
     for batch in pair_batches(table):
         digest.update(batch)
@@ -65,10 +65,8 @@ class Texts:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Texts:
-    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as training cuts
-    them.
-    """
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state: not the caller's
+    """Encodes texts as ids, cut at the end to ``max_tokens`` with [SEP] kept, as in training."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())  # truncation is state; the caller's stays
     tokenizer.enable_truncation(max_tokens)
     encoded = tokenizer.encode_batch(list(texts))
     return Texts(
@@ -79,7 +77,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Holds what is ranked: T texts with their ``tokens``, and I images.
+    """Holds the ranked candidates: T texts with their ``tokens``, and I images.
 
     ``owners`` int64 [T] is each text's image.
     """
@@ -96,10 +94,10 @@ Rejects = list[dict[str, object]]
 def select_candidates(
     pairs: Sequence[Pair], tokens: Sequence[Ids], faults: Mapping[str, Reason]
 ) -> tuple[Candidates, Rejects]:
-    """Keep the pairs that can be scored, in their order, and a row of the rejects for each other.
+    """Keeps the pairs that can be scored, in their order, and a row of the rejects for each other.
 
-    ``faults`` says what is wrong with an image, by its id. Of a pair_id that comes again the first
-    pair counts, as in training: a figure would count twice.
+    ``faults`` is the reject reason of an image, by its id. If a pair_id repeats, the first pair
+    counts, as in training: a figure would count twice.
     """
     rankable, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
     previous_ids = set[str]()
@@ -135,9 +133,9 @@ def check_candidates(
     fold_images: int | None,
     samples: str = "",
 ) -> None:
-    """Raise InputError if no pair is left, or the images do not fill whole folds.
+    """Raises InputError if no pair is left, or the images do not fill complete folds.
 
-    ``samples`` says how the tables call images.
+    ``samples`` is the tables' word for images.
     """
     if not candidates.pairs:
         reasons = Counter(str(row["reason"]) for row in rejects)

@@ -1,4 +1,4 @@
-"""Checks what retrieval needs before it is evaluated, and notes what its reader must be told."""
+"""Checks the inputs of a retrieval evaluation, and collects notes for the reader of its figures."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.report import DIRECTIONS
 from vlmill.train.tasks.scores import percent
 
-TIE_WARNING = 0.001  # the gap between R@1 by the two rules for equal scores that is worth a note
+TIE_WARNING = 0.001  # smallest noted gap between R@1 by the two rules for equal scores
 
 Ranking = Literal["matching", "contrast"]
 
@@ -27,11 +27,11 @@ Ranking = Literal["matching", "contrast"]
 def select_ranking(
     loaded: LoadedCheckpoint, rerank: int | None = None, first_stage: str | None = None
 ) -> Ranking:
-    """Says by which head the model ranks: the contrastive one where there is one, but for what a
-    ``first_stage`` has picked.
+    """Returns the head by which the model ranks: the contrastive head if the model has one, except
+    for candidates that a ``first_stage`` has selected.
 
-    Raises InputError if the model cannot say whether a text and an image belong together, or not
-    in the way that is asked for.
+    Raises InputError if the model cannot predict whether a text and an image belong together, or
+    not by the requested method.
     """
     who = f"--checkpoint {loaded.path} is {with_article(loaded.variant)}"
     config = body_config(loaded)
@@ -78,15 +78,14 @@ def _has_matching_head(loaded: LoadedCheckpoint) -> bool:
 
 
 def body_config(loaded: LoadedCheckpoint) -> Any:
-    """The configuration of the part that reads texts and images, below a task's heads."""
+    """Returns the configuration of the part that reads texts and images, below a task's heads."""
     return get_variant(loaded.variant).get_body(loaded.config)
 
 
 def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Feeding:
-    """Says what the model was fed at the end of its training; a published model's, what its paper
-    says.
+    """Returns the model's feeding at the end of its training; for a published model, its paper's.
 
-    ``max_regions`` overrides that many. Raises InputError for less than one.
+    ``max_regions`` overrides its number of regions. Raises InputError for less than one.
     """
     feeding = loaded.feeding
     if feeding is None:
@@ -103,7 +102,7 @@ def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Fe
 
 
 def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
-    """Returns how many tokens the model is fed of a text."""
+    """Returns how many tokens of a text the model is fed."""
     longest: int = body_config(loaded).max_text_tokens
     return min(feeding.max_tokens or longest, longest)
 
@@ -111,7 +110,7 @@ def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
 def notes_on_regions(
     loaded: LoadedCheckpoint, regions: RegionReader, feeding: Feeding
 ) -> list[str]:
-    """Says what a reader of the figures must know of the regions.
+    """Returns notes on the regions that a reader of the figures must know.
 
     Raises InputError if they are another detector's than the checkpoint was trained on.
     """
@@ -146,12 +145,12 @@ class Overlap:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """As ``metrics.json`` has them."""
+        """Returns the counts as in ``metrics.json``."""
         return {"pairs_trained_on": self.pairs, "images_trained_on": self.images}
 
 
 def count_overlap(trained_on: TrainedOn | None, candidates: Candidates) -> Overlap | None:
-    """Says what training and evaluation share; None where the checkpoint does not say."""
+    """Counts the data that training and evaluation share; None if the checkpoint has no record."""
     if trained_on is None:
         return None
     return Overlap(
@@ -163,7 +162,7 @@ def count_overlap(trained_on: TrainedOn | None, candidates: Candidates) -> Overl
 def notes_on_training(
     loaded: LoadedCheckpoint, overlap: Overlap | None, candidates: Candidates
 ) -> list[str]:
-    """Says what a reader must know of what the checkpoint was trained on."""
+    """Returns notes on the checkpoint's training data that a reader must know."""
     training, notes = loaded.training, list[str]()
     if training.step == 0 and loaded.feeding is None and not training.stage:
         notes.append("The checkpoint was converted: it is fed what its publication says.")
@@ -202,7 +201,7 @@ def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:
 
 
 def notes_on_shortlists(metrics: Mapping[str, float]) -> list[str]:
-    """Says what recall a first stage costs at most, where there was one."""
+    """Returns notes on the most recall that a first stage can cost, if there was one."""
     if "image_retrieval/listed" not in metrics:
         return []
     texts, images = (1 - metrics[f"{kind}_retrieval/listed"] for kind in ("image", "text"))
@@ -213,7 +212,7 @@ def notes_on_shortlists(metrics: Mapping[str, float]) -> list[str]:
 
 
 def notes_on_many(count: int, shape: tuple[int, ...]) -> list[str]:
-    """Says so where ``--rerank`` asks for ``count`` or more of all that there are."""
+    """Returns a note if ``--rerank`` asks for ``count`` or more of all candidates."""
     if count < max(shape):
         return []
     return [

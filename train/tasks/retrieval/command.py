@@ -7,10 +7,12 @@ from vlmill.schemas.errors import InputError
 
 
 def run_retrieval(args: argparse.Namespace) -> int:
-    """Evaluates retrieval as `vlmill.train.tasks.command` has read it; gives the exit status."""
+    """Evaluates retrieval by the arguments of `vlmill.train.tasks.command`; returns the exit
+    status.
+    """
     if args.pairs is None:
         raise InputError("--pairs is missing: retrieval ranks image-text pairs")
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: not before the arguments are known to be valid.
     from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})

@@ -1,4 +1,4 @@
-"""Retrieval by a model that reads texts and images apart (VLMo, arXiv:2111.02358, sec. 4.3).
+"""Trains retrieval by separate encoders of texts and images (VLMo, arXiv:2111.02358, sec. 4.3).
 
 Input: a caption and its image. Head: a vector of either, of length 1. Loss: the contrast of all
 pairs of the step, in both directions, of all parts that it is computed in (accumulation) and of all
@@ -36,15 +36,15 @@ from vlmill.train.tasks.task import Prediction
 def scaled_vectors(
     model: Vlmo, text: Float[Tensor, "B H"], image: Float[Tensor, "B H"]
 ) -> Float[Tensor, "B 2 H"]:
-    """Vectors whose products are the contrast's logits: the temperature goes with the texts."""
+    """Returns vectors whose products are the contrast's logits; texts have the temperature."""
     return torch.stack([model.log_scale.exp().float() * text, image], dim=1)
 
 
 def compute_contrast(
     vectors: Float[Tensor, "B 2 H"], image_keys: Tensor | None = None
 ) -> Float[Tensor, ""]:
-    """The contrast of scaled vectors; pairs of one of the ``image_keys`` are no negatives of
-    each other.
+    """Returns the contrast of scaled vectors; pairs of the same image in ``image_keys`` are not
+    negatives of each other.
     """
     excluded = None if image_keys is None else same_images(image_keys)
     return vectors_contrast(vectors, excluded)
@@ -52,37 +52,37 @@ def compute_contrast(
 
 @dataclass(kw_only=True)
 class DualEncoder(RetrievalTask):
-    """Draws a caption and its image together, and all others apart."""
+    """Pulls matching caption-image pairs together and pushes all others apart."""
 
     settings: RetrievalSettings
 
     losses = ("contrast",)
 
     def __post_init__(self) -> None:
-        """Every pair of the step is contrasted, computed in one part or several."""
+        """Sets the contrast of every pair of the step, computed in one part or several."""
         same = self.settings.same_picture_negatives
         self.contrast = StepContrast(same_picture_negatives=same)
 
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """Nothing: the pairs say which belong together."""
+        """Returns no tensors: the pairs themselves define which belong together."""
         return {}
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The pairs."""
+        """Returns the number of pairs."""
         return {"contrast": len(batch.pair_ids)}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B 2 H"]:
-        """The vectors of each text, times the temperature, and of each image."""
+        """Returns the vectors of each text, times the temperature, and of each image."""
         vlmo, inputs = cast(Vlmo, model), batch.pixel_inputs(masked=False)
         inputs.check(vocab_size=vlmo.config.vocab_size)
         text = vlmo.text_vectors(inputs.tokens, inputs.token_mask, real=inputs.real_tokens)
         return scaled_vectors(vlmo, text, vlmo.image_vectors(inputs.pixels))
 
     def compute(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> dict[str, Tensor]:
-        """The contrast with the pairs of all processes; of held-out ones, of which processes have
-        unequal parts, with the batch's (:meth:`measure` has all).
+        """Returns the contrast with the pairs of all processes. Held-out pairs, whose numbers
+        differ between processes, are contrasted with the batch's (:meth:`measure` has all).
         """
         keys = self._keys(batch.image_keys)
         if torch.is_grad_enabled():
@@ -91,18 +91,18 @@ class DualEncoder(RetrievalTask):
         return {"contrast": compute_contrast(outputs, keys)}
 
     def _keys(self, images: Tensor | None) -> Tensor | None:
-        """What tells which pairs are no negatives of each other."""
+        """Returns the keys by which pairs are not negatives of each other."""
         return None if self.settings.same_picture_negatives else images
 
     def predict(self, outputs: Float[Tensor, "B 2 H"], batch: Batch) -> list[NDArray[np.floating]]:
-        """The vectors of each pair, float32 [2, H]."""
+        """Returns the vectors of each pair, float32 [2, H]."""
         vectors = outputs.float().cpu().numpy()
         require_finite(dict(zip(batch.pair_ids, vectors, strict=True)), "--checkpoint")
         return list(vectors)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Recalls in both directions, and the contrast of all held-out pairs in place of that of
-        the parts that they were computed in.
+        """Returns recalls in both directions, and the contrast of all held-out pairs. It replaces
+        the contrast of the parts that they were computed in.
         """
         vectors = torch.from_numpy(np.stack([prediction.value for prediction in predicted]))
         keys = table.image_keys[[prediction.row for prediction in predicted]].view(np.int64)
@@ -112,8 +112,8 @@ class DualEncoder(RetrievalTask):
 
 
 def dual_encoder(recipe: TaskRecipe) -> DualEncoder:
-    """The task of a recipe. Raises InputError for steps of a single pair, and a model without the
-    contrast's head.
+    """Returns the task of a recipe. Raises InputError for steps of a single pair, and a model
+    without the contrast's head.
     """
     stage = recipe.stages[0]
     if stage.batch_size < 2:

@@ -1,4 +1,4 @@
-"""``train-vl evaluate retrieval`` makes of a checkpoint metrics, neighbours and a page.
+"""Runs ``train-vl evaluate retrieval``: writes metrics, neighbours and a page of a checkpoint.
 
 The page also shows the regions that the matching head's score of a caption rests on.
 """
@@ -103,10 +103,10 @@ NEIGHBOURS = 5
 
 
 def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
-    """Rank all images against all texts, write the output folder, and return the metrics.
+    """Ranks all images against all texts, writes the output folder, and returns the metrics.
 
-    A finished output of the same inputs is left as it is (its metrics are computed anew only with
-    ``fresh``). Raises InputError for what a user can mend.
+    A finished output of the same inputs is left as it is (its metrics are recomputed only with
+    ``fresh``). Raises InputError for errors that a user can fix.
     """
     setup = open_inputs(options)
     ids = sorted({pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None})
@@ -154,7 +154,7 @@ def _metrics(
     owners, fold_images = candidates.owners, setup.options.fold_images
     try:
         metrics = retrieval_metrics(ranked.by_text, owners, by_image=ranked.by_image)
-    except ValueError as error:  # the model's weights, as all that is fed was found finite
+    except ValueError as error:  # the fault is in the model's weights: all inputs were finite
         raise InputError(f"--checkpoint {setup.loaded.path}: {error}; use another") from None
     metrics |= {
         "pairs": len(candidates.pairs),
@@ -206,13 +206,13 @@ def _write(
     )
     write_json(folder / METRICS, metrics)
     write_manifest(folder, [shard], job=JOB, settings=settings, inputs=collect_inputs(setup))
-    remove_work(folder)  # the scores of pairs that a killed run would go on from
+    remove_work(folder)  # the scores of pairs, from which a killed run would continue
 
 
 def _weighed(
     setup: RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
 ) -> list[WeighedImage]:
-    """Weighs the image of the surest right caption, or of the surest at all."""
+    """Weighs the image of the most certain right caption, or else of the most certain one."""
     best = min(by_text, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
     weighed = weighed_image(setup, candidates, best.query)
     return [] if weighed is None else [weighed]

@@ -1,4 +1,4 @@
-"""An evaluation shows examples: each query's nearest candidates, and where the right one stands."""
+"""Selects examples of an evaluation: each query's nearest candidates, and the right one's rank."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """Holds a candidate among the first: its number, score, and whether it is a right answer."""
+    """Holds one of the first candidates: its number, score, and whether it is a right answer."""
 
     candidate: int
     score: float
@@ -77,9 +77,7 @@ def _outcome(
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Queries to show: the surest right ones, the furthest off of the wrong ones, and some evenly
-    spread.
-    """
+    """Holds the queries to show: the most certain right ones, the worst, and some evenly spread."""
 
     best: tuple[Outcome, ...]
     worst: tuple[Outcome, ...]
@@ -92,8 +90,8 @@ class Examples:
 
 
 def examples(outcomes: Sequence[Outcome], count: int) -> Examples:
-    """Returns up to ``count`` of each kind, the same on every run; a right answer in first place is
-    no worst, anything else no best.
+    """Returns up to ``count`` of each kind, the same on every run. A right answer ranked first is
+    never a worst example; any other answer is never a best one.
     """
     ordered = sorted(outcomes, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
     right = [outcome for outcome in ordered if outcome.rank == 0]
@@ -112,8 +110,8 @@ def evenly(items: Sequence[T], count: int) -> list[T]:
 
 
 def unmoved(score: float) -> tuple[float, bool]:
-    """Returns a score as the model gave it, and whether it is a shortlist's: moved down, it was
-    not.
+    """Returns a score as the model gave it, and whether it is in the shortlist: scores that were
+    moved down are not.
     """
     return (score, True) if score > -BELOW / 2 else (score + BELOW, False)
 
@@ -121,9 +119,9 @@ def unmoved(score: float) -> tuple[float, bool]:
 def neighbours_json(
     candidates: Candidates, by_text: Sequence[Outcome], by_image: Sequence[Outcome]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Queries with the first few they found, under ids; ranks count from 0.
+    """Returns queries with their first few results, under ids; ranks count from 0.
 
-    ``is_shortlisted`` is false for candidates behind a shortlist, whose score is the contrast's.
+    ``is_shortlisted`` is false for candidates after the shortlist, whose score is the contrast's.
     """
 
     def text(number: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Picks the candidates that a model of pairs then ranks: ``--rerank K``.
+"""Selects the candidates that a model of pairs then ranks: ``--rerank K``.
 
-A dual encoder reads texts and images apart: VLMo itself, or with ``--first-stage DIR`` another
-checkpoint. Words and classes need no model (``--first-stage words``): a text and an image have the
-more in common the more classes of the detector the text names that regions of the image are of,
-rare ones counting more [choice: by the logarithm of the share of images that have them].
+A dual encoder reads texts and images separately: VLMo itself, or with ``--first-stage DIR`` another
+checkpoint. Words and classes need no model (``--first-stage words``): a text and an image score
+higher the more of the image's detected classes the text names; rare classes count more [choice: by
+the logarithm of the share of images that have them].
 
 I images, T texts, C classes of the detector, K candidates of a query.
 """
@@ -41,7 +41,7 @@ Names = Sequence[Sequence[str]]
 
 @dataclass(kw_only=True)
 class DualStage:
-    """A model with a contrastive head. Images are embedded by `survey`, texts by `scores`."""
+    """Ranks by a model's contrastive head. `survey` embeds images, `scores` embeds texts."""
 
     loaded: LoadedCheckpoint
     images: PixelImages
@@ -51,11 +51,11 @@ class DualStage:
     _vectors: dict[str, NDArray[np.float32]] | None = None
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Returns the images that its table has nothing of."""
+        """Returns the images that its table lacks."""
         return self.images.missing(image_ids)
 
     def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
-        """Reads and embeds images, each once; returns what cannot be decoded."""
+        """Reads and embeds images, each once; returns the ones that cannot be decoded."""
         self.loaded.model.to(self.device)
         with Progress(total=len(image_ids), unit="image", label="vectors") as progress:
             embedded = image_vectors(
@@ -89,7 +89,7 @@ class DualStage:
 
 @dataclass(frozen=True, kw_only=True)
 class WordStage:
-    """The names of a detector's classes, and regions of its classes."""
+    """Ranks by the names of a detector's classes, and regions of its classes."""
 
     names: Names
     regions: RegionReader
@@ -99,11 +99,11 @@ class WordStage:
         return {}
 
     def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
-        """Returns nothing: an image without a class that is named has nothing in common."""
+        """Returns nothing: an image without a named class has a score of 0."""
         return {}
 
     def scores(self, texts: Sequence[str], image_ids: Sequence[str]) -> Scores:
-        """Returns how much texts and images have in common, [I, T]."""
+        """Returns the scores of texts and images by their shared classes, [I, T]."""
         present = np.zeros((len(image_ids), len(self.names)), dtype=np.float32)
         for row, image_id in zip(present, image_ids, strict=True):
             class_ids = self.regions[image_id].class_ids
@@ -126,8 +126,8 @@ def split_words(text: str) -> list[str]:
 
 
 def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Says which classes each text names, 1 or 0 as float32 [T, C]: all words of one of a class's
-    names are among its own.
+    """Returns which classes each text names, 1 or 0 as float32 [T, C]: the text contains all words
+    of one of the class's names.
     """
     by_word = defaultdict[str, list[tuple[int, frozenset[str]]]](list)
     for number, synonyms in enumerate(names):
@@ -149,7 +149,7 @@ def find_text_classes(names: Names, texts: Sequence[str]) -> NDArray[np.float32]
 
 
 def common_classes(present: NDArray[np.float32], text_classes: NDArray[np.float32]) -> Scores:
-    """Adds up what each class that an image has [I, C] and a text names [T, C] says, [I, T]."""
+    """Sums the weights of the classes that an image has [I, C] and a text names [T, C]: [I, T]."""
     weights = np.log((len(present) + 1) / (present.sum(axis=0) + 1)).astype(np.float32)
     scores: Scores = (present * weights) @ text_classes.T
     return scores
@@ -164,7 +164,7 @@ def open_first_stage(
     device: torch.device,
     batch_size: int,
 ) -> FirstStage | None:
-    """Opens ``--first-stage``, if there is one. Raises InputError for what it lacks."""
+    """Opens ``--first-stage``, if it is given. Raises InputError for its missing inputs."""
     if first == WORDS:
         return _open_words(class_names, regions)
     if class_names is not None:
@@ -206,7 +206,7 @@ def _open_words(class_names: str | None, regions: RegionReader | None) -> WordSt
 
 
 def first_stage_settings(first: str, class_names: str | None) -> dict[str, Any]:
-    """Returns what of a first stage decides the figures."""
+    """Returns the settings of a first stage that decide the figures."""
     if first == WORDS:
         assert class_names is not None
         digest = file_input("--class-names", class_names).digest

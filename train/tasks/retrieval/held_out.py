@@ -1,4 +1,4 @@
-"""Follows retrieval by held-out images with all of their captions: pure functions.
+"""Validates retrieval by held-out images with all of their captions: pure functions.
 
 T texts, I images, P candidates of a text.
 """
@@ -18,9 +18,9 @@ Scores = NDArray[np.floating]
 
 
 def select_image_rows(table: SampleTable, rows: Ids, max_rows: int) -> list[int]:
-    """All of the ``rows`` of some images, at most so many, but of one image at least.
+    """Returns all of the ``rows`` of some images: at most ``max_rows``, but of one image at least.
 
-    The images are the first ones by the hashes of their ids: whatever else a table holds.
+    The images are the first ones by the hashes of their ids, regardless of the table's other rows.
     """
     keys = table.image_keys[rows]
     _, images, counts = np.unique(keys, return_inverse=True, return_counts=True)
@@ -31,7 +31,7 @@ def select_image_rows(table: SampleTable, rows: Ids, max_rows: int) -> list[int]
 
 
 def one_row_each(table: SampleTable, rows: Ids) -> Ids:
-    """The first of the ``rows`` of each image, by the hashes of the images' ids: [I]."""
+    """Returns the first of the ``rows`` of each image, by the hashes of the images' ids: [I]."""
     chosen: Ids = rows[np.unique(table.image_keys[rows], return_index=True)[1]]
     return chosen
 
@@ -39,10 +39,10 @@ def one_row_each(table: SampleTable, rows: Ids) -> Ids:
 def scores_of_candidates(
     table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """Scores [I, T] and the image of each text [T], of texts that met every image of all.
+    """Returns scores [I, T] and the image of each text [T], of texts scored with every image.
 
-    A prediction is of a text with its own image and then with the others, as
-    :func:`one_row_each` orders them.
+    A prediction is of a text with its own image and then with the others, as :func:`one_row_each`
+    orders them.
     """
     rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
     _, owners = np.unique(table.image_keys[rows], return_inverse=True)
@@ -56,7 +56,7 @@ def scores_of_candidates(
 def scores_of_vectors(
     table: SampleTable, predicted: Sequence[Prediction]
 ) -> tuple[Scores, NDArray[np.int64]]:
-    """The same of predictions that are a text's and its image's vectors each: [2, H]."""
+    """Returns the same for predictions that are the vectors of a text and its image: [2, H]."""
     rows = np.array([prediction.row for prediction in predicted], dtype=np.int64)
     _, firsts, owners = np.unique(table.image_keys[rows], return_index=True, return_inverse=True)
     texts = np.stack([prediction.value[0] for prediction in predicted])
@@ -67,7 +67,7 @@ def scores_of_vectors(
 def measure_recalls(
     scores: Scores, owners: NDArray[np.int64], *, alignment: bool = False
 ) -> dict[str, float]:
-    """Recalls of both directions and their mean, where asked for also the ``alignment`` of four."""
+    """Returns recalls of both directions and their mean, and on request the ``alignment``."""
     metrics = retrieval_metrics(scores, owners)
     names = [f"{direction}/r{k}" for direction in DIRECTIONS for k in KS]
     numbers = {name: metrics[name] for name in (*names, "mean_recall")}
@@ -77,7 +77,7 @@ def measure_recalls(
 
 
 def sample_alignment_scores(scores: Scores, owners: NDArray[np.int64]) -> Scores:
-    """What each text and its image score beside three negatives by chance, the same ones every
+    """Returns the scores of each text and its image, and of three random negatives, the same every
     time: two captions of other images, and an image (ViLBERT's and InterBERT's code): [T, 4].
     """
     generator, texts = np.random.default_rng(0), np.arange(len(owners))

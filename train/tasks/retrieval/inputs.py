@@ -33,7 +33,7 @@ from vlmill.train.settings.parts import Feeding
 @dataclass(frozen=True, kw_only=True)
 class TextBatch:
     """Holds texts of similar length: their ``columns`` in the score matrix and ``lengths``, int64
-    [B]; their ids, mask, and the places that it marks.
+    [B]; their ids, mask, and the positions that it marks.
     """
 
     columns: NDArray[np.int64]
@@ -80,14 +80,14 @@ DecodePixels = Callable[[bytes, str, int], NDArray[np.uint8]]
 
 @runtime_checkable
 class Images(Protocol):
-    """Says where the images of pairs come from."""
+    """Reads the images of pairs."""
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
-        """Says what the table has nothing of, with the reason; read from its index."""
+        """Returns the images that the table lacks, with the reason; read from its index."""
         ...
 
     def fault(self, image_id: str) -> Reason | None:
-        """Says what is wrong with an image that the table has; reads it."""
+        """Reads an image of the table and returns its reject reason, or None."""
         ...
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
@@ -96,16 +96,14 @@ class Images(Protocol):
 
 
 class RegionImages:
-    """Reads the regions of images, fed by ``feeding``, and full images' features if asked
-    for.
-    """
+    """Reads the regions of images, fed by ``feeding``, and on request full images' features."""
 
     def __init__(
         self, reader: RegionReader, feeding: Feeding, *, global_features: bool = False
     ) -> None:
         self._reader, self._global_features = reader, global_features
         self.join = Join(reader.index, asking="--pairs", holding="--regions")
-        # Nothing is guessed: distributions over classes are left in their file.
+        # Nothing is predicted: distributions over classes are not read.
         self._feeding = dataclasses.replace(feeding, region_targets="class")
 
     def missing(self, image_ids: Sequence[str]) -> Mapping[str, Reason]:
@@ -122,7 +120,7 @@ class RegionImages:
 
     def fault(self, image_id: str) -> Reason | None:
         """Returns the reject reason for features or boxes that are not finite, or overflow, among
-        those that the model is fed; None without such.
+        the regions that the model is fed; None without such.
         """
         row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
@@ -133,8 +131,8 @@ class RegionImages:
         return None if all(map(is_in_range, parts)) else Reason.NOT_FINITE
 
     def fed_boxes(self, image_id: str) -> tuple[Array, int, int]:
-        """Returns the boxes that the model is fed of an image, [R, 4] in pixels, its width and
-        its height.
+        """Returns an image's boxes that the model is fed, [R, 4] in pixels, its width and
+        height.
         """
         row = self._reader.row(self._rows([image_id])[0])
         count, order = chosen_regions(row, self._feeding)
@@ -142,9 +140,7 @@ class RegionImages:
         return boxes, row.width, row.height
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Makes a batch with all regions: those that a text leaves no room for are cut beside
-        it.
-        """
+        """Makes a batch with all regions; regions that do not fit with a text are cut per text."""
         numbers = self._rows(image_ids)
         return region_batch(
             self._reader, numbers, self._feeding, global_features=self._global_features
@@ -156,13 +152,13 @@ class RegionImages:
         return rows
 
 
-KEPT_BYTES = 128 << 20  # of pixels, for those who ask for an image's fault first
+KEPT_BYTES = 128 << 20  # of pixels, for callers that ask for an image's fault first
 
 
 def load_pixels(
     data: bytes | None, image_id: str, size: int, decode: DecodePixels = evaluation_image
 ) -> NDArray[np.uint8] | Reason:
-    """Returns an image's pixels [3, S, S], or what is wrong with it."""
+    """Returns an image's pixels [3, S, S], or its reject reason."""
     if not data:
         return Reason.EMPTY
     try:
@@ -173,10 +169,10 @@ def load_pixels(
 
 
 class PixelImages:
-    """Reads images as pixels, whole and without augmentation, at the model's size.
+    """Reads images as full, unaugmented pixels, at the model's size.
 
-    Those that were looked at for a fault are kept, as far as they fit, so that a batch of them is
-    not decoded again.
+    Images that were decoded to check for a fault are kept, as far as they fit, so that a batch of
+    them is not decoded again.
     """
 
     def __init__(
@@ -194,12 +190,12 @@ class PixelImages:
         return {image_id: Reason.NO_IMAGE for image_id, row in pairs if row == ABSENT}
 
     def load(self, image_id: str) -> NDArray[np.uint8] | Reason:
-        """Returns an image's pixels [3, S, S], or what is wrong with it."""
+        """Returns an image's pixels [3, S, S], or its reject reason."""
         data = self._reader.read_bytes(int(self.join.find([image_id])[0]))
         return load_pixels(data, image_id, self._feeding.image_size, self._decode)
 
     def fault(self, image_id: str) -> Reason | None:
-        """Returns the images without bytes, and what cannot be decoded."""
+        """Returns the reject reason of an image without bytes, or that cannot be decoded."""
         pixels = self.load(image_id)
         self._last = image_id, pixels
         if isinstance(pixels, Reason):
@@ -209,14 +205,14 @@ class PixelImages:
         return None
 
     def _load_kept(self, image_id: str) -> NDArray[np.uint8] | Reason:
-        """Returns what :meth:`load` does, of an image that is kept without decoding it."""
+        """Returns the result of :meth:`load`; a kept image is not decoded again."""
         if self._last is not None and self._last[0] == image_id:
             return self._last[1]
         kept = self._kept.get(image_id)
         return self.load(image_id) if kept is None else kept
 
     def batch(self, image_ids: Sequence[str]) -> HostBatch:
-        """Returns the images without a fault. Raises InputError for another."""
+        """Returns a batch of images. Raises InputError for an image with a fault."""
         loaded = {image_id: self._load_kept(image_id) for image_id in image_ids}
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():

@@ -1,6 +1,4 @@
-"""Opens the inputs of an evaluation of retrieval, checks that they fit together, and scores
-them.
-"""
+"""Opens the inputs of a retrieval evaluation, checks that they fit together, and scores them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -60,7 +58,7 @@ from vlmill.train.tasks.retrieval.vectors import (
     text_vectors,
 )
 
-# The fields of a feeding that act where nothing is learnt.
+# The fields of a feeding that have an effect without training.
 FED = {
     "regions": ("max_tokens", "max_regions", "region_order", "whole_image", "max_elements"),
     "pixels": ("max_tokens", "image_size"),
@@ -70,7 +68,7 @@ FED = {
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions:
-    """Holds what ``train-vl evaluate retrieval`` is told; tables are folders, files or globs."""
+    """Holds the options of ``train-vl evaluate retrieval``; tables are folders, files or globs."""
 
     checkpoint: Path
     pairs: str
@@ -90,7 +88,7 @@ class RetrievalOptions:
 
 @dataclass(kw_only=True)
 class RetrievalSetup:
-    """Holds the inputs of an evaluation, opened and found to fit together."""
+    """Holds the inputs of an evaluation, opened and checked to fit together."""
 
     options: RetrievalOptions
     device: torch.device
@@ -106,7 +104,7 @@ class RetrievalSetup:
 
     @property
     def image_inputs(self) -> RegionImages | PixelImages:
-        """Returns what the model reads of images."""
+        """Returns the model's inputs for images."""
         if self.regions is not None:
             global_features = bool(get_global_widths(body_config(self.loaded)))
             return RegionImages(self.regions, self.feeding, global_features=global_features)
@@ -115,7 +113,7 @@ class RetrievalSetup:
 
 
 def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
-    """Opens everything that a ranking reads. Raises InputError for what does not fit together."""
+    """Opens all inputs of a ranking. Raises InputError for inputs that do not fit together."""
     device = device_named(options.device)
     if options.batch_size < 1:
         raise InputError(f"--batch-size {options.batch_size}: want at least 1")
@@ -154,7 +152,7 @@ def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
 def _open_images(
     options: RetrievalOptions, loaded: LoadedCheckpoint, feeding: Feeding
 ) -> tuple[RegionReader | None, ImageReader | None, list[str]]:
-    """Opens the table that the model reads, and what is to be said of it."""
+    """Opens the table that the model reads, and returns it with the notes on it."""
     if feeding.kind == "pixels":
         if options.images is None:
             raise InputError(f"--images is missing: {with_article(loaded.variant)} reads images")
@@ -162,15 +160,13 @@ def _open_images(
     if options.regions is None:
         raise InputError(f"--regions is missing: {with_article(loaded.variant)} reads regions")
     if options.images is not None:
-        ImageReader(options.images)  # the report's: what is wrong with them shows before the work
+        ImageReader(options.images)  # the report's table: errors in it show before the work
     regions = RegionReader(options.regions)
     return regions, None, notes_on_regions(loaded, regions, feeding)
 
 
 def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candidates, Rejects]:
-    """Selects what is ranked, and the pairs that are not, with reasons; ``faults`` are the
-    images'.
-    """
+    """Selects the ranked candidates, and the excluded pairs; ``faults`` are the images' reasons."""
     candidates, rejects = select_candidates(setup.loaded_pairs.pairs, setup.texts.tokens, faults)
     ids = [pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None]
     samples = setup.image_inputs.join.samples(ids)
@@ -179,9 +175,8 @@ def select(setup: RetrievalSetup, faults: Mapping[str, Reason]) -> tuple[Candida
 
 
 def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
-    """Returns what decides the figures, contents included: the same settings give the same output,
-    up
-    to rounding on another device or in batches of another size.
+    """Returns the settings that decide the figures, contents included: the same settings give the
+    same output, up to rounding on another device or in batches of another size.
     """
     options, loaded, reader = setup.options, setup.loaded, setup.regions or setup.images
     assert reader is not None
@@ -216,7 +211,7 @@ def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
 def survey(
     setup: RetrievalSetup, candidates: Candidates, faults: dict[str, Reason]
 ) -> ImageVectors | None:
-    """Reads every image once: adds to ``faults`` what cannot be used, and embeds it where the
+    """Reads every image once: adds unusable ones to ``faults``, and embeds the others where the
     model ranks by vectors.
     """
     images, ids = setup.image_inputs, candidates.image_ids
@@ -245,8 +240,8 @@ def survey(
 
 
 def rank(setup: RetrievalSetup, candidates: Candidates, vectors: ImageVectors | None) -> RankScores:
-    """Returns the scores of all pairs, or with ``--rerank`` of all by a first stage and of the best
-    again.
+    """Returns the scores of all pairs, or with ``--rerank`` of a first stage and then of the
+    best.
     """
     options, size = setup.options, setup.options.batch_size
     if setup.first is not None:
@@ -278,7 +273,7 @@ def compute_match_logits(
 ) -> NDArray[np.float32]:
     """Returns logits [I, T] of the matching head, of all pairs or of the ``chosen`` ones.
 
-    They are kept in the output as they come, and taken from there where a killed run has left some.
+    They are stored in the output as they are computed, and read from there after a killed run.
     """
     options = setup.options
     count = len(candidates.image_ids) * len(candidates.tokens)
@@ -294,7 +289,7 @@ def compute_match_logits(
         chosen,
         settings=collect_settings(setup),
         images=table_input(f"--{spec.name}", table, spec).digest,
-        batch_size=options.batch_size,  # on which the last bits depend
+        batch_size=options.batch_size,  # the last bits depend on it
         device=str(setup.device),
     )
     done = len(cache.known)
@@ -313,5 +308,5 @@ def compute_match_logits(
 
 
 def get_max_elements(feeding: Feeding) -> int | None:
-    """Returns the room that a text and regions share; None where they do not."""
+    """Returns the number of elements that a text and regions share; None where they do not."""
     return feeding.max_elements if feeding.reads_regions else None

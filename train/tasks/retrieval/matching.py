@@ -1,9 +1,9 @@
 """Scores every text with every image, by a matching head or by contrastive vectors.
 
 I images, T texts, B texts of a batch, L tokens of a text, R regions, M patches, E elements of an
-image, H width. A fusion model reads text and image together,
-so that all I x T pairs pass through it; what depends on one of the two alone is computed once. The
-matching logit ranks, and not its sigmoid: it has the same order and does not saturate into ties.
+image, H width. A fusion model reads text and image together, so that all I x T pairs pass through
+it; parts that depend on one of the two alone are computed once. Pairs are ranked by the matching
+logit, not its sigmoid: it has the same order and does not saturate into ties.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,23 +39,23 @@ def silent(count: int) -> None:
 
 @runtime_checkable
 class PairScorer(Protocol):
-    """Takes a model with a matching head apart into what texts, images and pairs cost."""
+    """Splits a model with a matching head into the work per text, per image and per pair."""
 
     @property
     def keeps_texts(self) -> bool:
-        """Says whether read texts are hidden states, which take memory."""
+        """Returns whether read texts are hidden states, which take memory."""
         ...
 
     def read_texts(self, texts: TextBatch) -> Any:
-        """Computes what a batch of texts has in common for all images."""
+        """Computes the parts of a batch of texts that all images share."""
         ...
 
     def read_image(self, batch: Batch) -> Any:
-        """Computes what the one image of ``batch`` has in common for all texts."""
+        """Computes the parts of the one image of ``batch`` that all texts share."""
         ...
 
     def pool(self, texts: Any, image: Any) -> Float[Tensor, "B P"]:
-        """Returns what the head reads of each text of the batch with the image."""
+        """Returns the head's inputs for each text of the batch with the image."""
         ...
 
     def match(self, texts: Any, image: Any) -> Float[Tensor, " B"]:
@@ -65,11 +65,10 @@ class PairScorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeScorer:
-    """Scores pairs of one stream, or with interaction from the first layer on: regions are embedded
-    once.
+    """Scores pairs of one stream, or with interaction from the first layer on; embeds regions once.
 
-    ``model`` embeds and encodes; ``logit`` makes logits [B] of what it has pooled [B, P].
-    ``max_elements``: the room that text and regions share, as in `Feeding`.
+    ``model`` embeds and encodes; ``logit`` makes logits [B] of its pooled vectors [B, P].
+    ``max_elements``: the number of elements that text and regions share, as in `Feeding`.
     """
 
     model: Any
@@ -78,11 +77,11 @@ class EncodeScorer:
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
-        """Returns nothing but their ids."""
+        """Returns only their ids."""
         return texts
 
     def read_image(self, batch: Batch) -> Float[Tensor, "1 E H"]:
-        """Embedded regions; none is padding."""
+        """Returns embedded regions without padding."""
         inputs = batch.inputs
         global_features = () if inputs.global_features is None else (inputs.global_features,)
         embedded: Float[Tensor, "1 E H"] = self.model.embed_regions(
@@ -106,13 +105,13 @@ class EncodeScorer:
         return pooled
 
     def match(self, texts: TextBatch, image: Float[Tensor, "1 E H"]) -> Float[Tensor, " B"]:
-        """Asks the head of the encoded pairs."""
+        """Computes the head's logits of the encoded pairs."""
         return self.logit(self.pool(texts, image))
 
 
 def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> Cells:
-    """Returns the places that heads read, the first of either: most of the last layer is left
-    out.
+    """Returns the positions that heads read, the first of either: the last layer is mostly
+    omitted.
     """
     texts, images = (len(text), text.shape[1]), (len(image), image.shape[1])
     return Cells(first_cells(texts, text), first_cells(images, image))
@@ -121,9 +120,7 @@ def pooled_cells(text: Shaped[Tensor, "B L"], image: Shaped[Tensor, "B R"]) -> C
 def cut_texts(
     texts: TextBatch, num_regions: int, longest: int
 ) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Bool[Tensor, "B R"]]:
-    """Returns texts cut, [SEP] kept, to what they may have beside the regions: ids, mask, regions'
-    mask.
-    """
+    """Returns texts cut to the length that regions leave, [SEP] kept: ids, mask, regions' mask."""
     shares = {n: kept_lengths(n, num_regions, longest) for n in set(texts.lengths.tolist())}
     lengths = torch.tensor([shares[n] for n in texts.lengths.tolist()], device=texts.tokens.device)
     words, region_counts = lengths[:, :1], lengths[:, 1:]
@@ -137,7 +134,7 @@ def cut_texts(
 
 @dataclass(frozen=True, kw_only=True)
 class StreamScorer:
-    """ViLBERT: each text and each image is read once up to what the first co-attention mixes."""
+    """Scores pairs with ViLBERT: reads each text and image once, up to the first co-attention."""
 
     model: Vilbert
     logit: Logit
@@ -161,20 +158,20 @@ class StreamScorer:
         return self.model.join(texts, image.take(again).pooled_alone()).pooled
 
     def match(self, texts: Stream, image: Stream) -> Float[Tensor, " B"]:
-        """Asks the head of the joined streams."""
+        """Computes the head's logits of the joined streams."""
         return self.logit(self.pool(texts, image))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PixelScorer:
-    """VLMo's fusion encoder: an image's patches are embedded once."""
+    """Scores pairs with VLMo's fusion encoder: an image's patches are embedded once."""
 
     model: Vlmo
     logit: Logit
     keeps_texts: ClassVar[bool] = False
 
     def read_texts(self, texts: TextBatch) -> TextBatch:
-        """Returns nothing but their ids."""
+        """Returns only their ids."""
         return texts
 
     def read_image(self, batch: Batch) -> Float[Tensor, "1 M H"]:
@@ -191,11 +188,11 @@ class PixelScorer:
         return encoder.fuse(embedded, texts.token_mask, expanded, real=texts.real, read=read).pooled
 
     def match(self, texts: TextBatch, image: Float[Tensor, "1 M H"]) -> Float[Tensor, " B"]:
-        """Asks the head of the encoded pairs."""
+        """Computes the head's logits of the encoded pairs."""
         return self.logit(self.pool(texts, image))
 
 
-# Whose texts and images have more in common for all pairs than embedded regions.
+# Variants whose texts and images share more computation than embedded regions.
 SCORERS: dict[str, Callable[..., PairScorer]] = {
     "encoded": EncodeScorer,
     "streams": StreamScorer,
@@ -207,7 +204,7 @@ def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
     """Returns the scorer of a model with a head that ranks, or with such a model inside."""
     variant = get_variant(find_variant(model))
     body, logit = variant.get_body(model), get_part(model, variant.match_logit)
-    if max_elements is not None:  # how long a text is depends on the image: none is read ahead
+    if max_elements is not None:  # a text's length depends on the image, so no text is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
     return SCORERS[get_variant(find_variant(body)).scores_pairs](model=body, logit=logit)
 
@@ -225,12 +222,12 @@ def match_scores(
     chosen: NDArray[np.bool_] | None = None,
     cache: ScoreCache | None = None,
 ) -> NDArray[np.float32]:
-    """Matching logits, float32 [I, T], of all pairs or of the ``chosen`` [I, T]; others are -inf.
+    """Returns matching logits, float32 [I, T], of all or the ``chosen`` pairs [I, T]; else -inf.
 
     Images are read one after the other and never padded. Memory is the matrix, one batch of
-    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, images
-    are read again for the next ones. ``advance`` is told the number of pairs of each batch. What
-    ``cache`` knows is not computed again, and what is new goes there.
+    ``batch_size`` pairs, and :data:`TOKENS_KEPT` tokens of texts; where there are more, images are
+    read again for the next ones. ``advance`` gets the number of pairs of each batch. Scores that
+    ``cache`` has are not computed again, and new scores are added to it.
     """
     scores = np.full((len(image_ids), len(texts)), -np.inf, dtype=np.float32)
     cache = ScoreCache() if cache is None else cache
@@ -251,7 +248,7 @@ def match_scores(
                         image = scorer.read_image(images.batch([image_ids[row]]).to(device))
                     columns.append(batch.columns)
                     logits.append(scorer.match(read[number], image).float())
-                    # A device works on while the next batch is asked for, until its image ends.
+                    # A device computes while the next batch is requested, until its image ends.
                     if device.type == "cpu" or number == len(batches) - 1:
                         values = torch.cat(logits).cpu().numpy()
                         scores[row, np.concatenate(columns)] = values
@@ -282,9 +279,7 @@ def _passes(
 
 
 def _parts(batches: Sequence[TextBatch]) -> Iterator[list[TextBatch]]:
-    """Yields batches in runs that together have at most :data:`TOKENS_KEPT` tokens, or one
-    batch.
-    """
+    """Yields groups of batches with at most :data:`TOKENS_KEPT` tokens in all, or one batch."""
     part: list[TextBatch] = []
     for batch in batches:
         if part and sum(b.tokens.numel() for b in (*part, batch)) > TOKENS_KEPT:

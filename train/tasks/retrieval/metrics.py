@@ -2,7 +2,8 @@
 
 I images, T texts. A text belongs to one image, an image may own any number of texts. Ranks count
 from 0. Ties are pessimistic: a wrong candidate with the right one's score ranks before it, so that
-a model that scores everything alike recalls nothing and no figure depends on the order of rows.
+a model that gives all pairs the same score recalls nothing and no figure depends on the order of
+rows.
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,10 @@ KS = (1, 5, 10)  # the cut-offs that every retrieval paper prints
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Ranks of the right answer, a query each: int64 [queries].
+    """Holds the ranks of the right answer, one per query: int64 [queries].
 
     ``pessimistic`` counts the wrong candidates that score as high or higher, ``optimistic`` only
-    the higher ones; any order of equal scores lies between.
+    the higher ones; the rank in any order of equal scores is between the two.
     """
 
     pessimistic: NDArray[np.int64]
@@ -32,7 +33,7 @@ class Ranks:
 
 
 def check_scores(scores: Scores, owners: Ids) -> None:
-    """Raise ValueError unless ``scores`` [I, T] is finite and ``owners`` [T] names rows of it.
+    """Raises ValueError unless ``scores`` [I, T] is finite and ``owners`` [T] names rows of it.
 
     Every image has to own a text: without one its query has no right answer.
     """
@@ -53,7 +54,7 @@ def check_scores(scores: Scores, owners: Ids) -> None:
 
 
 def text_to_image_ranks(scores: Scores, owners: Ids) -> Ranks:
-    """Returns the ranks of image retrieval: each text's rank of its own image among all images."""
+    """Returns the ranks of image retrieval: the rank of each text's image among all images."""
     check_scores(scores, owners)
     return ranks_among(scores.T, owners)
 
@@ -62,13 +63,13 @@ def ranks_among(scores: Scores, right: Ids) -> Ranks:
     """Returns each query's rank of its one right candidate: ``scores`` [queries, candidates]."""
     right_scores = scores[np.arange(len(scores)), right][:, None]
     higher = (scores > right_scores).sum(axis=1)
-    as_high = (scores >= right_scores).sum(axis=1) - 1  # the right one itself is no wrong candidate
+    as_high = (scores >= right_scores).sum(axis=1) - 1  # the right one itself is not wrong
     return Ranks(pessimistic=as_high, optimistic=higher)
 
 
 def image_to_text_ranks(scores: Scores, owners: Ids) -> Ranks:
-    """Returns the ranks of text retrieval: each image's rank of its best placed text among the
-    texts of others.
+    """Returns the ranks of text retrieval: each image's rank of its best ranked text among the
+    texts of other images.
     """
     check_scores(scores, owners)
     pessimistic = np.empty(len(scores), dtype=np.int64)
@@ -91,14 +92,15 @@ def recall_at_k(ranks: NDArray[np.int64], k: int) -> float:
 
 
 def chance_image_recall(num_images: int, k: int) -> float:
-    """Returns the expected recall at ``k`` of image retrieval if the order says nothing."""
+    """Returns the expected recall at ``k`` of image retrieval if the order is random."""
     return min(k / num_images, 1.0)
 
 
 def chance_text_recall(owners: Ids, k: int) -> float:
-    """Returns the expected recall at ``k`` of text retrieval if the order says nothing.
+    """Returns the expected recall at ``k`` of text retrieval if the order is random.
 
-    One less the chance that the first k of T texts hold none of an image's own, mean over images.
+    It is one minus the chance that the first k of T texts include none of an image's texts, as the
+    mean over images.
     """
     texts_per_image = np.bincount(owners)
     total = len(owners)
@@ -114,12 +116,12 @@ def retrieval_metrics(
 ) -> dict[str, float]:
     """Returns both directions' figures under flat names, shares in 0..1.
 
-    ``scores`` [I, T], higher for better; ``by_image`` are those that images rank texts by, where
-    these are others. ``owners`` [T] is the row of each text's image. Of
-    ``image_retrieval`` (the query is a text) and ``text_retrieval`` (the query is an image): r1,
-    r5, r10 with ``_stderr`` and ``_chance``, r1_optimistic, median_rank and mean_rank (from 1),
-    ties (queries whose rank depends on how equal scores are ordered), mean_recall and n. Of both
-    directions: mean_recall and rsum, the mean and the sum of all recalls.
+    ``scores`` [I, T], higher for better; ``by_image`` are the scores by which images rank texts, if
+    these differ. ``owners`` [T] is the row of each text's image. Of ``image_retrieval`` (the query
+    is a text) and ``text_retrieval`` (the query is an image): r1, r5, r10 with ``_stderr`` and
+    ``_chance``, r1_optimistic, median_rank and mean_rank (from 1), ties (queries whose rank depends
+    on how equal scores are ordered), mean_recall and n. Of both directions: mean_recall and rsum,
+    the mean and the sum of all recalls.
     """
     directions = {
         "image_retrieval": text_to_image_ranks(scores, owners),
@@ -169,8 +171,8 @@ def rank_summary(ranks: Ranks, ks: Sequence[int] = KS) -> dict[str, float]:
 def fold_metrics(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> list[dict[str, float]]:
-    """Returns the figures of consecutive blocks of ``fold_images`` images, each scored within
-    itself: its images against its own texts.
+    """Returns the figures of consecutive blocks of ``fold_images`` images, each scored separately:
+    its images against its own texts.
 
     Raises ValueError if the images do not fill whole blocks.
     """
@@ -190,7 +192,7 @@ def fold_metrics(
 def mean_of_folds(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Returns the mean of every figure over :func:`fold_metrics`, as COCO 1K is; of ``n`` and
+    """Returns the mean of every figure over :func:`fold_metrics`, like COCO 1K; for ``n`` and
     ``ties`` the sum, and the standard error of the mean of recalls.
     """
     folds = fold_metrics(scores, owners, fold_images, ks)

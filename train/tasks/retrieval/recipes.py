@@ -1,6 +1,6 @@
 """Retrieval on Flickr30k and COCO as each paper and each released code fine-tunes it.
 
-[code] is the released one, [choice] is ours. Published runs are chosen by nothing: the last epoch
+[code] marks released code, [choice] ours. Published runs do not select a checkpoint: the last epoch
 counts (VLMo's code: the mean of the six recalls on validation, which validate_every=N does).
 """
 
@@ -49,19 +49,19 @@ NEAR = f"{REGIONS}; --negatives: their nearest images"
 
 
 def vilbert_retrieval_stage() -> TrainingStage:
-    """The released run; 30 tokens, 99 regions and the full image [code]."""
+    """Returns the released run; 30 tokens, 99 regions and the full image [code]."""
     return TrainingStage(
         name="retrieval",
         epochs=20,
         epoch_steps="ceil",
         batch_size=64,
         feeding=replace(vilbert_retrieval_feeding(), region_targets="class"),
-        optimizer=vilbert_task_optimizer(2e-5),  # the README's command says 4e-5
+        optimizer=vilbert_task_optimizer(2e-5),  # the README's command has 4e-5
     )
 
 
 def retrieval_vilbert() -> TaskRecipe:
-    """As released: a new head scores the four, which stands for VCR's choices, too."""
+    """Returns the released recipe: a new head, which VCR's choices also use, scores the four."""
     return task_recipe(
         RetrievalRecipe,
         "retrieval-vilbert",
@@ -76,7 +76,7 @@ def retrieval_vilbert() -> TaskRecipe:
 
 
 def retrieval_vilbert_paper() -> TaskRecipe:
-    """By the paper's text: the alignment head of pretraining scores, and Adam at one rate."""
+    """Returns the paper's recipe: pretraining's alignment head scores, and Adam at one rate."""
     return vilbert_paper(retrieval_vilbert(), variant="vilbert", model=vilbert_base())
 
 
@@ -86,7 +86,7 @@ def retrieval_vilbert_paper() -> TaskRecipe:
 
 
 def interbert_retrieval_stage() -> TrainingStage:
-    """The released run: constant, a tenth from each of these epochs on [code]."""
+    """Returns the released run: constant, a tenth from each of these epochs on [code]."""
     return TrainingStage(
         name="retrieval",
         epochs=20,
@@ -100,7 +100,7 @@ def interbert_retrieval_stage() -> TrainingStage:
 def make_interbert_recipe(
     name: str, trunk: InterBertConfig, loss: Loss, stage: TrainingStage, by: str
 ) -> TaskRecipe:
-    """Retrieval with a depth of InterBERT."""
+    """Returns the recipe of retrieval with a depth of InterBERT."""
     return task_recipe(
         RetrievalRecipe,
         name,
@@ -116,7 +116,7 @@ def make_interbert_recipe(
 
 
 def retrieval_interbert() -> TaskRecipe:
-    """As released: each of the four belongs together or does not, two classes by themselves."""
+    """Returns the released recipe: each of the four is classified separately as matching or not."""
     stage = interbert_retrieval_stage()
     return make_interbert_recipe(
         "retrieval-interbert", interbert_released(), "binary", stage, "as released"
@@ -124,8 +124,8 @@ def retrieval_interbert() -> TaskRecipe:
 
 
 def retrieval_interbert_paper() -> TaskRecipe:
-    """By the paper: the image among three others, drawn at random, for a caption; batches of 32,
-    linear decay after 10,000 steps (sec. 4.2).
+    """Returns the paper's recipe: the image among three random others, for a caption; batches of
+    32, linear decay after 10,000 steps (sec. 4.2).
     """
     stage = replace(
         interbert_retrieval_stage(),
@@ -144,8 +144,8 @@ def retrieval_interbert_paper() -> TaskRecipe:
 
 
 def retrieval_interbert_chinese() -> TaskRecipe:
-    """TaoMultimodal (sec. 5): titles of 36 characters, 16 regions; negatives as the released code
-    has them on Flickr30k, the rest as the paper [choice].
+    """Returns TaoMultimodal's recipe (sec. 5): titles of 36 characters, 16 regions; negatives as
+    the released code has them on Flickr30k, the rest as the paper [choice].
     """
     like = interbert_retrieval_stage()
     stage = replace(
@@ -161,7 +161,7 @@ def retrieval_interbert_chinese() -> TaskRecipe:
 
 
 # ImageBERT (arXiv:2001.07966, sec. 4.2): negatives by texts and by images; batch 24, rate 5e-5,
-# 130 epochs. There is no code; how many negatives there are is [choice], and so is all else of the
+# 130 epochs. No code was released; the number of negatives is [choice], and so is all else of the
 # optimiser, which is BERT's.
 
 BEST: tuple[Loss, ...] = ("binary",)
@@ -173,7 +173,7 @@ def retrieval_imagebert(
     num_regions: int = 100,
     about: str = "its best loss",
 ) -> TaskRecipe:
-    """A row of table 4: a loss over a pair and its negatives, and a number of regions."""
+    """Returns a row of table 4: a loss over a pair and its negatives, and a number of regions."""
     by_itself = "binary" in losses
     stage = TrainingStage(
         name="retrieval",
@@ -198,7 +198,7 @@ def retrieval_imagebert(
 
 
 def table_4() -> dict[str, Callable[[], TaskRecipe]]:
-    """The rows of ImageBERT's table 4 beside its best one."""
+    """Returns the rows of ImageBERT's table 4 other than its best one."""
     rows: dict[str, dict[str, Any]] = {
         "softmax": {"losses": ("softmax",), "about": "softmax among candidates"},
         "triplet": {"losses": ("triplet",), "about": "triplet loss"},
@@ -219,28 +219,30 @@ def _bind_recipe(name: str, fields: dict[str, Any]) -> Callable[[], TaskRecipe]:
 
 
 def small(name: str, like: TaskRecipe, model: Any, lr: float) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     about = like.about.partition(",")[0]
     # Without --init matching stays at chance where features are not standardised.
     return for_trials(like, name, model, about, lr=lr, batch_size=16, standardise_features=True)
 
 
 def retrieval_vilbert_small() -> TaskRecipe:
-    """With a small ViLBERT. At a higher rate its poolers make all pairs one vector."""
+    """Returns the recipe with a small ViLBERT. At a higher rate its poolers make all pairs one
+    vector.
+    """
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, dropout=0.0)
     return small("retrieval-vilbert-small", retrieval_vilbert(), model, 2e-4)
 
 
 def retrieval_interbert_small() -> TaskRecipe:
-    """With a small InterBERT."""
+    """Returns the recipe with a small InterBERT."""
     trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = InterBertTasksConfig(trunk=trunk, dropout=0.0)
     return small("retrieval-interbert-small", retrieval_interbert(), model, 2e-4)
 
 
 def retrieval_imagebert_small() -> TaskRecipe:
-    """With a small ImageBERT."""
+    """Returns the recipe with a small ImageBERT."""
     model = ImageBertRetrievalConfig(trunk=imagebert_small(dropout=0.0))
     return small("retrieval-imagebert-small", retrieval_imagebert(), model, 3e-4)
 

@@ -1,4 +1,4 @@
-"""Makes the page that shows a retrieval evaluation: figures beside chance, and what was found."""
+"""Makes the page that shows a retrieval evaluation: figures next to chance, and the results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,7 +119,7 @@ def sections(
 
 
 def papers_section(metrics: Mapping[str, float], model: str) -> Section:
-    """Returns the comparison with the papers, or why there is none: pairs of the training."""
+    """Returns the comparison with the papers, or why it is missing: training pairs."""
     if not (num_memorised := metrics.get("pairs_trained_on")):
         return published_section(TASK, metrics, PUBLISHED, model=model)
     count = format_count(int(num_memorised), "ranked pair")
@@ -189,9 +189,7 @@ def _text_examples(
 
 
 def _list_neighbours(outcome: Outcome) -> list[dict[str, Any]]:
-    """Returns the first candidates with their places, and the right one with its own if not among
-    them.
-    """
+    """Returns the first candidates with their ranks, and the right one if it is not among them."""
     rows = list(enumerate(outcome.neighbours))
     if not any(n.right for n in outcome.neighbours):
         rows.append((outcome.rank, outcome.right))

@@ -1,4 +1,4 @@
-"""Retrieval's row in the registry."""
+"""Holds the registry's row for retrieval."""
 
 from argparse import Namespace
 from typing import Any

@@ -1,7 +1,7 @@
-"""Scores of pairs survive a kill: they are kept, in the order in which they are computed, as files.
+"""Stores the scores of pairs in files, in the order of their computation, so they survive a kill.
 
-A file holds the scores of consecutive pairs. It says what they were computed from, so that those
-of another checkpoint or of other pairs are never taken, and has a checksum of its own.
+A file holds the scores of consecutive pairs. It records the inputs of the scores, so that scores of
+another checkpoint or of other pairs are never used, and it has its own checksum.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.plain_json import parse_json
 from vlmill.train.tasks.retrieval.candidates import Candidates
 
-SECONDS_BETWEEN_FILES = 30.0  # of work that a kill may cost
+SECONDS_BETWEEN_FILES = 30.0  # the most work that a kill loses
 PATTERN = "scores-*.block"
 Scores = NDArray[np.float32]
 
 
 @dataclass(kw_only=True)
 class ScoreCache:
-    """Keeps scores in a ``folder``, those of ``lineage`` alone; without a folder nothing.
+    """Keeps scores in a ``folder``, only scores of ``lineage``; without a folder it keeps nothing.
 
     ``known`` float32 [n] are the first n scores, which an earlier run has kept. A file is written
     when ``seconds`` have passed since the last, so that models of any speed have few of them, and
@@ -45,9 +45,9 @@ class ScoreCache:
 
     @staticmethod
     def open(folder: Path, lineage: str, *, seconds: float) -> "ScoreCache":
-        """Reads what an earlier run has kept, up to the first file that does not belong to it.
+        """Reads an earlier run's scores, up to the first file that does not belong to it.
 
-        Such a file, and all behind it, is named, deleted and computed again.
+        That file and all later ones are named, deleted and computed again.
         """
         cache = ScoreCache(folder=folder, lineage=lineage, seconds=seconds)
         parts, end = list[Scores](), 0
@@ -71,7 +71,7 @@ class ScoreCache:
         return cache
 
     def add(self, scores: Scores) -> None:
-        """Takes the scores of the next pairs, and writes a file if it is time."""
+        """Adds the scores of the next pairs, and writes a file if it is time."""
         if self.folder is None:
             return
         self._new.append(scores)
@@ -79,7 +79,7 @@ class ScoreCache:
             self._write(self.folder)
 
     def _write(self, folder: Path) -> None:
-        """Writes what has come since the last file."""
+        """Writes the scores since the last file."""
         count = sum(map(len, self._new))
         content = np.concatenate(self._new).astype("<f4").tobytes()
         about = {"lineage": self.lineage, "start": self._written, "sha256": _digest(content)}
@@ -93,7 +93,7 @@ def _digest(content: bytes) -> str:
 
 
 def _read(path: Path, lineage: str, start: int) -> Scores | str:
-    """Returns the scores of a file, or what is wrong with it."""
+    """Returns the scores of a file, or a description of its fault."""
     header, newline, content = path.read_bytes().partition(b"\n")
     try:
         about = parse_json(header)
@@ -112,10 +112,10 @@ def _read(path: Path, lineage: str, start: int) -> Scores | str:
 def open_score_cache(
     output: Path, candidates: Candidates, chosen: NDArray[np.bool_] | None, **settings: Any
 ) -> ScoreCache:
-    """Opens what an earlier run of the same evaluation has kept in its ``output``.
+    """Opens the scores that an earlier run of the same evaluation has kept in its ``output``.
 
-    ``settings`` is all that decides the scores, beside the candidates, the pairs of these that are
-    ``chosen`` (all if None) and their order.
+    ``settings`` is all that decides the scores, other than the candidates, the pairs of these that
+    are ``chosen`` (all if None) and their order.
     """
     lineage = settings | {
         "image_ids": candidates.image_ids,

@@ -1,29 +1,29 @@
-"""The fields of retrieval's recipes."""
+"""Defines the fields of retrieval's recipes."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from vlmill.train.settings.tasks import TaskRecipe
 
-MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT does not say
+MARGIN = 0.2  # on scores between 0 and 1, as UNITER's; ImageBERT's paper does not specify it
 Loss = Literal["binary", "softmax", "triplet"]
 OF_ALIGNMENT = 4  # the pair, and one of each of the three negatives
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalSettings:
-    """The fields that retrieval alone has."""
+    """Holds the fields that only retrieval has."""
 
-    # What a pair is told from: the same image with other captions (texts), the same caption with
+    # The negatives of a pair: the same image with other captions (texts), the same caption with
     # other images, either of these by chance (both), ViLBERT's three of another caption, another
     # image and a caption of a near image (alignment), or the other pairs of the step (batch:
-    # VLMo's contrast, which no other field is about but same_picture_negatives).
+    # VLMo's contrast, to which of the other fields only same_picture_negatives applies).
     negatives: Literal["texts", "pictures", "both", "alignment", "batch"] = "alignment"
     num_candidates: int = OF_ALIGNMENT  # the pair itself among them
     # Whether alignment's near caption is of one of the images nearest by their
     # regions, which --negatives lists, or of any image.
     nearest: bool = True
-    # Added up: each pair by itself belongs together or not, the pair among its candidates, and the
+    # Summed: each pair is matching or not, the pair among its candidates, and the
     # hardest of these by a margin.
     losses: tuple[Loss, ...] = ("softmax",)
     margin: float = MARGIN
@@ -32,7 +32,7 @@ class RetrievalSettings:
 
     @property
     def samples_of_pair(self) -> int:
-        """How many pairs are computed for a caption."""
+        """Returns how many pairs are computed for a caption."""
         return 1 if self.negatives == "batch" else self.num_candidates
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class RetrievalSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalRecipe(TaskRecipe):
-    """A run of retrieval."""
+    """Describes a run of retrieval."""
 
     published: ClassVar[dict[str, Any]] = {
         "validation_pairs": 500

@@ -1,15 +1,15 @@
-"""Retrieval by a model that reads a text and an image together.
+"""Trains retrieval by a model that reads a text and an image together.
 
-Input: a caption with its image, and pairs that do not belong together. Head: how well a pair
-fits; that of pretraining, or a new one (ViLBERT's code; ImageBERT has both). Loss: each pair by
-itself, the pair among its candidates, or the hardest of these by a margin. Metric: recall, where
-each text of some held-out images meets each of these images.
+Input: a caption with its image, and pairs that do not belong together. Head: how well a pair fits;
+pretraining's head, or a new one (ViLBERT's code; ImageBERT has both). Loss: each pair alone, the
+pair among its candidates, or the hardest of these by a margin. Metric: recall, where each text of
+some held-out images is scored with each of these images.
 
 S captions, P candidates of each, K heads.
 
 The first candidate of a pair (column 0) is the pair itself. Losses over a pair and its negatives
-are those of ImageBERT (arXiv:2001.07966, sec. 4.2). The paper prints the signs of the first and
-third otherwise, and the third without margin and difference: misprints.
+are ImageBERT's (arXiv:2001.07966, sec. 4.2). The paper prints other signs for the first and third,
+and the third without margin and difference: misprints.
 """
 
 import dataclasses
@@ -55,9 +55,7 @@ from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
 def candidate_losses(
     scores: Float[Tensor, "S P K"], names: Sequence[str], margin: float = MARGIN
 ) -> dict[str, Float[Tensor, ""]]:
-    """Returns the losses of these names: pairs by themselves by the first head, candidates by the
-    last one.
-    """
+    """Returns the losses of these names: pairs by the first head, candidates by the last one."""
     losses: dict[str, Callable[[], Tensor]] = {
         "binary": lambda: binary_candidates(scores[..., 0]),
         "softmax": lambda: softmax_candidates(scores[..., -1]),
@@ -69,7 +67,7 @@ def candidate_losses(
 def binary_candidates(logits: Float[Tensor, "S P"]) -> Float[Tensor, ""]:
     """Returns the mean over all pairs of the binary cross-entropy, the paper's best loss.
 
-    Of log odds that are the difference of two logits it is the cross-entropy of their two classes
+    For log odds that are the difference of two logits it is the cross-entropy of their two classes
     (InterBERT's code).
     """
     targets = torch.zeros_like(logits)
@@ -88,8 +86,8 @@ def hardest_triplet(scores: Float[Tensor, "S P"], margin: float = MARGIN) -> Flo
     """Returns the mean over S of max(0, margin + s(hardest negative) - s(positive)), s between 0
     and 1.
 
-    Of negative texts and negative images in one sample the losses are taken apart and added.
-    Without a negative it is 0.
+    The losses of negative texts and of negative images in one sample are computed separately and
+    added. Without a negative it is 0.
     """
     bounded = scores.sigmoid()
     if not scores.numel() or scores.shape[1] < 2:
@@ -102,7 +100,7 @@ TEXT, IMAGE, NEAR_TEXT = "text", "picture", "near text"
 
 
 class Candidate(NamedTuple):
-    """The rows whose text and whose image are paired."""
+    """Holds the rows whose text and whose image are paired."""
 
     text_row: int
     image_row: int
@@ -111,10 +109,11 @@ class Candidate(NamedTuple):
 def draw_candidates(
     row: int, pool: Ids, pairs: StagePairs, draws: Draws, settings: RetrievalSettings
 ) -> list[Candidate]:
-    """A row's own pair and its negatives, as many as the settings say, from the rows of ``pool``.
+    """Returns a row's pair and its negatives, as many as the settings specify, from the rows of
+    ``pool``.
 
-    No negative is a caption of its image, and none comes twice. Raises InputError where there are
-    too few.
+    No negative is a caption of its image, and none repeats. Raises InputError where there are too
+    few.
     """
     candidates, texts, images = [Candidate(row, row)], {row}, {row}
     for kind in choose_negative_kinds(settings, draws):
@@ -134,9 +133,9 @@ def draw_candidates(
 
 
 def choose_negative_kinds(settings: RetrievalSettings, draws: Draws) -> list[str]:
-    """What each of a sample's negatives replaces."""
+    """Returns which part of the pair each of a sample's negatives replaces."""
     if settings.negatives == "alignment":
-        # The near one first: what is drawn from all is then another.
+        # The near one first: the one sampled from all is then another.
         return [NEAR_TEXT if settings.nearest else TEXT, TEXT, IMAGE]
     kind = TEXT if settings.negatives == "texts" else IMAGE
     if settings.negatives == "both":
@@ -147,7 +146,7 @@ def choose_negative_kinds(settings: RetrievalSettings, draws: Draws) -> list[str
 def _other(
     row: int, pool: Ids, pairs: StagePairs, draws: Draws, met: Set[int], kind: str
 ) -> int | None:
-    """Another row of the pool that is no match, by chance; if that meets none, the first of all."""
+    """Returns a random row of the pool that does not match; if sampling fails, the first of all."""
     table = pairs.table
     keys = {get_key(table, used_row, kind) for used_row in met}
 
@@ -163,16 +162,16 @@ def _other(
 
 
 def get_key(table: SampleTable, row: int, kind: str) -> int:
-    """What two negatives of a sample may not have in common: the image, or the words."""
+    """Returns the key that two negatives of a sample may not share: the image, or the words."""
     return int(table.image_keys[row] if kind == IMAGE else table.text_keys[row])
 
 
-TWO_HEADS = "match and score"  # each pair by itself, and among candidates
+TWO_HEADS = "match and score"  # each pair alone, and among candidates
 
 
 def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"]:
-    """What a variant's heads say of pairs: ImageBERT's of a pair by itself and among others; of all
-    others the one that ranks (`vlmill.models.rows`).
+    """Returns the scores of pairs by a variant's heads: ImageBERT's of a pair alone and among
+    others; for all other variants by the head that ranks (`vlmill.models.rows`).
     """
     if get_variant(variant).heads.get(NAME) == TWO_HEADS:
         return torch.stack([model.match_logit(pooled), model.scores(pooled)], dim=-1)
@@ -182,7 +181,7 @@ def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"
 
 @dataclass(kw_only=True)
 class CandidateRetrieval(RetrievalTask):
-    """Tells a caption's own image from candidates, by a variant's heads.
+    """Distinguishes a caption's image from candidates, by a variant's heads.
 
     ``ranks_by`` is the head, -1 for the last one, by which images are ranked.
     """
@@ -196,7 +195,7 @@ class CandidateRetrieval(RetrievalTask):
 
     @property
     def negatives(self) -> str:
-        """One of ViLBERT's three is a caption of a near image."""
+        """Describes the table of negatives: one of ViLBERT's three is a caption of a near image."""
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (
@@ -206,7 +205,7 @@ class CandidateRetrieval(RetrievalTask):
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """A caption's candidates, its own pair first; of a held-out one, all images."""
+        """Returns a caption's candidates, its matching pair first; if held out, all images."""
         new_samples = list[Sample]()
         for candidate in self._candidates(batches, visit, draws):
             text = batches.text(candidate.text_row)
@@ -236,35 +235,35 @@ class CandidateRetrieval(RetrievalTask):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """The place of each caption's own pair in the batch, which its candidates follow."""
+        """Returns the index of each caption's matching pair in the batch; its candidates follow."""
         firsts = [index for index, sample in enumerate(samples) if sample.matching]
         return {f"{LABEL}firsts": torch.tensor(firsts)}
 
     # Head and loss
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The captions."""
+        """Returns the number of captions."""
         return dict.fromkeys(self.losses, len(batch.tensors[f"{LABEL}firsts"]))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "S P K"]:
-        """What each head says of each candidate."""
+        """Returns the scores of each head for each candidate."""
         scores = pair_scores(model, self.variant, model(batch.inputs).pooled).float()
         num_captions = len(batch.labels["firsts"])
         return scores.view(num_captions, len(scores) // num_captions, scores.shape[1])
 
     def compute(self, outputs: Float[Tensor, "S P K"], batch: Batch) -> dict[str, Tensor]:
-        """Each loss as a mean over the captions."""
+        """Returns each loss as a mean over the captions."""
         return candidate_losses(outputs, self.losses, self.settings.margin)
 
     # Metric
 
     def validation_batch_size(self, table: SampleTable, rows: Sequence[int], size: int) -> int:
-        """As many pairs as a step has, of captions with all images; one caption at least."""
+        """Returns the captions per batch: about a step's pairs, with all images; at least one."""
         num_pictures = len(one_row_each(table, np.array(rows, dtype=np.int64)))
         return max(size * self.settings.num_candidates // max(num_pictures, 1), 1)
 
     def predict(self, outputs: Float[Tensor, "S P K"], batch: Batch) -> list[NDArray[np.floating]]:
-        """The scores of each caption with its candidates, float32 [P]."""
+        """Returns the scores of each caption with its candidates, float32 [P]."""
         scores = outputs[..., self.ranks_by].float().cpu().numpy()
         require_finite(
             dict(zip(batch.pair_ids[:: scores.shape[1]], scores, strict=True)), "--checkpoint"
@@ -272,14 +271,14 @@ class CandidateRetrieval(RetrievalTask):
         return list(scores)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Recalls in both directions, and ViLBERT's choice among four."""
+        """Returns recalls in both directions, and the accuracy of ViLBERT's choice among four."""
         return measure_recalls(*scores_of_candidates(table, predicted), alignment=True)
 
 
 def retrieval(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> LearntTask:
-    """The task of a recipe. Raises InputError for settings that its model has no use for."""
+    """Returns the task of a recipe. Raises InputError for settings that its model does not use."""
     if labels is not None:
         raise InputError(f"--labels {labels}: retrieval tells no labels apart; leave it out")
     settings: RetrievalSettings = recipe.settings

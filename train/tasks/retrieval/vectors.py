@@ -1,5 +1,5 @@
-"""Ranks by the scores of contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and their best
-ones again by the matching head.
+"""Ranks by the scores of contrastive vectors (VLMo, arXiv:2111.02358, sec. 4.3), and reranks the
+best ones by the matching head.
 
 I images, T texts, H width of the vectors.
 """
@@ -21,8 +21,8 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
 from vlmill.train.tasks.retrieval.matching import Advance, silent
 
-MOST_THREADS = 8  # that decode images
-BELOW = 1e6  # how far what was not ranked again is moved down
+MOST_THREADS = 8  # threads that decode images
+BELOW = 1e6  # how far candidates that were not ranked again are moved down
 
 
 @torch.inference_mode()
@@ -46,9 +46,7 @@ def text_vectors(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageVectors:
-    """Holds unit vectors by image_id, float32 [H]; what is wrong with the images that have
-    none.
-    """
+    """Holds unit vectors by image_id, float32 [H], and the reject reasons of images without one."""
 
     vectors: dict[str, NDArray[np.float32]]
     faults: dict[str, Reason]
@@ -68,7 +66,7 @@ def image_vectors(
     batch_size: int,
     advance: Advance = silent,
 ) -> ImageVectors:
-    """Embed images, each decoded once; those with a fault are named instead."""
+    """Embeds images, each decoded once; images with a fault are named instead."""
     vectors: dict[str, NDArray[np.float32]] = {}
     faults: dict[str, Reason] = {}
     threads = min(MOST_THREADS, all_cores())
@@ -95,11 +93,10 @@ def image_vectors(
 
 @dataclass(frozen=True, kw_only=True)
 class RankScores:
-    """Holds what each text ranks images by, and each image texts: [I, T] both, higher for
-    better.
+    """Holds the scores by which texts rank images, and images texts: both [I, T], higher is better.
 
-    One matrix, but where only the first of each query were scored by the matching head, those that
-    are ``shortlists``.
+    Both are one matrix, unless the matching head scored only the first of each query, which are the
+    ``shortlists``.
     """
 
     by_text: NDArray[np.floating]
@@ -128,8 +125,8 @@ class Shortlists:
         return Shortlists(by_text=shortlist(scores.T, count).T, by_image=shortlist(scores, count))
 
     def shares(self, owners: NDArray[np.int64]) -> dict[str, float]:
-        """Returns the shares of texts whose image is listed, and of images of whose texts one
-        is: no recall can be higher. ``owners`` [T] is the row of each text's image.
+        """Returns the share of texts whose image is listed, and of images with at least one listed
+        text: no recall can be higher. ``owners`` [T] is the row of each text's image.
         """
         texts = np.arange(len(owners))
         right = np.zeros(self.by_image.shape, dtype=np.bool_)
@@ -148,7 +145,7 @@ class Shortlists:
 def rerank_scores(
     scores: NDArray[np.float32], shortlists: Shortlists, logits: NDArray[np.float32]
 ) -> RankScores:
-    """Ranks each query's shortlist by ``logits``, the others behind it by ``scores``.
+    """Ranks each query's shortlist by ``logits``, and the others after it by ``scores``.
 
     These are moved down by :data:`BELOW`, in float64, which keeps their order.
     """

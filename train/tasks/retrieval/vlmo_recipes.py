@@ -1,8 +1,8 @@
 """VLMo's dual encoder (arXiv:2111.02358, sec. 4.3): COCO first, Flickr30k from there.
 
-The contrast is of all pairs of a step, on as many processes and in as many parts as it takes: on
-one card with 80 GB ``accumulation=12`` for base on COCO, ``accumulation=48`` for large. [code] is
-the released one.
+The contrast is over all pairs of a step, on any number of processes and parts: on one card with 80
+GB ``accumulation=12`` for base on COCO, ``accumulation=48`` for large. [code] marks the released
+code.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SIZE = 384  # pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What the runs on a data set differ in; ``steps``, or ``epochs`` by the paper's text."""
+    """Holds the values that differ between data sets; ``steps``, or ``epochs`` by the paper."""
 
     make: Callable[..., VlmoConfig]
     rate: float
@@ -46,7 +46,7 @@ class Run:
 
 
 def released(make: Callable[..., VlmoConfig], rate: float, coco: float, flickr: float) -> Any:
-    """The runs on both data sets, with these shares of dropped paths [code]."""
+    """Returns the runs on both data sets, with these shares of dropped paths [code]."""
     return {
         COCO: Run(make=make, rate=rate, drop_path=coco, steps=3000),
         FLICKR: Run(make=make, rate=rate, drop_path=flickr, steps=1500),
@@ -59,7 +59,7 @@ def by_paper(
     coco: float,
     flickr_drop_path: float,
 ) -> Any:
-    """Epochs of batches of 2,048; dropped paths are the code's."""
+    """Returns the paper's run: epochs of batches of 2,048; dropped paths are the code's."""
     fields: dict[str, Any] = {"make": make, "batch_size": 2048, "same_picture_negatives": False}
     return {
         COCO: Run(rate=rates[0], drop_path=0.2, epochs=coco, **fields),
@@ -88,7 +88,7 @@ ABLATION = Run(
 
 
 def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
-    """A run of the dual encoder."""
+    """Returns a run of the dual encoder."""
     stage = TrainingStage(
         name="retrieval",
         steps=run.steps,
@@ -117,7 +117,7 @@ def make_run_recipe(name: str, run: Run, about: str, start: str) -> TaskRecipe:
 
 
 def retrieval_vlmo(size: str, data: str) -> TaskRecipe:
-    """As released, or by the paper's text (``-paper``)."""
+    """Returns the released recipe, or the one by the paper's text (``-paper``)."""
     plain = size.removesuffix("-paper")
     start = "a pretrained VLMo"
     if data == FLICKR and size not in FROM_PRETRAINING:
@@ -129,7 +129,7 @@ def retrieval_vlmo(size: str, data: str) -> TaskRecipe:
 
 
 def retrieval_vlmo_ablation() -> TaskRecipe:
-    """How the paper's ablations are compared: 224 pixels, from pretraining."""
+    """Returns the run by which the paper's ablations are compared: 224 pixels, from pretraining."""
     about = "Retrieval with VLMo base, on Flickr30k at 224 pixels, as the ablations"
     return make_run_recipe(
         f"retrieval-vlmo-base-{FLICKR}-224", ABLATION, about, "a pretrained VLMo"
@@ -137,7 +137,7 @@ def retrieval_vlmo_ablation() -> TaskRecipe:
 
 
 def retrieval_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, for trials on a CPU."""
+    """Returns the recipe with a small VLMo, for trials on a CPU."""
     model = retrieval(vlmo_small())
     like = retrieval_vlmo("base", FLICKR)
     feeding = replace(

@@ -1,7 +1,6 @@
 """Visual commonsense reasoning: four answers to a question about an image, four rationales.
 
-Reading order: ``row``, ``task`` (what is read and learnt), ``examples`` and ``texts`` (the texts of
+Reading order: ``row``, ``task`` (inputs, head and losses), ``examples`` and ``texts`` (the texts of
 a row), ``categories``, ``outlines`` and ``named_objects`` (of its objects), ``batch_tensors`` (a
-batch of them), ``heads``, ``settings``, ``recipes``, ``evaluation``
-and ``submission``.
+batch of them), ``heads``, ``settings``, ``recipes``, ``evaluation`` and ``submission``.
 """

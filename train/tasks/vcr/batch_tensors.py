@@ -1,7 +1,7 @@
-"""The tensors of a batch of questions: the texts of their choices, and what is asked of them.
+"""Builds the tensors of a batch of questions: the texts of their choices, and their targets.
 
-B questions, C choices, T tokens, R regions with the full image in row 0, L regions that are
-asked for their categories, N masked words.
+B questions, C choices, T tokens, R regions with the full image in row 0, L regions whose categories
+are predicted, N masked words.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ def choice_tensors(
     feeding: Feeding,
     settings: VcrSettings,
 ) -> dict[str, Tensor]:
-    """``tokens``, ``token_mask``, ``segments`` and ``text_regions`` [B, C, T]; ``right`` [B], -100
-    where no label is public; the regions that are asked for their ``categories`` [L], by their
-    ``region_sequences`` and ``region_rows``; ``word_places`` [N] in the flattened texts, and their
-    ``word_targets`` [N]; the images' ``sizes`` [B, 2].
+    """Returns the tensors of a batch: ``tokens``, ``token_mask``, ``segments`` and ``text_regions``
+    [B, C, T]; ``right`` [B], -100 where no label is public; the ``categories`` [L] of regions to
+    predict, by their ``region_sequences`` and ``region_rows``; ``word_places`` [N] in the flattened
+    texts, and their ``word_targets`` [N]; the images' ``sizes`` [B, 2].
     """
     object_rows = [
         find_object_rows(sample.regions, len(sample.question.object_names), feeding)
@@ -67,8 +67,8 @@ def choice_tensors(
 
 
 def asked_regions(categories: Ids, region_flags: Flags, choices: int) -> dict[str, Tensor]:
-    """Where the regions that are ``region_flags`` [B, R] stand in the sequences of all choices, and
-    their categories.
+    """Returns the indices of the regions that are ``region_flags`` [B, R] in the sequences of all
+    choices, and their categories.
     """
     sequences, rows = np.repeat(region_flags, choices, axis=0).nonzero()
     return {
@@ -79,7 +79,7 @@ def asked_regions(categories: Ids, region_flags: Flags, choices: int) -> dict[st
 
 
 def get_size(sample: ChoiceSample) -> tuple[int, int]:
-    """Width and height of a sample's image."""
+    """Returns the width and height of a sample's image."""
     assert sample.regions is not None
     return sample.regions.row.width, sample.regions.row.height
 
@@ -87,7 +87,7 @@ def get_size(sample: ChoiceSample) -> tuple[int, int]:
 def find_object_rows(regions: SampledRegions | None, num_objects: int, feeding: Feeding) -> Ids:
     """Returns the row of the region of each object, counted from 1: int64 [objects + 1].
 
-    0 stands for no object, and has the full image's row, as objects have that are not shown.
+    0 means no object, and has the full image's row, like objects that are not shown.
     """
     assert regions is not None
     numbers = np.arange(num_objects + 1)
@@ -104,8 +104,8 @@ def region_labels(
     object_rows: Sequence[Ids],
     settings: VcrSettings,
 ) -> tuple[Ids, Flags]:
-    """Returns each region's category, the full image's among them, -100 for those that are no
-    object of COCO's categories; and which of them are asked [B, R].
+    """Returns each region's category, the full image's among them, -100 for regions without an
+    object of COCO's categories; and which of them are predicted [B, R].
     """
     width = 1 + max(sample.regions.num_shown if sample.regions else 0 for sample in samples)
     categories = np.full((len(samples), width), IGNORED, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""COCO's 80 categories in their order, as VCR writes them: without blanks; and persons' names."""
+"""Holds COCO's 80 categories in order, as VCR writes them (without spaces), and persons' names."""
 
 WHOLE = 0  # the full image's
 PERSON = "person"
@@ -20,5 +20,5 @@ PERSON_NAMES = tuple(UNISEX.split())
 
 
 def find_category(name: str) -> int | None:
-    """Returns the number of a category, blanks or not; None for one that COCO has not."""
+    """Returns the number of a category, with or without spaces; None if COCO does not have it."""
     return NUMBERS.get(name.replace(" ", "").lower())

@@ -1,4 +1,4 @@
-"""What VCR's official metrics say of choices: figures by split, the leaderboard's file, cases.
+"""Computes VCR's official metrics of choices: figures by split, the leaderboard's file, cases.
 
 VCR has three accuracies: answer, rationale given the right answer, and both.
 """
@@ -31,7 +31,7 @@ Scores = NDArray[np.floating]
 
 @dataclass(frozen=True, kw_only=True)
 class VcrHits(Generic[Id]):
-    """Says by question whether its answer and its rationale, given the right answer, are right."""
+    """Holds by question whether its answer and its rationale, given the right answer, are right."""
 
     answers: Mapping[Id, bool]
     rationales: Mapping[Id, bool]
@@ -39,7 +39,8 @@ class VcrHits(Generic[Id]):
     def figures(self, split: str) -> Figures:
         """Returns ``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar`` with their errors and counts.
 
-        ``q_ar`` counts the questions of which both are right: not the product of the others.
+        ``q_ar`` counts the questions whose answer and rationale are both right: not the product of
+        the others.
         """
         answers = np.array(list(self.answers.values()), dtype=np.bool_)
         rationales = np.array([self.rationales[key] for key in self.answers], dtype=np.bool_)
@@ -59,7 +60,7 @@ def vcr_hits(
     """Joins scores and labels by annot_id. Of equal scores the first choice counts.
 
     ``answer_scores`` has [4] scores a question, ``rationale_scores`` [4] of the rationales **given
-    the right answer**, ``labels`` the places of the right answer and the right rationale. Raises
+    the right answer**, ``labels`` the indices of the right answer and the right rationale. Raises
     InputError for missing and surplus ids and for scores that are not finite.
     """
     for name, scores in (("answers", answer_scores), ("rationales", rationale_scores)):
@@ -80,8 +81,8 @@ COLUMNS = ("example_id", "image_id", "task", "label", "split", "question", "choi
 
 @dataclass(kw_only=True)
 class Split:
-    """Holds what was scored of a split, by question: answers [4], rationales [4] given the right
-    answer, or [4, 4] given each, and what is right.
+    """Holds the scores of a split, by question: answers [4], rationales [4] given the right answer,
+    or [4, 4] given each, and the right choices.
     """
 
     answers: dict[str, Scores] = field(default_factory=dict)
@@ -97,7 +98,7 @@ def evaluate_predictions(
     sizes: Mapping[str, tuple[int, int]],
     other: str | None,
 ) -> EvaluationResult:
-    """Scores the logits of each row, by example_id; ``sizes`` are those of their images.
+    """Scores the logits of each row, by example_id; ``sizes`` are the sizes of their images.
 
     ``other`` is the folder of the evaluation of the other sub-task's checkpoint.
     """
@@ -132,7 +133,7 @@ def evaluate_predictions(
 
 
 def read_splits(examples: str, scores: Mapping[str, Scores]) -> dict[str, Split]:
-    """The rows that have been scored, by their splits."""
+    """Returns the rows that have been scored, by their splits."""
     splits: dict[str, Split] = {}
     columns = (*COLUMNS, "object_names", "boxes")
     for batch in iter_batches(examples, CHOICES, columns=columns, flag="--examples"):
@@ -144,7 +145,7 @@ def read_splits(examples: str, scores: Mapping[str, Scores]) -> dict[str, Split]
 
 
 def add_row(split: Split, row: dict[str, Any], logits: Scores) -> None:
-    """Puts a row's logits where they belong."""
+    """Adds a row's logits to its split and sub-task."""
     task, key = row["task"], question_key(row["example_id"], row["task"])
     split.rows.append(row)
     if row["label"] >= 0:
@@ -160,7 +161,7 @@ def add_row(split: Split, row: dict[str, Any], logits: Scores) -> None:
 
 
 def compute_figures(name: str, split: Split, notes: list[str]) -> Figures:
-    """``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar``, as far as they were scored; None without labels."""
+    """Returns ``vcr/SPLIT/q_a``, ``qa_r`` and ``q_ar``, as far as scored; None without labels."""
     if not split.right:
         names = ["q_a"] * bool(split.answers) + ["qa_r"] * bool(split.given_each)
         return {f"vcr/{name}/{metric}": None for metric in names}
@@ -206,7 +207,7 @@ def write_scores(folder: Path, *, scores: Mapping[str, Scores]) -> None:
 
 
 def read_scores(folder: Path, own_scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Reads the logits of another evaluation. Raises InputError where it is none of another
+    """Reads the logits of another evaluation. Raises InputError if it is not of the other
     sub-task.
     """
     path = folder / SCORES
@@ -231,13 +232,13 @@ def read_scores(folder: Path, own_scores: Mapping[str, Scores]) -> dict[str, Sco
 
 
 def format_question(question: str) -> str:
-    """Returns a question, and behind it the answer that a rationale is asked for, if any."""
+    """Returns a question, and after it the answer that a rationale is asked for, if any."""
     question_text, mark, answer = question.partition(MARK)
     return f"{question_text.strip()} Given: {answer.strip()}" if mark else question
 
 
 def mark_choices(choices: Sequence[str], *, right: int, chosen: int) -> tuple[str, ...]:
-    """Returns choices, the right and the chosen one told."""
+    """Returns choices, with the right and the chosen one marked."""
     marks = {number: ["right"] * (number == right) for number in range(len(choices))}
     marks[chosen].append("chosen")
     return tuple(
@@ -247,7 +248,7 @@ def mark_choices(choices: Sequence[str], *, right: int, chosen: int) -> tuple[st
 
 
 def make_case(row: dict[str, Any], logits: Scores, size: tuple[int, int]) -> Case:
-    """A question as a report shows it, with its choices and its objects' boxes."""
+    """Returns a question as a report shows it, with its choices and its objects' boxes."""
     shares = np.exp(logits - logits.max())
     score = float(shares[row["label"]] / shares.sum())
     chosen, boxes = int(logits.argmax()), np.array(row["boxes"], dtype=np.float64).reshape(-1, 4)

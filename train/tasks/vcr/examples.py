@@ -1,4 +1,4 @@
-"""Makes of a row of choices the texts that a model reads: a question with each of its choices.
+"""Turns a row of choices into the texts that a model reads: a question with each of its choices.
 
 C choices, T tokens of one.
 """
@@ -37,14 +37,14 @@ COLUMNS = (
     *("task", "label", "question", "choices", "object_names", "boxes"),
     *("question_tags", "choice_tags"),
 )
-SEGMS = "segms"  # the column of outlines, which only pixels are read with
+SEGMS = "segms"  # the column of outlines, which only models on pixels read
 OUTSIDE_PX = 1.0  # a box that reaches further out of its image is another image's
-NEAR_PX = 2.0  # corners of an object's box and of the region that is taken for it
+NEAR_PX = 2.0  # corners of an object's box and of the region matched to it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A row of choices; ``boxes`` [objects * 4] in pixels."""
+    """Holds a row of choices; ``boxes`` [objects * 4] in pixels."""
 
     example_id: str
     task: str
@@ -66,20 +66,24 @@ class Question:
 
     @property
     def box_rows(self) -> Array:
-        """The objects' boxes [R, 4]."""
+        """Returns the objects' boxes [R, 4]."""
         return np.array(self.boxes, dtype=np.float32).reshape(-1, 4)
 
     def outlines(self) -> list[Outline]:
-        """The objects' outlines. Raises ValueError for polygons that are none."""
+        """Returns the objects' outlines. Raises ValueError for invalid polygons."""
         return parse_outlines(self.segms, len(self.object_names))
 
     @property
     def key(self) -> str:
-        """What the rows of one question share: ``vcr/val-9`` of ``vcr/val-9/qa2r``."""
+        """Returns the shared key of the rows of one question: ``vcr/val-9`` of
+        ``vcr/val-9/qa2r``.
+        """
         return question_key(self.example_id, self.task)
 
     def words(self) -> tuple[Words, list[Words]]:
-        """The question's words and each choice's. Raises ValueError for tags of other words."""
+        """Returns the question's and each choice's words. Raises ValueError for tags of other
+        words.
+        """
         choices = zip(self.choices, self.choice_tags, strict=True)
         return (
             tagged_words(self.question, self.question_tags),
@@ -93,7 +97,7 @@ def question_key(example_id: str, task: str) -> str:
 
 
 def find_fault(question: Question) -> tuple[Reason, str] | None:
-    """Says what is wrong with a row; a shifted choice, label or tag would teach nonsense."""
+    """Returns the fault of a row; a shifted choice, label or tag would teach nonsense."""
     counts = len(question.choices), len(question.choice_tags)
     if counts != (CHOICES, CHOICES):
         return Reason.BAD_ROW, f"{counts[0]} choices and tags of {counts[1]}, want {CHOICES}"
@@ -122,7 +126,7 @@ def find_fault(question: Question) -> tuple[Reason, str] | None:
 
 
 def find_box_fault(question: Question, size: tuple[int, int]) -> tuple[Reason, str] | None:
-    """Says which object's box reaches out of its image of ``size``, or has no area."""
+    """Returns which object's box extends beyond its image of ``size``, or has no area."""
     for name, box in zip(question.object_names, question.box_rows.tolist(), strict=True):
         beyond = max(-box[0], -box[1], box[2] - size[0], box[3] - size[1])
         if not beyond <= OUTSIDE_PX or not (box[0] < box[2] and box[1] < box[3]):
@@ -136,7 +140,7 @@ def find_box_fault(question: Question, size: tuple[int, int]) -> tuple[Reason, s
 def find_region_fault(
     question: Question, regions: SampledRegions, max_regions: int
 ) -> tuple[Reason, str] | None:
-    """Says whether the annotated regions are those of other boxes than the objects have."""
+    """Returns a fault if the annotated regions have other boxes than the objects."""
     boxes = question.box_rows[:max_regions]
     size = np.array([regions.row.width, regions.row.height] * 2, dtype=np.float32)
     region_boxes = regions.stored_boxes[regions.first_annotated : regions.num_shown]
@@ -153,11 +157,10 @@ def find_region_fault(
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceText:
-    """A question with a choice: ``tokens``, ``segments`` and ``objects`` [T], the number of the
-    object that a token names and one more, 0 for none.
+    """Holds a question with a choice: ``tokens``, ``segments`` and ``objects`` [T], the number of
+    the object that a token names plus one, 0 for none.
 
-    ``original`` [T] are the tokens before masking, of which those that are ``masked`` [T] are
-    guessed.
+    ``original`` [T] are the tokens before masking; the ``masked`` [T] ones are predicted.
     """
 
     tokens: Ids
@@ -169,8 +172,8 @@ class ChoiceText:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSample(Sample):
-    """A question with its image, and the texts of its choices; its objects, as far as they are
-    shown, have the numbers that the texts say.
+    """Holds a question with its image, and the texts of its choices; its objects, as far as they
+    are shown, have the numbers that the texts use.
     """
 
     question: Question
@@ -180,7 +183,7 @@ class ChoiceSample(Sample):
 def build_texts(
     question: Question, settings: VcrSettings, tokenizer: Tokenizer
 ) -> tuple[ChoiceText, ...]:
-    """The texts of a question's choices, as the settings say."""
+    """Returns the texts of a question's choices, as the settings specify."""
     has_answer = question.task == "qa2r"
     longest = settings.max_tokens_with_answer if has_answer else settings.max_tokens
     first, choices = question.words()
@@ -199,7 +202,7 @@ def named_texts(
     settings: VcrSettings,
     tokenizer: Tokenizer,
 ) -> tuple[ChoiceText, ...]:
-    """ViLBERT's: [CLS] question ([SEP] answer) [SEP] choice [SEP]."""
+    """Returns ViLBERT's texts: [CLS] question ([SEP] answer) [SEP] choice [SEP]."""
 
     def pieces(words: Words) -> list[Piece]:
         return split_pieces(name_objects(words, names), tokenizer)
@@ -230,7 +233,7 @@ def tagged_texts(
     longest: int,
     tokenizer: Tokenizer,
 ) -> tuple[ChoiceText, ...]:
-    """VL-BERT's: [CLS] question answer [SEP] choice [SEP], each piece with what it names."""
+    """Returns VL-BERT's texts: [CLS] question answer [SEP] choice [SEP], tokens with objects."""
     before, cut = cut_pieces(first, choices, names, longest, tokenizer)
     ids = tokenizer.get_vocab()
     special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
@@ -253,7 +256,7 @@ def cut_pieces(
     longest: int,
     tokenizer: Tokenizer,
 ) -> tuple[list[Piece], list[list[Piece]]]:
-    """The word pieces of question and answer, and of each choice, cut as in VL-BERT's code."""
+    """Returns the tokens of question and answer, and of each choice, cut as in VL-BERT's code."""
 
     def pieces(words: Words) -> list[Piece]:
         return split_pieces(name_objects(words, names, between="and"), tokenizer)
@@ -268,7 +271,7 @@ def cut_pieces(
 
 
 def plain_text(tokens: list[int], segments: list[int], objects: list[int]) -> ChoiceText:
-    """A text in which nothing is masked."""
+    """Returns a text without masked tokens."""
     ids, segment_ids, numbers = (
         np.array(values, dtype=np.int64) for values in (tokens, segments, objects)
     )

@@ -1,4 +1,4 @@
-"""What VCR's heads give for a batch.
+"""Computes the outputs of VCR's heads for a batch.
 
 B questions, C choices, T tokens, R regions with the full image in row 0, L and N labels.
 """
@@ -19,8 +19,8 @@ from vlmill.train.tasks.vcr.settings import VcrSettings
 
 
 class ChoiceOutputs(NamedTuple):
-    """The logits of the choices; of regions' categories and of masked words, where these are
-    asked.
+    """Holds the logits of the choices, and where predicted of regions' categories and masked
+    words.
     """
 
     choices: Float[Tensor, "B C"]
@@ -29,7 +29,9 @@ class ChoiceOutputs(NamedTuple):
 
 
 def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutputs:
-    """VL-BERT: the logits of each sequence's choice, and what its other heads are asked."""
+    """Returns VL-BERT's outputs: the logits of each sequence's choice, and the other
+    heads' outputs.
+    """
     labels, inputs = batch.labels, batch.inputs
     texts = ChoiceInputs(
         tokens=labels["tokens"],
@@ -57,8 +59,9 @@ def own_outputs(model: Any, batch: Batch, settings: VcrSettings) -> ChoiceOutput
 
 
 def pooled_scores(model: Any, batch: Batch, options: Mapping[str, Any]) -> Float[Tensor, "B C"]:
-    """ViLBERT, its baseline and InterBERT: a linear layer on what is pooled of each pair; the
-    image's regions are embedded once for its choices, with the variant's ``choice_options``.
+    """Returns the scores of ViLBERT, its baseline and InterBERT: a linear layer on the pooled
+    vector of each pair; the image's regions are embedded once for its choices, with the variant's
+    ``choice_options``.
     """
     labels, inputs = batch.labels, batch.inputs
     choices = labels["tokens"].shape[1]
@@ -76,13 +79,13 @@ def pooled_scores(model: Any, batch: Batch, options: Mapping[str, Any]) -> Float
 
 
 def find_first_cells(token_mask: Bool[Tensor, "BC T"], region_mask: Bool[Tensor, "B R"]) -> Cells:
-    """The places that are pooled: the first token and the first region of each pair."""
+    """Returns the positions that are pooled: the first token and the first region of each pair."""
     pairs = torch.arange(len(token_mask), device=token_mask.device)
     return Cells(pairs * token_mask.shape[1], pairs * region_mask.shape[1])
 
 
 def mean_of_choices(logits: Float[Tensor, "B C"], right: Int[Tensor, " B"]) -> Float[Tensor, ""]:
-    """The mean binary cross-entropy of every choice of the questions with a label."""
+    """Returns the mean binary cross-entropy of every choice of the questions with a label."""
     known = right != IGNORED
     targets = F.one_hot(right.clamp(min=0), logits.shape[1]).to(logits.dtype)
     losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")

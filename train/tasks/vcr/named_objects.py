@@ -1,4 +1,4 @@
-"""The objects that a question's texts name, where no others are shown (VL-BERT's code)."""
+"""Selects the objects that a question's texts name, where no others are shown (VL-BERT's code)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from vlmill.train.tasks.vcr.texts import NO_OBJECT
 
 
 def list_mentioned_objects(question: Question, num_shown: int) -> list[int]:
-    """Returns the objects that a row's texts name, in the order in which they are named first.
+    """Returns the objects that a row's texts name, in the order of their first mention.
 
-    Those behind the first ``num_shown``, which have no region, come last: the others' regions
-    follow each other. The code looks at wrong answers of a rationale's question, too, which the
-    row does not hold and no text shows.
+    Objects after the first ``num_shown``, which have no region, come last: the others' regions
+    follow each other. The code looks at wrong answers of a rationale's question, too, which the row
+    does not hold and no text shows.
     """
     first, choices = question.words()
     references = (
@@ -27,8 +27,8 @@ def list_mentioned_objects(question: Question, num_shown: int) -> list[int]:
 
 
 def question_about(question: Question, objects: Sequence[int]) -> Question:
-    """Returns a question whose image has these objects alone, in this order: they, their boxes,
-    outlines and tags count from 0 again. ``objects`` are at least those that its texts name.
+    """Returns a question whose image has only these objects, in this order; objects, boxes,
+    outlines and tags count from 0 again. ``objects`` include at least the ones that its texts name.
     """
     numbers = {number: index for index, number in enumerate(objects)} | {NO_OBJECT: NO_OBJECT}
 
@@ -46,8 +46,8 @@ def question_about(question: Question, objects: Sequence[int]) -> Question:
 
 
 def sample_with(sample: Sample, objects: Sequence[int]) -> Sample:
-    """Returns a sample that shows these of its objects' regions alone, in this order, as far as
-    they were shown; what was detected stays.
+    """Returns a sample that shows only these of its objects' regions, in this order, as far as they
+    were shown; detected regions stay.
     """
     regions = sample.regions
     assert regions is not None
@@ -60,6 +60,6 @@ def sample_with(sample: Sample, objects: Sequence[int]) -> Sample:
     order[first:end] = first + np.array([*chosen, *other_objects], dtype=np.int64)
     num_shown = first + len(chosen)
     pixels = dict(sample.pixels)
-    if "boxes" in pixels:  # of the full image and of what was shown
+    if "boxes" in pixels:  # of the full image and of the shown regions
         pixels["boxes"] = pixels["boxes"][np.append(0, 1 + order[:num_shown])]
     return replace(sample, regions=regions.reorder(order, num_shown), pixels=pixels)

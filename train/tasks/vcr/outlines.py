@@ -1,4 +1,4 @@
-"""Objects' outlines, rastered into the cells of their boxes (VL-BERT's code).
+"""Rasters objects' outlines into the cells of their boxes (VL-BERT's code).
 
 V corners of a polygon, P x P cells of a box.
 """
@@ -21,7 +21,7 @@ Outline = Sequence[Array]  # polygons [V, 2] of x and y in pixels; none: all of 
 def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
     """Reads the column ``segms`` of a row of choices: an outline for each object.
 
-    Raises ValueError for other things than as many lists of polygons of points.
+    Raises ValueError for anything but a list of polygons of points for each object.
     """
     if segms is None:
         return [()] * num_objects
@@ -45,7 +45,7 @@ def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
 
 
 def chosen_outlines(segms: str | None, objects: Sequence[int]) -> str | None:
-    """Returns the column ``segms`` of these objects alone, in this order."""
+    """Returns the column ``segms`` of only these objects, in this order."""
     if segms is None:
         return None
     object_polygons = parse_json(segms)
@@ -53,7 +53,7 @@ def chosen_outlines(segms: str | None, objects: Sequence[int]) -> str | None:
 
 
 def parse_points(polygon: Any) -> Array:
-    """A polygon's corners [V, 2]. Raises ValueError for other things."""
+    """Returns a polygon's corners [V, 2]. Raises ValueError for other values."""
     points = np.array(polygon, dtype=np.float32).reshape(len(polygon), 2)
     if not np.isfinite(points).all():
         raise ValueError("a polygon has a corner that is not finite")
@@ -63,7 +63,7 @@ def parse_points(polygon: Any) -> Array:
 def instance_masks(
     outlines: Sequence[Outline], boxes: Array, cells: int, *, mirrored: bool
 ) -> Cells:
-    """The outlines in their ``boxes`` [R, 4] behind the full image, which is all of its own:
+    """Returns the full image's mask, which is all 1, then the outlines in their ``boxes`` [R, 4]:
     uint8 [1 + R, P, P], mirrored with the image.
     """
     full_mask = np.ones((cells, cells), dtype=np.uint8)
@@ -73,10 +73,10 @@ def instance_masks(
 
 
 def rastered(outline: Outline, box: Array, cells: int) -> Cells:
-    """1 for the cells of ``box`` (x1, y1, x2, y2) whose corner lies in a polygon, edges counted;
-    all of them for an object without a polygon.
+    """Returns 1 for the cells of ``box`` (x1, y1, x2, y2) whose corner is inside a polygon, edges
+    counted; 1 for all cells of an object without a polygon.
 
-    A box has its last pixel: a point of it is at (x - x1) P / (x2 - x1 + 1), cut to the cells.
+    A box includes its last pixel: a point of it is at (x - x1) P / (x2 - x1 + 1), cut to the cells.
     """
     if not len(outline):
         return np.ones((cells, cells), dtype=np.uint8)
@@ -88,17 +88,17 @@ def rastered(outline: Outline, box: Array, cells: int) -> Cells:
 
 
 def filled(polygon: Array, cells: int) -> NDArray[np.bool_]:
-    """Which points with whole coordinates lie in a polygon or on its edges: [P, P], rows first."""
+    """Returns which integer points are in a polygon or on its edges: [P, P], rows first."""
     x, y = np.meshgrid(np.arange(cells, dtype=np.float64), np.arange(cells, dtype=np.float64))
     ends = polygon.astype(np.float64)
     starts = np.roll(ends, 1, axis=0)
     x1, y1, x2, y2 = (v[:, None, None] for v in (*starts.T, *ends.T))
-    # The side of each edge on which a point lies; 0 on its line.
+    # The side of each edge that a point is on; 0 on its line.
     side = (x2 - x1) * (y - y1) - (x - x1) * (y2 - y1)
     within = (np.minimum(x1, x2) <= x) & (x <= np.maximum(x1, x2))
     within &= (np.minimum(y1, y2) <= y) & (y <= np.maximum(y1, y2))
     on_edge = (side == 0) & within
-    # A ray to the right crosses an edge that passes the point's height with its lower end counted.
+    # A ray to the right crosses an edge that spans the point's height, its lower end included.
     crosses = ((y1 > y) != (y2 > y)) & ((side > 0) == (y2 > y1))
     inside: NDArray[np.bool_] = (crosses.sum(axis=0) % 2 == 1) | on_edge.any(axis=0)
     return inside

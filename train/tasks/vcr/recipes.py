@@ -1,7 +1,7 @@
 """VCR as each paper and each released code fine-tunes on it.
 
-[code] is the released one, [choice] is ours. VL-BERT trains the network along that makes the
-regions' features; it can read stored ones, too.
+[code] marks released code, [choice] ours. VL-BERT also trains the network that makes the regions'
+features; it can read stored ones, too.
 """
 
 from collections.abc import Callable
@@ -51,16 +51,16 @@ from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.vcr.settings import LONGEST, NEEDS, SUBTASKS, VcrRecipe, VcrSettings
 
 SMALL_PX = 128  # a side of the images of trials
-# Few steps of pretraining, in which all words have the full image's vector, leave the scale of
+# Few steps of pretraining, with the full image's vector for all words, leave the scale of
 # words' visual vectors at 0.005, and 600 steps of VCR at 0.006: no text shows which objects it
 # names.
 SMALL_SCALE = 0.1
 
-# ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on what is pooled; batch 64, rate 2e-5.
+# ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on the pooled vectors; batch 64, rate 2e-5.
 
 
 def vilbert_vcr_feeding() -> Feeding:
-    """100 regions, the full image and all annotated objects among them [code]."""
+    """Returns the feeding: 100 regions, with the full image and all annotated objects [code]."""
     return replace(
         vilbert_feeding(),
         max_tokens=LONGEST,
@@ -71,9 +71,9 @@ def vilbert_vcr_feeding() -> Feeding:
 
 
 def vcr_vilbert() -> TaskRecipe:
-    """As released: one model for answers and rationales, whose steps take turns.
+    """Returns the released recipe: one model for answers and rationales, whose steps alternate.
 
-    The code warms up over a tenth of the iterations, each of which has an update for either
+    The code warms up over a tenth of the iterations. Each iteration has an update for either
     sub-task: a twentieth of the updates.
     """
     stage = TrainingStage(
@@ -101,8 +101,8 @@ def vcr_vilbert() -> TaskRecipe:
 
 
 def vlbert_vcr_feeding() -> Feeding:
-    """All annotated objects in their order, and the full image; mirrored every other time
-    [code].
+    """Returns the feeding: all annotated objects in their order, and the full image; mirrored
+    every other time [code].
     """
     return replace(
         vlbert_feeding(),
@@ -116,8 +116,8 @@ def vlbert_vcr_feeding() -> Feeding:
 
 
 def vlbert_vcr_optimizer(lr: float) -> Optimizer:
-    """Gradient descent, a tenth of the rate from epochs 14 and 18 on [both]; the rest is the
-    code's.
+    """Returns the optimiser: gradient descent, a tenth of the rate from epochs 14 and 18 on [both];
+    the rest is the code's.
     """
     return Optimizer(
         kind="sgd",
@@ -132,7 +132,9 @@ def vlbert_vcr_optimizer(lr: float) -> Optimizer:
 
 
 def vlbert_vcr_settings(*subtasks: str, **changes: Any) -> VcrSettings:
-    """64 pieces of question, answer and choice together, and each choice by itself [code]."""
+    """Returns the settings: 64 tokens of question, answer and choice together, and each choice
+    classified alone [code].
+    """
     fields: dict[str, Any] = {
         "texts": "tags",
         "max_tokens": 64,
@@ -144,7 +146,7 @@ def vlbert_vcr_settings(*subtasks: str, **changes: Any) -> VcrSettings:
 
 
 def vcr_vl_bert(subtask: str) -> TaskRecipe:
-    """As released, but on stored features: 20 epochs of 64 questions at 7e-5 a question."""
+    """Returns the released recipe, but on stored features: 20 epochs of 64, 7e-5 a question."""
     stage = TrainingStage(
         name="vcr",
         epochs=20,
@@ -169,7 +171,7 @@ def vcr_vl_bert(subtask: str) -> TaskRecipe:
 
 
 def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
-    """By the paper: 2e-3, a softmax over the choices, and categories of masked regions."""
+    """Returns the paper's recipe: 2e-3, softmax over choices, categories of masked regions."""
     recipe = vcr_vl_bert(subtask)
     paper = vlbert_paper()
     body = vlbert_for_task(paper, pooler=True, masked_region=paper.masked_region)
@@ -190,8 +192,8 @@ def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
 
 
 def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
-    """``recipe`` from pixels, the long side up to 1,200, at the objects' own boxes and outlines; as
-    released the stem and res2 are constant [code], the paper trains all (sec. 3.4).
+    """Returns ``recipe`` from pixels, the long side up to 1,200, at the objects' boxes and
+    outlines; as released the stem and res2 are constant [code], the paper trains all (sec. 3.4).
     """
     pixels = from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
     (stage,) = pixels.stages
@@ -203,7 +205,7 @@ def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskReci
     )
 
 
-# InterBERT (arXiv:2003.13198, sec. 4): one score for each choice from what is pooled; rate 2e-5,
+# InterBERT (arXiv:2003.13198, sec. 4): one score for each choice from the pooled vector; rate 2e-5,
 # batch 32, 5 epochs, and a moving average of the weights. Sub-tasks take turns in one model.
 
 
@@ -240,7 +242,7 @@ def make_interbert_recipe(
 def vcr_interbert() -> TaskRecipe:
     """Returns the released run, whose warm-up is a twentieth of the updates.
 
-    The code warms up over a tenth of the iterations, each of which has an update for either
+    The code warms up over a tenth of the iterations. Each iteration has an update for either
     sub-task.
     """
     return make_interbert_recipe(
@@ -279,7 +281,7 @@ def vcr_interbert_without_bert() -> TaskRecipe:
 def small_vcr(
     name: str, like: TaskRecipe, model: Any, lr: float = 3e-4, **settings: Any
 ) -> TaskRecipe:
-    """Returns the recipe for trials like a published one, of answers and rationales together."""
+    """Returns the recipe for trials of answers and rationales, based on a published one."""
     settings |= {"subtasks": SUBTASKS, "max_tokens": 40, "max_tokens_with_answer": 56}
     return for_trials(
         like,
@@ -293,28 +295,28 @@ def small_vcr(
 
 
 def vcr_vilbert_small() -> TaskRecipe:
-    """With a small ViLBERT."""
+    """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
     return small_vcr("vcr-vilbert-small", vcr_vilbert(), model, in_turns=False)
 
 
 def vcr_interbert_small() -> TaskRecipe:
-    """With a small InterBERT."""
+    """Returns the recipe with a small InterBERT."""
     trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = InterBertTasksConfig(trunk=trunk, dropout=0.0)
     return small_vcr("vcr-interbert-small", vcr_interbert(), model, 2e-4)
 
 
 def vcr_vl_bert_small() -> TaskRecipe:
-    """With a small VL-BERT."""
+    """Returns the recipe with a small VL-BERT."""
     body = vlbert_for_task(vlbert_small(dropout=0.0), pooler=True)
     model = VlBertVcrConfig(body=body, dropout=0.0, visual_scale_names=SMALL_SCALE)
     return small_vcr("vcr-vl-bert-small", vcr_vl_bert("q2a"), model)
 
 
 def vcr_vl_bert_end_to_end_small() -> TaskRecipe:
-    """With a small VL-BERT and a small network of regions."""
+    """Returns the recipe with a small VL-BERT and a small network of regions."""
     cnn = small_region_cnn()
     body = vlbert_small(dropout=0.0, region_width=cnn.feature_width)
     heads = VlBertVcrConfig(

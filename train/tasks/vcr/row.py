@@ -1,4 +1,4 @@
-"""VCR's row in the registry."""
+"""Holds the registry's row for VCR."""
 
 from typing import Any
 

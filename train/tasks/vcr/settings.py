@@ -1,4 +1,4 @@
-"""The fields of VCR's recipes."""
+"""Defines the fields of VCR's recipes."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,35 +11,35 @@ SUBTASKS = ("q2a", "qa2r")
 
 @dataclass(frozen=True, kw_only=True)
 class VcrSettings:
-    """The fields that VCR alone has."""
+    """Holds the fields that only VCR has."""
 
-    # What is learnt and measured: answers to questions, rationales given the right answer, or both
+    # The sub-tasks to train and measure: answers, rationales given the right answer, or both
     # by one model (ViLBERT, InterBERT).
     subtasks: tuple[str, ...] = SUBTASKS
-    # Of several sub-tasks, each optimiser step is of one, and they take turns (the codes of ViLBERT
+    # Of several sub-tasks, each optimiser step is of one, and they alternate (the codes of ViLBERT
     # and InterBERT). Otherwise a batch holds rows of all.
     in_turns: bool = False
-    # How a text says objects. "names": a person's name is drawn for each question, [SEP] stands
+    # How a text names objects. "names": a person's name is sampled for each question, [SEP] is
     # between question and answer, a text has 60 tokens, with an answer 80 (ViLBERT). "tags":
     # persons' names come in turn, "and" between several, question and answer follow each other, and
-    # each word piece of a name has its object's visual vector (VL-BERT).
+    # each token of a name has its object's visual vector (VL-BERT).
     texts: Literal["names", "tags"] = "names"
     # Tokens of a question with a choice: of "names" with [CLS] and [SEP], of "tags" without.
     max_tokens: int = 60
     max_tokens_with_answer: int = 80
-    # What one choice cuts from the question stays cut for the later ones (ViLBERT's code); with
+    # Tokens cut from the question for one choice stay cut for the later ones (ViLBERT's code); with
     # "tags" for all of them in any case (VL-BERT's code).
     shared_cut: bool = False
-    # Which objects are shown: ``all``, as in all released runs, or those alone that question and
-    # choices name, in the order in which they are named first (an option of VL-BERT's code, there
-    # `ONLY_USE_RELEVANT_DETS`). Texts count those that are shown.
+    # Which objects are shown: ``all``, as in all released runs, or only the ones that question and
+    # choices name, in the order of their first mention (an option of VL-BERT's code, there
+    # `ONLY_USE_RELEVANT_DETS`). Texts count the shown ones.
     objects: Literal["all", "named"] = "all"
-    # Each choice right or wrong by itself (VL-BERT's code), or one of four (the papers).
+    # Each choice is right or wrong alone (VL-BERT's code), or one of four is right (the papers).
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    # Whose categories are guessed besides: of ``all`` regions, with nothing masked (VL-BERT's
-    # code), of those that are ``masked`` (its paper), or of none.
+    # Whose categories are also predicted: of ``all`` regions, with nothing masked (VL-BERT's
+    # code), of the ``masked`` ones (its paper), or of none.
     regions: Literal["none", "all", "masked"] = "none"
-    words: bool = False  # masked words are guessed, too (its ablation); model.masked_words=true
+    words: bool = False  # masked words are predicted, too (its ablation); model.masked_words=true
     masking: Masking = field(default_factory=Masking)  # of both
     # Of an evaluation: the folder of one of the other sub-task's checkpoint (`--scores`).
     scores: str | None = None
@@ -52,12 +52,12 @@ class VcrSettings:
 
 
 NEEDS = "regions of VCR's images at detected and at annotated boxes"
-LONGEST = 512  # of what is stored; `VcrSettings` says how long the texts are that are read
+LONGEST = 512  # of the stored texts; `VcrSettings` has the length of the texts that are read
 
 
 @dataclass(frozen=True, kw_only=True)
 class VcrRecipe(TaskRecipe):
-    """A run of VCR."""
+    """Describes a run of VCR."""
 
     published: ClassVar[dict[str, Any]] = {"validation_pairs": 10_000}
     task: str = "vcr"

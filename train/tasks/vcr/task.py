@@ -1,9 +1,9 @@
 """VCR: which of four answers a question about tagged objects has, and which of four rationales.
 
-Input: the question, for a rationale with the right answer behind it, with each choice in turn, and
-the image's regions, the annotated objects among them. Head: one logit for a choice, on what is
-pooled. Loss: a softmax over the four, or each choice by itself; with VL-BERT also the categories of
-regions and masked words. Metric: how often the right choice has the highest logit.
+Input: the question (for a rationale, followed by the right answer) with each choice in turn, and
+the image's regions, the annotated objects among them. Head: one logit for a choice, on the pooled
+vector. Loss: a softmax over the four, or a separate one for each choice; with VL-BERT also the
+categories of regions and masked words. Metric: how often the right choice has the highest logit.
 
 C choices of a question.
 """
@@ -78,7 +78,7 @@ OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their or
 
 
 class ChoiceScores(NamedTuple):
-    """The logits of a question's choices [C], and the size of its image in pixels."""
+    """Holds the logits of a question's choices [C], and the size of its image in pixels."""
 
     logits: list[float]
     size: tuple[int, int]
@@ -86,7 +86,7 @@ class ChoiceScores(NamedTuple):
 
 @dataclass(kw_only=True)
 class Vcr(Task):
-    """VCR with a variant's heads."""
+    """Learns VCR with a variant's heads."""
 
     settings: VcrSettings
     variant: str
@@ -97,7 +97,7 @@ class Vcr(Task):
 
     name = "vcr"
     criterion = Criterion(name="accuracy", highest=True)
-    weighs_regions = False  # texts speak of regions by their rows
+    weighs_regions = False  # texts refer to regions by their rows
 
     def __post_init__(self) -> None:
         more = {"regions": self.settings.regions != "none", "words": self.settings.words}
@@ -106,16 +106,16 @@ class Vcr(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Parts its texts itself, as words in them are objects."""
+        """Returns a copy with the tokenizer: it tokenises texts whose words may be objects."""
         return dataclasses.replace(self, tokenizer=words, lexicon=Lexicon.from_tokenizer(words))
 
     def examples(self, path: str) -> Examples:
-        """The rows of the sub-tasks."""
+        """Reads the rows of the sub-tasks."""
         return Examples(path=path, table=CHOICES, as_pairs=self._as_pairs, labels=self._labels)
 
     @property
     def _labels(self) -> pa.Schema:
-        """The columns that are read; outlines, which are long, where they are rastered alone."""
+        """Returns the columns that are read; outlines, which are long, only if rastered."""
         names = (*LABELLED, SEGMS) if self.outlined else LABELLED
         return pa.schema([CHOICES.schema.field(name) for name in names])
 
@@ -133,20 +133,18 @@ class Vcr(Task):
 
     @property
     def record(self) -> TaskRecord:
-        """The head means the same for all data."""
+        """Returns the record: the head's outputs are the same for all data."""
         return TaskRecord(name=self.name)
 
     def in_turns(self, table: SampleTable, rows: Ids) -> Sequence[Ids]:
-        """Returns the rows of each sub-task where these take turns, in the settings' order."""
+        """Returns the rows of each sub-task where these alternate, in the settings' order."""
         if not self.settings.in_turns:
             return (rows,)
         subtasks = dict.fromkeys(self.settings.subtasks)
         return [rows[table.is_among("task", [subtask])[rows]] for subtask in subtasks]
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The question with its image and the texts of its choices; what is wrong with a row
-        makes it one that cannot be used.
-        """
+        """Returns the question with its image and its choices' texts; a faulty row is unusable."""
         question = Question.from_row(batches.table, visit.row, outlined=self.outlined)
         image_id = batches.table.image_id(visit.row)
         if fault := find_fault(question):
@@ -187,25 +185,25 @@ class Vcr(Task):
 
     @property
     def outlined(self) -> bool:
-        """Whether regions come with their objects' outlines: those from pixels at the objects'
-        own boxes.
+        """Returns whether regions have their objects' outlines: from pixels, at the objects'
+        boxes.
         """
         return self.feeding.kind == "picture-regions" and self.feeding.boxes in OWN_BOXES
 
     def read_boxes(self, table: SampleTable, row: int) -> Array:
-        """The objects' boxes."""
+        """Returns the objects' boxes."""
         return np.array(table.value("boxes", row), dtype=np.float32).reshape(-1, 4)
 
     def _masked(
         self, sample: Sample, texts: tuple[ChoiceText, ...], draws: Uniforms
     ) -> tuple[Sample, tuple[ChoiceText, ...]]:
-        """Masks regions, the same ones for all choices, and words, as far as they are learnt."""
+        """Masks regions, the same for all choices, and words, as far as they are learnt."""
         masking, regions = self.settings.masking, sample.regions
         if self.settings.regions == "masked":
             assert regions is not None
             size = (regions.row.width, regions.row.height)
             masks = mask_image(regions.boxes, draws, masking, size)
-            # A blind model's regions are hidden, whatever is masked of them.
+            # A blind model's regions are hidden, masked or not.
             zeroed = masks.zeroed | regions.masks.zeroed
             masks = MaskedRegions(masked=masks.masked, zeroed=zeroed)
             sample = dataclasses.replace(sample, regions=dataclasses.replace(regions, masks=masks))
@@ -226,7 +224,7 @@ class Vcr(Task):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """The texts of all choices, which one is right, and what is asked of regions and words."""
+        """Returns the texts of all choices, the right one, and the targets of regions and words."""
         choice_samples = [sample for sample in samples if isinstance(sample, ChoiceSample)]
         tensors = choice_tensors(choice_samples, self.feeding, self.settings)
         return {f"{LABEL}{name}": tensor for name, tensor in tensors.items()}
@@ -234,8 +232,8 @@ class Vcr(Task):
     # Heads and losses
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The questions (or choices, each by itself) with a label; the regions and the masked words
-        of all four sequences.
+        """Returns the number of questions (or choices, if each has a loss) with a label, and of the
+        regions and the masked words of all four sequences.
         """
         num_choices = batch.tensors[f"{LABEL}tokens"].shape[1]
         by_choice = num_choices if self.settings.loss == "sigmoid" else 1
@@ -247,14 +245,14 @@ class Vcr(Task):
         return counts
 
     def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
-        """The logits of the variant's heads."""
+        """Returns the logits of the variant's heads."""
         variant = MODELS[self.variant]
         if variant.heads[self.name] == WHOLE:
             return own_outputs(model, batch, self.settings)
         return ChoiceOutputs(choices=pooled_scores(model, batch, variant.choice_options))
 
     def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the choices, and those of regions and words where they are learnt."""
+        """Returns the loss of the choices, and of regions and words where they are learnt."""
         right, logits = batch.labels["right"], outputs.choices
         if self.settings.loss == "softmax":
             losses = {"choices": mean_cross_entropy(logits, right)}
@@ -269,18 +267,18 @@ class Vcr(Task):
     # Metric
 
     def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
-        """The logits of each question's choices, and the size of its image."""
+        """Returns the logits of each question's choices, and the size of its image."""
         logits = outputs.choices.float().cpu()
         require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
         rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)
         return [ChoiceScores(logits=row, size=(size[0], size[1])) for row, size in rows]
 
     def compute_score(self, outputs: ChoiceOutputs, value: ChoiceScores) -> float:
-        """The highest logit."""
+        """Returns the highest logit."""
         return max(value.logits)
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """How often the right choice has the highest logit, of all questions and by sub-task."""
+        """Returns how often the right choice scores highest, of all questions and by sub-task."""
         hits: dict[str, list[bool]] = {}
         for prediction in predicted:
             label = table.value("label", prediction.row)
@@ -294,7 +292,7 @@ class Vcr(Task):
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """The three official accuracies of each split, and the leaderboard's file."""
+        """Returns the three official accuracies of each split, and the leaderboard's file."""
         values = {table.pair_id(prediction.row): prediction.value for prediction in predicted}
         scores = {key: np.array(value.logits) for key, value in values.items()}
         sizes = {key: value.size for key, value in values.items()}
@@ -302,14 +300,14 @@ class Vcr(Task):
 
 
 def unusable(question: Question, image_id: str, reason: Reason, why: str) -> Undecodable:
-    """A row that would teach nonsense."""
+    """Returns a reject for a row that would teach nonsense."""
     return Undecodable(pair_id=question.example_id, image_id=image_id, reason=reason, why=why)
 
 
 def vcr(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Vcr:
-    """The task of a recipe. Raises InputError for settings that the model cannot learn."""
+    """Returns the task of a recipe. Raises InputError for settings that the model cannot learn."""
     if labels is not None:
         raise InputError(f"--labels {labels}: vcr has no list of labels; drop it")
     require_variant(recipe)

@@ -1,4 +1,4 @@
-"""Builds VCR's texts: objects named, questions and choices cut together, in each paper's way.
+"""Builds VCR's texts as each paper does: names objects, and cuts questions and choices together.
 
 T tokens.
 """
@@ -20,7 +20,7 @@ NO_OBJECT = -1
 
 
 class Piece(NamedTuple):
-    """A word piece, the number of the object that it names (-1: none), and its word's number."""
+    """Holds a token, the number of the object that it names (-1: none), and its word's number."""
 
     token: str
     object_number: int = NO_OBJECT
@@ -55,9 +55,9 @@ def tagged_words(text: str, tags: Sequence[Sequence[int]]) -> list[str | list[in
 def name_objects(
     words: Words, names: Sequence[str], *, between: str | None = None
 ) -> list[tuple[str, int]]:
-    """Returns words with the objects' names in place of references, which are lists of their
-    numbers, each with the number of the object that it names; ``between`` (VL-BERT: "and") parts
-    the names of one reference.
+    """Returns words with the objects' names instead of references, which are lists of their
+    numbers, each with the number of the object that it names; ``between`` (VL-BERT: "and")
+    separates the names of one reference.
     """
     pairs: list[tuple[str, int]] = []
     for word in words:
@@ -72,7 +72,7 @@ def name_objects(
 
 
 def draw_names(objects: Sequence[str], key: str) -> list[str]:
-    """Returns the objects' names, persons' drawn each by itself (ViLBERT's code).
+    """Returns the objects' names; each person's name is sampled separately (ViLBERT's code).
 
     ``key`` decides: a question's names are the same in every epoch, and in all of its texts.
     """
@@ -84,7 +84,7 @@ def draw_names(objects: Sequence[str], key: str) -> list[str]:
 
 def names_in_turn(objects: Sequence[str], first: int) -> list[str]:
     """Returns the objects' names, persons' in their order from ``first`` on (VL-BERT's code, whose
-    counter runs on from question to question).
+    counter continues from question to question).
     """
     names, counter = list[str](), first
     for name in objects:
@@ -94,7 +94,7 @@ def names_in_turn(objects: Sequence[str], first: int) -> list[str]:
 
 
 def split_pieces(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list[Piece]:
-    """Returns the word pieces of words, each of which is parted by itself."""
+    """Returns the tokens of words; each word is tokenised separately."""
     encoding = tokenizer.encode(
         [word for word, _ in words], is_pretokenized=True, add_special_tokens=False
     )
@@ -106,9 +106,9 @@ def split_pieces(words: Sequence[tuple[str, int]], tokenizer: Tokenizer) -> list
 
 
 def cut_pair(first: Sequence[object], second: Sequence[object], longest: int) -> tuple[int, int]:
-    """Returns how many tokens stay of each, so that both have at most ``longest`` together.
+    """Returns how many tokens remain of each, so that both have at most ``longest`` together.
 
-    Token by token from the end of the longer one, of the second where they are equal.
+    Tokens are removed from the end of the longer one, of the second where they are equal.
     """
     num_first, num_second = len(first), len(second)
     while num_first + num_second > max(longest, 0):
@@ -128,8 +128,8 @@ def choice_texts(
 ) -> list[TextPair]:
     """Returns [CLS] first [SEP] choice [SEP] for each choice, at most ``max_tokens``.
 
-    ``shared_cut``: what is cut from the first text for one choice stays cut for the later ones, as
-    in the released code, which shortens it in place.
+    ``shared_cut``: tokens that are cut from the first text for one choice stay cut for the later
+    ones, as in the released code, which shortens it in place.
     """
     texts: list[TextPair] = []
     for choice in choices:
@@ -146,11 +146,11 @@ def choice_texts(
 def cut_with_answer(
     lengths: tuple[int, int], choices: Sequence[int], longest: int
 ) -> tuple[tuple[int, int], list[int]]:
-    """Returns how many pieces stay of a question, of the answer behind it (0: none) and of each
+    """Returns how many tokens remain of a question, of the answer after it (0: none) and of each
     choice, so that every choice has at most ``longest`` with them (VL-BERT's code).
 
-    The choice is cut while it is longer than both before it; then the question, to one piece, then
-    the answer. These two are shared: what a choice cuts off stays cut off for all.
+    The choice is cut while it is longer than both before it; then the question, to one token, then
+    the answer. These two are shared: tokens that one choice cuts off stay cut off for all.
     """
     question, answer = lengths
     cut = []
@@ -167,7 +167,7 @@ def cut_with_answer(
 
 
 def split_at_mark(words: Words) -> tuple[Words, Words]:
-    """Returns a question's words and those of the answer behind it, if there is one."""
+    """Returns the words of a question, and the words of the answer after it, if there is one."""
     if MARK not in words:
         return words, []
     index = list(words).index(MARK)

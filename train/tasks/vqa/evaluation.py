@@ -1,4 +1,4 @@
-"""What VQA's official metrics say of answers: figures by split, result files and worst cases.
+"""Computes VQA's official metrics of answers: figures by split, result files and worst cases.
 
 VQA's server and its official scorer read the result files.
 """
@@ -22,7 +22,7 @@ from vlmill.train.tasks.vqa.metrics import Annotation, accuracy, soft_score
 def official_id(question_id: str) -> int:
     """Returns the number that a question has in the published files: 1 of ``vqa2/1``.
 
-    Raises InputError for a question that is none of VQA's.
+    Raises InputError for a question that is not VQA's.
     """
     number = question_id.rpartition("/")[2]
     if not (number.isascii() and number.isdecimal()):
@@ -38,8 +38,8 @@ def write_results(
 ) -> Path:
     """Writes ``vqa_SPLIT_result.json``: question_id and answer of each question, by rising ids.
 
-    Raises InputError unless the predictions are of just these questions, and for two questions
-    that have one number.
+    Raises InputError unless the predictions are of exactly these questions, and for two questions
+    with the same number.
     """
     path = folder / f"vqa_{split}_result.json"
     require_same_ids(predictions.keys(), question_ids, path.name)
@@ -112,7 +112,7 @@ def evaluate_predictions(
 
 
 def read_splits(examples: str, answers: Mapping[str, str]) -> dict[str, Split]:
-    """The questions that have been answered, by their splits."""
+    """Returns the questions that have been answered, by their splits."""
     splits: dict[str, Split] = {}
     columns = ("question_id", "image_id", "question", "question_type", "answer_type", "answers")
     for batch in iter_batches(examples, QUESTIONS, columns=(*columns, "split"), flag="--examples"):
@@ -132,7 +132,7 @@ def read_splits(examples: str, answers: Mapping[str, str]) -> dict[str, Split]:
 
 
 def make_case(key: str, split: Split, answer: str, score: float) -> Case:
-    """A question as a report shows it."""
+    """Returns a question as a report shows it."""
     image_id, question = split.questions[key]
     return Case(
         example_id=key,
@@ -145,6 +145,6 @@ def make_case(key: str, split: Split, answer: str, score: float) -> Case:
 
 
 def targets_of_row(table: SampleTable, row: int) -> dict[int, float]:
-    """The soft scores of a question's labels."""
+    """Returns the soft scores of a question's labels."""
     ids, scores = table.value("label_ids", row), table.value("label_scores", row)
     return dict(zip(ids, scores, strict=True))

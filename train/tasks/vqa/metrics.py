@@ -1,4 +1,4 @@
-"""Computes VQA's official accuracy, and the soft score that is followed while a model trains."""
+"""Computes VQA's official accuracy, and the soft score that is reported during training."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -13,18 +13,18 @@ from vlmill.train.tasks.scores import Figures, require_same_ids, share, shares_b
 
 Id = TypeVar("Id", bound=int | str)
 
-AGREEING = 3  # annotators, besides the one left out, whose agreement makes an answer right
+AGREEING = 3  # annotators, other than the excluded one, whose agreement makes an answer right
 
-_processed = lru_cache(maxsize=1 << 16)(process_answer)  # few answers make up most of millions
+_processed = lru_cache(maxsize=1 << 16)(process_answer)  # a few answers are most of millions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """What was answered to a question, and of which type it is.
+    """Holds the annotators' answers to a question, and its types.
 
-    ``answers`` are as the annotators typed them. ``annotators`` says who gave each: one answer of
-    one annotator counts once however often it stands there. None: all are different people, as in
-    the released files.
+    ``answers`` are as the annotators typed them. ``annotators`` identifies the author of each: an
+    answer that one annotator repeats counts once. None: all are different people, as in the
+    released files.
     """
 
     answers: tuple[str, ...]
@@ -65,9 +65,9 @@ def accuracy(predictions: Mapping[Id, str], annotations: Mapping[Id, Annotation]
 
 
 def question_accuracy(prediction: str, annotation: Annotation) -> float:
-    """Returns min(1, agreeing others / 3), 0..1, as the mean over the annotators left out in turn.
+    """Returns min(1, agreeing others / 3), 0..1, as the mean over annotators excluded in turn.
 
-    Where all answers are alike, nothing is processed (the official code's rule): "Yes" against
+    Where all answers are identical, nothing is processed (the official code's rule): "Yes" against
     ten times "yes" is wrong. Raises ValueError without an answer.
     """
     if not annotation.answers:
@@ -90,8 +90,8 @@ def soft_scores(
 ) -> dict[Id, float]:
     """Returns each question's target, 0..1, at the label that was predicted; 0 where it has none.
 
-    A question without any label counts, with 0, as ViLBERT and VL-BERT have it; VLMo leaves it
-    out. Raises InputError for missing and surplus ids.
+    A question without any label counts, with 0, as in ViLBERT and VL-BERT; VLMo excludes it. Raises
+    InputError for missing and surplus ids.
     """
     require_same_ids(predictions.keys(), targets.keys(), "predictions")
     return {key: target.get(predictions[key], 0.0) for key, target in targets.items()}

@@ -1,6 +1,6 @@
 """VQA 2.0 as each paper and each released code fine-tunes it.
 
-[code] is the released one, [choice] is ours. Published runs train on train and val but for the
+[code] marks released code, [choice] ours. Published runs train on train and val except for the
 questions that they validate on: name splits with ``train_splits`` and ``validation_splits``.
 """
 
@@ -52,17 +52,17 @@ from vlmill.train.settings.tasks import TaskRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class VqaSettings:
-    """The fields that VQA alone has."""
+    """Holds the fields that only VQA has."""
 
-    # Each answer right or wrong by itself with soft scores, summed over the answers (all codes), or
+    # Each answer is right or wrong with soft scores, summed over the answers (all codes), or
     # the answer of most annotators among all (VL-BERT's paper).
     loss: Literal["binary", "softmax"] = "binary"
-    # Whether questions teach that have no answer among the labels: they say no to each (ViLBERT,
-    # VL-BERT), or nothing (VLMo). A softmax has nothing to learn of them.
+    # Whether questions without an answer among the labels teach: the target is 0 for each label
+    # (ViLBERT, VL-BERT), or nothing is learnt (VLMo). A softmax has nothing to learn of them.
     unlabelled: bool = True
-    # "left" and "right" change places in the texts of mirrored images (VL-BERT's code).
+    # "left" and "right" are swapped in the texts of mirrored images (VL-BERT's code).
     mirror_words: bool = False
-    # Questions that an answer needs to be a label, where neither --init nor --labels has a list.
+    # The questions that an answer needs to be a label, if neither --init nor --labels has a list.
     min_questions: int = MIN_QUESTIONS
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class VqaSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VqaRecipe(TaskRecipe):
-    """A run of VQA."""
+    """Describes a run of VQA."""
 
     published: ClassVar[dict[str, Any]] = {"validation_pairs": 10_000}
     task: str = "vqa"
@@ -84,17 +84,17 @@ IMAGES = "COCO's images"
 ANSWER_HEAD = "answer_head."  # ViLBERT's
 
 
-# ViLBERT (arXiv:1908.02265, sec. 3.3): two layers on what is pooled of both streams; the summed
+# ViLBERT (arXiv:1908.02265, sec. 3.3): two layers on the pooled vectors of both streams; the summed
 # binary cross-entropy of 3,129 answers with soft scores; batch 256, 20 epochs, rate 4e-5.
 
 
 def vilbert_vqa_feeding() -> Feeding:
-    """16 tokens and 100 regions, the full image among them [code]."""
+    """Returns the feeding: 16 tokens and 100 regions, the full image among them [code]."""
     return replace(vilbert_feeding(), max_tokens=16, max_regions=99, region_targets="class")
 
 
 def vilbert_vqa_stage() -> TrainingStage:
-    """The released run."""
+    """Returns the released run."""
     head = {"heads": (ANSWER_HEAD,), "head_rate": 2.5}  # 1e-4 [code]
     return TrainingStage(
         name="vqa",
@@ -107,7 +107,7 @@ def vilbert_vqa_stage() -> TrainingStage:
 
 
 def vqa_vilbert() -> TaskRecipe:
-    """As released: the last epoch counts, nothing is chosen by validation."""
+    """Returns the released recipe: the last epoch counts, nothing is chosen by validation."""
     return task_recipe(
         VqaRecipe,
         "vqa-vilbert",
@@ -120,18 +120,18 @@ def vqa_vilbert() -> TaskRecipe:
     )
 
 
-# VL-BERT (arXiv:1908.08530, sec. 4.2): the answer is read off a [MASK] behind the question.
+# VL-BERT (arXiv:1908.08530, sec. 4.2): the answer is read from a [MASK] after the question.
 
 
 def vlbert_vqa_feeding() -> Feeding:
-    """Questions in full, 100 regions, and boxes mirrored every other time [code]."""
+    """Returns the feeding: questions in full, 100 regions, boxes mirrored half the time [code]."""
     return replace(
         vlbert_feeding(), max_tokens=None, max_elements=None, region_targets="class", flip=0.5
     )
 
 
 def vlbert_vqa_optimizer(lr: float, warmup_steps: int) -> Optimizer:
-    """[code]: decay on everything, clipped at 1, steps counted from 1."""
+    """Returns the optimiser [code]: decay on everything, clipped at 1, steps counted from 1."""
     return Optimizer(
         kind="transformers-adamw",
         lr=lr,
@@ -144,7 +144,7 @@ def vlbert_vqa_optimizer(lr: float, warmup_steps: int) -> Optimizer:
 
 
 def vqa_vl_bert() -> TaskRecipe:
-    """As released: 5 epochs, 6.25e-7 a row, binary cross-entropy."""
+    """Returns the released recipe: 5 epochs, 6.25e-7 a row, binary cross-entropy."""
     stage = TrainingStage(
         name="vqa",
         epochs=5,
@@ -168,7 +168,7 @@ def vqa_vl_bert() -> TaskRecipe:
 
 
 def vqa_vl_bert_paper() -> TaskRecipe:
-    """By the paper: 20 epochs at 1e-4, softmax cross-entropy over the answers."""
+    """Returns the paper's recipe: 20 epochs at 1e-4, softmax cross-entropy over the answers."""
     recipe = vqa_vl_bert()
     stage = replace(
         recipe.stages[0],
@@ -187,13 +187,15 @@ def vqa_vl_bert_paper() -> TaskRecipe:
 
 
 def vqa_vl_bert_from_bert() -> TaskRecipe:
-    """From BERT alone for 20 epochs: five are enough after pretraining only (the code's author)."""
+    """Returns the recipe from BERT alone, 20 epochs: five suffice only after pretraining (the
+    code's author).
+    """
     recipe = from_bert(vqa_vl_bert())
     return replace(recipe, stages=(replace(recipe.stages[0], epochs=20),))
 
 
 def vqa_vl_bert_large() -> TaskRecipe:
-    """The released settings of the large model: as base, in four parts."""
+    """Returns the released settings of the large model: as base, in four parts."""
     recipe = vqa_vl_bert()
     return replace(
         recipe,
@@ -217,8 +219,8 @@ VLMO_SIZES: dict[str, tuple[Callable[..., VlmoConfig], float]] = {
 
 
 def vqa_vlmo(size: str) -> TaskRecipe:
-    """As released, a classifier of two layers at 20 times the rate; by the paper (``-paper``), one
-    layer on [T_CLS] at the same rate.
+    """Returns the released recipe, a classifier of two layers at 20 times the rate; by the paper
+    (``-paper``), one layer on [T_CLS] at the same rate.
     """
     make, rate = VLMO_SIZES[size]
     paper = size.endswith("-paper")
@@ -251,7 +253,7 @@ def vqa_vlmo(size: str) -> TaskRecipe:
 
 
 def small_vqa(like: TaskRecipe, model: Any, feeding: Feeding | None = None) -> TaskRecipe:
-    """Returns the recipe for trials like a published one."""
+    """Returns the recipe for trials, based on a published one."""
     start = "-".join(like.name.split("-")[1:]).removesuffix("-base")
     return for_trials(
         like,
@@ -267,20 +269,20 @@ def small_vqa(like: TaskRecipe, model: Any, feeding: Feeding | None = None) -> T
 
 
 def vqa_vilbert_small() -> TaskRecipe:
-    """With a small ViLBERT."""
+    """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, classifier_dropout=0.1, dropout=0.0)
     return small_vqa(vqa_vilbert(), model)
 
 
 def vqa_vl_bert_small() -> TaskRecipe:
-    """With a small VL-BERT."""
+    """Returns the recipe with a small VL-BERT."""
     model = VlBertVqaConfig(body=vlbert_for_task(vlbert_small(dropout=0.0)), dropout=0.0)
     return small_vqa(vqa_vl_bert(), model)
 
 
 def vqa_vlmo_small() -> TaskRecipe:
-    """With a small VLMo, on images that are larger than in its pretraining.
+    """Returns the recipe with a small VLMo, on images that are larger than in its pretraining.
 
     5 patches a side: the spline that resizes positions of 4 does not reach the ends of 6.
     """

@@ -1,4 +1,4 @@
-"""VQA's row in the registry."""
+"""Holds the registry's row for VQA."""
 
 from typing import Any
 

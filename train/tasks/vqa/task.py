@@ -1,13 +1,13 @@
 """VQA: a question about an image, and which of a list of answers annotators gave.
 
-Input: the question (VL-BERT: and a [MASK] behind it) with its image. Head: a classifier of the
-list's answers, on what the model pools (ViLBERT, VLMo) or on the [MASK] (VL-BERT). Loss: each
-answer's binary cross-entropy with its soft score, summed over the answers, or a softmax. Metric:
-the soft score of the likeliest answer; the official accuracy, of all annotators, is evaluation's.
+Input: the question (VL-BERT: followed by a [MASK]) with its image. Head: a classifier of the list's
+answers, on the pooled vector (ViLBERT, VLMo) or on the [MASK] (VL-BERT). Loss: each answer's binary
+cross-entropy with its soft score, summed over the answers, or a softmax. Metric: the soft score of
+the likeliest answer; the official accuracy, of all annotators, is evaluation's.
 
 B questions, A answers, N labels of a batch.
 
-A head's list of answers is the checkpoint's own, a given one, or that of the data.
+A head's list of answers is the checkpoint's, a given one, or the list of the data.
 """
 
 import dataclasses
@@ -70,10 +70,10 @@ from vlmill.train.tasks.vqa.recipes import VqaSettings
 def select_answers(
     examples: str, labels: Path | None, init: LoadedCheckpoint | None, *, min_questions: int
 ) -> list[str]:
-    """The answers of a run: those of ``--init`` where it was fine-tuned for VQA, of ``labels``, of
-    the list beside the table, or those that ``min_questions`` of its questions have.
+    """Returns the answers of a run: of ``--init`` where it was fine-tuned for VQA, of ``labels``,
+    of the list next to the table, or the answers of at least ``min_questions`` of its questions.
 
-    Raises InputError where a checkpoint's list and a given one differ, and where there is none.
+    Raises InputError where a checkpoint's list and a given one differ, and where no list exists.
     """
     given_labels = None if labels is None else read_labels(labels)
     labels_path = to_path(examples) / LABELS_FILE
@@ -114,7 +114,7 @@ def select_answers(
 
 
 def published_answers(examples: str) -> list[str]:
-    """The most frequent answer to each question that is trained or validated on."""
+    """Returns the most frequent answer to each question that is trained or validated on."""
     answers = list[str]()
     columns = ("answer", "split")
     for batch in iter_batches(examples, QUESTIONS, columns=columns, flag="--examples"):
@@ -127,8 +127,8 @@ def published_answers(examples: str) -> list[str]:
 
 
 def report_missing_answers(examples: str, answers: list[str]) -> None:
-    """Tells how many of the annotators' answers are not among ``answers``, and how many questions
-    have none that is.
+    """Prints how many of the annotators' answers are not among ``answers``, and how many questions
+    have no answer among them.
     """
     known, counts = set(answers), Counter[str]()
     for batch in iter_batches(examples, QUESTIONS, columns=("answers",), flag="--examples"):
@@ -148,30 +148,34 @@ def report_missing_answers(examples: str, answers: list[str]) -> None:
 
 
 LABELS = pa.schema([("label_ids", pa.list_(pa.int32())), ("label_scores", pa.list_(pa.float32()))])
-READS_MASK = "mask"  # the head that reads its answer off a [MASK]
+READS_MASK = "mask"  # the head that reads its answer from a [MASK]
 
 Logits = Callable[[Any, Batch], Float[Tensor, "B A"]]
 
 
 def pooled_logits(model: Any, batch: Batch) -> Float[Tensor, "B A"]:
-    """ViLBERT and its baseline: two layers on what is pooled (arXiv:1908.02265, sec. 3.3)."""
+    """Returns the logits of ViLBERT and its baseline: two layers on the pooled vectors
+    (arXiv:1908.02265, sec. 3.3).
+    """
     logits: Tensor = model.answer_logits(model(batch.inputs).pooled)
     return logits
 
 
 def mask_logits(model: Any, batch: Batch) -> Float[Tensor, "B A"]:
-    """VL-BERT: a word head on the [MASK] (arXiv:1908.08530, sec. 4.2)."""
+    """Returns the logits of VL-BERT: a word head on the [MASK] (arXiv:1908.08530, sec. 4.2)."""
     logits: Tensor = model(batch.inputs, batch.labels["answer_positions"])
     return logits
 
 
 def pixel_logits(model: Any, batch: Batch) -> Float[Tensor, "B A"]:
-    """VLMo: a classifier on the fusion encoder's vector (arXiv:2111.02358, sec. 4.2)."""
+    """Returns the logits of VLMo: a classifier on the fusion vector (arXiv:2111.02358, sec.
+    4.2).
+    """
     logits: Tensor = model(batch.pixel_inputs(masked=False))
     return logits
 
 
-# By how a variant's row says that its head is asked.
+# By the input that a variant's row declares for its head.
 HEADS: dict[str, Logits] = {
     "pooled": pooled_logits,
     READS_MASK: mask_logits,
@@ -181,7 +185,7 @@ HEADS: dict[str, Logits] = {
 
 @dataclass(kw_only=True)
 class Vqa(Task):
-    """VQA with a variant's head over ``answers``, the texts that its outputs mean."""
+    """Learns VQA with a variant's head over ``answers``, the texts of its outputs."""
 
     settings: VqaSettings
     variant: str
@@ -196,24 +200,24 @@ class Vqa(Task):
     # Input
 
     def with_vocabulary(self, words: Tokenizer) -> Self:
-        """Knows the vocabulary's special tokens, and its left and right."""
+        """Returns a copy with the vocabulary's special tokens, and its left and right."""
         ids = words.get_vocab()
         special = SpecialIds(cls=ids[CLS], sep=ids[SEP], mask=ids[MASK])
         return dataclasses.replace(self, special=special, mirrored=find_sides(words))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The head has an output for each answer."""
+        """Returns the head's size: an output for each answer."""
         return {"num_answers": len(self.answers)}
 
     def label_pieces(self, words: Tokenizer) -> list[list[int]]:
-        """The answers' word pieces (VL-BERT starts its outputs from them)."""
+        """Returns the answers' word-piece ids (VL-BERT starts its outputs from them)."""
         encodings = words.encode_batch(list(self.answers), add_special_tokens=False)
         unknown = [words.get_vocab()[UNK]]
         return [encoding.ids or unknown for encoding in encodings]
 
     def examples(self, path: str) -> Examples:
-        """Questions, whose labels are those of their annotators' answers that are in the list."""
+        """Reads questions; their labels are their annotators' answers that are in the list."""
         return Examples(path=path, table=QUESTIONS, as_pairs=self._as_pairs, labels=LABELS)
 
     def _as_pairs(self, questions: pa.RecordBatch) -> pa.RecordBatch:
@@ -227,22 +231,22 @@ class Vqa(Task):
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The place of each answer in the list."""
+        """Returns the index of each answer in the list."""
         return {answer: number for number, answer in enumerate(self.answers)}
 
     @property
     def record(self) -> TaskRecord:
-        """The list is the checkpoint's own."""
+        """Returns the record: the list is the checkpoint's own."""
         return TaskRecord(name=self.name, labels=self.answers)
 
     @property
     def reads_mask(self) -> bool:
-        """Whether the answer is read off a [MASK]."""
+        """Returns whether the answer is read from a [MASK]."""
         return MODELS[self.variant].heads[self.name] == READS_MASK
 
     @property
     def form(self) -> TextForm:
-        """VL-BERT's question has [MASK] and [SEP] behind it."""
+        """Returns the form of a text: VL-BERT's question is followed by [MASK] and [SEP]."""
         return TextForm(apply=self._with_mask, adds=2) if self.reads_mask else AS_IT_IS
 
     def _with_mask(self, tokens: list[int]) -> list[int]:
@@ -250,7 +254,7 @@ class Vqa(Task):
         return text_ids
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """The question with its image; of a mirrored image left and right change places."""
+        """Returns the question with its image; a mirrored image swaps its left and right."""
         text = batches.text(visit.row)
         masked = text.tokens == self.special.mask if self.reads_mask else text.masked
         text = dataclasses.replace(text, masked=masked)
@@ -265,8 +269,8 @@ class Vqa(Task):
     def make_label_tensors(
         self, table: SampleTable, samples: Sequence[Sample]
     ) -> Mapping[str, Tensor]:
-        """Each label's row in the batch, its place in the list and its score; of a question with a
-        [MASK] its segments and the place of that.
+        """Returns each label's row in the batch, its index in the list and its score; of a question
+        with a [MASK] its segments and the position of the [MASK].
         """
         ids = [table.value("label_ids", sample.row) for sample in samples]
         scores = [table.value("label_scores", sample.row) for sample in samples]
@@ -287,7 +291,7 @@ class Vqa(Task):
         return tensors
 
     def _mirror_labels(self, ids: list[int], sample: Sample) -> list[int]:
-        """The labels of a mirrored image: "left" for "right", where the list has both."""
+        """Returns the labels of a mirrored image: "left" for "right", where the list has both."""
         if sample.regions is None or not sample.regions.mirrored:
             return ids
         return [self.numbers.get(swap_sides(self.answers[number]), number) for number in ids]
@@ -295,18 +299,18 @@ class Vqa(Task):
     # Head and loss
 
     def count_labels(self, batch: HostBatch) -> dict[str, int]:
-        """The questions that teach something."""
+        """Returns the number of questions that teach something."""
         counts = batch.tensors[f"{LABEL}counts"]
         if self.settings.unlabelled and self.settings.loss == "binary":
             return {"answers": len(counts)}
         return {"answers": int((counts > 0).sum())}
 
     def outputs(self, model: nn.Module, batch: Batch) -> Float[Tensor, "B A"]:
-        """The logits of the variant's head."""
+        """Returns the logits of the variant's head."""
         return HEADS[MODELS[self.variant].heads[self.name]](model, batch)
 
     def compute(self, outputs: Float[Tensor, "B A"], batch: Batch) -> dict[str, Tensor]:
-        """The loss of the answers, a mean over the questions that teach something."""
+        """Returns the loss of the answers, a mean over the questions that teach something."""
         logits, counts = outputs, batch.labels["counts"]
         targets = make_targets(batch.labels, logits)
         if self.settings.loss == "softmax":
@@ -315,7 +319,7 @@ class Vqa(Task):
         if self.settings.unlabelled:
             return {"answers": summed_binary_cross_entropy(logits, targets)}
         teaching = (counts > 0).to(logits.dtype)
-        # Rows that say nothing keep their place in the mean, which is undone by their number.
+        # Rows that teach nothing add 0 to the sum; the mean is over the other rows.
         weighted = nn.functional.binary_cross_entropy_with_logits(
             logits, targets, reduction="none"
         ).sum(-1)
@@ -324,7 +328,7 @@ class Vqa(Task):
     # Metric
 
     def predict(self, outputs: Float[Tensor, "B A"], batch: Batch) -> list[int]:
-        """The place of the likeliest answer, the first of equal ones, to each question."""
+        """Returns the index of the likeliest answer, the first of equal ones, to each question."""
         logits = outputs.float().cpu()
         by_id = dict(zip(batch.pair_ids, logits.numpy(), strict=True))
         require_finite(by_id, "--checkpoint")
@@ -332,11 +336,11 @@ class Vqa(Task):
         return indices
 
     def compute_score(self, outputs: Float[Tensor, "B A"], value: int) -> float:
-        """The answer's logit."""
+        """Returns the answer's logit."""
         return float(outputs[0, value])
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """The mean soft score of the likeliest answers."""
+        """Returns the mean soft score of the likeliest answers."""
         predictions = {prediction.row: int(prediction.value) for prediction in predicted}
         targets = {
             prediction.row: targets_of_row(table, prediction.row) for prediction in predicted
@@ -347,7 +351,7 @@ class Vqa(Task):
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """The official accuracy and the soft score of each split, and its result file."""
+        """Returns the official accuracy and the soft score of each split, and its result file."""
         answer_pairs = (
             (table.pair_id(prediction.row), self.answers[prediction.value])
             for prediction in predicted
@@ -357,7 +361,7 @@ class Vqa(Task):
 
 
 def swap_sides(answer: str) -> str:
-    """Left for right and right for left, in a text."""
+    """Returns a text with left for right and right for left."""
     sides = {"left": "right", "right": "left"}
     return " ".join(sides.get(word, word) for word in answer.split(" "))
 
@@ -365,7 +369,7 @@ def swap_sides(answer: str) -> str:
 def make_targets(
     labels: Mapping[str, Int[Tensor, " N"]], logits: Float[Tensor, "B A"]
 ) -> Float[Tensor, "B A"]:
-    """The soft score of every answer to each question."""
+    """Returns the soft score of every answer to each question."""
     targets = torch.zeros_like(logits, dtype=torch.float32)
     indices = (labels["rows"], labels["ids"])
     return targets.index_put(indices, labels["scores"].float(), accumulate=True)
@@ -374,7 +378,7 @@ def make_targets(
 def vqa(
     recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
 ) -> Vqa:
-    """The task of a recipe on a table of questions; ``labels`` is a file of answers."""
+    """Returns the task of a recipe on a table of questions; ``labels`` is a file of answers."""
     require_variant(recipe)
     settings: VqaSettings = recipe.settings
     answers = select_answers(examples, labels, init, min_questions=settings.min_questions)
