@@ -187,7 +187,7 @@ def test_what_does_not_belong_to_an_index_is_refused(
         assert main(["search", "--index", saved, "--queries", queries]) == 2
         assert said in capsys.readouterr().err
     assert main(["search", "--vectors", table, "--save-index", saved]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_another_checkpoint_cannot_ask(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
