@@ -44,12 +44,18 @@ class BertConfig:
 
 
 def bert_base(**changes: Any) -> BertConfig:
-    """Returns BERT-base: 12 layers of 768, 109.5 million parameters below the heads."""
+    """Returns BERT-base: 12 layers of 768, 109.5 million parameters below the heads.
+
+    ``changes`` replace fields.
+    """
     return BertConfig(**changes)
 
 
 def bert_large(**changes: Any) -> BertConfig:
-    """Returns BERT-large: 24 layers of 1024, 335.1 million parameters below the heads."""
+    """Returns BERT-large: 24 layers of 1024, 335.1 million parameters below the heads.
+
+    ``changes`` replace fields.
+    """
     large = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
     return BertConfig(**(large | changes))
 
