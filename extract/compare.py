@@ -1,4 +1,4 @@
-"""``extract-rois compare``: the same images, weights and configuration by both backends.
+"""Runs ``extract-rois compare``: the same images, weights and configuration in both backends.
 
 R proposals, N regions. Each stage of our network is compared on its own input, and the heads on
 Detectron2's map and proposals, so that a difference shows where it begins.
@@ -33,7 +33,7 @@ SAME_BOX_PX = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The largest differences between two detectors in one image."""
+    """Holds the largest differences between two detectors in one image."""
 
     feature_map: float  # share of the largest number in Detectron2's map; of several the most
     proposals: int  # Detectron2's

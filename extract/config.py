@@ -25,7 +25,7 @@ CUDA_BATCH_SIZE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which proposals become regions.
+    """Defines which proposals become regions.
 
     A proposal's confidence is the highest probability with which it survives the suppression of
     some class. Those at or above ``threshold`` are kept; if they are fewer than ``min_boxes`` (more
@@ -70,7 +70,7 @@ SELECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class InputLimits:
-    """How images are resized, and which are refused."""
+    """Defines how images are resized, and which are refused."""
 
     short_side: int | None = None  # pixels of the network's input; None: the detector's own
     long_side: int | None = None
@@ -91,7 +91,7 @@ class InputLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """What of a region is written, and how."""
+    """Defines which columns of a region are written, and how."""
 
     # none: no classes at all; argmax: id and score; topk:K: also the K highest probabilities;
     # full: also all probabilities.
@@ -122,7 +122,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractConfig:
-    """All settings that determine the rows, apart from the inputs."""
+    """Holds all settings that determine the rows, except the inputs."""
 
     selection: Selection = SELECTIONS["imagebert"]
     limits: InputLimits = InputLimits()
@@ -134,11 +134,13 @@ class ExtractConfig:
 
     @property
     def window(self) -> int:
-        """Images in a row among which batches are formed; bounds what waits for its shape."""
+        """Returns the number of consecutive images for batching by shape; bounds the waiting
+        images.
+        """
         return 1 if self.batch_size == 1 else WINDOW_BATCHES * self.batch_size
 
     def settings(self) -> dict[str, Any]:
-        """Plain JSON values, for metadata."""
+        """Returns the settings as plain JSON values, for metadata."""
         return dataclasses.asdict(self)
 
 

@@ -124,7 +124,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 
 def command_run(arguments: argparse.Namespace) -> int:
-    """``extract-rois run``."""
+    """Runs ``extract-rois run``."""
     config = make_config(arguments)
     check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
@@ -173,7 +173,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunWork:
-    """The images of a run, their given boxes, and a sentence about skipped inputs."""
+    """Holds the images of a run, their given boxes, and a sentence about skipped inputs."""
 
     plan: "list[InputImage]"
     given_boxes: "GivenBoxes | None"

@@ -1,4 +1,4 @@
-"""What flags choose: settings, detectors, and the files that these are made of."""
+"""Creates settings and detectors from flags, and finds their files."""
 
 import argparse
 import dataclasses
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def make_config(arguments: argparse.Namespace) -> ExtractConfig:
-    """Makes settings of the flags of ``run``."""
+    """Returns the settings from the flags of ``run``."""
     changes = {
         name: getattr(arguments, name)
         for name in ("threshold", "min_boxes", "max_boxes")
@@ -80,7 +80,7 @@ def is_grid(arguments: argparse.Namespace) -> bool:
 
 
 def make_limits(arguments: argparse.Namespace) -> InputLimits:
-    """Makes limits of the flags on sizes of images."""
+    """Returns the limits from the flags for image sizes."""
     try:
         return InputLimits(
             short_side=arguments.short_side,

@@ -1,4 +1,4 @@
-"""``extract-rois show``: boxes, classes and scores drawn on the images."""
+"""Runs ``extract-rois show``: draws boxes, classes and scores on the images."""
 
 import io
 from collections import Counter
@@ -35,7 +35,7 @@ FIGURE = template(
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Names of classes and attributes; without names, their numbers are shown."""
+    """Holds names of classes and attributes; without names, their numbers are shown."""
 
     classes: Sequence[str] = ()
     attributes: Sequence[str] = ()
@@ -136,7 +136,7 @@ def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
 
 
 def section(row: RegionRow, canvas: Image.Image) -> Section:
-    """Makes one image's part of the page."""
+    """Returns one image's section of the page."""
     text = f"{row.width} x {row.height} pixels, {format_count(len(row.boxes), 'region')}"
     figure = FIGURE.render(
         uri=image_uri(encode_image(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text

@@ -1,4 +1,4 @@
-"""``extract-rois verify``: does every row and every checksum of a folder hold?
+"""Runs ``extract-rois verify``: checks every row and every checksum of a folder.
 
 A folder of tables, a run that trains with its checkpoints, a detector, or a search index.
 """
@@ -24,7 +24,7 @@ from vlmill.schemas.tables import REGIONS
 RECORDS = ("checkpoint.json", DETECTOR, "index.json")  # with digests of the other files
 TRAINING_STATE = "training_state.safetensors"
 
-# Boxes are float32 and were divided by the resize factor: rounding beyond the border is not an
+# Boxes are float32 and were divided by the resize factor: rounding beyond the border is not a
 # fault.
 BORDER_TOLERANCE_PX = 0.01
 # A softmax in float32, or its sum, may round to above 1.
@@ -103,7 +103,7 @@ def find_border(producer: Mapping[str, Any]) -> float | None:
 
 
 def padding_px(row: RegionRow, producer: Mapping[str, Any]) -> float:
-    """By how many of its pixels an image may have been padded, where the padding counts as image:
+    """Returns the number of pixels by which an image may be padded, if padding counts as image:
     boxes of vqa-maskrcnn reach into it (:mod:`vlmill.models.detector.config`).
     """
     detector, limits = producer.get("detector", {}), producer.get("limits", {})

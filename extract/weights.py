@@ -1,4 +1,4 @@
-"""Finds the files of ``--weights``: a file, a folder of a detector, or a name of either.
+"""Finds the files of ``--weights``: a file, a folder of a detector, or a name.
 
 A folder of the hub is taken as it is: ``pytorch_model.bin`` or ``model.safetensors``, in one file
 or in several with their index, and ``config.yaml``, which then is ``--config``. Nothing here loads

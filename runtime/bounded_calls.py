@@ -153,7 +153,7 @@ class BoundedPool(Generic[Task, Result]):
 
 @dataclass(frozen=True)
 class _Call:
-    """A task, pickled, and where its result goes."""
+    """Holds a pickled task and the destination of its result."""
 
     task: bytes
     future: "Future[Any]"
@@ -376,7 +376,7 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def limit_processor_time(seconds: int) -> None:
-    """Lets this process run for ``seconds`` more of a processor, rounded up."""
+    """Limits this process to ``seconds`` more of processor time, rounded up."""
     _lower(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
     _lower(
         resource.RLIMIT_CORE, 0

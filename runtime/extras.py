@@ -1,4 +1,4 @@
-"""The third-party modules of each extra of setup.py, and the message for one that is not installed.
+"""Lists the third-party modules of each extra of setup.py, and words the message for a missing one.
 
 `import vlmill`, `vlmill.load` and the contracts of tables need the hard requirements alone. Every
 command prints one line where it needs a module of an extra that is not installed.

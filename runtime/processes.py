@@ -1,4 +1,4 @@
-"""How worker processes start, and that they end with who started them."""
+"""Starts worker processes, and ends them with their parent."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from vlmill.runtime.bus_errors import name_shrunken_files
 
 
 class _Fork(ForkServerProcess):
-    """A fork of the server with the environment of who starts it.
+    """Represents a fork of the server with the environment of its parent.
 
     The server has that of the first start in this process: who has set AWS_ENDPOINT_URL or
     credentials since, as in a notebook, would have workers that know nothing of them.
@@ -44,14 +44,14 @@ class _Forks(ForkServerContext):
     Process = _Fork
 
     def SimpleQueue(self) -> SimpleQueue[Any]:
-        """Makes the queue by which a pool's processes send their results."""
+        """Creates the queue by which a pool's processes send their results."""
         queue: SimpleQueue[Any] = super().SimpleQueue()
         widen(queue)
         return queue
 
 
 def widen(queue: SimpleQueue[Any]) -> None:
-    """Lets a queue's pipe hold more, where the system can and the user has not too many such."""
+    """Enlarges the buffer of a queue's pipe, if the system and the user's limit allow it."""
     if sys.platform == "linux":
         # Else it stays as it is, and works; its end for reading is a private attribute.
         with suppress(OSError, AttributeError):

@@ -22,7 +22,7 @@ GIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The value of a key, and the file and line from which it comes."""
+    """Holds the value of a key, and its file and line."""
 
     value: Value
     location: str
@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """The keys of a configuration file and its bases, with the position of each key."""
+    """Holds the keys of a configuration file and its bases, with the position of each key."""
 
     path: Path
     values: Mapping[str, Value]
@@ -87,7 +87,7 @@ def read_config_file(path: Path) -> ConfigFile:
 
 
 class Files:
-    """The files of one configuration, as they are read."""
+    """Reads the files of one configuration and keeps them."""
 
     def __init__(self) -> None:
         self.contents: list[bytes] = []

@@ -51,7 +51,7 @@ ADDED_FIELDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Detector:
-    """A network in evaluation mode on its device, and what identifies it."""
+    """Holds a network in evaluation mode on its device, and its identification."""
 
     model: DetectorNetwork
     fingerprint: str

@@ -37,7 +37,7 @@ from vlmill.schemas.errors import InputError
 
 
 class Detectron2Network(DetectorNetwork):
-    """Takes the steps of a detector by a model of Detectron2."""
+    """Runs the steps of a detector with a model of Detectron2."""
 
     model: Any
 
@@ -78,7 +78,7 @@ class Detectron2Network(DetectorNetwork):
         box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
-        """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
+        """Returns features, classes and regressions of boxes, in chunks to bound memory."""
         features = self.region_features(maps, boxes, box_mask, chunk)
         logits, deltas = self.model.roi_heads.box_predictor(features.flatten(0, 1))
         return Detections(
@@ -143,7 +143,7 @@ def read_selection(detector: Detector) -> Selection:
 def infer(
     detector: Detector, pixels: Pixels, sides: tuple[int, int]
 ) -> tuple[Float[Tensor, "N 4"], Int64[Tensor, " N"]]:
-    """Boxes and classes by Detectron2 alone, from blue-green-red pixels [H0, W0, 3] on.
+    """Returns boxes and classes computed only by Detectron2, from BGR pixels [H0, W0, 3].
 
     It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
     longest of its input.
@@ -205,7 +205,7 @@ def library(part: str) -> Any:
 
 
 def load_cfg_node(config: Any, file: ConfigFile) -> Any:
-    """Detectron2's own node of a file, which was read as plain data before."""
+    """Returns Detectron2's own node of a file that was first read as plain data."""
     cfg = config.get_cfg()
     try:
         cfg.merge_from_file(str(file.path), allow_unsafe=False)
@@ -225,7 +225,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict; anchors in it must equal those of the configuration."""
+    """Loads a state dict; anchors in it must equal the configuration's."""
     expected = model.state_dict()
     # Files may have buffers that the model creates itself.
     tensors = {

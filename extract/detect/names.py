@@ -1,4 +1,4 @@
-"""Names of a detector's classes and attributes: its own, those of a file, or Visual Genome's.
+"""Finds the names of a detector's classes and attributes: its own, a file's, or Visual Genome's.
 
 ``vocabularies/`` has the 1,600 classes and 400 attributes of the bottom-up-attention detectors;
 its NOTICE.txt states their source and licence.

@@ -1,4 +1,4 @@
-"""The two ways to compute: ``exact`` for the published numbers, ``fast`` for throughput."""
+"""Defines the two precisions: ``exact`` for the published numbers, ``fast`` for throughput."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def lacks_bfloat16_units(device: torch.device) -> bool:
 
 
 def _has_unit(ask: Callable[[], bool], flag: str) -> bool:
-    """Asks a private function of PyTorch, or Linux where it is gone."""
+    """Calls a private function of PyTorch, or asks Linux if it is missing."""
     try:
         return ask()
     except REFUSALS:

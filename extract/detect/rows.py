@@ -68,7 +68,7 @@ def in_stored_type(
     that type can hold an image's.
     """
     tensors = dict(tensors)
-    # Rounded there: of float16 half as many bytes come back. NumPy has no bfloat16.
+    # Rounded on the device: float16 copies half as many bytes. NumPy has no bfloat16.
     if storage.dtype == "float16":
         tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
     finite = finite_images(tensors, box_mask, storage.dtype)

@@ -1,8 +1,8 @@
 """Selects the regions of images from the network's proposals, with pure functions.
 
-N images, P slots for proposals, K classes without background, M slots for regions. The rules are
-those of the published extractors; the conventions of a detector name its rule. All sizes are known
-in advance, so the host never waits for a GPU here. The values in unused slots are meaningless.
+N images, P slots for proposals, K classes without background, M slots for regions. The rules follow
+the published extractors; the conventions of a detector name its rule. All sizes are known in
+advance, so the host never waits for a GPU here. The values in unused slots are meaningless.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ CLASSES_AT_ONCE = 100  # in a suppression with separate boxes for each class
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The images' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
+    """Holds the images' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
 
     min_sides: Float[Tensor, " N"]  # the least width and height of proposals, network pixels
     factors: Float[Tensor, "N 4"]  # network pixels per image pixel, as x, y, x, y
@@ -36,13 +36,13 @@ class Frames:
     given_factors: Float[Tensor, "N 4"]  # as factors, for given boxes
 
     def to_images(self, boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "N P 4"]:
-        """Boxes in pixels of the original images."""
+        """Returns the boxes in pixels of the original images."""
         return boxes / self.factors[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedRegions:
-    """The regions of each image, in the order of its row."""
+    """Holds the regions of each image, in the order of its row."""
 
     ids: Int64[Tensor, "N M"]  # proposals; one may appear for several classes
     boxes: Float[Tensor, "N M 4"]
@@ -117,7 +117,7 @@ def by_class_confidence(
     threshold = spec.class_nms_thresholds[0]
     confidence = class_confidence(
         boxes,
-        probs.masked_fill(~box_mask[..., None], -1.0),  # last in every class: suppresses nobody
+        probs.masked_fill(~box_mask[..., None], -1.0),  # last in every class: suppresses none
         threshold,
         offset=spec.overlap_offset,
         inclusive=spec.nms_inclusive,
@@ -265,7 +265,7 @@ def best_regions(
 def by_best_class(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """LXMERT's rule: one class and box for each region, all suppressing each other.
+    """Applies LXMERT's rule: each region has one class and box, and all suppress each other.
 
     The overlap that suppresses is raised until ``rule.min_boxes`` are left; then the threshold and
     the bounds of ``rule`` count, best first. The released code has no threshold: 0 is the same.
@@ -301,7 +301,7 @@ def by_best_class(
 def by_class_pairs(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """Detectron2's rule: every pair of region and class above the threshold, best first.
+    """Applies Detectron2's rule: every pair of region and class above the threshold, best first.
 
     With several overlaps, as in the notebooks of its fork, they are raised until ``rule.max_boxes``
     are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``: they come

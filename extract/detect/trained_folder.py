@@ -1,4 +1,4 @@
-"""A trained detector's folder: its weights, under the family's published names, and their meaning.
+"""Reads and writes a trained detector's folder: weights under the family's names, and metadata.
 
 ``detector.json`` holds every field of the network's configuration and the names of its classes and
 attributes; ``model.safetensors`` the weights. ``--weights`` takes the folder, the file, or the
@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SavedDetector:
-    """The content of a trained detector's folder."""
+    """Holds the content of a trained detector's folder."""
 
     config: DetectorConfig  # as the network was trained
     classes: tuple[str, ...]

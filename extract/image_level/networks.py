@@ -1,4 +1,4 @@
-"""torchvision's classifiers, less their last layer, ready to describe full images.
+"""Loads torchvision's classifiers without their last layer, to encode full images.
 
 N images, G numbers of all networks side by side, S x S pixels of a crop.
 """
@@ -31,7 +31,7 @@ OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
 
 
 class Preset(NamedTuple):
-    """A published set of torchvision's weights: its name, its file's first digits, its crop."""
+    """Holds a published set of torchvision's weights: name, first digits of its file, crop."""
 
     name: str
     digits: str
@@ -42,7 +42,7 @@ class Preset(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeNetwork:
-    """One network in evaluation mode, and what identifies its vectors."""
+    """Holds one network in evaluation mode, and the identification of its vectors."""
 
     name: str
     model: nn.Module
@@ -77,7 +77,7 @@ class FullImages:
 
     @property
     def crops(self) -> tuple[Crop, ...]:
-        """Lists the different crops that the networks see."""
+        """Returns the different crops that the networks need."""
         return tuple(dict.fromkeys(network.preset.crop for network in self.networks))
 
     def record(self) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def open_network(name: str, path: Path | None, *, seed: int, device: torch.devic
 
 
 def list_presets(name: str) -> list[Preset]:
-    """torchvision's published weights of a network, the first ones first."""
+    """Returns torchvision's published weights of a network, in torchvision's order."""
     from torchvision.models import get_model_weights
 
     presets = []

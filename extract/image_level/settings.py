@@ -1,4 +1,4 @@
-"""Which networks can describe full images, without loading any."""
+"""Lists the networks that can encode full images, without loading one."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Image bytes become what detectors are fed: upright blue-green-red pixels.
+"""Decodes image bytes to the input of detectors: upright BGR pixels.
 
 H0 x W0 is the image upright.
 """

@@ -29,14 +29,14 @@ _QUOTES = "\"'"
 
 
 class Kind(StrEnum):
-    """The type of a file by its name or its first bytes."""
+    """Lists the types of files, by name or first bytes."""
 
     IMAGE = "image"
     TAR = "tar"
 
 
 class Why(StrEnum):
-    """Why a file or folder is not part of the plan. The values are words of the last line."""
+    """Lists why a file or folder is not part of the plan. The values are words of the last line."""
 
     OTHER = "not image"
     HIDDEN_FILE = "hidden file"

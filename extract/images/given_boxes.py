@@ -1,7 +1,7 @@
-"""Boxes that are given with the images (VCR, RefCOCO+) replace the detector's proposals.
+"""Reads boxes that are given with the images (VCR, RefCOCO+) and replace the detector's proposals.
 
-Those of files are of the image as it is stored. Where a query is made they are turned with it, by
-:func:`vlmill.schemas.images.orientation.turn_boxes`. Those of our tables are upright already.
+Boxes of files refer to the image as it is stored; creating a query rotates them with the image
+(:func:`vlmill.schemas.images.orientation.turn_boxes`). Boxes of our tables are already upright.
 
 JSON may be lines, an array, a map, or objects over many lines. A file of another kind, such as
 COCO's, is refused with the command that reads it.
@@ -171,7 +171,7 @@ FRACTIONS = "all coordinates are at most 1, as of fractions of width and height;
 
 @dataclass(frozen=True, kw_only=True)
 class GivenBoxes:
-    """Boxes by image_id or by the file's name without its extension.
+    """Holds boxes by image_id or by the file's name without its extension.
 
     An entry with an error has the error's text instead, and only that image is rejected.
     """

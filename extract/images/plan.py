@@ -42,7 +42,7 @@ BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputImage:
-    """A planned image: a file, a row of a table, or a member of a tar.
+    """Identifies a planned image: a file, a row of a table, or a member of a tar.
 
     ``broken``, ``missing`` and ``repeated`` are not images: the unreadable rest of an archive, an
     image that another table names, and one whose id is already in the plan. They are planned so
@@ -73,7 +73,7 @@ class InputImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldImage(InputImage):
-    """An image whose bytes are already in memory, from a request. ``path`` is only its name."""
+    """Holds an image whose bytes are in memory, from a request. ``path`` is only its name."""
 
     data: bytes
     kind: str = HELD

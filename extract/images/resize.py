@@ -1,4 +1,4 @@
-"""Upright pixels become the network's input by each detector family's resize.
+"""Resizes upright pixels to the network's input by the rules of each detector family.
 
 H0 x W0 is the image upright, H x W the network's input.
 """
@@ -121,7 +121,7 @@ def shortest_edge(height: int, width: int, short_side: int, long_side: int) -> t
 
 
 def truncated_edge(height: int, width: int, short_side: int, long_side: int) -> tuple[int, int]:
-    """maskrcnn-benchmark's height and width: the long side is cut to a whole number."""
+    """Returns maskrcnn-benchmark's height and width: the long side is truncated to an integer."""
     low, high = sorted((height, width))
     if high / low * short_side > long_side:
         short_side = round(long_side * low / high)
@@ -179,7 +179,7 @@ def max_sides(spec: DetectorConfig, limits: InputLimits) -> tuple[int, int]:
 def lighter_input(
     pixels: Pixels, spec: DetectorConfig, limits: InputLimits
 ) -> NetworkInput | PixelInput:
-    """Gives the pixels, but of large images the network's input, which is fewer bytes then."""
+    """Returns the pixels, or for large images the network's input, which then has fewer bytes."""
     planned = pixel_input(pixels, spec, limits)
     height, width = planned.size
     if pixels.nbytes <= BYTES_PER_CELL * height * width:
@@ -216,7 +216,7 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
 def normalise_pixels(
     pixels: Pixels, scale: float, size: tuple[int, int], spec: DetectorConfig
 ) -> Float[Tensor, "H W 3"]:
-    """Resized, minus the mean, in units of the deviation; in the family's order of these steps."""
+    """Resizes, subtracts the mean and divides by the deviation, in the family's order."""
     mean, std = torch.tensor(spec.pixel_mean), torch.tensor(spec.pixel_std)
     if spec.resize == "opencv":
         return resize_bilinear(torch.from_numpy(pixels), scale, mean) / std

@@ -20,11 +20,11 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zs
 
 
 class BrokenArchive(Exception):
-    """Is raised for an archive that ends or goes wrong in the middle."""
+    """Raised for an archive that is truncated or damaged after its start."""
 
 
 class NotATar(InputError):
-    """Is raised for a file that cannot be read as a tar from its start on."""
+    """Raised for a file that cannot be read as a tar from its start on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from vlmill.schemas.rejects import Reason, Rejected
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionResult:
-    """An image with its row, or why it gets none."""
+    """Holds an image with its row, or the reason why it has none."""
 
     image: InputImage
     image_id: str | None  # None: it could not be read
@@ -38,7 +38,7 @@ class ExtractionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlot:
-    """An image of a batch, and where its result goes."""
+    """Holds an image of a batch, and the destination of its result."""
 
     ready: PreparedImage
     query: Query
@@ -52,7 +52,7 @@ class BatchSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningBatch:
-    """A batch that has been started; ``wait`` gives its results."""
+    """Represents a started batch; ``wait`` returns its results."""
 
     slots: Sequence[BatchSlot]
     wait: Callable[[], Sequence[Outcome]]
@@ -205,7 +205,7 @@ def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> No
 
 
 def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Outcome:
-    """Asks once more about an image whose batch failed."""
+    """Retries an image whose batch failed."""
     try:
         (outcome,) = start_slots([slot], detector, config)()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""An extraction costs bytes by its settings, and hours at the rate of the first images."""
+"""Estimates an extraction: bytes from its settings, and hours from the rate of the first images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ def output_bytes(
 
 
 def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = None) -> Estimate:
-    """Returns the cost of ``images``: those of the job, or the remaining ones."""
+    """Returns the cost of ``images``: all images of the job, or the remaining ones."""
     readable = sum(image.kind in (FILE, ROW, MEMBER) for image in images)
     inputs = {"INPUT": format_count(len(images), "image")}
     if len(images) > readable:

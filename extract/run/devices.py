@@ -32,7 +32,7 @@ Engine = Callable[[Iterable[Window]], Iterator[Sequence[ExtractionResult]]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """The decoding processes, and the devices if there are several.
+    """Holds the number of decoding processes, and the devices if there are several.
 
     ``open_detector`` opens the detector of a process on its device; it is sent there, so it must be
     a module's function or a partial of one.
@@ -126,7 +126,7 @@ class DeviceWorker:
         return results
 
     def ended(self) -> ChildProcessError:
-        """Makes the error for a process that is gone."""
+        """Returns the error for a process that has ended."""
         self.process.join(timeout=5)
         return ChildProcessError(
             f"the process of --device {self.process.name} ended with status "

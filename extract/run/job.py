@@ -1,4 +1,4 @@
-"""``extract-rois run``: a plan of images to shards of regions and rejects, resumable by shard."""
+"""Runs ``extract-rois run``: writes shards of regions and rejects of planned images, resumably."""
 
 import dataclasses
 import sys
@@ -65,7 +65,7 @@ class Job:
     detector: Detector
     config: ExtractConfig
     given_boxes: GivenBoxes | None = None
-    inputs: Sequence[Input] = ()  # for the manifest: what the plan and the detector were made of
+    inputs: Sequence[Input] = ()  # for the manifest: the files of the plan and the detector
 
     @property
     def num_shards(self) -> int:
@@ -178,7 +178,7 @@ def run(
 
 
 def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | None) -> State:
-    """Makes the output ready, and says what it holds."""
+    """Prepares the output, and returns its state."""
     if share is None:
         return prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
     for index in share.select_shards(job.num_shards):

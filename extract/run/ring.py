@@ -1,4 +1,4 @@
-"""A ring of shared memory: worker processes write images into its slots, and no pipe carries them.
+"""Shares memory as a ring: worker processes write images into its slots instead of a pipe.
 
 This process gives a slot to each task and takes it back: a worker owns none, so that one that is
 killed loses none, and writes into no slot that another task has.
@@ -33,7 +33,7 @@ class SlotArray:
 
 
 class SlotMemory:
-    """Memory that processes share by a file descriptor, in slots of ``slot_bytes``.
+    """Holds memory that processes share by a file descriptor, in slots of ``slot_bytes``.
 
     The system gives a page when it is first written. /dev/shm, which containers make small, is not
     used.
@@ -47,7 +47,7 @@ class SlotMemory:
 
     @classmethod
     def create(cls, num_slots: int, slot_bytes: int) -> "SlotMemory":
-        """Makes memory that ends with the last process that has it."""
+        """Creates memory that is freed with the last process that uses it."""
         descriptor = create_file()
         os.truncate(descriptor, num_slots * slot_bytes)
         return cls(descriptor, num_slots, slot_bytes)
@@ -103,7 +103,7 @@ class PixelRing:
 
     @property
     def is_pinned(self) -> bool:
-        """Returns whether a CUDA device copies from the slots while nobody waits."""
+        """Returns whether a CUDA device copies from the slots asynchronously."""
         return self._unpin is not None
 
     def take(self) -> int | None:
@@ -114,7 +114,7 @@ class PixelRing:
             return None
 
     def release(self, slot: int) -> None:
-        """Takes a slot back, into which nobody writes any more."""
+        """Frees a slot that no worker writes to any more."""
         self._free.append(slot)
 
     def open(self, slot: int, written: SlotArray) -> Array:

@@ -43,7 +43,7 @@ RING_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImage:
-    """The state of an image: its network input, the pixels for it, or why it has none."""
+    """Holds the state of an image: its network input, the pixels for it, or why it has none."""
 
     image: InputImage
     image_id: str | None  # None: it could not be read
@@ -64,7 +64,7 @@ def prepare(
     resize: bool = True,
     crops: Sequence[Crop] = (),
 ) -> PreparedImage:
-    """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
+    """Reads, decodes and resizes; without ``resize`` a GPU resizes all but large images."""
     image_id, orientation = image.image_id, UPRIGHT
     cut: dict[Crop, Pixels] = {}
     try:
@@ -130,7 +130,7 @@ def pool(
 ) -> Iterator[Source]:
     """Prepares images in worker processes, a few ahead; one that costs too much is rejected."""
     ahead = under_way(workers, batch_size)
-    # In addition, those that wait for others of their shape, and those of two batches.
+    # In addition, images that wait for others of their shape, and the images of two batches.
     waiting = (WINDOW_BATCHES + 2) * batch_size if batch_size > 1 else 2
     ring = open_ring(spec, limits, ahead + 1 + waiting, device)
     processes: BoundedPool[DecodeTask, PreparedImage] = BoundedPool(
@@ -182,7 +182,7 @@ def receive(
 def release_later(
     task: DecodeTask, future: "Future[PreparedImage]", ring: PixelRing | None
 ) -> None:
-    """Takes back the slot of a task that nobody waits for, once no worker writes into it."""
+    """Frees the slot of an abandoned task as soon as no worker writes to it."""
     if ring is not None and task.slot is not None:
         slot, release = task.slot, ring.release
         future.add_done_callback(lambda _: release(slot))

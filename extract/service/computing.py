@@ -1,4 +1,4 @@
-"""A worker's network: images that were sent become rows by the code of ``extract-rois run``."""
+"""Runs a worker's network: converts received images to rows like ``extract-rois run``."""
 
 import atexit
 from collections.abc import Callable, Sequence

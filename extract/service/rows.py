@@ -27,7 +27,7 @@ STATUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RejectedImage:
-    """The reason why an image has no row."""
+    """Holds the reason why an image has no row."""
 
     reason: Reason
     detail: str
@@ -38,7 +38,7 @@ Outcome = RegionRow | RejectedImage
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsResponse:
-    """What becomes of a request's images: rows in their order, and the others by number."""
+    """Holds the results of a request's images: rows in their order, and rejects by number."""
 
     rows: Sequence[RegionRow]
     rejects: Mapping[int, RejectedImage]

@@ -133,7 +133,7 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
 
 
 def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Shell, Guard]:
-    """Makes the service of the page."""
+    """Creates the service of the page."""
     shell = Shell(settings=settings)
     reader = table_view.reader
 

@@ -1,4 +1,4 @@
-"""``train-vl convert --backbone``: VL-BERT's region network starts from a ResNet or a detector."""
+"""Runs ``train-vl convert --backbone``: starts VL-BERT's region network from other weights."""
 
 import argparse
 import os

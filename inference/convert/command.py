@@ -1,4 +1,4 @@
-"""``train-vl convert``: its arguments, and what runs it."""
+"""Declares the arguments of ``train-vl convert``, and runs it."""
 
 import argparse
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ Memory: the checkpoint's size and about twice the model's.
 
 
 def add_convert_arguments(parser: Parser) -> None:
-    """Declare the arguments of ``convert``."""
+    """Declares the arguments of ``convert``."""
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
     add("words", nargs="*", metavar="field=value", help="changes to fields of the preset")

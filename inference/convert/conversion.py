@@ -1,4 +1,4 @@
-"""``train-vl convert`` takes published checkpoints in and out, and starts models from others.
+"""Runs ``train-vl convert``: imports and exports checkpoints, and starts models from others.
 
 It reads a published checkpoint's weights, configuration and vocabulary, and checks that the
 vocabulary is the model's.
@@ -193,7 +193,7 @@ def _is_padding(tokens: int, rows: int) -> bool:
 
 
 class Start(NamedTuple):
-    """A network that new models start from.
+    """Describes a network that new models start from.
 
     ``prepare`` gives its tensors their usual names, ``ignored`` are patterns of tensors without
     content, ``initialise`` copies them.
@@ -320,7 +320,9 @@ def _start(
 
 
 def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:
-    """``config`` with as many words as the checkpoint's table has, or else the vocabulary."""
+    """Returns ``config`` with the number of words of the checkpoint's table, else of the
+    vocabulary.
+    """
     tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
     sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
     return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
@@ -350,7 +352,7 @@ def _ours(args: argparse.Namespace) -> nn.Module:
 
 
 def _export(args: argparse.Namespace, model: nn.Module) -> None:
-    """Write ``model`` in the official layout."""
+    """Writes ``model`` in the official layout."""
     try:
         exported = export_reference(args.family, model, without=args.without)
     except ValueError as error:
@@ -368,7 +370,7 @@ def _write(
     tokenizer: Tokenizer | None,
     inputs: Sequence[Input],
 ) -> str:
-    """Write ours, as a checkpoint's folder or weights alone; a sentence on it."""
+    """Writes our model as a checkpoint folder or only its weights; returns a sentence about it."""
     model, output = converted.model, args.output
     if output.suffix == SUFFIX:
         with atomic_path(output) as temporary:

@@ -1,4 +1,4 @@
-"""Published checkpoints by name: the files of a repository of the hub that a conversion reads."""
+"""Finds published checkpoints by name: the files in a hub repository that a conversion reads."""
 
 import argparse
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Images as users have them become the bytes that every stage decodes."""
+"""Converts the user's images to the bytes that every stage decodes."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A checkpoint as one object for raw images and strings: ``vlmill.load``.
+"""Defines a checkpoint as one object for raw images and strings: ``vlmill.load``.
 
 I images, T texts, D width of the vectors. Images become a table of images and, of models that
 read regions, one of regions, in a temporary folder: from there on they are read and scored by the
@@ -207,7 +207,7 @@ class Pretrained:
         return self._run_task(ANSWER, answer_questions, requests)
 
     def ground(self, image: ImageLike, expression: str) -> Grounded:
-        """Finds what an expression names in an image: the detector's boxes, the best first.
+        """Returns the detector's boxes that an expression refers to in an image, the best first.
 
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for an
         image that cannot be read, and for an expression without a word.
@@ -222,7 +222,7 @@ class Pretrained:
         ],
         requests: Sequence[tuple[ImageLike, str]],
     ) -> list[Result | InputError]:
-        """Asks things, each about its image, by the head of ``task``."""
+        """Answers questions, each about its image, with the head of ``task``."""
         feeding, longest = required_inputs(self.loaded, task)
         errors = dict[int, InputError]()
         for index, (_, text) in enumerate(requests):
@@ -318,7 +318,7 @@ class Pretrained:
 
     @contextmanager
     def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
-        """Has the images as the tables that the model reads, for as long as they are needed."""
+        """Yields the images as the tables that the model reads, while the block runs."""
         names = [str(index) for index in range(len(contents))]
         with temporary_folder() as folder:
             faults = self.write_tables(contents, folder)

@@ -1,4 +1,4 @@
-"""``train-vl push`` sends a checkpoint to the Hugging Face hub, as one commit with a model card."""
+"""Uploads a checkpoint to the Hugging Face hub as one commit with a card (``train-vl push``)."""
 
 import json
 import os

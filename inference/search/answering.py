@@ -1,4 +1,4 @@
-"""``train-vl search`` builds or opens an index, and answers queries as lines of JSON.
+"""Builds or opens an index, and answers queries as lines of JSON (``train-vl search``).
 
 A page shows queries with the images that answer them.
 """

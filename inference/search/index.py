@@ -63,7 +63,9 @@ class SearchIndex:
         return int(self.faiss_index.d)
 
     def nearest(self, queries: Matrix, top: int) -> Answers:
-        """Finds the ``top`` best of each query, equal scores in the order of the vectors."""
+        """Returns the ``top`` best vectors of each query; equal scores keep the order of the
+        vectors.
+        """
         count = min(top, self.faiss_index.ntotal)
         scores, positions = self.faiss_index.search(
             np.ascontiguousarray(queries, np.float32), count

@@ -1,4 +1,4 @@
-"""The endpoints of a checkpoint."""
+"""Defines the endpoints of a checkpoint."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
 
 
 def sample(source: str) -> dict[str, str]:
-    """Makes an example of the OpenAPI document."""
+    """Returns an example for the OpenAPI document."""
     return {"lang": "Python", "source": f"{CLIENT}print({source})\n"}
 
 

@@ -21,7 +21,7 @@ WIDTH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How many items were done in how many seconds of measuring."""
+    """Holds the number of items done, and the measured seconds."""
 
     items: float
     seconds: float
@@ -166,7 +166,8 @@ def measure_rate(
     limit_s: float = SECONDS_MEASURED,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rate:
-    """Goes through ``items`` until they end or ``limit_s`` have passed; returns their rate.
+    """Iterates over ``items`` until they end or ``limit_s`` seconds have passed; returns their
+    rate.
 
     ``weight`` is how much an item counts, in ``unit``.
     """

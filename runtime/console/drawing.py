@@ -1,4 +1,4 @@
-"""Boxes drawn on an image, each with its words: no label covers another."""
+"""Draws boxes with labels on an image; no label covers another."""
 
 from collections.abc import Sequence
 

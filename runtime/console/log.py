@@ -50,7 +50,7 @@ class Log:
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line. Raises ValueError for values that are not finite."""
+        """Appends a line. Raises ValueError for values that are not finite."""
         if not self._active:
             return
         self._file.write(_encode(line))

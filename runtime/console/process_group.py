@@ -1,4 +1,4 @@
-"""The processes of a run that trains: how a launcher's are brought together."""
+"""Joins the processes of a training run, which a launcher has started, into one group."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING

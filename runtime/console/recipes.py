@@ -1,4 +1,4 @@
-"""The commands that list recipes, and print one as YAML that ``--config`` takes."""
+"""Lists recipes, and prints one as YAML for ``--config``."""
 
 import argparse
 from collections.abc import Callable, Collection, Iterable

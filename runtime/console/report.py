@@ -107,7 +107,7 @@ def _kind(cell: Any) -> str:
 
 
 def settings_table(settings: Mapping[str, Any]) -> Markup:
-    """Names and values; folded where there are many."""
+    """Returns a table of names and values, folded if there are many."""
     table = html_table(["setting", "value"], [(k, str(v)) for k, v in settings.items()])
     if len(settings) <= MOST_UNFOLDED:
         return table
@@ -145,7 +145,7 @@ def _thumbnail_pool() -> "BoundedPool[tuple[bytes, int], bytes]":
 
 
 def start_thumbnails() -> Callable[[tuple[bytes, int]], bytes]:
-    """Returns what a process makes thumbnails with."""
+    """Returns the function with which a process creates thumbnails."""
     return _make_thumbnail
 
 

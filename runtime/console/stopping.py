@@ -1,4 +1,4 @@
-"""A run that is asked to stop (SIGTERM, SIGUSR1) saves and leaves."""
+"""Makes a run save and exit when it receives SIGTERM or SIGUSR1."""
 
 import signal
 from collections.abc import Callable

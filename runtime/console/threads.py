@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def faiss_threads(count: int | None) -> Iterator[None]:
-    """Lets FAISS use ``count`` threads (None: as before), and afterwards as many as before.
+    """Sets FAISS's number of threads to ``count`` inside the block (None: unchanged).
 
     The number is the process's: PyTorch's sums, which depend on it in their last bits, follow it.
     """

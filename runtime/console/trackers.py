@@ -82,7 +82,7 @@ class Trackers:
             write_json(output / STATE, {"ids": ids, "last": self._given})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Give all trackers the values of a step."""
+        """Passes the values of a step to all trackers."""
         for tracker in self._replaying:
             tracker.log(dict(values), step=step)
         if step > self._given:

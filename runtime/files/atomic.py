@@ -56,7 +56,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def link_file(source: Path, path: Path) -> None:
-    """Gives ``source`` a second name, ``path``; a copy where the file system has no hard links."""
+    """Creates the hard link ``path`` to ``source``; a copy on file systems without hard links."""
     if path.exists() and path.samefile(source):
         return  # to rename one name of a file to another of it does nothing, and leaves both
     with atomic_path(path) as temporary:
@@ -79,7 +79,7 @@ def _temporary(path: Path) -> Path:
 def atomic_folder(
     path: str | Path, *, replace: bool = False, last: str | None = None
 ) -> Iterator[Path]:
-    """Makes a folder that appears with all of its files, or not at all.
+    """Creates a folder that appears with all of its files, or not at all.
 
     ``replace``: a folder that is there goes just before. Without it OSError is raised unless it is
     empty. ``last`` names the file by which readers know that all are there: in a store it goes
@@ -193,7 +193,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def write_text(path: str | Path, content: str) -> None:
-    """Write ``content`` atomically as UTF-8; lone surrogates become U+FFFD."""
+    """Writes ``content`` atomically as UTF-8; lone surrogates become U+FFFD."""
     write_bytes(
         path, content.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
     )
@@ -207,7 +207,7 @@ def write_json(path: str | Path, value: Any) -> None:
 def remove_leftovers(folder: str | Path) -> list[Path]:
     """Deletes the files and folders that killed writers left in ``folder``; returns their paths.
 
-    In a store that is parts of uploads which nobody has finished, if the store keeps any.
+    In a store these are parts of unfinished uploads, if the store keeps any.
     """
     folder = to_path(folder)
     if isinstance(folder, RemotePath):

@@ -1,4 +1,4 @@
-"""An input's digest is cheap: a table of terabytes is identified without being read again.
+"""Computes cheap digests of inputs: a table of terabytes is identified without reading it again.
 
 Four rules. ``manifest``: the shards' names, rows, sizes and SHA-256 as the manifest of their folder
 lists them, each shard being there with its size. ``content``: the SHA-256 of one file, as

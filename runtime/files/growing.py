@@ -1,4 +1,4 @@
-"""A file's checksum grows with the file, so that it need not be read again once it is whole."""
+"""Computes a file's checksum while it grows, so that the complete file need not be read again."""
 
 import hashlib
 import mmap

@@ -79,7 +79,7 @@ class _Run:
 
 
 def _blocks(run: _Run, pages: int) -> Iterator[tuple[Words, Words]]:
-    """Several pages of a run together."""
+    """Yields several pages of a run together."""
     source = run.pages()
     while batch := list(islice(source, pages)):
         yield np.concatenate([p[0] for p in batch]), np.concatenate([p[1] for p in batch])
@@ -108,7 +108,7 @@ def _merge_runs(runs: Sequence[_Run]) -> Iterator[tuple[Words, Words]]:
 
 
 class NumberStore:
-    """64-bit numbers by 64-bit keys, any number of them in some 20 MB of memory."""
+    """Stores any number of 64-bit numbers by 64-bit keys in about 20 MB of memory."""
 
     def __init__(self) -> None:
         self._young: dict[int, int] = {}
@@ -152,7 +152,7 @@ class NumberStore:
         return None
 
     def _spill(self) -> None:
-        """Puts the keys in memory to the disk."""
+        """Writes the keys in memory to the disk."""
         keys = np.fromiter(self._young.keys(), np.uint64, len(self._young))
         numbers = np.fromiter(self._young.values(), np.uint64, len(self._young))
         self._young = {}

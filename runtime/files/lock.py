@@ -1,4 +1,6 @@
-"""Lets only one run at a time write an output: a second one is refused and names the first.
+"""Locks an output, so that only one run at a time writes it.
+
+A second run is refused, and the message names the first.
 
 The lock is the operating system's (`flock`), so a crash or a kill releases it. It belongs to a run:
 the process that starts the run takes it, and workers and the other ranks of its launch do not.

@@ -1,4 +1,4 @@
-"""A job's output folder: is this run new, does it continue a killed one, or is there nothing to do?
+"""Decides whether an output folder is new, has a killed run to continue, or is complete.
 
 The settings that decide the output are written to ``_plan.json`` before anything else, and to the
 manifest at the end. A folder with other settings is never mixed with this run's.

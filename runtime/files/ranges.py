@@ -1,4 +1,4 @@
-"""An object in a store is read by ranges."""
+"""Reads an object in a store by ranges."""
 
 import os
 from typing import Any

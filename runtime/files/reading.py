@@ -1,4 +1,4 @@
-"""Finding and reading tables: an argument is a folder, a file or a glob."""
+"""Finds and reads tables: an argument is a folder, a file or a glob."""
 
 import os
 from collections import Counter
@@ -54,7 +54,8 @@ def require_listed(paths: Sequence[Path], display_name: str, *, hashes: bool = F
     manifest lists.
 
     The SHA-256 is compared, by reading the shard once (about 1 GB/s), where ``hashes`` or the
-    command's ``--verify`` asks for it. A shard that no manifest lists is left to its reader.
+    command's ``--verify`` asks for it. Shards that no manifest lists are not checked here, but by
+    their reader.
     """
     for folder in sorted({path.parent for path in paths}):
         manifest = folder / MANIFEST

@@ -47,7 +47,7 @@ class Status:
 
     @property
     def st_mtime_ns(self) -> int:
-        """When it was written, in whole seconds in most stores."""
+        """Returns the time of the last write; most stores have a resolution of one second."""
         return int(self.st_mtime * 1e9)
 
 
@@ -58,7 +58,7 @@ def is_remote(path: object) -> bool:
 
 @total_ordering
 class RemotePath(_Base):
-    """``scheme://bucket/key``: what :mod:`pathlib` calls its methods, they do here.
+    """Represents ``scheme://bucket/key``, with the methods of :mod:`pathlib`.
 
     Equal paths are equal, they sort by their text and can be pickled. Methods raise what
     :func:`~vlmill.runtime.files.stores.asked` does.
@@ -74,7 +74,7 @@ class RemotePath(_Base):
 
     @property
     def _key(self) -> PurePosixPath:
-        """Bucket and key, or of HDFS the host and the path on it."""
+        """Returns the bucket and key, or for HDFS the host and the path on it."""
         return PurePosixPath(self.url.partition("://")[2])
 
     def _with_key(self, key: object) -> "RemotePath":
@@ -140,7 +140,7 @@ class RemotePath(_Base):
         return self._with_key(self._key.with_suffix(suffix))
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Asks the store by a method of its fsspec file system, the key first."""
+        """Calls a method of the store's fsspec file system with the key as first argument."""
 
         def request() -> Any:
             store = filesystem(self.url)

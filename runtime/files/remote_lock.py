@@ -1,7 +1,7 @@
 """Implements the lock of an output in a store as an object that only one run can create.
 
 It records its creator, and is rewritten every quarter of ``seconds``. If it was not rewritten for
-``seconds``, its run was killed: the next run replaces it, on the condition that nobody else has. A
+``seconds``, its run was killed: the next run replaces it, on the condition that no other run has. A
 run that finds its lock replaced writes nothing more.
 """
 
@@ -85,7 +85,7 @@ class _Lock:
         self.version, self.renewed, self.lost_to = "", 0.0, ""
 
     def take(self) -> None:
-        """Makes the object, or replaces one that was not renewed."""
+        """Creates the object, or replaces one that was not renewed."""
         for _ in range(_ATTEMPTS):
             if self._put(None):
                 return

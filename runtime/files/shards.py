@@ -45,8 +45,8 @@ class Shard:
 
 
 def shard_name(table: Table, index: int, total: int | None) -> str:
-    """Names a shard, as in ``NAME-00000-of-00016.parquet``; ``NAME-0-00000.parquet`` where the
-    number of shards is not known ahead (``total`` None).
+    """Returns the name of a shard, such as ``NAME-00000-of-00016.parquet``;
+    ``NAME-0-00000.parquet`` where the number of shards is not known ahead (``total`` None).
     """
     if total is None:
         return f"{table.name}-0-{index:05d}.parquet"
@@ -118,7 +118,7 @@ class ShardWriter:
         return self
 
     def _describe(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Describes the file that is about to appear: in a store it would have to come back."""
+        """Describes the file before it appears: from a store it would have to be downloaded."""
         if kind is None:
             size = self._temporary.stat().st_size
             self._file.extend(size)
@@ -206,7 +206,7 @@ def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
 
 
 def describe_shard(path: Path, table: str) -> Shard:
-    """Size, checksum and row count (of the footer) of a finished shard."""
+    """Returns size, checksum and row count (from the footer) of a finished shard."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     rows = pq.read_metadata(readable(path)).num_rows

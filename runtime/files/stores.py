@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConditionFailed(Exception):
-    """A conditional write was not done: another one came first."""
+    """Raised if a conditional write failed because another write came first."""
 
 
 def parse_scheme(url: str) -> str:
@@ -138,7 +138,7 @@ def bucket_missing_error(url: str) -> InputError:
 
 
 def retry_write(url: str, action: Callable[[], Answer]) -> Answer:
-    """As :func:`asked`, for a request that needs nothing but the bucket to be there."""
+    """Works like :func:`asked`, for a request that requires only that the bucket exists."""
     try:
         return retry_request(url, action)
     except FileNotFoundError:

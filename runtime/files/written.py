@@ -32,7 +32,7 @@ _log = _Log()
 
 @contextmanager
 def record_files() -> Iterator[list[WrittenFile]]:
-    """Gives the list of the files that this thread writes atomically while the block runs."""
+    """Yields the list of the files that this thread writes atomically while the block runs."""
     before, _log.files = _log.files, []
     try:
         yield _log.files

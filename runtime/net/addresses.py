@@ -1,4 +1,4 @@
-"""Which addresses of the network are the web's, and which lead inside: to us, or to nobody.
+"""Decides which addresses are public, and which are internal or unassigned.
 
 The lists are IANA's registries of special-purpose addresses (RFC 6890; as of 2026), because those
 of Python's ``ipaddress`` differ between its versions.

@@ -174,7 +174,7 @@ class Client:
         )
 
     def _serve(self, seconds: float) -> None:
-        """Lets libcurl read and write on ready sockets, or handle its timer."""
+        """Makes libcurl read and write on ready sockets, or handle its timer."""
         for fd, events in self._epoll.poll(seconds, _EVENTS):
             if fd == self._bell.fd:
                 self._bell.quiet()
@@ -236,7 +236,7 @@ class Wakeup:
         os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Gives ``fd`` back, whose number may be another file's from now on."""
+        """Closes ``fd``, whose number another file may then get."""
         with self._lock:
             self._is_open = False
             os.close(self.fd)

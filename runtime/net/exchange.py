@@ -62,13 +62,13 @@ def user_agent(contact: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One GET of an http(s) URL; conditional if it has values of an earlier answer."""
+    """Describes one GET of an http(s) URL; conditional if it has values of an earlier response."""
 
     url: str
     etag: str | None = None  # of the earlier answer's ``etag`` header, as it came
     last_modified: str | None = None  # of its ``last-modified`` header
     max_bytes: int | None = None  # of the body; the client's own limit where None
-    byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
+    byte_range: tuple[int, int] | None = None  # start and stop, like a slice; not empty
     authorization: str | None = (
         None  # the value of the header, which is not sent to a redirect's target
     )
@@ -91,7 +91,8 @@ def referrer_for(url: str, page: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The result of a request: a complete response of any status, or the reason for a failure.
+    """Holds the result of a request: a complete response of any status, or the reason for a
+    failure.
 
     ``failure`` is None for complete responses (including 404, 304 and redirects), else one of
     bad_url, bad_address, unknown_host, no_connection, tls_error, timed_out, headers_too_large,

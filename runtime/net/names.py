@@ -39,10 +39,10 @@ Lookup = Callable[[str, Done], None]
 
 
 class Names:
-    """The addresses of hosts, asked and remembered by one client. Not for several threads."""
+    """Looks up and caches the addresses of hosts for one client. Not thread-safe."""
 
     def __init__(self, lookup: Lookup, *, patience: float, wake: Callable[[], None]) -> None:
-        """``patience`` is for how many seconds a name is waited for; ``wake`` is called, from any
+        """``patience`` is the maximum wait for a name in seconds; ``wake`` is called, from any
         thread, when :meth:`found` has something new.
         """
         self._lookup, self._patience, self._wake = lookup, patience, wake
@@ -82,7 +82,9 @@ class Names:
         return next(iter(self._asked.values())) + self._patience if self._asked else None
 
     def close(self) -> None:
-        """Lets go of the lookup, whose sockets are given back soon after; nothing is asked then."""
+        """Releases the lookup; its sockets are closed soon after, and no further lookup is
+        possible.
+        """
         del self._lookup
 
     def _end(self, outcome: LookupOutcome) -> None:

@@ -1,4 +1,5 @@
-"""A file on the web as a seekable file: read by ranges, retried, never of a private address.
+"""Opens a file on the web as a seekable file: read by ranges, retried, never from a private
+address.
 
 :func:`fetch_part` alone talks to the network.
 """
@@ -38,7 +39,7 @@ _clients: dict[tuple[int, int], "Client"] = {}
 
 
 class Unreachable(Exception):
-    """A file on the web cannot be read: the message states which, why and what to do.
+    """Raised for an unreadable file on the web; the message states URL, reason and remedy.
 
     It is not an OSError, because readers of archives treat those as damaged bytes.
     """
@@ -223,7 +224,7 @@ Fetch = Callable[[int, int], Part]
 
 
 class RangedFile(PositionedFile):
-    """A seekable file over ranges; memory: one part, which grows while reading goes straight on.
+    """Reads ranges as a seekable file. Memory: one part, which grows while reading is sequential.
 
     Raises Unreachable where the file changes while it is read.
     """
@@ -237,7 +238,7 @@ class RangedFile(PositionedFile):
         self._part, self.total, self._version = first.content, first.total, first.version
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a position; nothing is read for it."""
+        """Sets the position without reading."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.total}[whence]
         self._position = max(0, base + offset)
         return self._position

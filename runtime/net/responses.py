@@ -1,4 +1,4 @@
-"""HTTP responses as crawlers store them: the head, and the body without its encodings.
+"""Parses HTTP responses in crawlers' archives: the head, and the decoded body.
 
 Nothing is trusted: sizes are bounded before anything is unpacked, and a body that is not in the
 encoding that its header names is taken as it is, because many crawlers store it decoded.

@@ -1,4 +1,4 @@
-"""Random access to the images of an ``images`` table."""
+"""Provides random access to the images of an ``images`` table."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""A shard is mapped into memory here, as it is first read."""
+"""Maps a shard into memory when it is first read."""
 
 import mmap
 from pathlib import Path
@@ -13,9 +13,7 @@ from vlmill.schemas.errors import InputError
 
 
 class Footer(NamedTuple):
-    """A shard's footer has been read: ``file`` reads row groups, ``byte_ranges`` gives their
-    values.
-    """
+    """Holds a shard's footer: ``file`` reads row groups, ``byte_ranges`` gives their values."""
 
     file: pq.ParquetFile
     byte_ranges: ShardByteRanges
@@ -28,7 +26,7 @@ def read_footer(path: Path) -> Footer:
 
 
 class MappedShard:
-    """A shard of a regions table, mapped into memory as it is first read."""
+    """Holds a shard of a regions table, mapped into memory when it is first read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +63,7 @@ class MappedShard:
         )
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """Have the system read these bytes in the background."""
+        """Makes the system read these bytes in the background."""
         assert self.bytes is not None and self._map is not None
         start = offset - offset % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_WILLNEED, start, offset + size - start)

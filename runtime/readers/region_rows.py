@@ -40,7 +40,7 @@ NO_BYTES = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRow:
-    """An image's regions.
+    """Holds an image's regions.
 
     ``boxes`` float32 [R, 4] in pixels of the original image; ``features`` [R, D] in the stored
     dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32

@@ -1,4 +1,4 @@
-"""The regions table: rows, encoding, and random access by image_id.
+"""Reads the regions table: rows, encoding, and random access by image_id.
 
 R boxes of an image, D feature width, K class probabilities.
 """
@@ -155,7 +155,7 @@ class RegionReader:
         return self.row(self._number(image_id))
 
     def row(self, number: int) -> RegionRow:
-        """Row ``number``; its arrays are read-only views where the file allows it.
+        """Returns row ``number``; its arrays are read-only views if the file allows it.
 
         Raises InputError where the file contradicts itself.
         """

@@ -30,7 +30,7 @@ AGAIN = (429, 503)
 
 
 class ServiceError(Exception):
-    """A service has refused a request: its status, its reason and its message."""
+    """Raised if a service has refused a request, with its status, its reason and its message."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -97,7 +97,7 @@ class ServiceClient:
     def request_json(
         self, path: str, images: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """Asks, and returns the JSON of the answer."""
+        """Sends a request, and returns the JSON of the response."""
         answer = self.ask(path, images=images, words=words, accept=JSON)
         content: dict[str, Any] = parse_json(answer.content)
         return content

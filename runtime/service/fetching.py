@@ -1,4 +1,4 @@
-"""Images that requests name by URLs, through the client that reaches no address inside."""
+"""Fetches images that requests name by URL, never from internal addresses."""
 
 from collections.abc import Sequence
 

@@ -103,7 +103,7 @@ class Exchange:
         self.connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
 
     async def run(self) -> None:
-        """Lets the application answer; answers itself where that fails."""
+        """Calls the application; responds itself if that fails."""
         try:
             self.check()
             await self.guard.app(self.scope, self.receive, self.send)
@@ -213,7 +213,7 @@ class Exchange:
             )
 
     async def receive(self) -> Message:
-        """Gives the application a part of the body; counts it, and ends at the deadline."""
+        """Returns a part of the body to the application; counts it, and ends at the deadline."""
         left = self.deadline - time.monotonic()
         if self.has_body:  # only the client's leaving can come
             message = await self._receive()
@@ -334,7 +334,7 @@ class Exchange:
 
 
 class ClientGone(Exception):
-    """Raised where the client has hung up before its request was whole."""
+    """Raised if the client has disconnected before its request was complete."""
 
 
 def names_no_site(host: bytes) -> bool:

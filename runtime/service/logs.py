@@ -1,4 +1,4 @@
-"""The log of a service: one JSON object per line, on standard error.
+"""Writes the log of a service: one JSON object per line, on standard error.
 
 Logging never blocks and never raises, because a thread writes the lines. If the disk is full or
 nobody reads standard error, lines are dropped and counted.
@@ -177,7 +177,7 @@ class JsonLines(logging.Handler):
 
 
 def log_libraries() -> None:
-    """Lets warnings and errors of the libraries that serve become such lines."""
+    """Logs warnings and errors of the serving libraries as such lines."""
     root = logging.getLogger()
     root.handlers = [JsonLines(logging.WARNING)]
     # It would repeat the response's message for every invalid form.

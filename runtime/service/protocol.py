@@ -1,4 +1,5 @@
-"""HTTP/1.1 on a connection: uvicorn's protocol with timeouts, limits and half-closed clients.
+"""Implements HTTP/1.1 on a connection: uvicorn's protocol with timeouts, limits and half-closed
+clients.
 
 Two parts of uvicorn that it does not document are used: the attribute ``conn``, the connection's
 state in h11, and the method ``send_400_response``. :func:`probe_uvicorn` tests both. Without

@@ -38,5 +38,5 @@ class RequestRefused(Exception):
 
 
 def bad_request(message: str, reason: str = "bad_request") -> RequestRefused:
-    """Makes the refusal of a request that its sender has to write otherwise."""
+    """Returns the refusal of an invalid request."""
     return RequestRefused(400, reason, message)

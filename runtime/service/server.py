@@ -1,4 +1,4 @@
-"""Listens, and stops so that no request that was accepted is lost.
+"""Listens, and stops without losing an accepted request.
 
 Connections are accepted up to a limit. The listener of asyncio accepts connections until no file
 descriptor is left, and then logs a traceback for each waiting connection. This one keeps

@@ -1,4 +1,4 @@
-"""The limits of a service, and the flags that set them."""
+"""Defines the limits of a service, and the flags that set them."""
 
 import argparse
 import os

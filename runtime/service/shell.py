@@ -209,7 +209,8 @@ class Shell:
         return images
 
     async def ask(self, request: Request, payloads: Sequence[Any], *, weight: int = 1) -> list[Any]:
-        """Lets the workers compute, and gives their results in order; each weighs ``weight``.
+        """Makes the workers compute, and returns their results in order; each item weighs
+        ``weight``.
 
         Raises Refused where the queue is full or would take too long, where they are late, and
         where a worker was lost.
@@ -228,7 +229,7 @@ class Shell:
             )
         loop = asyncio.get_running_loop()
         results = asyncio.gather(*(asyncio.wrap_future(item.future) for item in items))
-        # Of one that is given up nobody asks why, which asyncio would report as an error.
+        # The error of an abandoned task is never read, which asyncio would report.
         results.add_done_callback(lambda done: done.cancelled() or done.exception())
         gone = loop.create_task(hung_up(request))
         try:
@@ -288,7 +289,7 @@ def require_query(request: Request, known: Sequence[str]) -> None:
 def new_application(
     shell: Shell, title: str, description: str, about: Callable[[], Mapping[str, Any]]
 ) -> FastAPI:
-    """Makes the application with the paths that all services have."""
+    """Creates the application with the paths that all services have."""
     application = FastAPI(
         title=title,
         description=description,
@@ -362,6 +363,6 @@ def add_page(application: FastAPI, name: str, kind: str) -> None:
 
 
 def guard_application(shell: Shell, application: FastAPI) -> Guard:
-    """Puts the limits around a finished application."""
+    """Wraps an application in the limits."""
     paths = {getattr(route, "path", "") for route in application.routes}
     return Guard(application, shell.settings, shell.metrics, frozenset(paths))

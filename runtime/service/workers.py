@@ -1,4 +1,4 @@
-"""Worker processes compute batches; one that dies loses its batches and is started again.
+"""Computes batches in worker processes; one that dies loses its batches and is restarted.
 
 The thread that feeds a worker survives a full disk and missing descriptors, threads and memory.
 """
@@ -67,7 +67,7 @@ class Watcher:
 
 
 class Worker:
-    """Keeps one worker process, and feeds it from the queue by two threads."""
+    """Manages one worker process, and feeds it from the queue with two threads."""
 
     def __init__(
         self, plan: Plan, queue: BatchQueue, settings: ServiceSettings, watcher: Watcher

@@ -16,8 +16,8 @@ PLAIN = ("null", "bool", "int", "float")
 
 
 class BadYaml(ValueError):
-    """A text that is not YAML, or YAML that is not accepted; with the reason and the line
-    from 1.
+    """Raised for a text that is not YAML, or YAML that is not accepted; with the reason and the
+    line from 1.
     """
 
     def __init__(self, reason: str, line: int) -> None:
@@ -27,7 +27,7 @@ class BadYaml(ValueError):
 
 @dataclass
 class Document:
-    """A document's plain value, and the line of each dotted key of its sections."""
+    """Holds a document's plain value, and the line of each dotted key of its sections."""
 
     value: Any = None
     lines: dict[str, int] = field(default_factory=dict)

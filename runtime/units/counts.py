@@ -1,4 +1,4 @@
-"""What all steps of a job share: they count what came in, went on and was dropped.
+"""Counts the items that the steps of a job read, pass on and drop.
 
 Counts are kept by stage; each thing that is dropped becomes a row of ``rejects``.
 """

@@ -1,4 +1,4 @@
-"""The flags of jobs whose units are done in processes: loaded with a help text, so light."""
+"""Declares the flags of jobs with units in processes. Help texts load it, so it imports little."""
 
 import argparse
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ IN, OUT = "in", "out"
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Why something goes no further; ``detail`` is free text for a reader."""
+    """Holds the reason why an item is dropped; ``detail`` is free text for a reader."""
 
     reason: Reason
     detail: str | None = None
@@ -22,7 +22,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A line of the funnel; ``unit`` names the counted items."""
+    """Describes a line of the funnel; ``unit`` names the counted items."""
 
     name: str
     unit: str

@@ -63,7 +63,7 @@ class UnitProgress:
         self._progress.advance(1, rejects=numbers[REJECTS], **format_notes(self._sums, seconds))
 
     def idle(self) -> None:
-        """Shows that the work continues if nothing was shown for long."""
+        """Shows that the work continues, if nothing was shown for a long time."""
         self._progress.advance(0)
 
     def __enter__(self) -> "UnitProgress":

@@ -25,7 +25,7 @@ from vlmill.schemas.errors import InputError
 Shared = TypeVar("Shared")
 Unit = TypeVar("Unit")
 Answer = TypeVar("Answer")
-GRACE_S = 10.0  # for a process that is told to stop: it removes its partial files
+GRACE_S = 10.0  # for a process that was asked to stop: it removes its partial files
 TICK_S = 1.0
 ATTEMPTS = 3  # at a unit whose process is killed: with too little memory it will be each time
 
@@ -141,7 +141,7 @@ class Workers(Generic[Shared]):
 
 @contextmanager
 def open_workers(number: int, shared: Shared, module: str) -> Iterator[Workers[Shared]]:
-    """Gives workers, which end with the block."""
+    """Yields workers, which end with the block."""
     workers = Workers(number, shared, module)
     try:
         yield workers

@@ -66,7 +66,7 @@ def _open_pool(
 
 
 def _wait(job: AnyJob, progress: UnitProgress) -> None:
-    """Is called about once a second while processes work."""
+    """Called about once a second while processes work."""
     require_held(str(job.output))
     progress.idle()
 

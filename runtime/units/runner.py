@@ -1,4 +1,4 @@
-"""Which runner does a job's steps: ``--workers`` processes of this machine, or Apache Beam's."""
+"""Selects the runner of a job's steps: ``--workers`` processes on this machine, or Apache Beam."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -25,7 +25,7 @@ _keeping = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class StoredJob:
-    """Where a job and its steps are."""
+    """Holds the locations of a job and its steps."""
 
     path: str
     sha256: str

@@ -1,4 +1,5 @@
-"""A unit of work leaves files and, last, a record of them; without a valid record it is done again.
+"""Defines a unit of work. It writes files and, last, a record of them; without a valid record it is
+repeated.
 
 The record has the size and the SHA-256 of each file at the moment it was finished. A run that
 continues compares them, so that a damaged file, or one that another run has put there, is replaced
@@ -48,7 +49,7 @@ class Unit:
 
 @dataclass(kw_only=True)
 class Result:
-    """The result of a unit in addition to its files.
+    """Holds the result of a unit in addition to its files.
 
     ``tallies`` count inputs, outputs and drops; ``shards`` are the unit's files of the job's
     tables; ``metrics`` are plain values for the end of the job; ``about`` is the unit's own part of

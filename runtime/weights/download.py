@@ -29,7 +29,7 @@ from vlmill.schemas.plain_json import read_json
 MB = 10**6
 MAX_BYTES = 50_000 * MB
 SHOWN_BYTES = 10 * MB  # the progress of smaller files is not shown
-FIRST_TRIES = 2  # until a server has given something: without a network nobody waits for long
+FIRST_TRIES = 2  # until a server has responded: without a network the wait is short
 PAGES = (b"<!doctype html", b"<html")
 
 
@@ -40,7 +40,7 @@ def download_file(
 
     ``folder`` takes the place of the folder of the address. ``allowed`` are private networks that
     may be connected to. Memory: one part of 8 MiB. Raises InputError for an address without a file,
-    a file that has another SHA-256 than the location says, and where the server cannot be reached;
+    a file whose SHA-256 differs from that of the location, and if the server cannot be reached;
     OSError for a full disk.
     """
     folder = folder or cached_folder(location.url)

@@ -195,7 +195,7 @@ def shorten(error: Exception) -> str:
 
 
 def _list_files(location: HubLocation) -> tuple[str, dict[str, HubFile]]:
-    """Asks for the commit, and for the names, sizes and digests of its files."""
+    """Requests the commit, and the names, sizes and digests of its files."""
     from huggingface_hub import HfApi
 
     info = HfApi(endpoint=endpoint()).model_info(

@@ -1,4 +1,4 @@
-"""Names of weights that are not on this machine.
+"""Parses names of weights that are not on this machine.
 
 ``hf://OWNER/NAME[/PATH][@REVISION]`` is a repository of the Hugging Face hub, or a file or folder
 in it; ``https://HOST/PATH`` is a file of the web. Either may end in ``#sha256=`` and the 64

@@ -1,4 +1,4 @@
-"""The table of published detectors and models, of ``published.toml``.
+"""Reads the table of published detectors and models in ``published.toml``.
 
 Its facts come from public pages and threads, which each row names. An address may have stopped
 responding since.

@@ -41,7 +41,7 @@ class Bounds:
 
 
 class UprightImage(NamedTuple):
-    """A decoded image, RGB and upright, and the ``orientation`` that it was stored in."""
+    """Holds a decoded image, RGB and upright, and the ``orientation`` that it was stored in."""
 
     image: Image.Image
     orientation: int
@@ -99,7 +99,7 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
 
 @functools.cache
 def register_heif() -> None:
-    """Lets pillow open HEIC and HEIF files, if the extra `heif` is installed."""
+    """Registers HEIC and HEIF with Pillow, if the extra `heif` is installed."""
     try:
         from pillow_heif import register_heif_opener
     except ImportError:

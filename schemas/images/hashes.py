@@ -110,7 +110,7 @@ def _root(parents: Numbers, number: int) -> int:
 
 
 class Neighbours:
-    """Finds hashes near to others, which are sorted once by each band: 16 bytes a band of each."""
+    """Finds hashes near others. They are sorted once by each band: 16 bytes per hash and band."""
 
     def __init__(self, hashes: Hashes, distance: int) -> None:
         self._distance = distance

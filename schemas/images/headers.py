@@ -1,6 +1,6 @@
 """Reads the size of an image from the first bytes of its file, without a decoder.
 
-Unusual files give None and are left to a decoder.
+For unusual files it returns None, and a decoder reads them.
 """
 
 import struct

@@ -22,7 +22,7 @@ OURS = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (InputError, 
 
 
 def without_step(error: BaseException) -> BaseException:
-    """Returns the error as it was raised: Beam appends the step's name."""
+    """Returns the original error: Beam appends the step's name."""
     error.args = tuple(STEP.sub("", arg) if isinstance(arg, str) else arg for arg in error.args)
     return error
 

@@ -137,7 +137,7 @@ def refuse(endpoint: str, worker_id: str, message: str) -> None:
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    fetching = []  # a call that nobody holds is cancelled
+    fetching = []  # a call without a reference is cancelled
     with ExitStack() as channels:
 
         def channel_to(url: str) -> Any:
@@ -146,7 +146,7 @@ def refuse(endpoint: str, worker_id: str, message: str) -> None:
 
         control = beam_fn_api_pb2_grpc.BeamFnControlStub(channel_to(endpoint))
         for instruction in control.Control(iter(answers.get, None)):
-            # A task manager hears no answer before somebody has come to fetch the data: it would
+            # A task manager receives no response before a worker has fetched the data: it would
             # wait three minutes, each time that it starts the task again.
             for url in data_endpoints(control, instruction.process_bundle):
                 stub = beam_fn_api_pb2_grpc.BeamFnDataStub(channel_to(url))

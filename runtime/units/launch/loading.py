@@ -63,7 +63,7 @@ def quiet_beam_import() -> Iterator[None]:
     """Drops Beam's warning that "apitools" was not found while the block imports a job.
 
     A job needs no Google Cloud, and its user can do nothing about the warning. All other records
-    pass, and after the block the root logger is as it was.
+    pass, and after the block the root logger is restored.
     """
     root = logging.getLogger()
     root.addFilter(_passes)

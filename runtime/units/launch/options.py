@@ -1,4 +1,4 @@
-"""What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
+"""Defines the options of all Beam jobs (the job's own first, the others go to Beam) and errors."""
 
 import argparse
 import logging
@@ -40,7 +40,7 @@ class WorkerOptions(PipelineOptions):
 
 
 class _PlainParser(argparse.ArgumentParser):
-    """Takes the declarations of Beam's options where Beam's parser is not found."""
+    """Accepts the declarations of Beam's options if Beam's parser is missing."""
 
     def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
         """Adds an argument whose value templates of pipelines learn later: here a plain one."""
