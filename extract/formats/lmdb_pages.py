@@ -201,7 +201,7 @@ class Pages:
             yield from self._walk(child, depth + 1)
 
     def _read_page(self, number: int) -> tuple[bytes, int]:
-        """Returns a page of a tree and its type, and marks it as visited. Raises Damaged."""
+        """Returns a page of a tree and its type, and marks it as visited. Raises DamagedPage."""
         if number >= self._num_pages:
             raise DamagedPage(f"page {number} is beyond the end of the file")
         if self._visited[number >> 3] & (1 << (number & 7)):

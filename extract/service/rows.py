@@ -57,7 +57,7 @@ class RegionsResponse:
         ]
 
     def require_rows(self) -> None:
-        """Raises Refused where every image is rejected."""
+        """Raises RequestRefused where every image is rejected."""
         if self.rows or not self.rejects:
             return
         first = next(iter(self.rejects.values()))
@@ -89,7 +89,9 @@ def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsR
 
 
 def choose_kind(accept: str) -> str:
-    """Returns the best of :data:`KINDS` that an Accept header takes. Raises Refused for none."""
+    """Returns the best of :data:`KINDS` that an Accept header takes. Raises RequestRefused for
+    none.
+    """
     if not accept.strip():
         return JSON
     wishes: list[tuple[float, int, str]] = []

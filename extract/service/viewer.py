@@ -79,7 +79,7 @@ class TableView:
         return json.dumps(content, allow_nan=False).encode()
 
     def image(self, number: int) -> bytes:
-        """Returns a row's image as a JPEG of a page's size. Raises Refused."""
+        """Returns a row's image as a JPEG of a page's size. Raises RequestRefused."""
         if number not in self.images:
             raise RequestRefused(404, "no_picture", "--images has no image of this row")
         try:
@@ -181,7 +181,7 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
 
 
 def parse_number(text: str) -> int:
-    """Reads a number from 0. Raises Refused."""
+    """Reads a number from 0. Raises RequestRefused."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise bad_request("expected a number from 0")
     return int(text)

@@ -111,7 +111,7 @@ def answer_question(form: Form) -> Question:
 
 
 def attend_question(form: Form) -> Question:
-    """Reads an image and a text. Raises Refused."""
+    """Reads an image and a text. Raises RequestRefused."""
     image = form.image()
     return Question(method=ATTEND, images=[image.content], texts=[form.get_word("text")])
 
@@ -122,7 +122,7 @@ def contents(form: Form) -> list[bytes]:
 
 
 def few(texts: Sequence[str]) -> Sequence[str]:
-    """Returns the texts. Raises Refused for too many."""
+    """Returns the texts. Raises RequestRefused for too many."""
     if len(texts) > MOST_TEXTS:
         raise RequestRefused(
             413, "too_many_texts", f"over {MOST_TEXTS} texts; send several requests"

@@ -13,10 +13,10 @@ LONGEST_WAIT = timedelta(hours=12)
 
 def open_accelerator(precision: str) -> "Accelerator":
     """Opens the devices; under a launcher, also the group of its processes."""
-    import torch  # of the runs that train, which have loaded it
+    import torch  # training runs have already loaded it
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-    # Heads of objectives that a batch has no labels for get no gradient.
+    # Heads of objectives without labels in a batch get no gradient.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
         mixed_precision=precision,

@@ -26,11 +26,11 @@ from vlmill.runtime.files.stores import (
 )
 from vlmill.schemas.errors import InputError, StoreFailed
 
-# Called with the path of each upload, which they may refuse: the lock's (`remote_lock`).
+# Functions that are called with the path of each upload and may refuse it (`remote_lock`).
 BEFORE_UPLOADS: list[Callable[[str], None]] = []
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
-# For type checkers it is a Path, as both are used the same; at run time the rest of Path is
-# missing.
+# For type checkers it is a Path, since both are used the same way; at run time the other methods
+# are missing.
 if TYPE_CHECKING:
     from pathlib import Path as _Base
 else:
@@ -39,7 +39,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The status of an object in a store; ``version`` changes with its content."""
+    """Holds the status of an object in a store; ``version`` changes with its content."""
 
     st_size: int
     st_mtime: float
@@ -60,8 +60,8 @@ def is_remote(path: object) -> bool:
 class RemotePath(_Base):
     """Represents ``scheme://bucket/key``, with the methods of :mod:`pathlib`.
 
-    Equal paths are equal, they sort by their text and can be pickled. Methods raise what
-    :func:`~vlmill.runtime.files.stores.asked` does.
+    Equal paths are equal, they sort by their text and can be pickled. Methods raise the errors of
+    :func:`~vlmill.runtime.files.stores.asked`.
     """
 
     __slots__ = ("url",)
@@ -81,7 +81,7 @@ class RemotePath(_Base):
         return RemotePath(f"{self.url.partition('://')[0]}://{key}")
 
     def _from_listed_name(self, name: str) -> "RemotePath":
-        """Returns the path of a name as the store lists it: HDFS omits the host."""
+        """Returns the path of a name in the store's listing: HDFS omits the host."""
         return self._with_key(f"{self._key.parts[0]}/{name}" if name.startswith("/") else name)
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ class RemotePath(_Base):
         """Returns the objects that match the path as a glob. Raises InputError without a bucket."""
         try:
             names = self.ask("glob", detail=True)
-        except FileNotFoundError:  # of Cloud Storage
+        except FileNotFoundError:  # from Cloud Storage
             names = {}
         if not names and not self._with_key(self._key.parts[0]).exists():
             raise bucket_missing_error(self.url)
@@ -270,7 +270,7 @@ class RemotePath(_Base):
                 raise
 
     def remove_all(self) -> None:
-        """Deletes everything below, if there is anything."""
+        """Deletes all objects below, if there are any."""
         for path, _ in self.below():
             path.unlink(missing_ok=True)
 

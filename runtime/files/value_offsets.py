@@ -86,7 +86,7 @@ class ByteRangesWriter:
         self._gaps: dict[str, list[Offsets]] = {name: [] for name in self._sizes}
 
     def add(self, table: pa.Table, written: MappedRange) -> None:
-        """Finds the values of ``table`` in its row group, which is the part of the file."""
+        """Finds the values of ``table`` in its row group, the written part of the file."""
         begin = written.begin
         for name in self._sizes:
             values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]
@@ -242,7 +242,7 @@ class ShardByteRanges:
         return sizes[first:end], gaps[firsts[group] : firsts[group + 1]]
 
     def _unpack(self, name: str) -> tuple[Sizes, Offsets, Offsets]:
-        """Sizes and gaps of a column, and each row group's first gap."""
+        """Returns sizes and gaps of a column, and each row group's first gap."""
         try:
             if self._rows[-1] > MAX_ROWS:
                 raise ValueError(f"{self._rows[-1]} rows")
@@ -268,7 +268,9 @@ class ShardByteRanges:
         )
 
     def _offsets(self, group: int, name: str, sizes: Sizes, gaps: Offsets) -> Offsets | None:
-        """Offsets of a row group's values, if these fill the column's bytes of the footer."""
+        """Returns the offsets of a row group's values, if these fill the column's bytes in the
+        footer.
+        """
         chunk = self._metadata.row_group(group).column(self._columns[name])
         begin, length = chunk.data_page_offset, chunk.total_compressed_size
         end = begin + length
@@ -284,8 +286,8 @@ class ShardByteRanges:
         if ((gaps[1:] < LENGTH_BYTES) | (gaps[1:] > max_gap)).any():
             return None
         ends = np.cumsum(gaps + sizes[filled])
-        # Every gap and size is bounded now, so the sums cannot overflow. After the last
-        # value there is nothing, or what empty and missing values take.
+        # Every gap and size is bounded now, so the sums cannot overflow. After the last value there
+        # is nothing, or the bytes of empty and missing values.
         after = sizes[filled[-1] + 1 :]
         min_tail = LENGTH_BYTES * int((after == 0).sum())
         if not min_tail <= end - ends[-1] <= (max_gap if len(after) else 0):

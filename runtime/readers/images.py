@@ -42,7 +42,7 @@ class ImageReader:
         self._groups, self._starts = groups, np.cumsum(rows, dtype=np.int64)
         self._open()
         self._index: RowIndex | None = None
-        self._ids  # noqa: B018  # an id that appears twice is found here
+        self._ids  # noqa: B018  # raises InputError for a repeated id
 
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]

@@ -37,7 +37,7 @@ class MappedShard:
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Returns the whole file."""
         if self._bytes is None:
-            with open(self.path, "rb") as file:  # of a store: its local copy
+            with open(self.path, "rb") as file:  # in a store: its local copy
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         return self._bytes
@@ -48,7 +48,8 @@ class MappedShard:
             return True
         assert self.bytes is not None and self._map is not None
         if self._map.size() < len(self._map):
-            # Zeros up to the end of the last page, and SIGBUS after it (runtime/bus_errors.py).
+            # Reading gives zeros up to the end of the last page, and SIGBUS after it
+            # (runtime/bus_errors.py).
             raise InputError(
                 f"{self.path} has shrunk from {len(self._map)} to {self._map.size()} bytes while "
                 "it was read; put the whole file back and run the command again"

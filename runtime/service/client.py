@@ -39,7 +39,7 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """The response of a service."""
+    """Holds the response of a service."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -110,9 +110,7 @@ class ServiceClient:
         words: Mapping[str, Sequence[str]] | None = None,
         accept: str = JSON,
     ) -> Response:
-        """Sends a form, and retries when the service asks for it. Raises ServiceError and
-        OSError.
-        """
+        """Sends a form, and retries if the service requests it. Raises ServiceError and OSError."""
         body, content_type = encode_form(images, words or {})
         headers = {"content-type": content_type, "accept": accept}
         if self.token is not None:

@@ -32,7 +32,7 @@ TCP_CLOSE = 7  # the state of a reset connection in TCP_INFO, on Linux
 
 
 class HttpConnection(H11Protocol):
-    """A client's connection.
+    """Handles a client's connection.
 
     It is closed if the headers of a request take too long, or if the client does not read the
     response: a regular close would wait for such a client forever. A client that has closed its

@@ -24,7 +24,7 @@ class Item:
 
 
 class BatchQueue:
-    """Holds up to ``limit`` items in the order of their coming; for any threads.
+    """Holds up to ``limit`` items in the order of arrival. Thread-safe.
 
     An item whose future was cancelled is dropped when its turn comes.
     """

@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])  # none that uvicorn accepts from
+        await super().startup(sockets=[])  # uvicorn accepts from none
         shell, lacking = self._shell, probe_uvicorn(self.config)
         if lacking:
             log("uvicorn_differs", version=uvicorn.__version__, lacks=lacking)
@@ -255,7 +255,7 @@ def run_service(
 
 
 def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) -> None:
-    """Serves on a socket until a stop is asked for."""
+    """Serves on a socket until a stop is requested."""
     settings = shell.settings
     config = uvicorn.Config(
         application,

@@ -82,7 +82,7 @@ URLS = "urls"  # the field that names images
 
 @dataclass(kw_only=True)
 class Shell:
-    """Holds what endpoints need: they read a request, ask the workers, and answer."""
+    """Provides the functions of endpoints: they read a request, use the workers, and respond."""
 
     settings: ServiceSettings
     metrics: Metrics = field(default_factory=Metrics)
@@ -140,7 +140,7 @@ class Shell:
             raise
 
     def stop(self) -> None:
-        """Ends the workers; what still waits is refused."""
+        """Ends the workers; waiting items are refused."""
         for worker in self.workers:
             worker.stop()
         for item in self.queue.drain():
@@ -180,7 +180,7 @@ class Shell:
         log(name, **fields)
 
     async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
-        """Reads a request's body; images that it names by URLs are fetched. Raises Refused."""
+        """Reads a request's body and fetches images that it names by URL. Raises RequestRefused."""
         require_query(request, ())
         self.require_time(request)  # before the body is read
         body = await read_body(request)
@@ -212,8 +212,8 @@ class Shell:
         """Makes the workers compute, and returns their results in order; each item weighs
         ``weight``.
 
-        Raises Refused where the queue is full or would take too long, where they are late, and
-        where a worker was lost.
+        Raises RequestRefused if the queue is full or would take too long, if results are late, and
+        if a worker was lost.
         """
         deadline = request.scope[DEADLINE]
         items = [Item(payload=payload, weight=weight, deadline=deadline) for payload in payloads]
@@ -278,7 +278,7 @@ def account(request: Request) -> dict[str, Any]:
 
 
 def require_query(request: Request, known: Sequence[str]) -> None:
-    """Raises Refused for a parameter that there is not, or that comes twice."""
+    """Raises RequestRefused for an unknown or repeated parameter."""
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known or names.count(name) > 1:
@@ -294,9 +294,9 @@ def new_application(
         title=title,
         description=description,
         version=__version__,
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url=None,  # its page would load scripts from other servers
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to any host that the request names
+        redirect_slashes=False,  # it would redirect to any host in the request
     )
 
     @application.exception_handler(RequestRefused)
