@@ -1,6 +1,6 @@
 """Runs ``extract-rois verify``: checks every row and every checksum of a folder.
 
-A folder of tables, a run that trains with its checkpoints, a detector, or a search index.
+The folder holds tables, a training run with its checkpoints, a detector, or a search index.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def verify(folder: str | Path) -> list[str]:
 
 
 def recorded_problems(folder: Path) -> list[str]:
-    """Returns what differs between a checkpoint, detector or index and its record of its files.
+    """Returns the differences between a checkpoint, detector or index and its record of its files.
 
     An older vlmill recorded none: then the record alone must be readable.
     """
@@ -66,7 +66,7 @@ def recorded_problems(folder: Path) -> list[str]:
         except ValueError as error:
             problems.append(f"{path} is damaged ({error})")
             continue
-        # The top of a run has what evaluation needs of its best checkpoint, and no training state.
+        # The top folder of a run holds the best checkpoint for evaluation, without training state.
         is_step = folder.name.startswith(STEP)
         problems += file_problems(folder, [f for f in files if is_step or f.name != TRAINING_STATE])
     return problems

@@ -1,4 +1,4 @@
-"""Reads configuration files of other projects: YAML, with the files that it is based on."""
+"""Reads configuration files of other projects: YAML and its base files."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class ConfigFile:
     digest: str  # SHA-256 of the bytes of all its files, each before its bases
 
     def complaint(self, error: WrongKey, remedy: str) -> InputError:
-        """Returns the user's error for a key that cannot be honoured, in one line."""
+        """Returns the one-line error for an unsupported key."""
         location = self.locations.get(error.key)
         if location is None:  # the Hugging Face port's names may be in either case
             matches = [

@@ -2,9 +2,9 @@
 
 It is not a dependency of vlmill and not in the package index (docs/install.md).
 
-`Detectron2Network` has the methods that extraction calls of a detector. Proposals, features, logits
-and regressions are computed by its own modules from its own configuration; preprocessing, selection
-and rows are the same as for every other detector.
+`Detectron2Network` has the detector methods that extraction calls. Proposals, features, logits and
+regressions are computed by its own modules from its own configuration; preprocessing, selection and
+rows are the same as for every other detector.
 """
 
 import importlib
@@ -52,7 +52,7 @@ class Detectron2Network(DetectorNetwork):
 
     @property
     def levels(self) -> list[str]:
-        """Returns Detectron2's names of the maps that proposals are made of."""
+        """Returns Detectron2's names of the feature maps for proposals."""
         return list(self.model.proposal_generator.in_features)
 
     def proposals(
@@ -63,7 +63,7 @@ class Detectron2Network(DetectorNetwork):
         ``min_sides`` is ignored: Detectron2 uses the value of its configuration.
         """
         sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
-        # Of the images its proposal generator reads the sizes alone.
+        # Its proposal generator reads only the sizes of the images.
         images = importlib.import_module("detectron2.structures").ImageList(maps[0], sizes)
         features = dict(zip(self.levels, maps, strict=True))
         instances, _ = self.model.proposal_generator(images, features, None)
@@ -145,7 +145,7 @@ def infer(
 ) -> tuple[Float[Tensor, "N 4"], Int64[Tensor, " N"]]:
     """Returns boxes and classes computed only by Detectron2, from BGR pixels [H0, W0, 3].
 
-    It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
+    It resizes, detects and selects like its own predictor; ``sides`` are the shortest and the
     longest of its input.
     """
     network, (short, long) = get_network(detector), sides
@@ -166,7 +166,7 @@ def infer(
 def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") -> Detector:
     """Builds the model of a Detectron2 configuration with a file's weights.
 
-    Raises InputError with the install line where Detectron2 is missing, and for a configuration or
+    Raises InputError with the install command if Detectron2 is missing, and for a configuration or
     weights that do not fit.
     """
     target = usable_device(device)
@@ -209,7 +209,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
     cfg = config.get_cfg()
     try:
         cfg.merge_from_file(str(file.path), allow_unsafe=False)
-    except Exception as error:  # yacs's own, assertions among them
+    except Exception as error:  # yacs's errors, including assertions
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
             f"--config {file.path} is not a Detectron2 configuration ({reason}); give one of its "

@@ -30,7 +30,7 @@ class Batch:
     """Holds images of one input shape on the device."""
 
     images: Float[Tensor, "N 3 H W"]
-    measures: Float[Tensor, "N 25"]  # what :func:`make_frames` takes apart
+    measures: Float[Tensor, "N 25"]  # the input of :func:`make_frames`
     # Boxes in the images' own pixels that replace proposals, and which of the slots are used.
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
@@ -96,7 +96,7 @@ def resized_there(
         by_axes.setdefault(get_axes(image), []).append(number)
     mean, std = (constants_there(tuple(v), device) for v in (spec.pixel_mean, spec.pixel_std))
     resized: dict[int, Tensor] = {}
-    for (across, down), numbers in by_axes.items():  # images of one size together
+    for (across, down), numbers in by_axes.items():  # groups images of one size
         pixels = torch.stack([sent(torch.from_numpy(images[n].pixels), device) for n in numbers])
         columns, rows = positions_there(across, device), positions_there(down, device)
         values = interpolate(pixels.float() - mean, columns, rows) / std
@@ -178,7 +178,8 @@ def download(results: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     device = results["taken"].device
     if device.type != "cuda":
         return lambda: copies
-    # The thread sleeps while it waits: workers need the cores, and writing the interpreter.
+    # The thread sleeps while it waits: workers need the cores, and the writer needs the
+    # interpreter.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
 

@@ -20,8 +20,8 @@ class Crop:
 def middle(pixels: Pixels, crop: Crop) -> Pixels:
     """Returns the RGB crop [side, side, 3] of an upright image's BGR pixels [H, W, 3].
 
-    Bit for bit what torchvision's ImageClassification does to a PIL image before it normalises:
-    bilinear with averaging, the long side rounded down.
+    The result equals torchvision's ImageClassification before normalisation bit for bit, for a PIL
+    image: bilinear with averaging, the long side rounded down.
     """
     height, width = pixels.shape[:2]
     short = min(height, width)

@@ -125,7 +125,7 @@ def form_batches(
 
 
 def make_query(ready: PreparedImage, given_boxes: GivenBoxes | None) -> Query:
-    """Joins a decoded image with the boxes that are given for it. Raises Rejected."""
+    """Joins a decoded image with its given boxes. Raises Rejected."""
     if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
@@ -149,7 +149,7 @@ def resizes_pixels(detector: Detector) -> bool:
 
 
 def start(slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig) -> RunningBatch:
-    """Starts a batch; one that cannot be started fails when its results are waited for."""
+    """Starts a batch; if it cannot be started, waiting for its results fails."""
     try:
         wait = start_slots(slots, detector, config)
     except RuntimeError as error:
@@ -214,7 +214,7 @@ def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Ou
 
 
 def reject_failure(error: RuntimeError, detector: Detector) -> Rejected:
-    """Rejects an image on which the network fails. Raises OSError for a device that is gone."""
+    """Rejects an image on which the network fails. Raises OSError for a lost device."""
     try:
         torch.zeros(1, device=detector.device).add_(1).item()
     except RuntimeError:
@@ -223,5 +223,5 @@ def reject_failure(error: RuntimeError, detector: Detector) -> Rejected:
 
 
 def first_line(error: RuntimeError) -> str:
-    """Returns an error's first line: the message in short."""
+    """Returns an error's first line, a short message."""
     return (str(error).splitlines() or [""])[0]

@@ -19,7 +19,9 @@ MOST_MEASURED = 64  # images
 
 
 def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
-    """Bytes of a row of ``boxes`` regions, uncompressed: boxes and arrays (`Job.arrays`)."""
+    """Returns the bytes of a row of ``boxes`` regions, uncompressed: boxes and arrays
+    (`Job.arrays`).
+    """
     per_box: int = sum(
         about["dim"] * ITEM_BYTES[about["dtype"]]
         for name, about in arrays.items()
@@ -66,7 +68,7 @@ def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = No
 
 
 def list_remaining(job: Job, indices: Sequence[int]) -> list[InputImage]:
-    """Returns the images of the parts that no earlier run has finished."""
+    """Returns the images of unfinished parts."""
     total = job.num_shards
     parts = (
         job.part(index)

@@ -16,7 +16,7 @@ from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
-_OPEN = ExitStack()  # what stays open for as long as the process lives
+_OPEN = ExitStack()  # resources that stay open until the process ends
 atexit.register(_OPEN.close)
 
 

@@ -1,4 +1,4 @@
-"""Rows of regions as a request wants them: an Arrow stream, a Parquet file, or JSON."""
+"""Encodes rows of regions in the requested format: an Arrow stream, a Parquet file, or JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class RegionsResponse:
         ]
 
     def require_rows(self) -> None:
-        """Raises RequestRefused where every image is rejected."""
+        """Raises RequestRefused if every image is rejected."""
         if self.rows or not self.rejects:
             return
         first = next(iter(self.rejects.values()))
@@ -89,8 +89,8 @@ def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsR
 
 
 def choose_kind(accept: str) -> str:
-    """Returns the best of :data:`KINDS` that an Accept header takes. Raises RequestRefused for
-    none.
+    """Returns the best of :data:`KINDS` that an Accept header allows. Raises RequestRefused without
+    one.
     """
     if not accept.strip():
         return JSON

@@ -42,12 +42,12 @@ MOST_A_PAGE = 100
 
 @dataclass(kw_only=True)
 class TableView:
-    """Holds a table of regions and the images that are found for its rows."""
+    """Holds a table of regions and the images of its rows."""
 
     reader: RegionReader
     images: Mapping[int, InputImage]
     names: Vocabulary
-    summary: str = ""  # of how many rows there are images, and which images are of none
+    summary: str = ""  # the number of rows with images, and the images without a row
     source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
     thumbnails: "BoundedPool[bytes, bytes]" = field(
@@ -70,7 +70,7 @@ class TableView:
         return {"total": len(self.reader), "rows": rows}
 
     def row(self, number: int) -> bytes:
-        """Returns a row as the service of regions answers it."""
+        """Returns a row in the form of the service of regions."""
         with self.lock:
             row = self.reader.row(number)
         dtype = self.reader.arrays.get("features", {}).get("dtype", "float32")
@@ -91,7 +91,7 @@ class TableView:
 
 
 def start_thumbnails() -> Callable[[bytes], bytes]:
-    """Returns what makes thumbnails in a process that can be killed."""
+    """Returns the function that creates thumbnails in a process that can be killed."""
     return make_thumbnail
 
 
@@ -105,7 +105,7 @@ def make_thumbnail(data: bytes) -> bytes:
 def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
     """Opens a table, and finds its rows' images by their names, else by their content.
 
-    Raises InputError for names that are not the detector's, and for an image that may be two rows.
+    Raises InputError for names that are not the detector's, and for an image that matches two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
@@ -188,7 +188,7 @@ def parse_number(text: str) -> int:
 
 
 def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: int) -> int:
-    """Serves the page on this machine alone, until a stop is asked for; gives the exit status."""
+    """Serves the page only on this machine until a stop is requested; returns the exit status."""
     from vlmill.runtime.service.server import run_service
 
     table_view = view(regions, images, names)

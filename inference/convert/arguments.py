@@ -19,7 +19,7 @@ VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
 # The sources of new models: the names of `vlmill.inference.convert.conversion.STARTS`.
 STARTS = ("beit", "bert", "vit")
-# With --family beit or vit, which of VLMo's feed-forward parts start from it.
+# VLMo's feed-forward parts that start from --family beit or vit.
 EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 
 

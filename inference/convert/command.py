@@ -127,7 +127,7 @@ def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
 
     resolve_sources(args)
     check_arguments(args, words)
-    # torch takes seconds to load: not before the arguments are known to be good.
+    # torch takes seconds to load: import it only after the arguments are checked.
     from vlmill.inference.convert.conversion import convert
 
     return convert(args, words)

@@ -74,14 +74,14 @@ from vlmill.train.checkpoints.files import (
 from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.loading.vocabulary import padded_vocabulary, read_vocabulary, vocabulary_files
 
-# Properties of a start's network that shapes do not show: keys of published
-# configurations, and the last name of our field.
+# Properties of the initial network that shapes do not show: keys of published configurations, and
+# the last name of our field.
 HEADS, ACTIVATION = ("num_attention_heads", "num_heads"), "hidden_act"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file. Raises InputError for a file with other content."""
-    file = Path(os.fspath(path))  # of a store: its copy
+    file = Path(os.fspath(path))  # in a store: its copy
     try:
         return read_state(file)
     except (ValueError, FileNotFoundError) as error:
@@ -195,8 +195,8 @@ def _is_padding(tokens: int, rows: int) -> bool:
 class Start(NamedTuple):
     """Describes a network that new models start from.
 
-    ``prepare`` gives its tensors their usual names, ``ignored`` are patterns of tensors without
-    content, ``initialise`` copies them.
+    ``prepare`` returns its tensors under their usual names, ``ignored`` are patterns of tensors
+    without content, ``initialise`` copies them.
     """
 
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -210,7 +210,7 @@ STARTS: dict[str, Start] = {
     "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
     "vit": Start(vit_names, (), initialise_from_vit),
 }
-TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
+TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is lost
 
 
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -341,7 +341,7 @@ def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
 
 
 def _ours(args: argparse.Namespace) -> nn.Module:
-    """Returns the model of a vlmill checkpoint that ``--family`` has a layout for."""
+    """Returns the model of a vlmill checkpoint, for which ``--family`` has a layout."""
     loaded = load_checkpoint(args.checkpoint)
     family = find_family(loaded.config)
     if family != args.family:
@@ -357,7 +357,7 @@ def _export(args: argparse.Namespace, model: nn.Module) -> None:
         exported = export_reference(args.family, model, without=args.without)
     except ValueError as error:
         raise InputError(f"--to reference: {error} (--without NAME)") from None
-    # The layout has parts of our tensors, and some twice, which the file format refuses.
+    # The layout has views of our tensors, and some twice, which the file format refuses.
     tensors = {name: t.clone() for name, t in exported.items()}
     with atomic_path(args.output) as temporary:
         save_tensors(tensors, temporary)

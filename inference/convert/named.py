@@ -23,7 +23,7 @@ MAX_BYTES = 20_000 << 20  # of one file
 def resolve_sources(args: argparse.Namespace) -> None:
     """Replaces names in ``--checkpoint`` and ``--backbone`` by local files.
 
-    Raises InputError where a download fails.
+    Raises InputError if a download fails.
     """
     addresses: Sequence[str] = args.allow_address
     if args.backbone is not None and is_named(args.backbone):

@@ -81,7 +81,7 @@ def start_warnings(
 
 def explain(converted: Converted) -> Iterator[str]:
     """Returns a line for each parameter with its shape and source, then the unused tensors, and
-    sums.
+    totals.
     """
     shapes = {name: list(p.shape) for name, p in converted.model.named_parameters()}
     widths = [max(map(len, column)) for column in (shapes, map(str, shapes.values()))]

@@ -33,7 +33,7 @@ from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
 
 JOB = "train-vl embed"
-SAMPLE_BATCHES = 64  # of each kind, that a dry run embeds at most
+SAMPLE_BATCHES = 64  # of each kind, at most, in a dry run
 BYTES_BESIDE = 120  # of ids and a text, about
 
 

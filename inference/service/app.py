@@ -140,7 +140,7 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 
 
 class Images:
-    """Reads the images that a search finds, for people who look at its answers."""
+    """Reads the images of search results, to show them on the page."""
 
     def __init__(self, images: Path) -> None:
         self.reader, self.lock = ImageReader(images), threading.Lock()
@@ -169,8 +169,8 @@ def model_service(
 ) -> tuple[Shell, Guard]:
     """Returns the application of the service.
 
-    ``images`` is the table of the images that a search finds, ``classes`` and ``attributes`` are
-    the names of regions, for the page. Raises InputError for a table that cannot be read.
+    ``images`` is the table of the images in search results, ``classes`` and ``attributes`` are the
+    names of regions, for the page. Raises InputError for a table that cannot be read.
     """
     shell = Shell(settings=settings)
     shown_images = None if images is None else Images(images)

@@ -76,7 +76,7 @@ def run_serve(args: argparse.Namespace) -> int:
     settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
     find_checkpoint(args.checkpoint)
     require_extra("service")
-    # What serves takes its time to load: not before the arguments are known to be good.
+    # The service loads slowly: import it only after the arguments are checked.
     from vlmill.inference.service.app import model_service
     from vlmill.inference.service.engine import model_plan
     from vlmill.inference.service.questions import ModelOptions

@@ -15,7 +15,7 @@ _BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 
 
 class Header(NamedTuple):
-    """An image's format in lower case, and its width and height in pixels as it is stored."""
+    """Holds an image's format in lower case, and its width and height in pixels as it is stored."""
 
     format: str
     width: int
