@@ -100,8 +100,8 @@ class VlBertVqa(nn.Module):
     def start_from(self, pretrained: VlBert, answers: Sequence[Sequence[int]]) -> None:
         """Copies body and transform; each answer's row becomes the mean of its words' rows.
 
-        ``answers`` are the answers' word-piece ids. Raises ValueError for another number of them,
-        an answer without a word piece, and a classifier that is not a word head.
+        ``answers`` are the answers' word-piece ids. Raises ValueError if their number differs, an
+        answer without a word piece, and a classifier that is not a word head.
         """
         if self.config.classifier != "mlm":
             raise ValueError(

@@ -186,7 +186,7 @@ def _build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         return cls(**values)
     except InputError:
         raise
-    except ValueError as error:  # a dataclass that checks itself
+    except ValueError as error:  # from a dataclass that validates itself
         raise InputError(f"{where}: {error}" if where else str(error)) from None
 
 
@@ -218,7 +218,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def _member(kinds: Sequence[Any], value: Any) -> Any:
-    """Returns the type among several that ``value`` fits; the best one of dataclasses."""
+    """Returns the type among several that ``value`` matches; of dataclasses the best match."""
     if len(kinds) > 1 and isinstance(value, Mapping):
         by_names = {kind: {f.name for f in dataclasses.fields(kind)} for kind in kinds}
         return min(kinds, key=lambda kind: len(by_names[kind] ^ value.keys()))

@@ -35,7 +35,7 @@ Tally = tuple[str, str]
 def build_funnel(
     tallies: Iterable[tuple[Tally, int]], stages: Sequence[Stage]
 ) -> list[dict[str, Any]]:
-    """Counts as the list that ``funnel.json`` holds, one entry for each of ``stages`` in order.
+    """Returns counts as the list for ``funnel.json``, one entry for each of ``stages`` in order.
 
     Raises AssertionError if a stage lost or invented something: in = out + rejects.
     """

@@ -53,7 +53,7 @@ class UnitProgress:
         self._start = time.monotonic()
 
     def add(self, numbers: Numbers | None) -> None:
-        """Counts one more unit; None is one that was finished before."""
+        """Counts one more unit; None is a unit that was finished before."""
         if numbers is None:
             self._before += 1
             self._progress.advance(1)

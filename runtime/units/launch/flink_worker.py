@@ -113,7 +113,7 @@ def worker_environment(info: Any, worker_id: str) -> Mapping[str, str]:
 def find_missing(options: Mapping[str, Any]) -> str | None:
     """Returns why this worker cannot do a job with these Beam options, or None.
 
-    A job that is not vlmill's has no requirements.
+    A job of another program has no requirements.
     """
     names = ("beam:option:vlmill_version:v1", "beam:option:vlmill_module:v1")
     version, module = (options.get(name) for name in names)
