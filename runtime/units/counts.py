@@ -20,15 +20,15 @@ class Counts:
         self._keep = keep
 
     def entered(self, stage: Stage, count: int = 1) -> None:
-        """Counts an item that entered ``stage``."""
+        """Counts ``count`` items that entered ``stage``."""
         self.tallies[stage.name, IN] += count
 
     def left(self, stage: Stage, count: int = 1) -> None:
-        """Counts an item that left ``stage``."""
+        """Counts ``count`` items that left ``stage``."""
         self.tallies[stage.name, OUT] += count
 
     def passed(self, stage: Stage, count: int = 1) -> None:
-        """Counts an item that entered and left ``stage``."""
+        """Counts ``count`` items that entered and left ``stage``."""
         self.tallies[stage.name, IN] += count
         self.tallies[stage.name, OUT] += count
 
