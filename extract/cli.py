@@ -75,7 +75,7 @@ SHA-256; an image that matches two rows is an error. If nothing is drawn, the st
 
 
 def parser() -> Parser:
-    """Returns the parser of the whole command line."""
+    """Returns the parser of the command line."""
     top = Parser(
         prog="extract-rois",
         description="Extract, verify, show and convert region features of images.",
@@ -128,7 +128,7 @@ def parser() -> Parser:
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois compare``."""
+    """Adds the arguments of ``extract-rois compare``."""
     compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     compare.add_argument(
@@ -149,7 +149,7 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
 
 
 def add_show(show: argparse.ArgumentParser) -> None:
-    """Arguments of ``extract-rois show``."""
+    """Adds the arguments of ``extract-rois show``."""
     show.description = "Draws the highest-scoring regions on their images."
     show.add_argument(
         "regions", metavar="REGIONS", help="table of regions: a folder, a file or a glob"
@@ -218,7 +218,7 @@ def command_compare(arguments: argparse.Namespace) -> int:
     files = resolve_weights(arguments.weights, allow_addresses=arguments.allow_address)
     weights, file, device = files.weights, arguments.config, arguments.device
     require_weights(weights)
-    # torch takes seconds to load: not before the arguments are known to be good.
+    # torch takes seconds to load: import it only after the arguments are checked.
     from vlmill.extract.compare import compare, format_differences
     from vlmill.extract.detect.detector import open_detector
     from vlmill.extract.detect.detectron2 import infer, open_detectron2, read_selection
@@ -309,7 +309,7 @@ def command(argv: Sequence[str]) -> int:
 
 
 def appears_whole(arguments: argparse.Namespace) -> bool:
-    """Returns whether the output is renamed as a whole: a file, or a folder that must not exist."""
+    """Returns whether the output appears by a rename: a file, or a folder that must not exist."""
     if arguments.command == "show":
         return arguments.output is not None and arguments.output.suffix.lower() == PAGE
     return bool(arguments.command == "export")

@@ -1,7 +1,7 @@
-"""``extract-rois compare``: the same images, weights and configuration by both backends.
+"""Runs ``extract-rois compare``: the same images, weights and configuration in both backends.
 
 R proposals, N regions. Each stage of our network is compared on its own input, and the heads on
-Detectron2's map and proposals, so that a difference shows where it begins.
+Detectron2's map and proposals, so that the results show where a difference starts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,26 +27,26 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Rejected
 
-# Boxes this close are one box: a hundred times what other roundings move proposals.
+# Boxes this close are one box: a hundred times the effect of different rounding on proposals.
 SAME_BOX_PX = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The largest differences between two detectors in one image."""
+    """Holds the largest differences between two detectors in one image."""
 
-    feature_map: float  # share of the largest number in Detectron2's map; of several the most
+    feature_map: float  # relative to the largest number in Detectron2's map; maximum of all maps
     proposals: int  # Detectron2's
     other_proposals: int  # number of these that vlmill's network does not propose
-    proposals_px: float  # how far the others are apart
-    features: float  # share of the largest number, on the same map and proposals
+    proposals_px: float  # distance of the others
+    features: float  # relative to the largest number, on the same map and proposals
     class_probs: float
     refined_px: float
-    regions: int  # by Detectron2 alone, from the pixels on
+    regions: int  # by Detectron2 only, from the pixels
     other_regions: int  # number of these that vlmill's rows lack, by box and class
 
 
-# A detector's own regions of blue-green-red pixels [H0, W0, 3]: boxes [N, 4] and classes [N].
+# A detector's own regions of BGR pixels [H0, W0, 3]: boxes [N, 4] and classes [N].
 Infer = Callable[[Pixels], tuple[Tensor, Tensor]]
 
 
@@ -137,7 +137,7 @@ def count_missing_regions(
     """Returns how many regions a row lacks, by box and class."""
     assert row.class_ids is not None
     row_regions = torch.from_numpy(row.boxes), torch.tensor(row.class_ids)
-    # The class as a fifth coordinate: two classes are farther apart than boxes that are one.
+    # The class is a fifth coordinate: two classes are farther apart than equal boxes.
     here, there = (
         torch.cat((corners, 2 * SAME_BOX_PX * numbers[:, None]), dim=1)
         for corners, numbers in (row_regions, (boxes, classes))
@@ -158,7 +158,7 @@ def compute_distances(
 
 
 def compute_relative_difference(values: Tensor, reference: Tensor) -> float:
-    """Returns the largest difference as a share of the reference's largest number."""
+    """Returns the largest difference relative to the reference's largest number."""
     return largest((values - reference).abs()) / max(largest(reference.abs()), 1e-30)
 
 

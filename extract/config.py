@@ -1,4 +1,4 @@
-"""Settings of region extraction: which regions to keep, at what size to look, what to store."""
+"""Defines the settings of region extraction: selected regions, input sizes, stored columns."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ IDS = ("auto", "content", "name")  # the image_id of a file
 # A trained detector: its weights and their configuration; where a run stores its checkpoints.
 MODEL, DETECTOR = "model.safetensors", "detector.json"
 PRECISIONS = ("exact", "fast")  # of the network's arithmetic (vlmill.extract.detect.precision)
-# Photographs have a dozen frequent shapes: among 8 batches' images most find their like.
+# Photographs have a dozen frequent shapes: among the images of 8 batches most find others of their
+# shape.
 WINDOW_BATCHES = 8
 # --batch-size there, unless given: the steps of suppression cost the same for any number.
 CUDA_BATCH_SIZE = 16
@@ -25,12 +26,12 @@ CUDA_BATCH_SIZE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which proposals become regions.
+    """Defines which proposals become regions.
 
     A proposal's confidence is the highest probability with which it survives the suppression of
-    some class. Those at or above ``threshold`` are kept; if they are fewer than ``min_boxes`` (more
-    than ``max_boxes``), the best ``min_boxes`` (``max_boxes``) are kept instead. An image may have
-    fewer proposals than ``min_boxes``.
+    some class. Proposals at or above ``threshold`` are kept; if they are fewer than ``min_boxes``
+    (more than ``max_boxes``), the best ``min_boxes`` (``max_boxes``) are kept instead. An image may
+    have fewer proposals than ``min_boxes``.
     """
 
     threshold: float = 0.2
@@ -51,26 +52,26 @@ SELECTIONS = {
     # ImageBERT, arXiv:2001.07966, sec. 3: the 100 regions of the highest scores.
     "imagebert": Selection(threshold=0.0, min_boxes=100, max_boxes=100),
     # ViLBERT, arXiv:1908.02265, sec. 3.2: 10 to 36 boxes above a threshold; 0.2 is the detector's
-    # own.
+    # threshold.
     "vilbert": Selection(threshold=0.2, min_boxes=10, max_boxes=36),
     # VL-BERT, arXiv:1908.08530, sec. 4.1: above 0.5, at least 10 and at most 100.
     "vl-bert": Selection(threshold=0.5, min_boxes=10, max_boxes=100),
     # InterBERT, arXiv:2003.13198: up to 100 regions; threshold and minimum are the detector's own.
     "interbert": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
-    # VinVL, arXiv:2101.00529: as its command line extracts features, 10 to 100 boxes.
+    # VinVL, arXiv:2101.00529: 10 to 100 boxes, like its command line.
     "vinvl": Selection(threshold=0.2, min_boxes=10, max_boxes=100),
     # Pythia, MMF and 12-in-1: the first 100 regions that survive in some class.
     "pythia": Selection(threshold=0.0, min_boxes=0, max_boxes=100),
     # Detectron2's models of COCO: SCORE_THRESH_TEST and DETECTIONS_PER_IMAGE.
     "coco": Selection(threshold=0.05, min_boxes=0, max_boxes=100),
-    # InterBERT on TaoMultimodal: above 0.1, at most 16; nothing fills up an image without regions.
+    # InterBERT on TaoMultimodal: above 0.1, at most 16; an image without regions is not filled up.
     "tao": Selection(threshold=0.1, min_boxes=0, max_boxes=16),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputLimits:
-    """How images are resized, and which are refused."""
+    """Defines how images are resized, and which are refused."""
 
     short_side: int | None = None  # pixels of the network's input; None: the detector's own
     long_side: int | None = None
@@ -91,7 +92,7 @@ class InputLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """What of a region is written, and how."""
+    """Defines which columns of a region are written, and how."""
 
     # none: no classes at all; argmax: id and score; topk:K: also the K highest probabilities;
     # full: also all probabilities.
@@ -99,7 +100,7 @@ class Storage:
     dtype: str = "float16"
     compression: str = "none"
     images_per_shard: int = 1000
-    global_feature: bool = False  # that of the region which is the full image
+    global_feature: bool = False  # the feature of the full image as a region
 
     def __post_init__(self) -> None:
         if self.images_per_shard < 1:
@@ -122,28 +123,30 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractConfig:
-    """All settings that determine the rows, apart from the inputs."""
+    """Holds all settings that determine the rows, except the inputs."""
 
     selection: Selection = SELECTIONS["imagebert"]
     limits: InputLimits = InputLimits()
     storage: Storage = Storage()
     precision: Literal["exact", "fast"] = "exact"
-    # Images of one input shape that go through the network together. On a CPU more than 1 does
-    # not pay (benchmarks/RESULTS.md).
+    # Images of one input shape that pass through the network together. On a CPU more than 1 is not
+    # faster (benchmarks/RESULTS.md).
     batch_size: int = 1
 
     @property
     def window(self) -> int:
-        """Images in a row among which batches are formed; bounds what waits for its shape."""
+        """Returns the number of consecutive images for batching by shape; bounds the waiting
+        images.
+        """
         return 1 if self.batch_size == 1 else WINDOW_BATCHES * self.batch_size
 
     def settings(self) -> dict[str, Any]:
-        """Plain JSON values, for metadata."""
+        """Returns the settings as plain JSON values, for metadata."""
         return dataclasses.asdict(self)
 
 
 def require_weights(path: Path, flag: str = "--weights") -> None:
-    """Raises InputError unless there are such weights: a file, or a trained detector's folder."""
+    """Raises InputError unless the weights exist: a file, or a trained detector's folder."""
     require_local(flag, path)
     if path.is_dir() and saved_folder(path) is None:
         raise InputError(

@@ -124,7 +124,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 
 def command_run(arguments: argparse.Namespace) -> int:
-    """``extract-rois run``."""
+    """Runs ``extract-rois run``."""
     config = make_config(arguments)
     check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
@@ -133,7 +133,7 @@ def command_run(arguments: argparse.Namespace) -> int:
             f"{arguments.output} before you start any part"
         )
     work = plan_run(arguments)
-    # torch takes seconds to load: not before the arguments are known to be good.
+    # torch takes seconds to load: import it only after the arguments are checked.
     from vlmill.extract.run.cost import estimate_cost, list_remaining, measure
     from vlmill.extract.run.devices import WorkerSettings
     from vlmill.extract.run.inputs import inputs_of_run
@@ -173,7 +173,7 @@ def command_run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunWork:
-    """The images of a run, their given boxes, and a sentence about skipped inputs."""
+    """Holds the images of a run, their given boxes, and a sentence about skipped inputs."""
 
     plan: "list[InputImage]"
     given_boxes: "GivenBoxes | None"
@@ -182,7 +182,7 @@ class RunWork:
 
 def plan_run(arguments: argparse.Namespace) -> RunWork:
     """Reads which images are extracted. Raises InputError for inputs that do not fit together."""
-    # A help text does without pyarrow.
+    # Help texts do not need pyarrow.
     from vlmill.extract.images.choosing import only_of_pairs, require_ids, with_missing_boxes
     from vlmill.extract.images.discovery import Skipped
     from vlmill.extract.images.given_boxes import read_boxes

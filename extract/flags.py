@@ -1,4 +1,4 @@
-"""The flags that decide the rows, for every command that extracts."""
+"""Declares the flags that determine the rows, for every command that extracts."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What flags choose: settings, detectors, and the files that these are made of."""
+"""Creates settings and detectors from flags, and finds their files."""
 
 import argparse
 import dataclasses
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def make_config(arguments: argparse.Namespace) -> ExtractConfig:
-    """Makes settings of the flags of ``run``."""
+    """Returns the settings from the flags of ``run``."""
     changes = {
         name: getattr(arguments, name)
         for name in ("threshold", "min_boxes", "max_boxes")
         if getattr(arguments, name) is not None
     }
-    if "max_boxes" in changes:  # a lower maximum alone lowers the rule's minimum with it
+    if "max_boxes" in changes:  # a lower maximum also lowers the rule's minimum
         rule = SELECTIONS[arguments.selection]
         changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
     parse_global_names(arguments)
@@ -80,7 +80,7 @@ def is_grid(arguments: argparse.Namespace) -> bool:
 
 
 def make_limits(arguments: argparse.Namespace) -> InputLimits:
-    """Makes limits of the flags on sizes of images."""
+    """Returns the limits from the flags for image sizes."""
     try:
         return InputLimits(
             short_side=arguments.short_side,
@@ -137,7 +137,7 @@ def warn_of_random_weights(arguments: argparse.Namespace) -> None:
 
 
 def check_detector(arguments: argparse.Namespace) -> None:
-    """Refuses flags of the detector that contradict each other, or name files that are not there.
+    """Refuses flags of the detector that contradict each other or name missing files.
 
     Loads no torch. Raises InputError.
     """
@@ -160,14 +160,14 @@ def check_detector(arguments: argparse.Namespace) -> None:
 
 
 def resolve_detector(arguments: argparse.Namespace) -> None:
-    """Replaces a name or a folder of the hub in ``--weights`` by its local file, and takes its
-    configuration for ``--config`` where no flag gives one.
+    """Replaces a name or a folder of the hub in ``--weights`` by its local file, and uses its
+    configuration as ``--config`` unless a flag gives one.
 
     Workers on other machines, which lack that file, fetch it by the name. Raises InputError.
     """
     if arguments.weights is None:
         return
-    given = getattr(arguments, "given_weights", None)  # name and --config, before they were files
+    given = getattr(arguments, "given_weights", None)  # name and --config, before they became files
     if given is not None and not Path(arguments.weights).exists():
         arguments.weights, arguments.config = given
     if is_named(arguments.weights):
@@ -231,7 +231,7 @@ def attach_parts(detector: "Detector", arguments: argparse.Namespace) -> "Detect
 
 
 def detector_inputs(arguments: argparse.Namespace) -> list["Input"]:
-    """Records the files that the networks are made of, by their whole content."""
+    """Records the files of the networks by their full content."""
     from vlmill.extract.detect.checkpoint import weights_files
     from vlmill.runtime.files.digests import file_input
 

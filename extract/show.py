@@ -1,4 +1,4 @@
-"""``extract-rois show``: boxes, classes and scores drawn on the images."""
+"""Runs ``extract-rois show``: draws boxes, classes and scores on the images."""
 
 import io
 from collections import Counter
@@ -35,7 +35,7 @@ FIGURE = template(
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Names of classes and attributes; without names, their numbers are shown."""
+    """Holds names of classes and attributes; without names, their numbers are shown."""
 
     classes: Sequence[str] = ()
     attributes: Sequence[str] = ()
@@ -71,7 +71,7 @@ class ImageCounts:
 
     num_rows: int
     num_drawn: int = 0
-    unnamed: list[str] = field(default_factory=list)  # images that no row is of
+    unnamed: list[str] = field(default_factory=list)  # images without a row
     unread: Counter[str] = field(default_factory=Counter)  # reasons
     first_unread: str = ""
     verb: str = "drawn"
@@ -82,7 +82,7 @@ class ImageCounts:
         self.unread[why.reason] += 1
 
     def format_counts(self, index: IdIndex) -> str:
-        """Returns a line with the counts; with ids of both sides where nothing was drawn."""
+        """Returns a line with the counts; with ids of both sides if nothing was drawn."""
         parts = [f"{self.num_drawn} of {format_count(self.num_rows, 'image')} {self.verb}"]
         if self.unnamed:
             parts.append(f"{format_count(len(self.unnamed), 'image')} of --images without a row")
@@ -136,7 +136,7 @@ def save(folder: Path, row: RegionRow, canvas: Image.Image) -> int:
 
 
 def section(row: RegionRow, canvas: Image.Image) -> Section:
-    """Makes one image's part of the page."""
+    """Returns one image's section of the page."""
     text = f"{row.width} x {row.height} pixels, {format_count(len(row.boxes), 'region')}"
     figure = FIGURE.render(
         uri=image_uri(encode_image(canvas, "JPEG"), "image/jpeg"), alt=row.image_id, text=text
@@ -160,8 +160,8 @@ def drawings(
 ) -> Iterator[tuple[RegionRow, Image.Image]]:
     """Yields the rows whose images are among ``images``, in that order, with their drawings.
 
-    An image is that of the row with its id, or with another name of it; a file's name is its own,
-    else its content's SHA-256. ``image_counts`` counts the others.
+    An image belongs to the row with its id or with another name of it; a file is matched by its
+    name, else by the SHA-256 of its content. ``image_counts`` counts the others.
     """
     limits = InputLimits()
     source = InputReader(limits.max_bytes)

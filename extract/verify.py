@@ -1,6 +1,6 @@
-"""``extract-rois verify``: does every row and every checksum of a folder hold?
+"""Runs ``extract-rois verify``: checks every row and every checksum of a folder.
 
-A folder of tables, a run that trains with its checkpoints, a detector, or a search index.
+The folder holds tables, a training run with its checkpoints, a detector, or a search index.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from vlmill.schemas.tables import REGIONS
 RECORDS = ("checkpoint.json", DETECTOR, "index.json")  # with digests of the other files
 TRAINING_STATE = "training_state.safetensors"
 
-# Boxes are float32 and were divided by the resize factor: rounding beyond the border is not an
+# Boxes are float32 and were divided by the resize factor: rounding beyond the border is not a
 # fault.
 BORDER_TOLERANCE_PX = 0.01
 # A softmax in float32, or its sum, may round to above 1.
@@ -49,7 +49,7 @@ def verify(folder: str | Path) -> list[str]:
 
 
 def recorded_problems(folder: Path) -> list[str]:
-    """Returns what differs between a checkpoint, detector or index and its record of its files.
+    """Returns the differences between a checkpoint, detector or index and its record of its files.
 
     An older vlmill recorded none: then the record alone must be readable.
     """
@@ -66,7 +66,7 @@ def recorded_problems(folder: Path) -> list[str]:
         except ValueError as error:
             problems.append(f"{path} is damaged ({error})")
             continue
-        # The top of a run has what evaluation needs of its best checkpoint, and no training state.
+        # The top folder of a run holds the best checkpoint for evaluation, without training state.
         is_step = folder.name.startswith(STEP)
         problems += file_problems(folder, [f for f in files if is_step or f.name != TRAINING_STATE])
     return problems
@@ -103,7 +103,7 @@ def find_border(producer: Mapping[str, Any]) -> float | None:
 
 
 def padding_px(row: RegionRow, producer: Mapping[str, Any]) -> float:
-    """By how many of its pixels an image may have been padded, where the padding counts as image:
+    """Returns the number of pixels by which an image may be padded, if padding counts as image:
     boxes of vqa-maskrcnn reach into it (:mod:`vlmill.models.detector.config`).
     """
     detector, limits = producer.get("detector", {}), producer.get("limits", {})

@@ -1,6 +1,6 @@
-"""Finds the files of ``--weights``: a file, a folder of a detector, or a name of either.
+"""Finds the files of ``--weights``: a file, a folder of a detector, or a name.
 
-A folder of the hub is taken as it is: ``pytorch_model.bin`` or ``model.safetensors``, in one file
+A folder of the hub is used unchanged: ``pytorch_model.bin`` or ``model.safetensors``, in one file
 or in several with their index, and ``config.yaml``, which then is ``--config``. Nothing here loads
 torch.
 """
@@ -29,8 +29,8 @@ MAX_BYTES = 16 << 30  # of one file; the largest published detector has about 1.
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorFiles:
-    """Holds the local file or trained detector's folder that ``--weights`` means, and the
-    configuration file that is next to it.
+    """Holds the local file or trained detector's folder of ``--weights``, and the configuration
+    file next to it.
     """
 
     weights: Path
@@ -65,8 +65,8 @@ def resolve_weights(
 
 
 def find_files(path: Path, flag: str) -> DetectorFiles:
-    """Returns the files of a local folder; any other path, and a folder without weights, as it
-    is.
+    """Returns the files of a local folder; any other path, and a folder without weights, is
+    returned unchanged.
     """
     if not path.is_dir() or saved_folder(path) is not None:
         return DetectorFiles(weights=path)
@@ -117,7 +117,7 @@ def select_weights(
 ) -> str | None:
     """Returns the file of weights among a folder's names, or None.
 
-    Raises InputError where several would do.
+    Raises InputError if several match.
     """
     names = sorted(names)
     if usual := [name for name in WEIGHTS if name in names]:
@@ -131,7 +131,7 @@ def select_weights(
 
 
 def select_shards(name: str, names: Iterable[str]) -> list[str]:
-    """Returns the names of the files that an index is of: ``model-00001-of-00002.safetensors``."""
+    """Returns the names of the files of an index: ``model-00001-of-00002.safetensors``."""
     if not name.endswith(INDEX):
         return []
     stem, _, suffix = name.removesuffix(INDEX).rpartition(".")

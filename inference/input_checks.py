@@ -1,4 +1,4 @@
-"""Warns of images and texts without a result, and why."""
+"""Warns about images and texts without a result, with reasons."""
 
 import sys
 import warnings
@@ -15,7 +15,7 @@ def without_words(count: int, good: Sequence[int]) -> dict[int, Reason]:
 
 
 def warn_faults(what: str, faults: dict[int, Reason]) -> None:
-    """Warns of inputs without a result: their number, the reasons and the first ones.
+    """Warns about inputs without a result: their number, the reasons and the first ones.
 
     ``what`` is the noun in the singular, "image" or "text".
     """
@@ -32,8 +32,8 @@ def warn_faults(what: str, faults: dict[int, Reason]) -> None:
 def warn(message: str) -> None:
     """Warns with the line of the caller outside of this package.
 
-    A line inside the package means nothing to the reader, and Python prints the same text at the
-    same line only once.
+    A line inside the package does not help the user, and Python prints the same text at the same
+    line only once.
     """
     frame, level, package_level = sys._getframe().f_back, 2, 1
     while frame is not None:

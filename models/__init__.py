@@ -1,15 +1,15 @@
-"""This folder holds networks: the transformer core, the variants on it, and the detector.
+"""Defines the networks: the transformer core, the variants based on it, and the detector.
 
 Each paper has a folder with its row, configuration, model, tasks and published names: ``bert``,
 ``vilbert``, ``vlbert``, ``imagebert``, ``interbert``, ``vlmo`` and ``beit``. They are built from
-``layers`` (``layers/cpu`` and ``layers/gpu`` compute the same numbers faster there;
-``gpu_compiler`` says whether kernels can be compiled), read ``inputs`` and give ``outputs``;
-``positions`` says which of them are real; ``checks`` and ``config_checks`` refuse what does not
-fit; ``probes`` finds out which private functions of PyTorch work. ``rows`` is what a row holds, and
-``registry`` lists models and sizes. ``detector`` is the Faster R-CNN; ``published`` loads and
-exports checkpoints, which ``convert`` reads and writes; ``from_bert``, ``from_beit`` and
-``from_vit`` start a variant from another's weights. Read ``inputs``, ``layers/blocks`` and then
-``imagebert/model``. Names that need torch are imported on first use.
+``layers`` (``layers/cpu`` and ``layers/gpu`` compute the same numbers faster on these devices;
+``gpu_compiler`` checks whether kernels can be compiled), read ``inputs`` and return ``outputs``.
+``positions`` marks which positions are real; ``checks`` and ``config_checks`` refuse invalid inputs
+and configurations; ``probes`` checks which private functions of PyTorch work. ``rows`` defines the
+fields of a row, and ``registry`` lists models and sizes. ``detector`` is the Faster R-CNN;
+``published`` loads and exports checkpoints, which ``convert`` reads and writes; ``from_bert``,
+``from_beit`` and ``from_vit`` start a variant from another's weights. Read ``inputs``,
+``layers/blocks`` and then ``imagebert/model``. Names that need torch are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -37,7 +37,9 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers read the imports above
 
     def __getattr__(name: str) -> object:
-        """Imports a name that needs torch on first use; the package alone imports no torch."""
+        """Imports a name that needs torch on first use. Importing the package does not import
+        torch.
+        """
         if name in ("PixelInputs", "VLInputs"):
             from vlmill.models import inputs as home
         elif name.endswith("_reference") and name in __all__:

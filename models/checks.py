@@ -1,7 +1,7 @@
-"""Batches are checked here; each function raises ValueError.
+"""Checks batches; each function raises ValueError.
 
-The message names the argument and the numbers. B texts or images, T tokens. Shapes and dtypes
-cost nothing to look at. Values are read once, and wait for the device they lie on: see `readable`.
+The message names the argument and the numbers. B texts or images, T tokens. Checking shapes and
+dtypes costs nothing. Reading values waits for their device, and happens once: see `readable`.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def readable(tensor: Tensor) -> bool:
-    """Says whether a forward pass may look at values: on the CPU, and not while it is traced."""
+    """Returns whether a forward pass may read values: only on the CPU and untraced."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -26,14 +26,14 @@ def check_ids(name: str, ids: Tensor) -> None:
 
 
 def check_positions(name: str, positions: Tensor) -> None:
-    """Checks that places of a grid are int64 in one row."""
+    """Checks that indices into a grid are a one-dimensional int64 tensor."""
     check_ids(name, positions)
     if positions.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(positions.shape)}, want one row of places")
 
 
 def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> None:
-    """Checks that places are those that a mask marks: who changes a mask has to change both."""
+    """Checks that indices match a mask: code that changes one of them must change both."""
     if len(positions) != int(mask.sum()) or not bool(mask.flatten()[positions].all()):
         raise ValueError(
             f"{name} holds {len(positions)} places, which are not the {int(mask.sum())} that "
@@ -42,7 +42,7 @@ def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> 
 
 
 def check_mask(name: str, mask: Tensor) -> None:
-    """Checks that a mask is bool: a float one with 1 for real would be added to scores."""
+    """Checks that a mask is bool: a float mask with 1 for real would be added to scores."""
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} is {mask.dtype}, want torch.bool with True for real entries")
 
@@ -54,7 +54,7 @@ def check_numbers(name: str, values: Tensor, remedy: str) -> None:
 
 
 def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
-    """Checks that numbers are of the model's type; under autocast they may be of another."""
+    """Checks that numbers have the model's dtype; under autocast they may have another."""
     device = values.device.type
     if values.dtype != weight.dtype and not torch.is_autocast_enabled(device):
         raise ValueError(
@@ -64,7 +64,7 @@ def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
 
 
 def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) -> None:
-    """Checks texts alone: ids and masks of one shape, a position at least."""
+    """Checks texts without images: ids and masks have the same shape and at least one position."""
     for name, value in (("tokens", tokens), ("token_mask", token_mask)):
         check_tensor(name, value)
     shape = tuple(tokens.shape)
@@ -81,7 +81,7 @@ def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) 
 
 
 def check_occupied(name: str, mask: Tensor, kind: str, items: str = "pairs") -> None:
-    """Checks that each row of a mask [B, N] marks something."""
+    """Checks that each row of a mask [B, N] marks at least one position."""
     filled = mask.any(dim=1)
     if not bool(filled.all()):
         empty = (~filled).nonzero().flatten().tolist()
@@ -92,7 +92,7 @@ def check_occupied(name: str, mask: Tensor, kind: str, items: str = "pairs") -> 
 
 
 def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
-    """Checks that ids are from 0 to below ``count``, which is called ``limit``."""
+    """Checks that ids are at least 0 and below ``count``, which messages call ``limit``."""
     if not ids.numel():
         return
     low, high = (int(bound) for bound in ids.aminmax())
@@ -106,8 +106,9 @@ def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
 
 
 def check_finite(name: str, values: Tensor, items: str, remedy: str) -> None:
-    """Checks that there is no NaN and no infinity in [B, ...]."""
-    # The sum shows both and reads each number once; only what stands out is looked at in detail.
+    """Checks that all values of [B, ...] are finite."""
+    # The sum reveals NaN and infinity and reads each number once; only then are the values checked
+    # in detail.
     if bool(torch.isfinite(values.detach().sum(dtype=torch.float32))):
         return
     bad = (~torch.isfinite(values)).flatten(1).any(dim=1).nonzero().flatten()

@@ -1,6 +1,6 @@
-"""Configurations are checked here, and find here what they share; nothing loads torch.
+"""Checks configurations and defines what they share; nothing here imports torch.
 
-Each check raises ValueError with the name of the field, its value and what would do.
+Each check raises ValueError with the name of the field, its value and the valid values.
 """
 
 import dataclasses
@@ -9,10 +9,10 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
-MAX_SIZE = 1 << 30  # products of two, as of a layer's weight, still fit into 64 bits
+MAX_SIZE = 1 << 30  # the product of two, such as a weight's size, fits into 64 bits
 INIT_STD = 0.02  # BERT, arXiv:1810.04805, released code
 
-# By our names, the functions of `torch.nn.functional`: GELU is the exact one, by the error
+# The functions of `torch.nn.functional` by our names: GELU is the exact one, with the error
 # function; "swish" is x * sigmoid(x).
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "swish": "silu"}
 
@@ -21,19 +21,19 @@ FUSIONS: tuple[Fusion, ...] = ("mul", "sum")
 
 
 def check_activation(name: str) -> None:
-    """Raises ValueError for an activation that there is not."""
+    """Raises ValueError for an unknown activation."""
     if name not in ACTIVATIONS:
         raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
 
 
 def check_fusion(fusion: str) -> None:
-    """Raises ValueError for a fusion that there is not."""
+    """Raises ValueError for an unknown fusion."""
     if fusion not in FUSIONS:
         raise ValueError(f"fusion={fusion!r}: want one of {', '.join(FUSIONS)}")
 
 
 def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
-    """Checks that int fields are whole numbers from 1 to MAX_SIZE; those ``from_zero`` may be 0."""
+    """Checks that int fields are integers from 1 to MAX_SIZE; fields in ``from_zero`` may be 0."""
     for field in dataclasses.fields(config):
         size = getattr(config, field.name)
         if field.type is int and type(size) is not int:
@@ -45,7 +45,7 @@ def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
 
 
 def check_shares(config: Any, *names: str) -> None:
-    """Checks that the named fields are rates of dropping: from 0 to below 1."""
+    """Checks that the named fields are dropout rates: at least 0 and below 1."""
     for name in names:
         share = getattr(config, name)
         if not isinstance(share, float | int) or not 0 <= share < 1:
@@ -53,7 +53,7 @@ def check_shares(config: Any, *names: str) -> None:
 
 
 def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
-    """Checks that the named width divides into the named number of heads."""
+    """Checks that the named width is a multiple of the named number of heads."""
     if getattr(config, width) % getattr(config, num_heads):
         raise ValueError(
             f"{width}={getattr(config, width)} is no multiple of {num_heads}="
@@ -62,14 +62,14 @@ def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads")
 
 
 def check_std(config: Any, name: str = "init_std") -> None:
-    """Checks that the standard deviation of new weights is a number above 0."""
+    """Checks that the standard deviation of new weights is positive."""
     std = getattr(config, name)
     if not isinstance(std, float | int) or not 0 < std < math.inf:
         raise ValueError(f"{name}={std!r}: want a number above 0")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Ends an error's message: what may have been meant by ``name``, and what there is."""
+    """Returns the end of an error message: the known name nearest to ``name``, and all names."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]!r}? There" if close else "there"

@@ -1,4 +1,4 @@
-"""VLMo starts from BEiT here (arXiv:2111.02358, sec. 3.4; released code)."""
+"""Initialises VLMo from BEiT (arXiv:2111.02358, sec. 3.4; released code)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder
 from vlmill.models.vlmo.published import block_links
 
-# Which feed-forward parts become BEiT's: the images' (sec. 3.4), or every one (the ablation
-# without texts of their own).
+# The feed-forward parts that are copied from BEiT: the images' (sec. 3.4), or all (the ablation
+# without a text-only stage).
 Experts = Literal["image", "all"]
-TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, side by side
-# Tensors of layers and, around them, of what patches pass through; positions are resized instead.
+TABLES = "blocks.*.attn.relative_position_bias_table"  # of all layers, concatenated
+# Tensors of layers and of the patch embedding and final norm; positions are resized instead.
 BLOCK = re.compile(r"^blocks\.(\d+)\.")
 AROUND = re.compile(r"^(norm_pre|patch_embed(?!\.proj\.))\.")
 WITHOUT_EFFECT = re.compile(r"relative_position_(bias_table|index)$")
@@ -31,18 +31,19 @@ GAMMA = re.compile(r"\.gamma_[12]$")
 def initialise_from_beit(
     model: nn.Module, source: Mapping[str, Any] | str | Path, experts: Experts = "image"
 ) -> dict[str, Origin]:
-    """Copies BEiT's weights into a new model; says where each parameter now comes from.
+    """Copies BEiT's weights into a new model; returns the origin of each parameter.
 
-    model: one with a `VlmoEncoder` as its ``encoder``. source: a state dict of the released code's
-    or either of Hugging Face's layouts, or the path of such a file; nothing in it is executed.
+    model: has a `VlmoEncoder` as its ``encoder``. source: a state dict in the layout of the
+    released code or either of Hugging Face's, or the path of such a file; nothing in it is
+    executed.
 
-    Attention, its norms, layer scales, vision experts and patches become BEiT's; so does the
-    image's part of the relative table, at the model's resolution, where a table that BEiT's layers
-    share serves every layer, and the final norm, which only masked image modelling has. All else
-    stays as it was built: text, types, heads and, unless ``experts`` is "all", language and
-    vision-language experts.
+    Attention, its norms, layer scales, vision experts and the patch embedding are copied from BEiT.
+    So are the image's part of the relative table, resized to the model's resolution (a table that
+    BEiT's layers share is copied to every layer), and the final norm, which only masked image
+    modelling has. All other parameters keep their values: text, types, heads and, unless
+    ``experts`` is "all", language and vision-language experts.
 
-    Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
+    Raises CheckpointMismatch (a ValueError) if a shape differs or no tensor matches, ValueError for
     another model, a ViT's weights or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
@@ -59,10 +60,10 @@ def initialise_from_patches(
     experts: Experts,
     published: Mapping[str, str] | None = None,
 ) -> dict[str, Origin]:
-    """Copies what a transformer over patches has, under the names of BEiT's released code.
+    """Copies the weights of a patch transformer, under the names of BEiT's released code.
 
-    ``family`` is its name, for errors, and ``published`` what its file calls the tensors; else as
-    `initialise_from_beit`.
+    ``family`` is its name in error messages, and ``published`` the tensors' names in its file;
+    otherwise like `initialise_from_beit`.
     """
     encoder = getattr(model, "encoder", None)
     if not isinstance(encoder, VlmoEncoder):
@@ -88,8 +89,8 @@ def _refuse_other_networks(
     config: VlmoConfig,
     published: Mapping[str, str],
 ) -> None:
-    """Raises ValueError for a tensor that changes what the network computes and that the model has
-    no place for: without it, the others would mean something else.
+    """Raises ValueError for a tensor that changes the network's output and that the model lacks.
+    Without it, the other tensors would have another meaning.
     """
     placed = {name for link in links for name in (*link.references, *link.also)}
     for name in sorted(state.keys() - placed):
@@ -112,7 +113,7 @@ def _refuse_other_networks(
 
 
 def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tensor]:
-    """Gives ``state`` the model's positions: its layers' tables side by side, resized."""
+    """Returns ``state`` with the model's positions: its layers' tables concatenated and resized."""
     layers = {int(match[1]): name for name in state if (match := LAYER_TABLE.match(name))}
     tables = [state[layers[number]] for number in sorted(layers)]
     if SHARED_TABLE in state:
@@ -126,7 +127,7 @@ def with_tables(state: dict[str, Tensor], config: VlmoConfig) -> dict[str, Tenso
 
 
 def beit_links(config: VlmoConfig, experts: Experts = "image") -> list[Link]:
-    """Says what of the model is which of BEiT's tensors, under the released code's names."""
+    """Returns the links from the model's tensors to BEiT's, under the released code's names."""
     patches = "encoder.patch_embedding"
     keymap = [
         *link_module(f"{patches}.projection", "patch_embed.proj"),

@@ -1,8 +1,8 @@
-"""A variant starts from BERT here, and says where each of its parameters then comes from.
+"""Initialises a variant from BERT, and reports the origin of each parameter.
 
-Each variant takes exactly what its paper or released code says; the rest is new. Its folder's
-``from_bert`` links its tensors to BERT's, and says how new weights are drawn where it is not BERT's
-normal distribution.
+Each variant takes exactly the tensors that its paper or released code takes; the others are new.
+The ``from_bert`` of its folder links its tensors to BERT's, and defines how new weights are drawn
+if not from BERT's normal distribution.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ NEW_WEIGHTS: dict[type[nn.Module], Sequence[tuple[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Says where a parameter's values come from.
+    """Records the origin of a parameter's values.
 
-    names: the checkpoint's tensors, joined along the first axis; empty if the values are new.
-    rows: how many leading rows they fill, where ours has more. rule: what the other values are:
-    ``N(0, 0.02^2)`` or a constant; empty if there are none. missing: names that were looked for
-    in vain.
+    names: the checkpoint's tensors, concatenated along the first axis; empty if the values are new.
+    rows: the number of leading rows that they fill, if ours has more. rule: the other values,
+    ``N(0, 0.02^2)`` or a constant; empty without other values. missing: names that the checkpoint
+    lacks.
     """
 
     names: tuple[str, ...] = ()
@@ -57,13 +57,13 @@ class Origin:
 def initialise_from_bert(
     model: nn.Module, source: Mapping[str, Any] | str | Path
 ) -> dict[str, Origin]:
-    """Copies BERT's weights into a new model; says where each parameter comes from.
+    """Copies BERT's weights into a new model; returns the origin of each parameter.
 
-    model: one of `BERT_SOURCES`, or a module that holds one (with a task's head, say). source: a
-    state dict in any layout of `canonical`, or the path of such a file; nothing in it is executed.
-    What the variant does not take from BERT stays as it was built.
+    model: one of `BERT_SOURCES`, or a module that holds one (for example with a task's head).
+    source: a state dict in any layout of `canonical`, or the path of such a file; nothing in it is
+    executed. Parameters that the variant does not take from BERT keep their values.
 
-    Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
+    Raises CheckpointMismatch (a ValueError) if a shape differs or no tensor matches, ValueError for
     a model that does not start from BERT or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
@@ -84,7 +84,7 @@ def initialise_from_bert(
 
 
 def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) -> dict[str, Origin]:
-    """Says where each parameter of a model comes from that was loaded by these links."""
+    """Returns the origin of each parameter of a model that was loaded with these links."""
     rules = _rules(model)
     rows = {link.name: link.rows for link in links if link.name in table.loaded}
     origins = {}
@@ -100,7 +100,7 @@ def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) ->
 
 
 def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
-    """Lists the links of every part of ``model`` that starts from BERT."""
+    """Returns the links of every part of ``model`` that starts from BERT."""
     links = [
         replace(link, name=_inside(name, link.name))
         for name, part in model.named_modules()
@@ -114,7 +114,7 @@ def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def _rules(model: nn.Module) -> list[tuple[str, str]]:
-    """Lists how new weights are drawn, by patterns of names, inner parts' rules first."""
+    """Returns the rules for new weights by name patterns, with the rules of inner parts first."""
     rules: list[tuple[str, str]] = [("*", f"N(0, {INIT_STD:g}^2)")]
     for name, part in model.named_modules():
         rules_of_part = list(NEW_WEIGHTS.get(type(part), ()))
@@ -130,7 +130,7 @@ def _inside(part: str, name: str) -> str:
 
 
 def _rule(name: str, parameter: Tensor, start: int, rules: Sequence[tuple[str, str]]) -> str:
-    """Says what rows from ``start`` on hold: a constant, or draws by the first rule that fits."""
+    """Returns the rule of the rows from ``start``: a constant, or the first rule that matches."""
     values = parameter.detach()[start:] if start else parameter.detach()
     if values.numel() and bool(torch.all(values == values.flatten()[0])):
         return f"{float(values.flatten()[0]):g}"

@@ -1,4 +1,4 @@
-"""VLMo starts from a ViT here, as in its ablation of experts (arXiv:2111.02358)."""
+"""Initialises VLMo from a ViT, as in its ablation of experts (arXiv:2111.02358)."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from vlmill.models.from_beit import Experts, initialise_from_patches
 from vlmill.models.from_bert import Origin
 
 PREFIX = re.compile(r"^(vit|deit|dinov2|dinov2_with_registers)\.")
-# Layer scales, as timm's and DINOv2's, and transformers' DINOv2.
+# Names of layer scales in timm and DINOv2, and in transformers' DINOv2.
 SCALES = re.compile(r"\.(?:ls|layer_scale)([12])\.(?:gamma|lambda1)$")
 FUSED_BIAS = re.compile(r"^(blocks\.\d+\.attn)\.qkv\.bias$")
 KEY_BIAS = re.compile(r"^blocks\.\d+\.attn\.key\.bias$")
@@ -27,18 +27,18 @@ POSITIONS = "pos_embed"
 
 
 def rename(name: str) -> str:
-    """Returns a tensor's name as BEiT's released code would have it."""
+    """Returns a tensor's name in BEiT's released code."""
     return SCALES.sub(r".gamma_\1", beit_name(PREFIX.sub("", name)))
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames a ViT's state dict as BEiT's released code has its own.
+    """Renames a ViT's state dict to the names of BEiT's released code.
 
-    Layouts, known by their names: that of DeiT, timm and DINOv2 (``blocks.0.attn.qkv.bias``), and
+    The names show the layout: that of DeiT, timm and DINOv2 (``blocks.0.attn.qkv.bias``), or one of
     Hugging Face's two (``vit.encoder.layer.0.attention.attention.query.bias``, with and without the
-    prefix, and ``layers.0.attention.q_proj.bias``). A bias of keys is left out: it adds one number
-    to all scores of a query, which the softmax takes away again. So are DeiT's distillation token
-    and its position. Register tokens stay, under their names: VLMo has no place for them.
+    prefix, and ``layers.0.attention.q_proj.bias``). A bias of keys is omitted: it adds the same
+    number to all scores of a query, which does not change the softmax. DeiT's distillation token
+    and its position are omitted too. Register tokens keep their names, since VLMo has none.
     """
     names = beit_names(
         {SCALES.sub(r".gamma_\1", PREFIX.sub("", name)): t for name, t in state.items()}
@@ -62,15 +62,14 @@ def num_registers(state: Mapping[str, Tensor]) -> int:
 
 
 def with_class_position(positions: Tensor, registers: int, side: int) -> Float[Tensor, "1 M D"]:
-    """Gives a table of positions its first row, the class token's, and takes those of registers
-    out.
+    """Returns a table of positions with the class token's row first, without registers' rows.
 
-    A square of patches alone, as timm's ``no_embed_class`` (DeiT III) has it, gets a row of zeros:
-    the class token has no position there. Where several layouts fit the number of rows, that of
-    ``side`` patches a side is meant.
+    A table of only a square of patches, as with timm's ``no_embed_class`` (DeiT III), gets a row of
+    zeros, since its class token has no position. If several layouts fit the number of rows, the one
+    with ``side`` patches per side is used.
 
-    Raises ValueError for another shape than [1, positions, width], for a number of rows that no
-    layout has, and where several fit.
+    Raises ValueError for a shape other than [1, positions, width], for a number of rows that no
+    layout has, and if several layouts fit.
     """
     shape = list(positions.shape)
     if len(shape) != 3 or shape[0] != 1:
@@ -97,14 +96,14 @@ def with_class_position(positions: Tensor, registers: int, side: int) -> Float[T
 def initialise_from_vit(
     model: nn.Module, source: Mapping[str, Any] | str | Path, experts: Experts = "image"
 ) -> dict[str, Origin]:
-    """Copies a ViT's weights into a new model; says where each parameter now comes from.
+    """Copies a ViT's weights into a new model; returns the origin of each parameter.
 
-    model: one with a `VlmoEncoder` as its ``encoder``; only one with absolute positions takes the
+    model: has a `VlmoEncoder` as its ``encoder``; only a model with absolute positions takes the
     ViT's. source: a state dict in any layout of `canonical`, or the path of such a file; nothing in
-    it is executed. ``experts``: "image" for the vision experts alone, "all" for every feed-forward
-    part. Text, types and heads stay as they were built.
+    it is executed. ``experts``: "image" for the vision experts only, "all" for every feed-forward
+    part. Text, types and heads keep their values.
 
-    Raises CheckpointMismatch (a ValueError) where a shape differs or nothing fits, ValueError for
+    Raises CheckpointMismatch (a ValueError) if a shape differs or no tensor matches, ValueError for
     another model, BEiT's weights or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)

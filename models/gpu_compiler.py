@@ -1,4 +1,4 @@
-"""Says whether Triton can compile kernels of our own here."""
+"""Checks whether Triton can compile custom kernels on this machine."""
 
 import functools
 import warnings
@@ -9,18 +9,18 @@ import torch
 
 @functools.cache
 def can_compile(work: str) -> bool:
-    """Returns whether Triton is installed and finds what it needs.
+    """Returns whether Triton is installed and can compile a kernel.
 
-    Where something is missing, warns that the ``work`` (in the plural) will be slower. On NVIDIA's
-    GPUs alone: on others the kernels were never tried.
+    Otherwise warns that the ``work`` (a plural noun) will be slower. Only NVIDIA GPUs are
+    supported: the kernels are not tested on others.
     """
     if find_spec("triton") is None or torch.version.cuda is None:
         return False
     try:
         from triton.runtime import driver
 
-        driver.active.get_current_target()  # compiles what every kernel is started by
-    except Exception as error:  # of any kind: no compiler, no header, no folder to write in
+        driver.active.get_current_target()  # compiles the launcher of all kernels
+    except Exception as error:  # of any type: no compiler, no header, no writable folder
         why = (str(error).splitlines() or [type(error).__name__])[0]
         warnings.warn(
             f"Triton cannot compile here ({why}): {work} will be slower; install gcc and Python's "

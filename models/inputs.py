@@ -1,4 +1,4 @@
-"""The variants are fed with these: regions, or pixels.
+"""Defines the inputs of the variants: regions, or pixels.
 
 B image-text pairs, T text tokens, R regions, D width of a region's feature, S pixels a side.
 """
@@ -27,7 +27,7 @@ from vlmill.models.positions import Cells, Positions, find_positions
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Sends a host's tensor to ``device``, for which nobody waits; only pinned memory goes so."""
+    """Copies a host tensor to ``device`` without waiting, which requires pinned memory."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -35,18 +35,18 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 Inputs = TypeVar("Inputs", bound="TextInputs")
 
-# The places of real positions, and the mask that marks them.
+# The indices of real positions, and the mask that marks them.
 POSITION_MASKS = {"real_tokens": "token_mask", "real_regions": "region_mask"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputs:
-    """Holds the texts of a padded batch, and moves a batch of either kind.
+    """Holds the texts of a padded batch, and moves a batch of either type.
 
     tokens: int64 word-piece ids, [CLS] first; token_mask: True where a token is real. real_tokens:
-    int64 places that ``token_mask`` marks, as in `Cells`. A model on a GPU packs by them and never
-    asks it how many there are; without them padding is computed there. `to` adds them on the way
-    from the host.
+    int64 indices that ``token_mask`` marks, as in `Cells`. A model on a GPU packs with them without
+    waiting for the GPU; without them padding is computed there. `to` adds them when it copies from
+    the host.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -54,13 +54,13 @@ class TextInputs:
     real_tokens: Positions | None = None
 
     def map(self: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """Gives the same batch with ``change`` applied to each tensor."""
+        """Returns the same batch with ``change`` applied to each tensor."""
         return type(self)(**{name: change(value) for name, value in _tensors(self).items()})
 
     def to(self: Inputs, device: torch.device | str) -> Inputs:
-        """Sends the batch to ``device``; off the host with its real positions' places.
+        """Copies the batch to ``device``; copying from the host adds the real positions' indices.
 
-        Nobody waits for the copies.
+        Does not wait for the copies.
         """
         tensors = _tensors(self)
         if torch.device(device).type != "cpu" and readable(self.tokens):
@@ -77,18 +77,18 @@ class VLInputs(TextInputs):
 
     Texts as in `TextInputs`. region_features: the detector's pooled features. region_locations:
     corners and area as fractions of the image, (x1/W, y1/H, x2/W, y2/H, area/(W*H)) (ImageBERT,
-    arXiv:2001.07966, sec. 3.2). region_mask: True where a region is real; real_regions: its places.
-    segments: int64 segment ids of the tokens, None where all are 0. Variants with a whole-image
-    region have it in row 0 of the regions. What padding holds never matters, as long as it is
-    finite.
+    arXiv:2001.07966, sec. 3.2). region_mask: True where a region is real; real_regions: its
+    indices. segments: int64 segment ids of the tokens, None where all are 0. Variants with a
+    full-image region have it in row 0 of the regions. Values in padding have no effect, as long as
+    they are finite.
 
-    Only VL-BERT reads the next two. masked_regions: True where a region is to be guessed and its
-    appearance replaced; None where none is. text_regions: int64 rows of the regions that the
-    tokens speak of (VCR), None where all have the full image's, 0. Only ImageBERT reads
-    global_features: those of whole-image networks, side by side (its sec. 5.3).
+    Only VL-BERT reads the next two. masked_regions: True where a region is to be predicted and its
+    appearance replaced; None without such a region. text_regions: int64 rows of the regions that
+    the tokens refer to (VCR), None if all have the full image's, 0. Only ImageBERT reads
+    global_features: the concatenated features of image-level networks (its sec. 5.3).
 
-    read_tokens, read_regions: int64 places where the last hidden states are read, as in `Cells`;
-    None where all may be. Other positions may come back as zeros.
+    read_tokens, read_regions: int64 indices where the last hidden states are read, as in `Cells`;
+    None if all may be. Other positions may be returned as zeros.
 
     Raises ValueError if the shapes or dtypes do not fit together.
     """
@@ -133,20 +133,20 @@ class VLInputs(TextInputs):
 
     @property
     def real(self) -> Cells | None:
-        """Gives the real positions' places, where both are known."""
+        """Returns the indices of real positions, if both are known."""
         if self.real_tokens is None or self.real_regions is None:
             return None
         return Cells(self.real_tokens, self.real_regions)
 
     @property
     def read(self) -> Cells | None:
-        """Gives the places that are read, where both are known."""
+        """Returns the indices that are read, if both are known."""
         if self.read_tokens is None or self.read_regions is None:
             return None
         return Cells(self.read_tokens, self.read_regions)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Gives the shapes that follow from those of the features and tokens."""
+        """Returns the shapes that follow from the features and tokens."""
         batch, regions = self.region_features.shape[:2]
         texts, images = (batch, self.tokens.shape[1]), (batch, regions)
         shapes: dict[str, tuple[int, ...]] = {
@@ -161,7 +161,7 @@ class VLInputs(TextInputs):
     def replace_regions(
         self, features: Float[Tensor, "B R D"], locations: Float[Tensor, "B R 5"]
     ) -> "VLInputs":
-        """Gives the same batch with other features and locations of its regions."""
+        """Returns the same batch with other features and locations of its regions."""
         regions = {"region_features": features, "region_locations": locations}
         return VLInputs(**(_tensors(self) | regions))
 
@@ -175,11 +175,11 @@ class VLInputs(TextInputs):
     ) -> "VLInputs":
         """Checks the values too, and returns the batch.
 
-        Reads every value once and waits for the device, so it belongs to where batches are made;
+        Reads every value once and waits for the device, so call it where batches are created;
         forward passes call it on the CPU only (`check`). Raises ValueError for a pair without a
         token or, where the variant needs one, without a region; for features or locations that are
-        not finite; for ids beyond ``vocab_size`` or ``num_segments``, where these are given, for
-        ``text_regions`` beyond the regions, and for places of another mask.
+        not finite; for ids beyond ``vocab_size`` or ``num_segments``, if these are given, for
+        ``text_regions`` beyond the regions, and for indices that differ from the mask.
         """
         if need_text:
             check_occupied("token_mask", self.token_mask, "token")
@@ -209,9 +209,9 @@ class VLInputs(TextInputs):
         vocab_size: int,
         num_segments: int | None,
     ) -> None:
-        """Calls `validate` where looking at values costs next to nothing: on the CPU, untraced.
+        """Calls `validate` where reading values costs almost nothing: on the CPU, untraced.
 
-        A modality without any position is the variant's own matter.
+        The variant itself handles a modality without any position.
         """
         if readable(self.tokens):
             self.validate(
@@ -227,8 +227,8 @@ class PixelInputs(TextInputs):
     """Holds a padded batch of texts with their images, for a variant that reads pixels.
 
     Texts as in `TextInputs`. pixels: RGB, resized to S x S and normalised as the model's
-    configuration says (VLMo: (x - 0.5) / 0.5 of values in 0..1). Raises ValueError if the shapes or
-    dtypes do not fit together.
+    configuration specifies (VLMo: (x - 0.5) / 0.5 of values in 0..1). Raises ValueError if the
+    shapes or dtypes do not fit together.
     """
 
     pixels: Float[Tensor, "B 3 S S"]
@@ -257,10 +257,10 @@ class PixelInputs(TextInputs):
         check_numbers("pixels", self.pixels, "scale and normalise them")
 
     def validate(self, *, vocab_size: int | None = None) -> "PixelInputs":
-        """Checks the values too, and returns the batch; belongs to where batches are made.
+        """Checks the values too, and returns the batch; call it where batches are created.
 
-        Raises ValueError for a pair without a token, for pixels that are not finite, for places of
-        another mask and, where it is given, for word ids beyond ``vocab_size``.
+        Raises ValueError for a pair without a token, for pixels that are not finite, for indices
+        that differ from the mask and for word ids beyond ``vocab_size``, if it is given.
         """
         check_occupied("token_mask", self.token_mask, "token")
         check_finite("pixels", self.pixels, "images", "decode these images again")
@@ -271,7 +271,7 @@ class PixelInputs(TextInputs):
         return self
 
     def check(self, *, vocab_size: int) -> None:
-        """Calls `validate` where looking at values costs next to nothing: on the CPU, untraced."""
+        """Calls `validate` where reading values costs almost nothing: on the CPU, untraced."""
         if self.tokens.shape[1] and readable(self.tokens):
             self.validate(vocab_size=vocab_size)
 
@@ -281,7 +281,7 @@ def _check_pairs(tokens: Tensor) -> None:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}, want one pair at least")
 
 
-# Not by dataclasses.fields, which torch.compile does not trace.
+# Not dataclasses.fields, which torch.compile does not trace.
 _FIELDS: dict[type[TextInputs], tuple[str, ...]] = {
     kind: tuple(kind.__dataclass_fields__) for kind in (VLInputs, PixelInputs)
 }
@@ -294,7 +294,7 @@ _OPTIONAL = {
 
 
 def _tensors(inputs: TextInputs) -> dict[str, Any]:
-    """Gives a batch's fields by name, without the optional ones that are None."""
+    """Returns a batch's fields by name, without the optional ones that are None."""
     values = {name: getattr(inputs, name) for name in _FIELDS[type(inputs)]}
     return {n: value for n, value in values.items() if value is not None or n not in _OPTIONAL}
 
@@ -303,9 +303,9 @@ def _tensors(inputs: TextInputs) -> dict[str, Any]:
 class ImageRegions:
     """Holds images with boxes.
 
-    images: normalised, padded to the right and below. sizes: (width, height) in pixels without
-    padding. boxes: (x1, y1, x2, y2) in those pixels, the full image (0, 0, W - 1, H - 1) first.
-    instance_masks: objects' outlines, rastered into the cells of their boxes (VCR).
+    images: normalised, padded on the right and at the bottom. sizes: (width, height) in pixels
+    without padding. boxes: (x1, y1, x2, y2) in those pixels, the full image (0, 0, W - 1, H - 1)
+    first. instance_masks: objects' outlines, rasterised to the cells of their boxes (VCR).
 
     Raises ValueError if the shapes do not fit together.
     """
@@ -335,7 +335,7 @@ class ImageRegions:
             )
 
     def locations(self) -> Float[Tensor, "B R 5"]:
-        """Gives locations as `VLInputs` wants them: corners as fractions, and area."""
+        """Returns locations in the form of `VLInputs`: corners as fractions, and area."""
         corners = self.boxes / self.sizes.repeat(1, 2)[:, None]
         corners = corners.masked_fill(~self.region_mask[..., None], 0.0)
         area = (corners[..., 2:] - corners[..., :2]).prod(dim=-1, keepdim=True)

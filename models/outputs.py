@@ -1,4 +1,4 @@
-"""The variants that read regions have these in common, for training and evaluation.
+"""Defines the outputs and methods that the variants on regions share, for training and evaluation.
 
 B pairs, T tokens, R regions, N labelled positions; Ht, Hv, P widths that depend on the variant.
 """
@@ -14,9 +14,9 @@ from vlmill.models.inputs import VLInputs
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Holds last hidden states of text and regions, and what the matching head takes.
+    """Holds the last hidden states of text and regions, and the input of the matching head.
 
-    Zeros where it was not computed: padding, and what nobody reads (`VLInputs.read`).
+    Positions that were not computed are zeros: padding, and unread positions (`VLInputs.read`).
     """
 
     text: Float[Tensor, "B T Ht"]
@@ -26,9 +26,9 @@ class Encoded:
 
 @runtime_checkable
 class RegionModel(Protocol):
-    """Encodes text and regions, and has the pretraining heads.
+    """Defines a model that encodes text and regions and has the pretraining heads.
 
-    Heads are applied to the labelled positions only: whoever calls them picks the rows.
+    Heads are applied to the labelled positions only: the caller selects the rows.
     """
 
     def __call__(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
@@ -36,16 +36,16 @@ class RegionModel(Protocol):
         ...
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N Ht"]) -> Float[Tensor, "N V"]:
-        """Gives logits over the vocabulary."""
+        """Returns logits over the vocabulary."""
         ...
 
     @property
     def class_decoder(self) -> nn.Linear | None:
-        """Gives the layer whose rows are the detector's classes; None without that head."""
+        """Returns the layer whose rows are the detector's classes; None without that head."""
         ...
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N K"]:
-        """Gives logits over the detector's classes."""
+        """Returns logits over the detector's classes."""
         ...
 
     def region_features(self, region_hidden: Float[Tensor, "N Hv"]) -> Float[Tensor, "N D"]:
@@ -53,9 +53,9 @@ class RegionModel(Protocol):
         ...
 
     def match_logit(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, " B"]:
-        """Gives log odds that text and image belong together.
+        """Returns log odds that text and image belong together.
 
-        Of a head with two classes the difference of their logits: the sigmoid of it is the
-        softmax's probability, and its binary cross-entropy the two-way one.
+        For a head with two classes this is the difference of their logits: its sigmoid equals the
+        softmax's probability, and its binary cross-entropy equals the two-class one.
         """
         ...

@@ -1,7 +1,7 @@
-"""Finds out by one call whether a private function of a library works.
+"""Checks by one call whether a private function of a library works.
 
-Such functions are faster than the public ones, and the next version of their library may lack them
-or change them. Callers take their plain path where the probe fails.
+Such functions are faster than the public ones, but the next version of their library may remove or
+change them. Callers use the public functions if the probe fails.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ REFUSALS = (AttributeError, ImportError, NotImplementedError, RuntimeError, Type
 
 
 def works(call: Callable[[], object]) -> bool:
-    """Returns whether ``call`` returns something true, and does not raise one of ``REFUSALS``."""
+    """Returns whether ``call`` returns a true value and does not raise one of ``REFUSALS``."""
     try:
         return bool(call())
     except REFUSALS:

@@ -1,4 +1,4 @@
-"""Published checkpoints in the layouts of the official repositories, in and out."""
+"""Loads and exports published checkpoints in the layouts of the official repositories."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -28,16 +28,17 @@ FAMILIES: dict[str, Family] = {
 def read_reference(
     family: str, source: Mapping[str, Any] | str | Path, config: Any = None
 ) -> tuple[nn.Module, LoadTable]:
-    """A model with a published checkpoint's weights, in evaluation mode, and what became of them.
+    """Returns a model with a published checkpoint's weights, in evaluation mode, and a table of
+    them.
 
-    family: a name of `FAMILIES`. source: a state dict, or the path of a ``.safetensors`` or
-    PyTorch file; nothing in a file is executed. config: ours, or the repository's own as a mapping
-    or the path of its JSON; None for family ``dvae``, whose weights tell. What the checkpoint lacks
-    stays as initialised and is in the table.
+    family: a name of `FAMILIES`. source: a state dict, or the path of a ``.safetensors`` or PyTorch
+    file; nothing in a file is executed. config: ours, or the repository's own as a mapping or the
+    path of its JSON; None for family ``dvae``, whose weights determine it. Parameters that the
+    checkpoint lacks keep their initial values and are in the table.
 
-    Raises CheckpointMismatch (a ValueError) if a shape differs or nothing fits, ValueError for an
-    unknown family, another family's configuration, one that does not hold together or an
-    unreadable file, and FileNotFoundError.
+    Raises CheckpointMismatch (a ValueError) if a shape differs or no tensor matches, ValueError for
+    an unknown family, another family's or an inconsistent configuration or an unreadable file, and
+    FileNotFoundError.
     """
     parts = _family(family)
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
@@ -57,7 +58,7 @@ def read_reference(
 
 
 def find_family(config: Any) -> str | None:
-    """The family that publishes models of this configuration; None where nobody has."""
+    """Returns the family that publishes models of this configuration; None without one."""
     return next((name for name, parts in FAMILIES.items() if type(config) in parts.configs), None)
 
 
@@ -68,7 +69,7 @@ def _family(name: str) -> Family:
 
 
 def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any:
-    """Ours: from what was published, or from the weights where they tell all."""
+    """Returns our configuration, from the published one or, if they determine it, the weights."""
     parts = FAMILIES[family]
     if isinstance(config, str | Path):
         config = _published(Path(config))
@@ -90,10 +91,10 @@ def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any
 
 
 def _expect_unquoted(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for a whole number or a truth value that stands there as text.
+    """Raises ValueError for an integer or a Boolean that is written as text.
 
-    Networks' settings have names in lower case, but for the two headings above VL-BERT's; its
-    other settings do have numbers as texts.
+    Networks' settings have lower-case names, except for the two headings above VL-BERT's; its other
+    settings contain numbers as texts.
     """
     for key, value in config.items():
         if isinstance(value, Mapping) and key.lower() in ("network", "vlbert"):
@@ -115,18 +116,18 @@ def _published(path: Path) -> Any:
 def load_reference(
     family: str, state_dict_or_path: Mapping[str, Any] | str | Path, config: Any = None
 ) -> nn.Module:
-    """`read_reference` without the table."""
+    """Returns the model of `read_reference` without the table."""
     return read_reference(family, state_dict_or_path, config)[0]
 
 
 def export_reference(
     family: str, model: nn.Module, *, without: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """The weights of ``model`` under the official repository's names.
+    """Returns the weights of ``model`` under the official repository's names.
 
-    ``without``: tensors of ours that may stay behind, though they are trained. Raises ValueError
-    for an unknown family, for others that the layout has no place for, and for a name among these
-    that is none of them.
+    ``without``: trained tensors of ours that may be omitted. Raises ValueError for an unknown
+    family, for other tensors that the layout lacks, and for a name in ``without`` that is not such
+    a tensor.
     """
     parts = _family(family)
     links, tensors = parts.links(model), model.state_dict()

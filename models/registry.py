@@ -1,4 +1,4 @@
-"""The registry lists the variants, the models of their tasks and their sizes by name."""
+"""Lists the variants, the models of their tasks and their sizes by name."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,7 +19,7 @@ PAPERS: tuple[Paper, ...] = (
     *(beit.ROW, bert.ROW, imagebert.ROW, interbert.ROW, vilbert.ROW, vlbert.ROW, vlmo.ROW),
 )
 
-# All that a checkpoint may hold, the models of tasks included.
+# All models that a checkpoint may hold, including the models of tasks.
 MODELS: dict[str, Variant] = {
     variant.name: replace(variant, networks=paper.networks)
     for paper in PAPERS
@@ -33,12 +33,12 @@ FAMILY_NAMES: tuple[str, ...] = tuple(sorted(n for paper in PAPERS for n in pape
 
 
 def get_variant(name: str | None) -> Variant:
-    """Returns the row of a variant; a plain model's on regions for None or an unknown name."""
+    """Returns the row of a variant; for None and unknown names, a plain model's on regions."""
     return MODELS.get(name or "", Variant(name="", config=object))
 
 
 def find_variant(model: object) -> str | None:
-    """Returns the name of the model's class in `MODELS`; None for one that is not among them."""
+    """Returns the name of the model's class in `MODELS`; None for a class that is not in it."""
     for paper in PAPERS:
         if type(model).__module__.startswith(f"{paper.folder}."):
             models = paper.networks().models
@@ -49,8 +49,8 @@ def find_variant(model: object) -> str | None:
 def preset(name: str, **changes: Any) -> Any:
     """Returns the named size with ``changes`` to its fields.
 
-    Raises ValueError for an unknown name or field, with the nearest one, and for sizes that do not
-    go together.
+    Raises ValueError for an unknown name or field, with the nearest one, and for sizes that are
+    incompatible.
     """
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}; {nearest(name, PRESETS)}")

@@ -1,4 +1,4 @@
-"""The row of a model holds its facts for other folders; importing it needs no torch."""
+"""Defines the row of a model: its properties for other folders. Importing it needs no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 
 class Networks(NamedTuple):
-    """The parts of a paper's folder that need torch.
+    """Holds the parts of a paper's folder that need torch.
 
-    models: the model classes by variant. families: how published checkpoints are read, by name.
+    models: the model classes by variant. families: the readers of published checkpoints, by name.
     from_bert: for each class that starts from BERT, the function that links its tensors to BERT's.
-    derive: makes further tensors of BERT's, which links name. new_weights: how a class draws new
-    weights, as pairs of a pattern of names and a rule, where it is not BERT's normal distribution.
+    derive: computes further tensors from BERT's, which links name. new_weights: how a class draws
+    new weights, as pairs of a name pattern and a rule, if not from BERT's normal distribution.
     """
 
     models: Mapping[str, type[Any]]
@@ -33,15 +33,15 @@ def _keep_body(init_body: Any, recipe_body: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A model class with its configuration: ``variant.build(variant.config())``.
+    """Holds a model class with its configuration: ``variant.build(variant.config())``.
 
-    The defaults are those of a plain model on regions.
+    The defaults describe a plain model on regions.
     """
 
     name: str
     config: type[Any]
     networks: Callable[[], Networks] = _no_networks  # of its paper
-    pretrains: bool = True  # False: the model of a task, a trunk with other heads
+    pretrains: bool = True  # False: the model of a task: a trunk with other heads
     # Input: the one value of ``feeding.kind`` that it takes, and its objectives; empty: any value,
     # and any objective that it has a head for.
     kind: str = ""
@@ -59,14 +59,14 @@ class Variant:
     contrasts: bool = False  # whether it may have a contrastive head
     # How retrieval computes pairs: together, from streams that are computed once, or from pixels.
     scores_pairs: Literal["encoded", "streams", "pixels"] = "encoded"
-    # The tasks that it has heads for, and which of the task's ways to apply them.
+    # The tasks that it has heads for, and the method by which it applies them to each task.
     heads: Mapping[str, str] = field(default_factory=dict)
     # Options of the body's ``embed_regions`` for texts other than captions (VCR's choices).
     choice_options: Mapping[str, Any] = field(default_factory=dict)
-    # Start: the other variants that ``--init`` may be; sizes are then the recipe's.
+    # Start: the other variants that ``--init`` may have; sizes are then the recipe's.
     starts_from: tuple[str, ...] = ("bert",)
-    # Its stages differ in sizes, which come from the recipe; ``--init`` has to agree in these
-    # alone. Empty: the configuration is that of ``--init``.
+    # Its stages differ in sizes, which come from the recipe; ``--init`` must agree in these fields
+    # only. Empty: the configuration is that of ``--init``.
     shared_sizes: tuple[str, ...] = ()
     # The fields of the body that a task takes from its recipe and not from ``--init``, and how it
     # adapts the body of ``--init`` to the recipe's.
@@ -75,7 +75,7 @@ class Variant:
 
     @property
     def model(self) -> type[Any]:
-        """The model's class; its module is imported on first use."""
+        """Returns the model's class; its module is imported on first use."""
         return self.networks().models[self.name]
 
     def build(self, config: Any) -> Any:
@@ -87,7 +87,7 @@ class Variant:
         return attrgetter(self.body)(model_or_config) if self.body else model_or_config
 
     def with_body(self, config: Any, body: Any) -> Any:
-        """Returns ``config`` with another configuration of its words and regions."""
+        """Returns ``config`` with ``body`` as the configuration of its words and regions."""
         return _with_part(config, self.body, body) if self.body else body
 
     def with_sizes(self, config: Any, **sizes: int) -> Any:
@@ -97,7 +97,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """The row of a paper's folder. families: the names that `Networks.families` has."""
+    """Holds the row of a paper's folder. families: the names in `Networks.families`."""
 
     networks: Callable[[], Networks]
     variants: tuple[Variant, ...]
@@ -106,7 +106,7 @@ class Paper:
 
     @property
     def folder(self) -> str:
-        """The package that holds the paper's modules."""
+        """Returns the package that holds the paper's modules."""
         return self.networks.__module__.rpartition(".")[0]
 
 
@@ -119,5 +119,5 @@ def _with_part(config: Any, path: str, part: Any) -> Any:
 
 
 def get_part(model: Any, path: str) -> Any:
-    """Returns the attribute at the end of a dotted path; None where one of its names is missing."""
+    """Returns the attribute at the end of a dotted path; None if one of its names is missing."""
     return reduce(lambda part, name: getattr(part, name, None), path.split("."), model)

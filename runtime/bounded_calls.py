@@ -1,7 +1,7 @@
-"""Calls on untrusted bytes run in processes that can be killed, each within a time and a memory.
+"""Runs calls on untrusted bytes in processes that can be killed, with limits of time and memory.
 
-A decoder that a hostile file holds up, or makes ask for gigabytes, cannot be stopped from inside
-its process. Here it costs one call, which ends as a reject, and the process is replaced.
+If a hostile file makes a decoder hang or request gigabytes, it cannot be stopped from inside its
+process. Here it costs one call, which ends as a reject, and the process is replaced.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ from vlmill.schemas.rejects import Reason, Rejected
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-START_SECONDS = 300.0  # for imports on a machine that does much else
-ATTEMPTS = 2  # a process that something else has killed costs no image
+START_SECONDS = 300.0  # for imports on a busy machine
+ATTEMPTS = 2  # a process that was killed from outside costs no image
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
-    """Limits of a call.
+    """Limits the resources of a call.
 
     ``cpu_seconds`` are processor time, so a busy machine changes no result. ``wall_seconds`` end a
     call that waits for something that never arrives. ``more_bytes`` are in addition to the memory
@@ -49,11 +49,11 @@ class CallLimits:
 
 
 class BoundedPool(Generic[Task, Result]):
-    """Calls one function in ``workers`` processes that are killed and replaced when need be.
+    """Calls one function in ``workers`` processes, which are killed and replaced if necessary.
 
     ``start(*args)`` returns that function in each process; its module is imported before processes
     are forked. They start with the first call. A call that exceeds ``limits``, or whose process
-    ends twice, raises Rejected; an error of the function is raised as it is. Thread-safe.
+    ends twice, raises Rejected; an error of the function is raised unchanged. Thread-safe.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BoundedPool(Generic[Task, Result]):
         self._lock = threading.Lock()
 
     def submit(self, task: Task) -> "Future[Result]":
-        """Queues a call, and returns where its result will be."""
+        """Queues a call, and returns the future of its result."""
         if self._closed.is_set():
             raise RuntimeError("the pool of processes is closed")
         self.begin()
@@ -111,7 +111,7 @@ class BoundedPool(Generic[Task, Result]):
         self.close()
 
     def begin(self) -> None:
-        """Starts the processes now; the first call raises what prevents it."""
+        """Starts the processes now; if that fails, the first call raises the error."""
         with self._lock:
             if self._threads or self._closed.is_set():
                 return
@@ -121,8 +121,8 @@ class BoundedPool(Generic[Task, Result]):
                 thread.start()
 
     def _feed(self, worker: "_Worker") -> None:
-        """Gives a process one call after the other. The next one is sent before the last result is
-        unpacked: the process would else wait for it.
+        """Sends calls to a process one after another. The next call is sent before the last result
+        is unpacked, so that the process does not wait.
         """
         worker.begin()
         call = self._next(block=True)
@@ -153,7 +153,7 @@ class BoundedPool(Generic[Task, Result]):
 
 @dataclass(frozen=True)
 class _Call:
-    """A task, pickled, and where its result goes."""
+    """Holds a pickled task and the destination of its result."""
 
     task: bytes
     future: "Future[Any]"
@@ -179,7 +179,7 @@ class _Ended(Exception):
 
     def __init__(self, detail: str, *, is_final: bool) -> None:
         super().__init__(detail)
-        self.is_final = is_final  # by a limit: another attempt would end in the same manner
+        self.is_final = is_final  # by a limit: another attempt would end the same way
 
 
 class _Worker:
@@ -195,14 +195,14 @@ class _Worker:
         self.connection: Connection | None = None
 
     def begin(self) -> None:
-        """Starts the process; where that fails, ``compute`` will try again."""
+        """Starts the process; if that fails, ``compute`` tries again."""
         try:
             self._launch()
         except Exception:  # the call's, then
             self.end()
 
     def compute(self, call: _Call) -> Outcome:
-        """Computes a call in the process, which is started or replaced where it has to be."""
+        """Computes a call in the process, which is started or replaced if necessary."""
         detail = ""
         for _ in range(ATTEMPTS):
             try:
@@ -220,7 +220,7 @@ class _Worker:
         return Rejected(Reason.TOO_EXPENSIVE, detail)
 
     def send_ahead(self, call: _Call) -> None:
-        """Sends the next call to a process that is idle; without one ``compute`` will send it."""
+        """Sends the next call to an idle process; without one ``compute`` sends it."""
         if self.connection is not None:
             with suppress(OSError):
                 self.connection.send_bytes(call.task)
@@ -275,7 +275,7 @@ class _Worker:
         return _Ended(f"ended its process with {by}, {ATTEMPTS} times", is_final=False)
 
     def _launch(self) -> None:
-        """Starts a process. Raises OSError where it does not become ready."""
+        """Starts a process. Raises OSError if it does not become ready."""
         if self._interrupted:
             raise ChildProcessError("the pool is closed")
         context = process_context(self._start.__module__)
@@ -290,7 +290,7 @@ class _Worker:
         finally:
             child_end.close()
         self.process, self.connection = process, parent_end
-        if self._interrupted:  # just before: that it has to end was not seen
+        if self._interrupted:  # just before: the request to end was missed
             process.kill()
         try:
             if not parent_end.poll(START_SECONDS):
@@ -359,7 +359,9 @@ def keep_freed_memory() -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether an error is of memory; torch raises a RuntimeError with the system's text."""
+    """Returns whether an error is a lack of memory; torch raises a RuntimeError with the system's
+    text.
+    """
     return isinstance(error, MemoryError) or os.strerror(errno.ENOMEM) in str(error)
 
 
@@ -376,7 +378,7 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def limit_processor_time(seconds: int) -> None:
-    """Lets this process run for ``seconds`` more of a processor, rounded up."""
+    """Limits this process to ``seconds`` more of processor time, rounded up."""
     _lower(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
     _lower(
         resource.RLIMIT_CORE, 0

@@ -1,4 +1,4 @@
-"""How many processors there are: loaded with help texts, so light."""
+"""Counts the processors. Help texts load this module, so it imports little."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""The third-party modules of each extra of setup.py, and the message for one that is not installed.
+"""Lists the third-party modules of each extra of setup.py, and words the message for a missing one.
 
-`import vlmill`, `vlmill.load` and the contracts of tables need the hard requirements alone. Every
-command prints one line where it needs a module of an extra that is not installed.
+`import vlmill`, `vlmill.load` and the contracts of tables need only the hard requirements. Every
+command prints one line if it needs a module of an extra that is not installed.
 """
 
 import sys
@@ -49,8 +49,8 @@ def install_command(extra: str = "") -> str:
 def missing_line(module: str | None) -> str | None:
     """Returns the message for a module that could not be imported.
 
-    None for a module that no requirement of vlmill has, and for a part of an imported package: then
-    the error is a bug.
+    None for a module that is in no requirement of vlmill, and for a part of an imported package:
+    then the error is a bug.
     """
     names = (module or "").split(".")
     parents = {".".join(names[: count + 1]) for count in range(len(names))}
@@ -70,8 +70,8 @@ def _line(name: str, extra: str) -> str:
 def require_extra(extra: str, *modules: str) -> None:
     """Raises InputError unless all modules of an extra, or only ``modules``, are installed.
 
-    Imports none. For a module that another extra has too, and for modules that a command would
-    otherwise find missing after it has begun.
+    Imports none of them. Use it for a module that several extras have, and for modules that a
+    command would otherwise find missing after its start.
     """
     for module in modules or MODULES[extra]:
         if find_spec(module) is None:

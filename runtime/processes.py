@@ -1,4 +1,4 @@
-"""How worker processes start, and that they end with who started them."""
+"""Starts worker processes, and ends them with their parent."""
 
 import multiprocessing
 import os
@@ -15,10 +15,10 @@ from vlmill.runtime.bus_errors import name_shrunken_files
 
 
 class _Fork(ForkServerProcess):
-    """A fork of the server with the environment of who starts it.
+    """Represents a fork of the server with the environment of its parent.
 
-    The server has that of the first start in this process: who has set AWS_ENDPOINT_URL or
-    credentials since, as in a notebook, would have workers that know nothing of them.
+    The server has the environment of the first start in this process. Without this, workers would
+    miss AWS_ENDPOINT_URL or credentials that were set later, for example in a notebook.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,8 +35,8 @@ class _Fork(ForkServerProcess):
 if sys.platform == "linux":
     import fcntl
 
-# What Linux allows everybody. A photograph's pixels are 1 MB: through the 64 KB that a pipe holds
-# else, they take who reads them half as long again.
+# The limit of Linux for all users. A photograph's pixels are 1 MB: through the default 64 KB of a
+# pipe, reading them takes half as long again.
 PIPE_BYTES = 1 << 20
 
 
@@ -44,16 +44,16 @@ class _Forks(ForkServerContext):
     Process = _Fork
 
     def SimpleQueue(self) -> SimpleQueue[Any]:
-        """Makes the queue by which a pool's processes send their results."""
+        """Creates the queue by which a pool's processes send their results."""
         queue: SimpleQueue[Any] = super().SimpleQueue()
         widen(queue)
         return queue
 
 
 def widen(queue: SimpleQueue[Any]) -> None:
-    """Lets a queue's pipe hold more, where the system can and the user has not too many such."""
+    """Enlarges the buffer of a queue's pipe, if the system and the user's limit allow it."""
     if sys.platform == "linux":
-        # Else it stays as it is, and works; its end for reading is a private attribute.
+        # Otherwise it is unchanged and still works; its reading end is a private attribute.
         with suppress(OSError, AttributeError):
             fcntl.fcntl(queue._reader.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # type: ignore[attr-defined]
 
@@ -72,7 +72,8 @@ def process_context(module: str) -> ForkServerContext:
 def live_as_long_as_the_parent() -> None:
     """Ends this process when the parent does, even by SIGKILL; interrupts are the parent's.
 
-    A daemon may then start processes, too: what forbids it is that they would outlive it.
+    A daemon may then start processes too, which is otherwise forbidden because they would outlive
+    it.
     """
     multiprocessing.current_process().daemon = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Processes VQA's answers and computes their soft scores from ten annotators.
 
-The processing is that of the official scorer, including its quirks. VLMo's code and the tool that
-made ViLBERT's labels have the same rules.
+The processing is that of the official scorer, including its quirks. VLMo's code and the tool for
+ViLBERT's labels have the same rules.
 """
 
 import re
@@ -44,13 +44,12 @@ CONTRACTIONS = (
 
 
 def clean_answer(text: str) -> str:
-    """Cleans an answer as the official scorer does: line breaks and tabs become spaces."""
+    """Cleans an answer like the official scorer: line breaks and tabs become spaces."""
     return text.replace("\n", " ").replace("\t", " ").strip()
 
 
 def process_answer(text: str) -> str:
-    """Returns an answer as it is compared and written to labels: steps 2 to 5 of the official
-    scorer.
+    """Returns an answer in the form for comparison and labels: steps 2 to 5 of the official scorer.
 
     Punctuation is removed or becomes a space, periods are removed unless before a digit, number
     words become digits, articles are removed, and contractions get their apostrophes back.
@@ -83,11 +82,11 @@ def soft_score(votes: int) -> float:
     return min(1.0, 3 * votes / 10)
 
 
-MIN_QUESTIONS = 9  # fewer questions make no label: gives the 3,129 labels of VQA v2
+MIN_QUESTIONS = 9  # answers of fewer questions are not labels: gives the 3,129 labels of VQA v2
 
 
 def make_label(answer: str) -> str:
-    """Returns an answer as the label that it is: processed, and without the commas left then."""
+    """Returns the label of an answer: processed, and without remaining commas."""
     return process_answer(answer).replace(",", "")
 
 

@@ -1,4 +1,4 @@
-"""Stable ids: the same bytes and text give the same id on every run and runner."""
+"""Computes stable ids: the same bytes and text give the same id on every run and runner."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""JSON from files and metadata that anyone may have written: parsed with a bound on its depth."""
+"""Parses JSON from untrusted files and metadata, with a bound on its depth."""
 
 import json
 from pathlib import Path

@@ -131,7 +131,7 @@ class Reason(StrEnum):
 
 
 class Rejected(Exception):
-    """Raised for a thing that is dropped, with the reason."""
+    """Raised for an item that is dropped, with the reason."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
@@ -158,7 +158,7 @@ def rejects_said(counts: Mapping[str, int]) -> str:
 
 
 def reject(stage: str, key: str, reason: Reason, detail: str | None = None) -> dict[str, object]:
-    """Makes a row of the rejects table; cuts ``key`` and ``detail`` and cleans them.
+    """Returns a row of the rejects table; truncates and cleans ``key`` and ``detail``.
 
     ``key`` identifies the thing in its stage (a URL, an id, a path).
     """

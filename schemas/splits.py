@@ -42,7 +42,7 @@ def find_use(split: str | None) -> Use | None:
 
 
 def check_splits(splits: Iterable[str | None], flag: str) -> None:
-    """Raise InputError for names whose use nobody knows, with the names that are known."""
+    """Raises InputError for unknown names of splits, with the known names."""
     unknown = sorted({split for split in splits if split is not None and find_use(split) is None})
     if unknown:
         names = "; ".join(f"{use}: {', '.join(known)}" for use, known in _NAMES.items())

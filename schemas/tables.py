@@ -101,7 +101,7 @@ CANDIDATES = Table(
             _field("page_url", _STRING),
             _field("image_url", _STRING),
             _field("license", _STRING),
-            _field("features", _STRING),  # JSON: names and values of what the score is made of
+            _field("features", _STRING),  # JSON: names and values of the score's components
         ]
     ),
 )

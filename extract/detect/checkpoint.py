@@ -1,4 +1,4 @@
-"""Reads the checkpoints of detectors, with what their release needs to be put right."""
+"""Reads the checkpoints of detectors, with corrections for their releases."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,8 +28,8 @@ CAFFEMODEL = ".caffemodel"
 def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]:
     """Returns the tensors of a file by name, or of all files of an index (``.index.json``).
 
-    Those of Caffe have the names of milvlg's layout. Containers and the prefixes of wrappers are
-    removed. Raises InputError with the remedy.
+    Tensors of Caffe files have the names of milvlg's layout. Containers and the prefixes of
+    wrappers are removed. Raises InputError with the remedy.
     """
     require_weights(path, flag)
     try:
@@ -62,10 +62,10 @@ def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]
 
 
 def weights_files(path: Path, flag: str = "--weights") -> list[Path]:
-    """Returns the files whose content decides the weights which ``path`` names: itself, that of a
-    trained detector's folder, or an index with the files that it lists.
+    """Returns the files with the weights that ``path`` names: itself, the file of a trained
+    detector's folder, or an index and its files.
 
-    Raises InputError for an index that cannot be read, or lists a file that is not there.
+    Raises InputError for an index that cannot be read, or lists a missing file.
     """
     folder = saved_folder(path)
     if folder is not None:

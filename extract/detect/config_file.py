@@ -1,4 +1,4 @@
-"""Reads configuration files of other projects: YAML, with the files that it is based on."""
+"""Reads configuration files of other projects: YAML and its base files."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ GIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The value of a key, and the file and line from which it comes."""
+    """Holds the value of a key, and its file and line."""
 
     value: Value
     location: str
@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """The keys of a configuration file and its bases, with the position of each key."""
+    """Holds the keys of a configuration file and its bases, with the position of each key."""
 
     path: Path
     values: Mapping[str, Value]
@@ -38,7 +38,7 @@ class ConfigFile:
     digest: str  # SHA-256 of the bytes of all its files, each before its bases
 
     def complaint(self, error: WrongKey, remedy: str) -> InputError:
-        """Returns the user's error for a key that cannot be honoured, in one line."""
+        """Returns the one-line error for an unsupported key."""
         location = self.locations.get(error.key)
         if location is None:  # the Hugging Face port's names may be in either case
             matches = [
@@ -87,7 +87,7 @@ def read_config_file(path: Path) -> ConfigFile:
 
 
 class Files:
-    """The files of one configuration, as they are read."""
+    """Reads the files of one configuration and keeps them."""
 
     def __init__(self) -> None:
         self.contents: list[bytes] = []

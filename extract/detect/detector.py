@@ -1,4 +1,4 @@
-"""Detectors ready to run: random or loaded weights, and the fingerprint that identifies them."""
+"""Opens detectors with random or loaded weights, and computes their fingerprints."""
 
 import dataclasses
 import hashlib
@@ -38,7 +38,7 @@ from vlmill.models.detector.resnet import fold_norms
 from vlmill.schemas.errors import InputError
 
 DESCRIBED_BY = {"res5": "res5", "fc1": "the first linear layer", "fc2": "the second linear layer"}
-# Fields of a configuration that version 0.1.0 had not.
+# Fields of a configuration that version 0.1.0 lacked.
 ADDED_FIELDS = frozenset(
     (
         *("groups", "fpn_channels", "fc_channels", "truncated_sides", "size_divisibility"),
@@ -51,7 +51,7 @@ ADDED_FIELDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Detector:
-    """A network in evaluation mode on its device, and what identifies it."""
+    """Holds a network in evaluation mode on its device, and its identification."""
 
     model: DetectorNetwork
     fingerprint: str
@@ -59,9 +59,9 @@ class Detector:
     device: torch.device
     # The metadata's record of the configuration file, if there was one.
     config_record: Mapping[str, str] = field(default_factory=dict)
-    global_networks: FullImages | None = None  # networks that describe its images as wholes
+    global_networks: FullImages | None = None  # networks that encode full images
     names: DetectorNames = NO_NAMES
-    left_out: tuple[str, ...] = ()  # heads of the file that have no part in regions
+    left_out: tuple[str, ...] = ()  # heads of the file that regions do not use
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -152,9 +152,7 @@ def open_detector(
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedDetector:
-    """Holds the network of a file, the names that belong to it, and the heads that were left
-    out.
-    """
+    """Holds the network of a file, its names, and the omitted heads."""
 
     model: FasterRCNN
     names: DetectorNames = NO_NAMES
@@ -190,7 +188,7 @@ def load_detector(
             spec = fit_configuration(configuration, state)
         elif config is None:
             remedy = "give a published detector, or the --arch or --config that it was trained with"
-            layout = "caffe" if path.suffix == CAFFEMODEL else None  # its names are milvlg's here
+            layout = "caffe" if path.suffix == CAFFEMODEL else None  # read with milvlg's names
             spec = config_of_weights(state, layout=layout, grid=grid, **changes)
         else:
             assert isinstance(config, DetectorConfig)

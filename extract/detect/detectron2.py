@@ -2,9 +2,9 @@
 
 It is not a dependency of vlmill and not in the package index (docs/install.md).
 
-`Detectron2Network` has the methods that extraction calls of a detector. Proposals, features, logits
-and regressions are computed by its own modules from its own configuration; preprocessing, selection
-and rows are the same as for every other detector.
+`Detectron2Network` has the detector methods that extraction calls. Proposals, features, logits and
+regressions are computed by its own modules from its own configuration; preprocessing, selection and
+rows are the same as for every other detector.
 """
 
 import importlib
@@ -37,7 +37,7 @@ from vlmill.schemas.errors import InputError
 
 
 class Detectron2Network(DetectorNetwork):
-    """Takes the steps of a detector by a model of Detectron2."""
+    """Runs the steps of a detector with a model of Detectron2."""
 
     model: Any
 
@@ -52,7 +52,7 @@ class Detectron2Network(DetectorNetwork):
 
     @property
     def levels(self) -> list[str]:
-        """Returns Detectron2's names of the maps that proposals are made of."""
+        """Returns Detectron2's names of the feature maps for proposals."""
         return list(self.model.proposal_generator.in_features)
 
     def proposals(
@@ -63,7 +63,7 @@ class Detectron2Network(DetectorNetwork):
         ``min_sides`` is ignored: Detectron2 uses the value of its configuration.
         """
         sizes = [(int(height), int(width)) for width, height, *_ in limits.tolist()]
-        # Of the images its proposal generator reads the sizes alone.
+        # Its proposal generator reads only the sizes of the images.
         images = importlib.import_module("detectron2.structures").ImageList(maps[0], sizes)
         features = dict(zip(self.levels, maps, strict=True))
         instances, _ = self.model.proposal_generator(images, features, None)
@@ -78,7 +78,7 @@ class Detectron2Network(DetectorNetwork):
         box_mask: Bool[Tensor, "N P"],
         chunk: int = 50,
     ) -> Detections:
-        """Features, classes and regressions of boxes, ``chunk`` at a time to bound memory."""
+        """Returns features, classes and regressions of boxes, in chunks to bound memory."""
         features = self.region_features(maps, boxes, box_mask, chunk)
         logits, deltas = self.model.roi_heads.box_predictor(features.flatten(0, 1))
         return Detections(
@@ -143,9 +143,9 @@ def read_selection(detector: Detector) -> Selection:
 def infer(
     detector: Detector, pixels: Pixels, sides: tuple[int, int]
 ) -> tuple[Float[Tensor, "N 4"], Int64[Tensor, " N"]]:
-    """Boxes and classes by Detectron2 alone, from blue-green-red pixels [H0, W0, 3] on.
+    """Returns boxes and classes computed only by Detectron2, from BGR pixels [H0, W0, 3].
 
-    It resizes, detects and selects as its own predictor does; ``sides`` are the shortest and the
+    It resizes, detects and selects like its own predictor; ``sides`` are the shortest and the
     longest of its input.
     """
     network, (short, long) = get_network(detector), sides
@@ -166,7 +166,7 @@ def infer(
 def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") -> Detector:
     """Builds the model of a Detectron2 configuration with a file's weights.
 
-    Raises InputError with the install line where Detectron2 is missing, and for a configuration or
+    Raises InputError with the install command if Detectron2 is missing, and for a configuration or
     weights that do not fit.
     """
     target = usable_device(device)
@@ -205,11 +205,11 @@ def library(part: str) -> Any:
 
 
 def load_cfg_node(config: Any, file: ConfigFile) -> Any:
-    """Detectron2's own node of a file, which was read as plain data before."""
+    """Returns Detectron2's own node of a file that was first read as plain data."""
     cfg = config.get_cfg()
     try:
         cfg.merge_from_file(str(file.path), allow_unsafe=False)
-    except Exception as error:  # yacs's own, assertions among them
+    except Exception as error:  # yacs's errors, including assertions
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
             f"--config {file.path} is not a Detectron2 configuration ({reason}); give one of its "
@@ -225,7 +225,7 @@ def load_cfg_node(config: Any, file: ConfigFile) -> Any:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Loads a state dict; anchors in it must equal those of the configuration."""
+    """Loads a state dict; anchors in it must equal the configuration's."""
     expected = model.state_dict()
     # Files may have buffers that the model creates itself.
     tensors = {

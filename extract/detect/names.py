@@ -1,4 +1,4 @@
-"""Names of a detector's classes and attributes: its own, those of a file, or Visual Genome's.
+"""Finds the names of a detector's classes and attributes: its own, a file's, or Visual Genome's.
 
 ``vocabularies/`` has the 1,600 classes and 400 attributes of the bottom-up-attention detectors;
 its NOTICE.txt states their source and licence.
@@ -16,14 +16,14 @@ from vlmill.schemas.errors import InputError
 
 VOCABULARIES = Path(__file__).parent / "vocabularies"
 VISUAL_GENOME = "Visual Genome, as peteanderson80/bottom-up-attention numbers it"
-# Trained on these classes in this order; vqa-maskrcnn's 1,600 and VinVL's 1,594 have another.
+# Trained on these classes in this order; vqa-maskrcnn's 1,600 and VinVL's 1,594 have another order.
 TRAINED_ON_IT = ("milvlg", "milvlg-d2", "airsplay", "hf-frcnn", "caffe")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorNames:
-    """Holds the names of all classes and attributes in the order of their numbers, and where they
-    are from; empty where they are unknown.
+    """Holds the names of all classes and attributes in the order of their numbers, and their
+    source; empty if they are unknown.
     """
 
     classes: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ NO_NAMES = DetectorNames()
 
 def known_names(config: DetectorConfig) -> DetectorNames:
     """Returns the names of a published detector that was trained on Visual Genome's 1,600 classes;
-    none for any other.
+    none for other detectors.
     """
     if config.family not in TRAINED_ON_IT or config.num_classes != 1600:
         return NO_NAMES

@@ -1,4 +1,4 @@
-"""The two ways to compute: ``exact`` for the published numbers, ``fast`` for throughput."""
+"""Defines the two precisions: ``exact`` for the published numbers, ``fast`` for throughput."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def computing(precision: Literal["exact", "fast"], device: torch.device) -> Iter
     fast = precision == "fast"
     torch.backends.cuda.matmul.allow_tf32 = fast
     torch.backends.cudnn.allow_tf32 = fast
-    # Without a cache: it would keep nothing, for it holds only weights that are being trained.
+    # Without a cache: it would keep nothing, since it holds only weights in training.
     with (
         torch.inference_mode(),
         torch.autocast(device.type, torch.bfloat16, enabled=fast, cache_enabled=False),
@@ -38,7 +38,7 @@ def lacks_bfloat16_units(device: torch.device) -> bool:
     """Returns whether a device computes bfloat16 by converting to float32 and back, without a
     speed-up.
 
-    Processors with AVX512-BF16 or AMX, and ARM's with bfloat16, have units for it.
+    Processors with AVX512-BF16 or AMX, and ARM processors with bfloat16, compute it natively.
     """
     if device.type != "cpu":
         return False
@@ -51,7 +51,7 @@ def lacks_bfloat16_units(device: torch.device) -> bool:
 
 
 def _has_unit(ask: Callable[[], bool], flag: str) -> bool:
-    """Asks a private function of PyTorch, or Linux where it is gone."""
+    """Calls a private function of PyTorch, or asks Linux if it is missing."""
     try:
         return ask()
     except REFUSALS:

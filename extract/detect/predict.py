@@ -40,7 +40,7 @@ from vlmill.schemas.rejects import Rejected
 # limit the memory of R-101 to about 0.5 GB in addition to the weights.
 CPU_ROI_CHUNK = 50
 # On a GPU 600 RoIs of 14 x 14 bins are 117,600 rows of a matrix product, and with R-101 4 GB in
-# float32, 2 GB in half precision. On an H200 more gain nothing (RESULTS).
+# float32, 2 GB in half precision. On an H200 more are not faster (RESULTS).
 ROI_CHUNKS = (2400, 1200, 600)
 ROI_BYTES = 7 << 20
 
@@ -61,8 +61,8 @@ def predict_regions(
     config: ExtractConfig,
     boxes: npt.NDArray[np.float32] | None = None,
 ) -> RegionRow:
-    """Detects and selects in one image, or describes given ``boxes`` [N, 4] in the image's
-    pixels, all of them in their order. Raises Rejected.
+    """Detects and selects in one image, or computes the regions of given ``boxes`` [N, 4] in the
+    image's pixels, all in their order. Raises Rejected.
     """
     query = Query(image_id=image_id, image=image, boxes=boxes)
     (outcome,) = start_batch([query], detector, config)()
@@ -76,7 +76,7 @@ def start_batch(
 ) -> Callable[[], list[Outcome]]:
     """Queues the work on images of one input shape, with boxes for all or for none.
 
-    The result waits for the device and gives the rows.
+    The returned function waits for the device and returns the rows.
     """
     batch = upload_batch(queries, detector.model.config, detector.device)
     with computing(config.precision, detector.device):
@@ -126,9 +126,9 @@ def written_features(
     spec: DetectorConfig,
     chunk: int,
 ) -> Float[Tensor, "N M D"]:
-    """Features of the chosen regions at the boxes that are written, for their attributes.
+    """Returns the features of the selected regions at the written boxes, for their attributes.
 
-    Proposals and given boxes that are written have been described already.
+    Written proposals and given boxes already have their features.
     """
     if spec.written_boxes == "proposals" or chosen.network_boxes is None:
         return regions_at(detections.features, chosen.ids)
@@ -137,7 +137,7 @@ def written_features(
 
 @cache
 def get_chunk_size(device: torch.device) -> int:
-    """Returns how many RoIs pass through res5 together on a device, decided once a process."""
+    """Returns how many RoIs pass through res5 together on a device, determined once per process."""
     if device.type != "cuda":
         return CPU_ROI_CHUNK
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -145,8 +145,8 @@ def get_chunk_size(device: torch.device) -> int:
 
 
 def choose_chunk_size(free_bytes: int, total_bytes: int) -> int:
-    """Returns the largest number of RoIs that needs a quarter of a card's memory and half of the
-    free memory.
+    """Returns the largest number of RoIs that needs at most a quarter of a card's memory and half
+    of its free memory.
 
     So the choice depends on the card and is the same in all runs on it, unless other processes use
     half of its memory.

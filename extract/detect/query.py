@@ -10,7 +10,7 @@ from vlmill.extract.images.resize import NetworkInput, PixelInput
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """An image for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
+    """Holds an image for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
 
     image_id: str
     image: NetworkInput | PixelInput

@@ -36,14 +36,14 @@ def stored_tensors(
     :class:`RegionRow`.
     """
     tensors = {"boxes": chosen.boxes, "features": regions_at(detections.features, chosen.ids)}
-    if spec.regions == "grid":  # whose cells have no classes
+    if spec.regions == "grid":  # its cells have no classes
         return tensors
     if storage.class_probs != "none":
         tensors["class_ids"] = chosen.class_ids.short()
         tensors["class_scores"] = chosen.class_scores
     if storage.class_probs == "full" or storage.top_k is not None:
         probs = background_first(regions_at(detections.class_probs, chosen.ids), spec)
-        if storage.top_k is not None:  # equal ones in the columns' order
+        if storage.top_k is not None:  # ties are in column order
             ordered, columns = probs.sort(dim=-1, descending=True, stable=True)
             tensors["class_prob_ids"] = columns[..., : storage.top_k]
             probs = ordered[..., : storage.top_k]
@@ -65,10 +65,10 @@ def in_stored_type(
     tensors: Mapping[str, Tensor], box_mask: Bool[Tensor, "N M"], storage: Storage
 ) -> dict[str, Tensor]:
     """Returns the tensors of `stored_tensors` rounded to the stored type, and "finite" [N]: whether
-    that type can hold an image's.
+    that type can hold an image's values.
     """
     tensors = dict(tensors)
-    # Rounded there: of float16 half as many bytes come back. NumPy has no bfloat16.
+    # Rounded on the device: float16 copies half as many bytes. NumPy has no bfloat16.
     if storage.dtype == "float16":
         tensors |= {name: tensors[name].half() for name in ROUNDED if name in tensors}
     finite = finite_images(tensors, box_mask, storage.dtype)
@@ -109,7 +109,7 @@ def finite_images(
 
 def fits(magnitudes: Tensor, dtype: str) -> Tensor:
     """Returns which numbers of at least 0 :func:`~vlmill.runtime.readers.regions.to_stored`
-    accepts; they are of float16 already where that is stored.
+    accepts; they are already float16 if that is stored.
     """
     if dtype == "float16":
         return magnitudes <= torch.finfo(torch.float16).max
@@ -149,7 +149,7 @@ def make_row(query: Query, arrays: Mapping[str, Array]) -> RegionRow:
 
 
 def as_stored(values: Array, dtype: str) -> Array:
-    """Values as a reader will see them. Raises Rejected where the type cannot hold them."""
+    """Returns values as a reader sees them. Raises Rejected if the type cannot hold them."""
     try:
         return from_stored(to_stored(values, dtype), dtype)
     except ValueError:

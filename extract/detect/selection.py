@@ -1,8 +1,8 @@
 """Selects the regions of images from the network's proposals, with pure functions.
 
-N images, P slots for proposals, K classes without background, M slots for regions. The rules are
-those of the published extractors; the conventions of a detector name its rule. All sizes are known
-in advance, so the host never waits for a GPU here. The values in unused slots are meaningless.
+N images, P slots for proposals, K classes without background, M slots for regions. The rules follow
+the published extractors; the conventions of a detector name its rule. All sizes are known in
+advance, so the host never waits for a GPU here. The values in unused slots are meaningless.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ CLASSES_AT_ONCE = 100  # in a suppression with separate boxes for each class
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """The images' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
+    """Holds the images' sizes. Limits are the farthest corners, repeated for both: x, y, x, y."""
 
-    min_sides: Float[Tensor, " N"]  # the least width and height of proposals, network pixels
+    min_sides: Float[Tensor, " N"]  # minimum width and height of proposals, network pixels
     factors: Float[Tensor, "N 4"]  # network pixels per image pixel, as x, y, x, y
     network_limits: Float[Tensor, "N 4"]  # in network pixels
     scaled_limits: Float[Tensor, "N 4"]  # the same in image pixels
@@ -36,21 +36,21 @@ class Frames:
     given_factors: Float[Tensor, "N 4"]  # as factors, for given boxes
 
     def to_images(self, boxes: Float[Tensor, "N P 4"]) -> Float[Tensor, "N P 4"]:
-        """Boxes in pixels of the original images."""
+        """Returns the boxes in pixels of the original images."""
         return boxes / self.factors[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedRegions:
-    """The regions of each image, in the order of its row."""
+    """Holds the regions of each image, in the order of its row."""
 
     ids: Int64[Tensor, "N M"]  # proposals; one may appear for several classes
     boxes: Float[Tensor, "N M 4"]
     class_ids: Int64[Tensor, "N M"]  # without background
     class_scores: Float[Tensor, "N M"]
     box_mask: Bool[Tensor, "N M"]
-    nms_threshold: Float[Tensor, " N"]  # the one at which enough were left
-    # The same boxes in network pixels, where they were chosen there.
+    nms_threshold: Float[Tensor, " N"]  # the threshold that left enough regions
+    # The same boxes in network pixels, if they were selected there.
     network_boxes: Float[Tensor, "N M 4"] | None = None
 
 
@@ -62,7 +62,7 @@ def select(
         return every_cell(detections, frames)
     choose = RULES[spec.selection]
     chosen = choose(detections, spec, frames, rule)
-    if spec.selection in ("class-confidence", "kept-confidence"):  # in the image's pixels already
+    if spec.selection in ("class-confidence", "kept-confidence"):  # already in the image's pixels
         return chosen
     return in_images(chosen, spec, frames)
 
@@ -117,7 +117,7 @@ def by_class_confidence(
     threshold = spec.class_nms_thresholds[0]
     confidence = class_confidence(
         boxes,
-        probs.masked_fill(~box_mask[..., None], -1.0),  # last in every class: suppresses nobody
+        probs.masked_fill(~box_mask[..., None], -1.0),  # last in every class: suppresses none
         threshold,
         offset=spec.overlap_offset,
         inclusive=spec.nms_inclusive,
@@ -236,7 +236,7 @@ def kept_in_classes(
             offset=offset,
             inclusive=inclusive,
         )[..., 0].transpose(1, 2)
-        # Some classes at a time: of 300 regions the overlaps of 100 classes are 36 MB.
+        # In groups of classes: for 300 regions the overlaps of 100 classes are 36 MB.
         for part_boxes, part_scores in zip(
             torch.split(boxes, CLASSES_AT_ONCE, dim=2),
             torch.split(scores, CLASSES_AT_ONCE, dim=2),
@@ -265,11 +265,11 @@ def best_regions(
 def by_best_class(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """LXMERT's rule: one class and box for each region, all suppressing each other.
+    """Applies LXMERT's rule: each region has one class and box, and all suppress each other.
 
-    The overlap that suppresses is raised until ``rule.min_boxes`` are left; then the threshold and
-    the bounds of ``rule`` count, best first. The released code has no threshold: 0 is the same.
-    Boxes are in the network's pixels.
+    The overlap threshold is raised until ``rule.min_boxes`` are left; then the threshold and the
+    bounds of ``rule`` apply, best first. The released code has no threshold: 0 is the same. Boxes
+    are in the network's pixels.
     """
     scores, classes = foreground_classes(detections.class_probs, spec).max(dim=2)
     boxes = select_class_boxes(candidate_boxes(detections, spec, frames), classes, spec)
@@ -301,7 +301,7 @@ def by_best_class(
 def by_class_pairs(
     detections: Detections, spec: DetectorConfig, frames: Frames, rule: Selection
 ) -> SelectedRegions:
-    """Detectron2's rule: every pair of region and class above the threshold, best first.
+    """Applies Detectron2's rule: every pair of region and class above the threshold, best first.
 
     With several overlaps, as in the notebooks of its fork, they are raised until ``rule.max_boxes``
     are left. The best of the pairs below the threshold fill up to ``rule.min_boxes``: they come
@@ -384,7 +384,7 @@ def select_by_threshold(
 def within_bounds(
     scores: Float[Tensor, "N M"], above: Int64[Tensor, "N 1"], rule: Selection
 ) -> Bool[Tensor, "N M"]:
-    """Returns which of the best are chosen: those ``above`` the threshold, within the rule's
+    """Returns which of the best are selected: those ``above`` the threshold, within the rule's
     limits.
     """
     positions = torch.arange(scores.shape[1], device=scores.device)

@@ -1,4 +1,4 @@
-"""A trained detector's folder: its weights, under the family's published names, and their meaning.
+"""Reads and writes a trained detector's folder: weights under the family's names, and metadata.
 
 ``detector.json`` holds every field of the network's configuration and the names of its classes and
 attributes; ``model.safetensors`` the weights. ``--weights`` takes the folder, the file, or the
@@ -30,7 +30,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SavedDetector:
-    """The content of a trained detector's folder."""
+    """Holds the content of a trained detector's folder."""
 
     config: DetectorConfig  # as the network was trained
     classes: tuple[str, ...]
@@ -54,7 +54,7 @@ def save_detector(
     training: Mapping[str, Any],
     also: Sequence[str] = (),
 ) -> None:
-    """Writes a network's state dict into a folder that is there, what readers look for last.
+    """Writes a network's state dict into an existing folder; the file that readers check is last.
 
     ``also`` names further files of the folder whose digests are recorded.
     """
@@ -91,7 +91,7 @@ def read_saved(folder: Path, flag: str = "--weights") -> SavedDetector:
             classes=tuple(metadata["classes"]),
             attributes=tuple(metadata["attributes"]),
             training=metadata["training"],
-            # Copied: mapped tensors begin anywhere, and sums over them may differ in a last bit.
+            # Copied: mapped tensors are not aligned, and sums over them may differ in the last bit.
             weights={name: value.clone() for name, value in load_file(folder / MODEL).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -1,4 +1,4 @@
-"""One upload and one download of a batch, between which the host waits for nothing."""
+"""Copies a batch to and from the device, once each; the host does not wait in between."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ from vlmill.models.inputs import sent
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Images of one input shape on the device."""
+    """Holds images of one input shape on the device."""
 
     images: Float[Tensor, "N 3 H W"]
-    measures: Float[Tensor, "N 25"]  # what :func:`make_frames` takes apart
+    measures: Float[Tensor, "N 25"]  # the input of :func:`make_frames`
     # Boxes in the images' own pixels that replace proposals, and which of the slots are used.
     given_boxes: tuple[Float[Tensor, "N P 4"], Bool[Tensor, "N P"]] | None
 
@@ -53,7 +53,7 @@ def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.d
 def pad_images(
     images: Float[Tensor, "N 3 H W"], spec: DetectorConfig
 ) -> Float[Tensor, "N 3 H2 W2"]:
-    """Images with zeros to the right and below, until the detector can divide their sides."""
+    """Pads images with zeros, right and bottom, to sides that the detector can divide."""
     height, width = images.shape[2:]
     padded_height, padded_width = padded_size(height, width, spec)
     if (padded_height, padded_width) == (height, width):
@@ -96,7 +96,7 @@ def resized_there(
         by_axes.setdefault(get_axes(image), []).append(number)
     mean, std = (constants_there(tuple(v), device) for v in (spec.pixel_mean, spec.pixel_std))
     resized: dict[int, Tensor] = {}
-    for (across, down), numbers in by_axes.items():  # images of one size together
+    for (across, down), numbers in by_axes.items():  # groups images of one size
         pixels = torch.stack([sent(torch.from_numpy(images[n].pixels), device) for n in numbers])
         columns, rows = positions_there(across, device), positions_there(down, device)
         values = interpolate(pixels.float() - mean, columns, rows) / std
@@ -108,7 +108,7 @@ Axis = tuple[int, int, float]
 
 
 def get_axes(image: PixelInput) -> tuple[Axis, Axis]:
-    """Old and new size and the factor between them: of the columns, of the rows."""
+    """Returns old size, new size and their factor, for the columns and the rows."""
     height, width = image.size
     return (image.width, width, image.scale), (image.height, height, image.scale)
 
@@ -178,7 +178,8 @@ def download(results: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
     device = results["taken"].device
     if device.type != "cuda":
         return lambda: copies
-    # The thread sleeps while it waits: workers need the cores, and writing the interpreter.
+    # The thread sleeps while it waits: workers need the cores, and the writer needs the
+    # interpreter.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
 

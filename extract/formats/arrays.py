@@ -1,4 +1,4 @@
-"""Reads numpy's files, ``.npy`` and the members of ``.npz``, without trusting what they state.
+"""Reads numpy's files, ``.npy`` and the members of ``.npz``, without trusting their headers.
 
 An array of objects is a pickle: it is read as plain data only
 (:mod:`~vlmill.models.convert.plain_pickle`).
@@ -30,7 +30,7 @@ ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedE
 
 
 def read_members(path: Path) -> dict[str, Any]:
-    """Returns a zip's arrays by name, each of a bounded size. Raises BadRecord."""
+    """Returns the arrays of a zip by name, each of a bounded size. Raises BadRecord."""
     try:
         with zipfile.ZipFile(path) as archive:
             if len(archive.infolist()) > MAX_MEMBERS:
@@ -44,7 +44,9 @@ def read_members(path: Path) -> dict[str, Any]:
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Returns the bytes of one member. Raises BadRecord for over MAX_MEMBER, and ZIP_ERRORS."""
+    """Returns the bytes of one member. Raises BadRecord if it is larger than MAX_MEMBER, and
+    ZIP_ERRORS.
+    """
     if member.file_size > MAX_MEMBER:
         raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes", Reason.TOO_LARGE)
     with archive.open(member) as stream:
@@ -64,9 +66,9 @@ def read_array(path: Path) -> Any:
 
 
 def parse_array(data: bytes) -> Any:
-    """Returns a ``.npy`` file's array, or for objects its pickle's plain data. Raises BadRecord.
+    """Returns the array of a ``.npy`` file, or the plain data of its pickle. Raises BadRecord.
 
-    Not numpy's own reader: that trusts the header's shape before it looks at the size.
+    This does not use numpy's own reader, which trusts the header's shape before it checks the size.
     """
     wide = data[6:7] > b"\x01"
     start = 12 if wide else 10
@@ -95,7 +97,7 @@ def parse_array(data: bytes) -> Any:
 
 
 def only_item(value: Any) -> Any:
-    """Returns the object of an array of one object, None for any other value."""
+    """Returns the object of an array that holds one object; None for any other value."""
     items = value.value if isinstance(value, Pickled) else value
     return items[0] if isinstance(items, list) and len(items) == 1 else None
 

@@ -1,8 +1,8 @@
-"""Decides how a file counts classes: where the background is, and which number the first class has.
+"""Decides how a file numbers classes: the column of the background, and the first class's number.
 
-Tables count classes and attributes from 0 without the background. Of other projects' files a flag
-decides, then what the file or its format states, then a number of columns or an id that fits one
-convention only (:func:`decide`, :class:`IdCheck`).
+Tables number classes and attributes from 0 without the background. For files of other projects a
+flag decides, then the statement of the file or its format, then a number of columns or an id that
+fits only one convention (:func:`decide`, :class:`IdCheck`).
 """
 
 import dataclasses
@@ -15,41 +15,41 @@ import numpy as np
 from vlmill.extract.formats.records import NO_CLASS, Array, BadRecord, FileRow
 from vlmill.schemas.errors import InputError
 
-# Visual Genome's detectors have 1,600 classes; Caffe's and ViLBERT's files have the background
-# before them, MMF's and those of Detectron2 in MILVLG's port leave it out.
+# Visual Genome's detectors have 1,600 classes. Caffe's and ViLBERT's files have the background
+# before them; the files of MMF and of MILVLG's Detectron2 port omit it.
 KNOWN_COLUMNS = {1600: "none", 1601: "first"}
-# Classes and attributes of the detectors of MILVLG's port.
+# Numbers of classes and attributes of the detectors of MILVLG's port.
 PORT_NUMBERS = {"class_ids": 1600, "attribute_ids": 400}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbering:
-    """Holds how a file counts classes.
+    """Records how a file numbers classes.
 
-    ``background`` is None where nothing states it; ``classes_from`` is None where 0 is assumed.
+    ``background`` is None if nothing states it; ``classes_from`` is None if 0 is assumed.
     """
 
     background: str | None = None
     classes_from: int | None = None
-    is_stated: bool = False  # no flag: a row that states another background is none of these
+    is_stated: bool = False  # by the file, not a flag: rows with another background are invalid
 
     @property
     def stored_background(self) -> str | None:
-        """Returns where a table has the background: one that was last becomes the first column."""
+        """Returns the background's column in a table: a last column becomes the first one."""
         return "first" if self.background == "last" else self.background
 
 
 class CountedFromOne(Exception):
-    """Is raised, with the id, where an id shows that a file counts classes from 1."""
+    """Raised, with the id, if an id shows that a file numbers classes from 1."""
 
 
 def decide(
     row: FileRow | None, flags: Numbering, name: str, note: Callable[[str], None]
 ) -> Numbering:
-    """Returns how a file counts classes, from ``row``, its first one with a box.
+    """Returns how a file numbers classes, from ``row``, its first row with a box.
 
-    ``name`` is the file in messages; ``note`` is called with what was guessed. Raises InputError
-    where class ids would depend on a convention that nothing states.
+    ``name`` is the file's name in messages; ``note`` is called with each assumption. Raises
+    InputError if class ids depend on an unstated convention.
     """
     if row is None:
         return flags
@@ -80,10 +80,10 @@ def decide(
 
 
 def apply_numbering(row: FileRow, numbering: Numbering) -> FileRow:
-    """Returns the row with classes and attributes from 0 and with the background first or left out.
+    """Returns the row with classes and attributes from 0 and the background first or omitted.
 
-    Classes are the file's own ids, else the likeliest ones of the distribution without background.
-    Raises BadRecord.
+    Classes are the file's own ids, else the most likely ones of the distribution without
+    background. Raises BadRecord.
     """
     background = numbering.background
     if numbering.is_stated and len(row.boxes) and row.background not in (None, background):
@@ -104,7 +104,7 @@ def apply_numbering(row: FileRow, numbering: Numbering) -> FileRow:
 
 
 def likeliest(foreground: Array) -> dict[str, Array]:
-    """Returns the classes and scores of distributions without background, [n, K]."""
+    """Returns the most likely classes and their scores from distributions without background."""
     if not foreground.size:
         count = len(foreground)
         return {
@@ -118,11 +118,11 @@ def likeliest(foreground: Array) -> dict[str, Array]:
 
 
 class IdCheck:
-    """Looks at the ids of a file's rows for one that shows from which number they count.
+    """Checks the ids of a file's rows for one that shows the number of the first class.
 
-    An id that equals the number of classes shows that they count from 1. The number is that of the
-    distribution's columns, or in files like those of MILVLG's port (``port``) of its detectors.
-    ``recognised``: an earlier reading of the file has found such an id.
+    An id that equals the number of classes shows that ids start at 1. The number of classes is that
+    of the distribution's columns, or in files like those of MILVLG's port (``port``) that of its
+    detectors. ``recognised``: an earlier pass over the file has found such an id.
     """
 
     def __init__(self, numbering: Numbering, *, port: bool, recognised: bool, name: str) -> None:
@@ -132,10 +132,10 @@ class IdCheck:
         self._has_port_ids = False
 
     def look(self, row: FileRow) -> None:
-        """Looks at one row as its file has it.
+        """Checks one row in the form of its file.
 
-        Raises CountedFromOne for an id that shows it, and InputError for an id that contradicts
-        what another one has shown.
+        Raises CountedFromOne for an id that shows it, and InputError for ids that contradict each
+        other.
         """
         highest = {
             name: int(ids.max())
@@ -160,11 +160,11 @@ class IdCheck:
                 raise CountedFromOne(f"{what} {limit} of {row.image_id}")
 
     def state(self) -> list[bool]:
-        """Returns what the rows so far have shown, for an import that continues."""
+        """Returns the state after the rows so far, for an import that continues."""
         return [self._port, self._has_port_ids]
 
     def restore(self, state: Sequence[bool]) -> None:
-        """Takes up what :meth:`state` returned."""
+        """Restores the state that :meth:`state` returned."""
         self._port, self._has_port_ids = state
 
     def _limits(self, row: FileRow) -> dict[str, int]:
@@ -174,7 +174,7 @@ class IdCheck:
         return limits
 
     def assumption(self) -> str | None:
-        """Returns what was assumed without proof, None where nothing was."""
+        """Returns the unproven assumption as text; None without one."""
         if not self._has_port_ids or self._recognised:
             return None
         return (

@@ -1,6 +1,6 @@
 """Reads and writes the folders of captioning code (self-critical.pytorch, ``make_bu_data.py``).
 
-``NAME_att/ID.npz`` has feat [N, D], ``NAME_box/ID.npy`` the boxes [N, 4] in pixels and
+``NAME_att/ID.npz`` holds feat [N, D], ``NAME_box/ID.npy`` the boxes [N, 4] in pixels and
 ``NAME_fc/ID.npy`` the mean of the features. An export writes the sizes to ``NAME_sizes.tsv``.
 """
 
@@ -19,7 +19,7 @@ from vlmill.extract.formats.records import BadRecord, widen_payload
 from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.schemas.errors import InputError
 
-FEATURES = {"feat", "z"}  # the published features of COCO's test images are called z
+FEATURES = {"feat", "z"}  # z in the published features of COCO's test images
 ATT, BOX, FC = "_att", "_box", "_fc"
 LAYOUT = "cocobu features"
 
@@ -31,7 +31,7 @@ def parse_members(
     context: Context,
     sizes: Callable[[Path], Any],
 ) -> dict[str, Any]:
-    """Returns the fields of one image: features of ``file``, boxes of the folder next to it.
+    """Returns the fields of one image: features from ``file``, boxes from the adjacent folder.
 
     Raises BadRecord, and InputError for a folder without boxes or sizes.
     """

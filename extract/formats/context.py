@@ -1,4 +1,4 @@
-"""What a reader needs in addition to the file: sizes of images, and numbers of class names."""
+"""Defines the inputs of a reader besides the file: image sizes, and numbers of class names."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from vlmill.runtime.readers.class_names import read_lines
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-# A record that is read when it is needed: records that an earlier run has imported are skipped.
+# A function that reads a record, so that records imported by an earlier run are skipped.
 Item = Callable[[], Record]
 
 
 class Vocabulary:
-    """Numbers of names: of a list that the user gave, else in the order of their appearance."""
+    """Numbers names by the user's list, else in the order of their appearance."""
 
     def __init__(self, names: Sequence[str] = (), *, flag: str) -> None:
         self.names, self._flag, self._is_closed = list(names), flag, bool(names)
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
     def number(self, name: str) -> int:
-        """Returns a name's number from 0. Raises BadRecord for one that cannot have any."""
+        """Returns a name's number from 0. Raises BadRecord for a name without a number."""
         number = self._numbers.get(name)
         if number is not None:
             return number
@@ -42,10 +42,9 @@ class Vocabulary:
 
 @dataclass
 class Context:
-    """Serves the readers of one import.
+    """Holds the shared state of the readers of one import.
 
-    ``sizes`` are the user's. A reader sets ``done``, the part of its source that it has read, from
-    0 to 1.
+    ``sizes`` are the user's. A reader sets ``done`` to the fraction of its source that it has read.
     """
 
     sizes: Sizes | None = None
@@ -54,9 +53,9 @@ class Context:
     done: float = 0.0
 
     def use_names_near(self, path: Path) -> None:
-        """Takes the names of classes and attributes that an export has written next to ``path``.
+        """Uses the names of classes and attributes that an export has written next to ``path``.
 
-        Names that the user gave, or that an earlier source had, stay.
+        Names from the user or from an earlier source take precedence.
         """
         for what in ("classes", "attributes"):
             file = path.with_name(f"{what}.json")
@@ -64,7 +63,7 @@ class Context:
                 setattr(self, what, Vocabulary(read_lines(file, "FILE"), flag=str(file)))
 
     def sizes_near(self, path: Path) -> Sizes | None:
-        """Returns the user's sizes, else those that an export has written next to ``path``."""
+        """Returns the user's sizes, else the sizes that an export has written next to ``path``."""
         if self.sizes is not None:
             return self.sizes
         file = path.with_name(f"{path.name}{ENDING}")
@@ -73,9 +72,9 @@ class Context:
     def add_size(
         self, fields: dict[str, Any], sizes: Sizes | None, file: Path, layout: str
     ) -> None:
-        """Sets the size of an image whose file has none.
+        """Sets the size of an image whose file does not state it.
 
-        Raises InputError where no sizes were given, and BadRecord where they lack this image.
+        Raises InputError without sizes, and BadRecord if they lack this image.
         """
         if sizes is None:
             raise InputError(

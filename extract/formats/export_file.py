@@ -1,4 +1,4 @@
-"""Writes regions to a feature file of another project, and what made them next to it."""
+"""Writes regions to a feature file of another project, and their provenance next to it."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -46,10 +46,10 @@ WRITE: dict[str, Writer] = {
     **dict.fromkeys(("oscar", "oscar-retrieval"), oscar_write.write),
     "vl-bert": vlbert.write,
 }
-# Formats whose files state themselves what made them; next to others there is PATH.json.
+# Formats whose files state their provenance; other formats have PATH.json next to the file.
 STATES_ITSELF = ("npz", "hdf5", "hdf5-fixed", "hdf5-adaptive")
 COLUMN_NAMES = (*PROBS, *CLASSES, *ATTRIBUTES, "global_feature")
-BY_FILE_NAME = ("npy", "npz", "vl-bert")  # readers of formats whose file names are ids
+BY_FILE_NAME = ("npy", "npz", "vl-bert")  # readers of formats with ids as file names
 
 
 def export_file(
@@ -61,12 +61,12 @@ def export_file(
     classes: str | None = None,
     attributes: str | None = None,
 ) -> int:
-    """Writes all rows to ``path`` in one of FORMATS; returns how many.
+    """Writes all rows to ``path`` in one of FORMATS; returns the number of rows.
 
-    ``classes`` and ``attributes`` are files of names. What an earlier export left at ``path`` is
-    replaced with ``fresh`` only. Memory is bounded by a few row groups and the index of ids. What
-    the format cannot hold is printed first. Raises InputError where the rows lack what the format
-    needs, and then leaves everything as it was.
+    ``classes`` and ``attributes`` are files of names. An earlier export at ``path`` is replaced
+    only with ``fresh``. Memory is bounded by a few row groups and the index of ids. The columns
+    that the format cannot hold are printed first. Raises InputError, without changing any file, if
+    the rows lack a column that the format needs.
     """
     require_free(path, name, fresh=fresh)
     reader = RegionReader(regions, flag="REGIONS")
@@ -97,7 +97,7 @@ def make_plan(
     classes: str | None,
     attributes: str | None,
 ) -> ExportPlan:
-    """Returns the plan of an export. Raises InputError for what the format needs and lacks."""
+    """Returns the plan of an export. Raises InputError if the format needs missing data."""
     format_, counts = FORMATS[name], reader.box_counts()
     background = get_background(reader)
     if "class_probs" in format_.needs and background == "none":
@@ -143,8 +143,8 @@ def make_plan(
 def read_own_names(
     file: str | None, what: str, regions: str | Path, producer: Mapping[str, Any]
 ) -> list[str]:
-    """Returns the names of a file, else those that an import has left in the table's folder, else
-    those of the detector that the table carries.
+    """Returns the names of a file, else of an earlier import in the table's folder, else of the
+    table's detector.
     """
     own = Path(regions) / f"{what}.json"
     if file is None and own.is_file():
@@ -155,9 +155,9 @@ def read_own_names(
 def check_columns(
     reader: RegionReader, regions: str | Path, name: str, format_: Format
 ) -> list[str]:
-    """Returns the columns that are written; prints which ones the format does not hold.
+    """Returns the columns to write; prints the columns that the format does not hold.
 
-    Raises InputError for one that it needs and that some rows lack.
+    Raises InputError for a needed column that some rows lack.
     """
     missing = count_missing(reader)
     lacking = [c for c in format_.needs if missing[c]]
@@ -187,7 +187,7 @@ def check_columns(
 
 
 def count_missing(reader: RegionReader) -> dict[str, int]:
-    """Returns how many rows lack each column; of the wide ones the files' metadata decide."""
+    """Returns the number of rows that lack each column; wide columns from the files' metadata."""
     missing = dict.fromkeys(COLUMN_NAMES, len(reader))
     probs = reader.arrays.get("class_probs")
     if probs is not None and "of" not in probs:
@@ -206,7 +206,7 @@ def count_missing(reader: RegionReader) -> dict[str, int]:
 
 
 def make_provenance(reader: RegionReader, name: str) -> dict[str, Any]:
-    """Returns what made the regions: the producer of the table, detector and selection included."""
+    """Returns the regions' provenance: the table's producer with detector and selection."""
     producer = reader.producer
     return {
         "exported_by": SOFTWARE,
@@ -240,9 +240,9 @@ def check_ids(image_ids: list[str], name: str) -> None:
 
 
 def get_background(reader: RegionReader) -> str | None:
-    """Returns where the distributions have the background: "first" or "none".
+    """Returns the column of the background in the distributions: "first" or "none".
 
-    None without distributions, and for a table of an import that has not stated it.
+    None without distributions, and for an imported table that does not state it.
     """
     about = reader.arrays.get("class_probs")
     if about is None:
@@ -253,12 +253,12 @@ def get_background(reader: RegionReader) -> str | None:
 
 
 def about_path(path: Path) -> Path:
-    """Returns the JSON next to an export that states what made it."""
+    """Returns the path of the JSON next to an export that states its provenance."""
     return path.with_name(f"{path.name}.json")
 
 
 def other_paths(path: Path, name: str) -> list[Path]:
-    """Returns what an export writes in addition to ``path``."""
+    """Returns the paths that an export writes in addition to ``path``."""
     paths = [] if name in STATES_ITSELF else [about_path(path)]
     if FORMATS[name].reader == "hdf5":
         paths.append(hdf5_write.index_path(path))
@@ -271,9 +271,9 @@ def other_paths(path: Path, name: str) -> list[Path]:
 
 
 def require_free(path: Path, name: str, *, fresh: bool) -> None:
-    """Raises InputError for an export that would replace something.
+    """Raises InputError if an export would replace a file.
 
-    With ``fresh`` a file may go, and a folder that holds nothing but an export in this format.
+    With ``fresh`` it may replace a file, and a folder that holds only an export in this format.
     """
     patterns = FORMATS[name].folder
     if path.exists() and path.is_dir() != bool(patterns):
@@ -300,7 +300,7 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
 
 
 def track_progress(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:
-    """Yields the rows, and counts each as progress."""
+    """Yields the rows and counts each as progress."""
     for row in rows:
         yield row
         progress.advance()

@@ -1,7 +1,7 @@
-"""Folders of a file an image: walked in order, and written with names that hold any id.
+"""Reads and names files in folders with one file per image.
 
-An id becomes a path: its parts between slashes are folders where the format has such, and what a
-file name cannot hold is percent-quoted: ``a%2Fb.npz`` is the image ``a/b``.
+An id becomes a path. If the format has nested folders, its parts between slashes are folders.
+Characters that a file name cannot hold are percent-quoted: ``a%2Fb.npz`` is the image ``a/b``.
 """
 
 import os
@@ -19,7 +19,7 @@ MAX_NAME_BYTES = 250
 def walk_files(path: Path, ending: str) -> Iterator[Path]:
     """Yields the files below a folder whose names have an ending, sorted in each folder.
 
-    Hidden and temporary files and links to folders are left out. A file yields itself.
+    Hidden and temporary files and links to folders are skipped. A file yields itself.
     """
     if path.is_file():
         yield path
@@ -37,7 +37,7 @@ def count_files(path: Path, ending: str) -> int:
 
 
 def file_name(image_id: str, ending: str, *, name: str) -> str:
-    """Returns the file name of an image. Raises InputError for an id that no file can have."""
+    """Returns the file name of an image. Raises InputError for an id that cannot be a file name."""
     stem = quote(image_id, safe=SAFE)
     if len(stem) + len(ending) > MAX_NAME_BYTES or stem.startswith(".") or not stem:
         raise InputError(
@@ -48,8 +48,8 @@ def file_name(image_id: str, ending: str, *, name: str) -> str:
 
 
 def id_of_file(file: Path, ending: str) -> str:
-    """Returns the id that a file is called by: without the ending, and unquoted if an export can
-    have written the name.
+    """Returns the id of a file name: without the ending, and unquoted if an export may have written
+    it.
     """
     stem = file.name[: -len(ending)]
     return unquoted if quote(unquoted := unquote(stem), safe=SAFE) == stem else stem

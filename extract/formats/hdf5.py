@@ -2,14 +2,14 @@
 
 - fixed: ``image_features`` [P, N, D], ``image_bb`` [P, N, 4], ``spatial_features`` [P, N, 6];
 - adaptive: [B, D], [B, 4], [B, 6] of all boxes, and ``pos_boxes`` [P, 2]: an image's first row, and
-  the one after its last;
+  the row after its last;
 - VisDial: ``features`` and ``boxes`` as in fixed, ``image_id`` [P];
-- VOLTA: a group an image (:mod:`~vlmill.extract.formats.hdf5_groups`).
+- VOLTA: one group per image (:mod:`~vlmill.extract.formats.hdf5_groups`).
 
-``spatial_features`` are x1, y1, x2, y2, width and height as fractions of the image, so that the
-size of an image follows from them. The VQA code bases keep the ids in a pickle next to the file,
+``spatial_features`` are x1, y1, x2, y2, width and height as fractions of the image, so they
+determine the size of an image. The VQA code bases keep the ids in a pickle next to the file,
 ``NAME_imgid2idx.pkl``; our exports have ``image_ids``, ``image_w`` and ``image_h`` [P] in addition,
-and what else a row has: ``cls_prob``, ``objects_id``, ``objects_conf``, ``attrs_id``,
+and a row's other columns: ``cls_prob``, ``objects_id``, ``objects_conf``, ``attrs_id``,
 ``attrs_conf``.
 """
 
@@ -45,24 +45,24 @@ INDEX = "_imgid2idx.pkl"
 MAX_INDEX_BYTES = 2**30
 MAX_WIDTH = 2**22  # numbers of one row of a data set: 1,000 boxes x 4,096
 MAX_CHUNK_BYTES = 2**28
-# Of h5py, for a damaged file.
+# Errors of h5py for a damaged file.
 ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 SPATIAL = "spatial_features"
 IDS = ("image_ids", "image_id", "img_id")
 
 
 def is_hdf5(path: Path) -> bool:
-    """Says whether ``path`` is an HDF5 file."""
+    """Returns whether ``path`` is an HDF5 file."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Holds what one file has: open data sets by known name, and where an image's boxes are.
+    """Holds what one file has: open data sets by known name, and the ranges of an image's boxes.
 
-    ``count`` images have each a row of the data sets (``ranges`` None) or the range of rows that
-    ``ranges`` holds for it.
+    Each of ``count`` images has a row of the data sets (``ranges`` is None) or its range of rows in
+    ``ranges``.
     """
 
     path: Path
@@ -74,9 +74,9 @@ class Layout:
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
-    """Yields the records in the file's order; of a damaged file those that can be read.
+    """Yields the records in the file's order; for a damaged file, the readable ones.
 
-    Raises InputError for a file of another layout, and where ids or sizes are missing.
+    Raises InputError for a file of another layout, and if ids or sizes are missing.
     """
     try:
         file = h5py.File(path, "r")
@@ -111,7 +111,7 @@ def _broken(key: str, detail: str) -> InvalidRecord:
 
 
 def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
-    """Returns the layout of an open file. Raises InputError for a file of another one."""
+    """Returns the layout of an open file. Raises InputError for a file of another layout."""
     names: dict[str, str] = {}
     for name in file:
         names.setdefault(ALIASES.get(name, name), name)
@@ -155,8 +155,8 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
 
 
 def check_dataset(file: h5py.File, name: str, path: Path) -> None:
-    """Refuses data that lies elsewhere (a link could show any file of this machine), and chunks
-    that would not fit into memory.
+    """Raises InputError for data in other files (a link could expose any file of this machine), and
+    for chunks that would not fit into memory.
     """
     data = file[name]
     linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
@@ -170,7 +170,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
 
 
 def list_images(layout: Layout) -> list[tuple[int, str]]:
-    """Returns row and id of each image: of the file, else of the pickle next to it."""
+    """Returns the row and id of each image: from the file, else from the pickle next to it."""
     if (data := layout.data.get("image_id")) is not None:
         texts = h5py.check_string_dtype(data.dtype) is not None
         ids = data.asstr(errors="replace")[:] if texts else data[:]
@@ -247,9 +247,9 @@ def read_record(layout: Layout, row: int, image_id: str) -> Record:
 
 
 def find_size(boxes: Array, spatial: Array) -> dict[str, int]:
-    """Returns width and height of an image from its boxes in pixels and as fractions.
+    """Returns the width and height of an image from its boxes in pixels and as fractions.
 
-    Raises BadRecord where they do not agree.
+    Raises BadRecord if they are inconsistent.
     """
     if boxes.ndim != 2 or spatial.ndim != 2 or spatial.shape[1] < 4 or len(boxes) != len(spatial):
         raise BadRecord(f"{SPATIAL} are {spatial.shape} for boxes {boxes.shape}")

@@ -1,7 +1,7 @@
-"""Reads VOLTA's HDF5 (``features_extraction/large_tsv_to_h5.py``): a group an image.
+"""Reads VOLTA's HDF5 (``features_extraction/large_tsv_to_h5.py``): one group per image.
 
-A group is called like the image and holds features, boxes, obj_id, obj_conf, attr_id, attr_conf,
-img_w and img_h. An id with slashes is groups in groups.
+A group has the name of the image and holds features, boxes, obj_id, obj_conf, attr_id, attr_conf,
+img_w and img_h. An id with slashes gives nested groups.
 """
 
 import math
@@ -31,7 +31,7 @@ ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def is_layout(file: h5py.File) -> bool:
-    """Says whether the first object of a file is a group that holds features, at any depth."""
+    """Returns whether the first object of a file is a group that holds features, at any depth."""
     group: Any = file
     for _ in range(MAX_DEPTH):
         first = next(iter(group), None)
@@ -58,7 +58,7 @@ def read(file: h5py.File, path: Path, context: Context) -> Iterator[Item]:
 
 
 def read_groups(parent: h5py.Group, name: str, depth: int) -> Iterator[Item]:
-    """Yields the record of a group, or those of the groups in it."""
+    """Yields the record of a group, or the records of the groups in it."""
     key = f"{parent.name}/{name}".lstrip("/")
     try:
         group = parent[name] if _is_own(parent, name) else None
@@ -95,7 +95,7 @@ def read_record(group: h5py.Group, key: str) -> Record:
 
 
 def read_entry(group: h5py.Group, name: str) -> Any:
-    """Returns a data set of a bounded size that the file itself holds. Raises BadRecord."""
+    """Returns a data set that the file itself holds, of a bounded size. Raises BadRecord."""
     data = group[name] if _is_own(group, name) else None
     if not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
         raise BadRecord(f"{name} is not a data set of this file")

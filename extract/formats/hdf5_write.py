@@ -1,7 +1,7 @@
-"""Writes HDF5 for bottom-up-attention-vqa and BAN, with the pickle of ids that both open first.
+"""Writes HDF5 for bottom-up-attention-vqa and BAN, with the pickle of ids that both read first.
 
-The layouts are those of :mod:`~vlmill.extract.formats.hdf5`. Data sets have their final size from
-the start, and memory is bounded by a few images.
+The layouts are those of :mod:`~vlmill.extract.formats.hdf5`. Data sets are created in their final
+size, and memory is bounded by a few images.
 """
 
 import pickle
@@ -23,18 +23,18 @@ from vlmill.runtime.readers.regions import RegionRow
 IMAGES_AT_ONCE = 16
 TEXT = h5py.string_dtype()
 OWN_NAMES = {"features": "image_features", "boxes": "image_bb"}
-# What COCO's file names and others have in front of their number.
+# Prefixes before the numbers in the file names of COCO and others.
 _NUMBER_AT_END = re.compile(r"(?:.*[^0-9])?([0-9]{1,18})(?:\.[A-Za-z]{2,4})?")
 
 
 def is_fixed(plan: ExportPlan) -> bool:
-    """Returns whether the file has [P, N, D]: by the format, or because all N are equal."""
+    """Returns whether the file has [P, N, D]: by its format, or because all N are equal."""
     return plan.name == "hdf5-fixed" or (plan.name == "hdf5" and bool(plan.every))
 
 
 def index_keys(image_ids: Sequence[str]) -> list[int] | list[str]:
-    """Returns the keys of the pickled index: numbers, which VQA's questions have, where each id is
-    or ends in another one (COCO_train2014_000000000009 is 9); else the ids.
+    """Returns the keys of the pickled index: the numbers that VQA's questions have, if each id is
+    or ends in a different number (COCO_train2014_000000000009 is 9); else the ids.
     """
     matches = [_NUMBER_AT_END.fullmatch(image_id) for image_id in image_ids]
     numbers = [int(match[1]) for match in matches if match]
@@ -42,7 +42,7 @@ def index_keys(image_ids: Sequence[str]) -> list[int] | list[str]:
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes one file and, last, ``NAME_imgid2idx.pkl`` next to it; returns the images."""
+    """Writes one file, then ``NAME_imgid2idx.pkl`` next to it; returns the number of images."""
     fixed, ids = is_fixed(plan), list[str]()
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
         file.attrs.update(plan.stated)
@@ -74,12 +74,12 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
 
 
 def index_path(path: Path) -> Path:
-    """Returns where the ids of a file are."""
+    """Returns the path of the pickle of a file's ids."""
     return path.with_name(f"{path.stem}{INDEX}")
 
 
 def make_datasets(file: h5py.File, plan: ExportPlan, lead: Sequence[Any]) -> None:
-    """Makes the data sets of an export, whose first sides are ``lead``."""
+    """Creates the data sets of an export; ``lead`` are their first dimensions."""
     widths = {"boxes": 4, "features": plan.width, "cls_prob": plan.probs_width}
     for name in ("features", "boxes", *plan.payloads):
         shape = (*lead, widths[name]) if name in widths else tuple(lead)

@@ -1,7 +1,7 @@
 """Turns feature files of other projects into tables of regions and rejects.
 
-The output is written in parts, a shard of each table. The record of a part has the position in the
-sources at which it ended, so that a killed import continues after its last finished part.
+The output is written in parts; each is one shard of both tables. The record of a part holds its end
+position in the sources, so that a killed import continues after its last finished part.
 """
 
 import dataclasses
@@ -42,12 +42,12 @@ READ: dict[str, Callable[[Path, Context], Iterator[Item]]] = {
     "oscar": oscar.read,
     "vl-bert": vlbert.read,
 }
-Position = tuple[int, int]  # of a source, and of a record in it
+Position = tuple[int, int]  # index of a source, and of a record in it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Holds the options of one import; the content of the files decides an option of None."""
+    """Holds the options of one import; the content of the files decides options that are None."""
 
     files: Sequence[str | Path]
     output: Path
@@ -64,7 +64,7 @@ class Import:
 
     @property
     def name(self) -> str:
-        """Returns the files in a message: the first one, and how many more there are."""
+        """Returns the files for a message: the first one, and the number of others."""
         more = len(self.files) - 1
         return f"{self.files[0]}{f' and {more} more' if more else ''}"
 
@@ -99,7 +99,7 @@ def import_file(job: Import, *, fresh: bool = False) -> tuple[int, int]:
 
 
 def make_settings(job: Import, sources: Sequence[Source]) -> dict[str, Any]:
-    """Returns the settings that decide the output, for the plan and the shards' metadata."""
+    """Returns the settings that determine the output, for the plan and the shards' metadata."""
     options = {key: value for key, value in dataclasses.asdict(job).items() if value is not None}
     for name in ("output", "files", "format"):
         options.pop(name, None)
@@ -124,7 +124,7 @@ def count_rows(shards: Sequence[Shard]) -> tuple[int, int]:
 def convert(job: Import, sources: Sequence[Source], settings: dict[str, Any]) -> list[Shard]:
     """Writes the tables of some sources.
 
-    They are read again from the start where an id shows that they count classes from 1.
+    They are read again from the start if an id shows that they number classes from 1.
     """
     producer = {"job": JOB, **settings, "boxes": "given"}
     try:
@@ -138,9 +138,9 @@ def convert(job: Import, sources: Sequence[Source], settings: dict[str, Any]) ->
 
 
 class Converter:
-    """Writes the parts of one import that are not there yet.
+    """Writes the missing parts of one import.
 
-    ``recognised``: an earlier reading has found ids that count classes from 1.
+    ``recognised``: an earlier pass has found ids that number classes from 1.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class Converter:
         return before, RowSorter(widths, numbering, check, ids, job.id_prefix)
 
     def write_parts(self, records: Iterator[tuple[Position, Record]], sorter: RowSorter) -> None:
-        """Writes part after part, until the records end."""
+        """Writes one part after another until the records end."""
         producer = self._producer | ({"classes_from": 1} if self._recognised else {})
         for number in count(len(self._parts)):
             first = next(records, None)
@@ -262,12 +262,12 @@ class Converter:
             self._parts.append(writer.record(self._job, part_unit(number), metrics))
 
     def advance(self, rows: int, invalid: Sequence[InvalidRecord]) -> None:
-        """Shows progress, and remembers the last reject of a damaged file."""
+        """Updates the progress, and keeps the last reject of a damaged file."""
         self._progress.advance(rows + len(invalid), rejects=len(invalid), read=self._read)
         self._damaged = next((b for b in invalid if b.reason is DAMAGE), self._damaged)
 
     def damage(self) -> str | None:
-        """Returns a line about a damaged file; None without one."""
+        """Returns a line about a damaged file; None if there is none."""
         if self._damaged is None:
             return None
         detail = self._damaged.detail
@@ -275,7 +275,7 @@ class Converter:
 
 
 def read_items(source: Source, context: Context) -> Iterator[Item]:
-    """Yields the records of a source, each to be read when it is called."""
+    """Yields a function for each record of a source; calling it reads the record."""
     context.done = 0.0
     if source.reader == "tsv":
         return tsv.read(source.path, context, source.format)
@@ -288,7 +288,7 @@ def part_unit(number: int) -> Unit:
 
 
 def finished_parts(job: Import) -> list[Result]:
-    """Returns the parts that an earlier run has finished, up to the first that is not whole."""
+    """Returns the parts that an earlier run has finished, up to the first incomplete one."""
     folder, parts = work_folder(job), list[Result]()
     while is_finished(job, folder, unit := part_unit(len(parts))):
         parts.append(read_result(folder, unit))

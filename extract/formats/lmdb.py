@@ -1,8 +1,8 @@
-"""Reads and writes LMDB folders: a pickle an image, and under ``keys`` a pickle of all keys.
+"""Reads and writes LMDB folders: one pickle per image, and a pickle of all keys under ``keys``.
 
-The layouts differ in the names and types of a pickle's entries, and one reader takes all of them:
+The layouts differ in the names and types of a pickle's entries, and one reader reads all of them:
 
-- vilbert_beta: the texts of a TSV row by name, payloads in base64;
+- vilbert_beta: the fields of a TSV row as text by name, payloads in base64;
 - vilbert-multi-task: arrays, and numbers of image_h, image_w and num_boxes;
 - VOLTA: img_h, img_w, obj_id, ..., as arrays or base64, and no num_boxes;
 - MMF: bbox, image_height, image_width, objects; the key is a path without its ending.
@@ -42,19 +42,19 @@ from vlmill.schemas.rejects import Reason
 
 Row = TypeVar("Row")
 KEYS = b"keys"
-MAP_BYTES = 2**40  # of address space; the file is as large as its content
+MAP_BYTES = 2**40  # of address space; the file is only as large as its content
 MAX_KEY_BYTES = 511
 ROWS_PER_COMMIT = 500
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
 NEEDED = {"boxes", "features"}
-# Keys of databases with other values: UNITER's msgpack, tensorpack's and plain images.
+# Keys of databases with other values: UNITER's msgpack, tensorpack, and plain images.
 KNOWN_OTHERS = {b"__keys__": "UNITER's or tensorpack's: give the .npz or .h5 it was made from"}
 
 
 def is_lmdb(path: Path) -> bool:
-    """Says whether ``path`` is an LMDB's folder, or the file inside, by content or by name."""
+    """Returns whether ``path`` is the folder of an LMDB or its file, by content or by name."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         return False
@@ -65,9 +65,9 @@ def is_lmdb(path: Path) -> bool:
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
-    """Yields the records in the order of their keys; of a damaged file those that can be read.
+    """Yields the records in the order of their keys; for a damaged file, the readable ones.
 
-    Raises InputError for a database whose first value has none of the layouts.
+    Raises InputError for a database whose first value has an unknown layout.
     """
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
@@ -80,9 +80,9 @@ def read(path: Path, context: Context) -> Iterator[Item]:
 
 
 def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
-    """Yields the rows, then a reject for each key that is listed and has no value.
+    """Yields the rows, then a reject for each listed key without a value.
 
-    Where the file is damaged another one has the number of the other records that are lost.
+    For a damaged file, one more reject states the number of other lost records.
     """
     pickled_keys: bytes | None = None
     sizes = context.sizes_near(path)
@@ -122,7 +122,7 @@ def _same(bad: InvalidRecord) -> Record:
 
 
 def require_layout(key: bytes, value: bytes, path: Path) -> None:
-    """Raises InputError, once, if the first value is a whole pickle of other things."""
+    """Raises InputError, once, if the first value is a complete pickle of other content."""
     if key in KNOWN_OTHERS:
         raise InputError(f"FILE {path} is an LMDB of another kind, {KNOWN_OTHERS[key]}")
     try:
@@ -175,7 +175,7 @@ def parse_field(name: str, value: Any) -> Any:
 
 
 def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidRecord]:
-    """Yields the keys that are listed, and have no value."""
+    """Yields the listed keys without a value."""
     try:
         keys = loads(pickled_keys)
         if not isinstance(keys, list):
@@ -195,9 +195,9 @@ def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidReco
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path``, in place of one that is there; returns the number of rows.
+    """Writes the folder ``path``, replacing an existing one; returns the number of rows.
 
-    Each value states how classes are counted.
+    Each value states how classes are numbered.
     """
     make_item = ITEMS[plan.name]
     keys: list[bytes] = []
@@ -217,19 +217,19 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
 
 
 def split_batches(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
-    """Yields the rows in parts of ``size``, one after the other."""
+    """Yields the rows in batches of ``size``."""
     for first in rows:
         yield chain([first], islice(rows, size - 1))
 
 
 def is_key(image_id: str) -> bool:
-    """Says whether an LMDB can hold an id as its key."""
+    """Returns whether an id can be a key of an LMDB."""
     key = image_id.encode()
     return bool(key) and key != KEYS and len(key) <= MAX_KEY_BYTES
 
 
 def make_texts(row: RegionRow, names: Sequence[str]) -> dict[str, Any]:
-    """Returns vilbert_beta's texts by name, as csv.DictReader of its script gave them."""
+    """Returns vilbert_beta's texts by name, as returned by csv.DictReader in its script."""
     plain = {
         "image_id": row.image_id,
         "image_w": str(row.width),

@@ -1,10 +1,10 @@
-"""Reads the records of an LMDB from the pages of its file, also of a damaged one.
+"""Reads the records of an LMDB from the pages of its file, even if it is damaged.
 
-LMDB's own library trusts the pages: one that is missing, zero or forged ends the process by a
-signal. Here every number of a page is checked before it is used, and what cannot be read is
-counted. The layout is that of LMDB 0.9 on a little-endian 64-bit machine (MDB_page, MDB_node and
-MDB_meta in mdb.c): pages of one size are numbered from 0; pages 0 and 1 describe the file, and the
-newer one of them is valid.
+LMDB's own library trusts the pages: a missing, zero or forged page ends the process by a signal.
+Here every number of a page is checked before it is used, and unreadable pages are counted. The
+layout is that of LMDB 0.9 on a little-endian 64-bit machine (MDB_page, MDB_node and MDB_meta in
+mdb.c): pages of one size are numbered from 0; pages 0 and 1 describe the file, and the newer of
+them is valid.
 """
 
 import os
@@ -20,11 +20,11 @@ from vlmill.schemas.rejects import Reason
 MAGIC = 0xBEEFC0DE
 VERSION = 1
 NO_PAGE = 2**64 - 1
-PAGE_SIZES = (4096, 16_384, 8192, 32_768, 2048, 1024, 512)  # the usual ones first
+PAGE_SIZES = (4096, 16_384, 8192, 32_768, 2048, 1024, 512)  # common sizes first
 MAX_VALUE = 2**26
 MAX_DEPTH = 32
-BRANCH, LEAF, OVERFLOW, KIND = 0x01, 0x02, 0x04, 0x2F  # of pages, and the bits that tell it
-BIG_VALUE, SUB_DATABASE, DUPLICATES = 0x01, 0x02, 0x04  # of nodes
+BRANCH, LEAF, OVERFLOW, KIND = 0x01, 0x02, 0x04, 0x2F  # types of pages, and their bits
+BIG_VALUE, SUB_DATABASE, DUPLICATES = 0x01, 0x02, 0x04  # flags of nodes
 _PAGE = struct.Struct("<QHHHH")  # number, unused, flags, end of the offsets, start of the nodes
 _OVERFLOW = struct.Struct("<QHHI")  # number, unused, flags, count of pages
 _NODE = struct.Struct("<HHHH")  # size or page, low and high half; flags or page; bytes of the key
@@ -36,11 +36,11 @@ _ENDS_AT = _TREES_AT + 2 * _TREE.size
 
 
 class DamagedPage(ValueError):
-    """Is raised for a page or a value that cannot be read, with the reason."""
+    """Raised for an unreadable page or value, with the reason."""
 
 
 class Meta(NamedTuple):
-    """Holds what a page 0 or 1 states: the trees of free pages and of records, and its age."""
+    """Holds the content of page 0 or 1: the trees of free pages and of records, and its age."""
 
     page_size: int
     free_root: int
@@ -48,12 +48,12 @@ class Meta(NamedTuple):
     num_records: int
     last_page: int
     transaction: int
-    is_newest: bool = False  # as the other one shows, which is not damaged
+    is_newest: bool = False  # shown by the other page, which is not damaged
 
 
 @dataclass(frozen=True)
 class LostValue:
-    """Stands for a value that cannot be read, with the reason."""
+    """Replaces an unreadable value, with the reason."""
 
     detail: str
     reason: Reason = Reason.BROKEN_ARCHIVE
@@ -62,9 +62,9 @@ class LostValue:
 class Pages:
     """Reads an open file page by page.
 
-    ``damage`` is the first place that cannot be read and the number of such places, None where
-    there is none. ``keys`` are those of the records that were yielded.
-    Raises InputError for a file of which no page can be an LMDB's.
+    ``damage`` is the first unreadable page or value and their number; None if all are readable.
+    ``keys`` are the keys of the records that were yielded. Raises InputError for a file without any
+    page of an LMDB.
     """
 
     def __init__(self, file: int, path: Path) -> None:
@@ -78,13 +78,13 @@ class Pages:
 
     @property
     def num_records(self) -> int | None:
-        """Returns the number of records that the file states; None where it may be wrong."""
+        """Returns the number of records that the file states; None if it may be wrong."""
         if self._meta is None or not self._meta.is_newest or self._meta.num_records > self._bytes:
             return None
         return self._meta.num_records
 
     def reason(self) -> str:
-        """Returns what is wrong with the file: that it is short, else the first damaged page."""
+        """Returns the damage of the file: that it is truncated, else the first damaged page."""
         stated = 0 if self._meta is None else (self._meta.last_page + 1) * self._size
         if self._bytes < stated:
             return f"it has {self._bytes:,} of {stated:,} bytes"
@@ -98,10 +98,10 @@ class Pages:
         self.damage = first, number + 1
 
     def records(self) -> Iterator[tuple[bytes, bytes | LostValue]]:
-        """Yields keys and values: of the tree in its order, then of pages that it does not reach.
+        """Yields keys and values of the tree in its order, then of pages that it does not reach.
 
-        Pages are looked for outside of the tree only where the file is damaged, and a key that
-        is there a second time has an older value: it is left out.
+        Pages outside the tree are read only if the file is damaged. A key that occurs a second time
+        there has an older value and is skipped.
         """
         if self._meta is not None:
             yield from self._unseen(self._walk(self._meta.root, 0))
@@ -125,9 +125,9 @@ class Pages:
     # --- pages 0 and 1 ---
 
     def _read_newest(self) -> Meta | None:
-        """Returns what the newer one of pages 0 and 1 states, as far as they can be read.
+        """Returns the content of the newer of pages 0 and 1, as far as they are readable.
 
-        Page 1 proves the size of pages by its place.
+        The offset of page 1 proves the page size.
         """
         first = self._read_meta(0)
         second = next(filter(None, map(self._read_meta, PAGE_SIZES)), None)
@@ -141,7 +141,7 @@ class Pages:
             self._add_damage("page 1, which describes the file, is damaged")
             return first
         newest = max(first, second, key=lambda meta: meta.transaction)
-        # Transaction n is written to page n mod 2, from 0 in both pages of a new file on.
+        # Transaction n is written to page n mod 2; both pages of a new file have 0.
         pair = first.transaction, second.transaction
         if pair != (0, 0) and (abs(pair[0] - pair[1]) != 1 or pair[0] % 2):
             self._add_damage("pages 0 and 1, which describe the file, do not agree")
@@ -163,7 +163,7 @@ class Pages:
         return Meta(page_size, free_root, root, num_records, last_page, transaction)
 
     def _find_page_size(self, path: Path) -> int:
-        """Returns the size at which pages 2 and 3 have their numbers. Raises InputError."""
+        """Returns the page size at which pages 2 and 3 hold their numbers. Raises InputError."""
         for size in PAGE_SIZES:
             heads = [os.pread(self._file, _PAGE.size, number * size) for number in (2, 3)]
             if [int.from_bytes(head[:8], "little") for head in heads] == [2, 3]:
@@ -171,7 +171,7 @@ class Pages:
         raise InputError(f"FILE {path} is no LMDB: {self._content()}; copy or download it again")
 
     def _content(self) -> str:
-        """Returns what a file that is no LMDB has instead."""
+        """Returns a description of the content of a file that is not an LMDB."""
         head = os.pread(self._file, 4096, 0)
         if not head:
             return "it is empty"
@@ -201,7 +201,7 @@ class Pages:
             yield from self._walk(child, depth + 1)
 
     def _read_page(self, number: int) -> tuple[bytes, int]:
-        """Returns a page of a tree and its kind, and marks it as visited. Raises Damaged."""
+        """Returns a page of a tree and its type, and marks it as visited. Raises DamagedPage."""
         if number >= self._num_pages:
             raise DamagedPage(f"page {number} is beyond the end of the file")
         if self._visited[number >> 3] & (1 << (number & 7)):
@@ -228,7 +228,7 @@ class Pages:
         return children
 
     def _offsets(self, page: bytes, number: int) -> Iterator[int]:
-        """Yields where each node of a page is."""
+        """Yields the offset of each node of a page."""
         _, _, _, lower, upper = _PAGE.unpack_from(page)
         for position in range(_PAGE.size, lower, 2):
             offset = int.from_bytes(page[position : position + 2], "little")
@@ -265,7 +265,7 @@ class Pages:
         return self._big_value(int.from_bytes(page[offset : offset + 8], "little"), size)
 
     def _big_value(self, number: int, size: int) -> bytes | LostValue:
-        """Returns a value that has pages of its own, from page ``number`` on."""
+        """Returns a value that is stored in separate pages, starting at page ``number``."""
         if number >= self._num_pages:
             return LostValue(f"its value is in page {number}, beyond the end of the file")
         data = os.pread(self._file, _OVERFLOW.size + size, number * self._size)
@@ -276,10 +276,10 @@ class Pages:
             return LostValue(f"page {number}, where its value begins, is damaged")
         return data[_OVERFLOW.size :]
 
-    # --- pages outside of the tree ---
+    # --- pages outside the tree ---
 
     def _mark_free(self, root: int) -> None:
-        """Marks the pages as visited that the file lists as free: they have older records."""
+        """Marks the file's free pages as visited, since they hold older records."""
         before = self.damage
         for _, value in self._walk(root, 0):
             if isinstance(value, bytes):

@@ -1,12 +1,12 @@
-"""The formats: which names they have, who reads them, and which columns of a region each holds.
+"""Lists the formats: their names, the projects that read them, and the columns that each holds.
 
-Light enough for the command line's parser: no import of a library.
+It imports no library, so that the parser of the command line can use it.
 """
 
 from dataclasses import dataclass
 
 IMPORT_JOB = "extract-rois import"
-BACKGROUNDS = ("first", "none", "last")  # columns of the background in a distribution
+BACKGROUNDS = ("first", "none", "last")  # column of the background in a distribution
 CLASSES = ("class_ids", "class_scores")
 ATTRIBUTES = ("attribute_ids", "attribute_scores")
 PROBS = ("class_probs",)
@@ -14,12 +14,11 @@ PROBS = ("class_probs",)
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One layout that ``export`` writes.
+    """Describes one layout that ``export`` writes.
 
-    ``reader`` is the family whose reader takes it back. ``needs`` are the columns without which it
-    cannot be written, and ``keeps`` those that it holds where rows have them; both in addition to
-    image_id, width, height, boxes and features. ``folder`` are the names in an export that is a
-    folder, as patterns; empty for a file.
+    ``reader`` is the family whose reader reads it. ``needs`` are required columns, and ``keeps``
+    optional ones; both in addition to image_id, width, height, boxes and features. ``folder`` holds
+    patterns of the file names in an export that is a folder; empty for a file.
     """
 
     reader: str
@@ -177,7 +176,7 @@ READERS = tuple(dict.fromkeys(format_.reader for format_ in FORMATS.values()))
 
 
 def describe_formats() -> str:
-    """Returns the help text: each format, who reads it and its layout."""
+    """Returns the help text: each format, the projects that read it and its layout."""
     lines = ["formats:"]
     for name, format_ in FORMATS.items():
         lines += [f"  {name:16}{format_.users}", *_wrap(format_.layout)]

@@ -1,9 +1,9 @@
 """Reads and writes the ``.npy`` files of vilbert-multi-task and MMF, in folders of any depth.
 
-vilbert-multi-task (``script/extract_features.py``) saves one dict an image: image_id, image_height,
-image_width, num_boxes, bbox, features, objects, cls_prob. MMF (``extract_features_vmb.py``) saves
-the features [N, D] as ID.npy and the other entries as a dict in ID_info.npy; its ids are paths
-below the folder, without the ending.
+vilbert-multi-task (``script/extract_features.py``) saves one dict per image: image_id,
+image_height, image_width, num_boxes, bbox, features, objects, cls_prob. MMF
+(``extract_features_vmb.py``) saves the features [N, D] as ID.npy and the other entries as a dict in
+ID_info.npy; its ids are paths below the folder, without the ending.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,13 +33,13 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
 ENDING, INFO = ".npy", "_info.npy"
-BOXES = "_box"  # folders of cocobu: they belong to features in .npz
+BOXES = "_box"  # folders of cocobu, whose features are in .npz
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
     """Yields the records of one file, or of the files below a folder in the order of their names.
 
-    Raises InputError for a folder whose first readable file has a layout that nobody knows.
+    Raises InputError for a folder whose first readable file has an unknown layout.
     """
     require_layout(path)
     total, sizes = count_files(path, ENDING), context.sizes_near(path)
@@ -51,7 +51,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
 
 
 def require_layout(path: Path) -> None:
-    """Raises InputError, once, if the first readable file is of no layout."""
+    """Raises InputError, once, if the first readable file has an unknown layout."""
     for file in walk_files(path, ENDING):
         if file.name.endswith(INFO):
             continue
@@ -82,14 +82,14 @@ def parse_entries(value: Any) -> dict[str, Any]:
 
 
 def info_file(file: Path) -> Path:
-    """Returns where MMF keeps the boxes of a file of features."""
+    """Returns the path of MMF's boxes for a file of features."""
     return file.with_name(f"{file.name.removesuffix(ENDING)}{INFO}")
 
 
 def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -> Record:
-    """Returns the row of one file, of MMF's with its ``_info.npy``.
+    """Returns the row of one file; MMF's files are read with their ``_info.npy``.
 
-    Raises InputError for one without a size.
+    Raises InputError for a file without a size.
     """
     key = file.relative_to(root).as_posix().removesuffix(ENDING)
     try:
@@ -110,7 +110,7 @@ def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path`` with a file (``npy-mmf``: two) a row; returns the rows."""
+    """Writes the folder ``path``, one file (``npy-mmf``: two) per row; returns the row count."""
     count = 0
     with atomic_folder(path, replace=True) as folder:
         for row in rows:
@@ -129,7 +129,7 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
 
 
 def nested_file(folder: Path, image_id: str, name: str) -> Path:
-    """Returns an image's file: the parts of its id are folders, as in MMF's feature paths."""
+    """Returns the path of an image's file: the parts of its id are folders, as in MMF."""
     *parents, last = image_id.split("/")
     if any(not part or part.startswith(".") for part in (*parents, last)):
         parents, last = [], image_id
@@ -145,7 +145,9 @@ def _save(path: Path, value: Any) -> None:
 
 
 def make_entries(row: RegionRow, plan: ExportPlan) -> Mapping[str, Any]:
-    """Returns what both projects call the same: sizes, boxes, classes and distributions."""
+    """Returns the entries with the same names in both projects: sizes, boxes, classes and
+    distributions.
+    """
     entries: dict[str, Any] = {
         "bbox": widen_payload("boxes", row),
         "num_boxes": len(row.boxes),

@@ -1,4 +1,4 @@
-"""Reads and writes MILVLG's ``.npz``, one file an image, and OpenVQA's form of it.
+"""Reads and writes MILVLG's ``.npz``, one file per image, and OpenVQA's variant.
 
 MILVLG's port writes x [N, D], bbox, num_bbox, image_h, image_w and info, an array of one dict.
 OpenVQA and MCAN read x [D, N] without info, and call the sizes of GQA width and height.
@@ -38,7 +38,7 @@ MEMBERS = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
 def read(path: Path, context: Context) -> Iterator[Item]:
     """Yields the records of one file, or of the files below a folder in the order of their names.
 
-    Raises InputError for a folder whose first readable file has a layout that nobody knows.
+    Raises InputError for a folder whose first readable file has an unknown layout.
     """
     require_layout(path)
     transposes = cache(lambda: has_transposed(walk_files(path, ENDING)))
@@ -51,7 +51,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
 
 
 def require_layout(path: Path) -> None:
-    """Raises InputError, once, if the first readable file is of no layout."""
+    """Raises InputError, once, if the first readable file has an unknown layout."""
     for file in walk_files(path, ENDING):
         try:
             names = read_members(file).keys()
@@ -75,10 +75,9 @@ def read_record(
     sizes: Callable[[Path], Any],
     transposes: Callable[[], bool],
 ) -> Record:
-    """Returns one file's row. Its id is info's, else the file's name without the ending.
+    """Returns one file's row. Its id is that of info, else the file's name without the ending.
 
-    ``root`` is the folder that was given, and ``transposes`` says whether square features are
-    [D, N].
+    ``root`` is the folder of the argument; with ``transposes`` square features are [D, N].
     """
     key = file.name
     try:
@@ -118,10 +117,10 @@ def rename_members(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_transposed(files: Iterable[Path]) -> bool:
-    """Says whether the first file whose features are not square has them as [D, N].
+    """Returns whether the first file with non-square features has them as [D, N].
 
-    A square array does not show which side is the boxes: the others of its folder do, and where all
-    are square they are [N, D], as MILVLG's port writes them.
+    The shape of a square array does not show which dimension is the boxes; other files of its
+    folder do. If all are square they are [N, D], as MILVLG's port writes them.
     """
     for file in files:
         try:
@@ -135,15 +134,15 @@ def has_transposed(files: Iterable[Path]) -> bool:
 
 
 def is_square(fields: dict[str, Any]) -> bool:
-    """Says whether the features have as many columns as boxes."""
+    """Returns whether the features have as many columns as boxes."""
     shape = np.shape(fields["features"])
     return len(shape) == 2 and shape[0] == shape[1]
 
 
 def parse_info(value: Any) -> dict[str, Any]:
-    """Returns the dict inside of info, as far as the formats know its names.
+    """Returns the entries of info whose names the formats know.
 
-    The port's "d2" mode keeps other things under the attributes' names: they are left out there.
+    In the port's "d2" mode the attributes' names hold other values, which are omitted.
     """
     if value is None:
         return {}
@@ -157,9 +156,10 @@ def parse_info(value: Any) -> dict[str, Any]:
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path`` with a file a row; returns how many.
+    """Writes the folder ``path``, one file per row; returns the number of rows.
 
-    ``npz`` has the id and what made the features in info; ``npz-openvqa`` has [D, N] and no info.
+    ``npz`` holds the id and the provenance of the features in info; ``npz-openvqa`` has [D, N] and
+    no info.
     """
     count = 0
     with atomic_folder(path, replace=True) as folder:

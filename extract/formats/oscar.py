@@ -7,8 +7,8 @@
 - ``label.tsv``: [{class, rect, conf}], and ``hw.tsv``: [{height, width}].
 
 Features without boxes take them from the files of labels or predictions in the same folder. Class
-names become numbers: of ``--classes``, of ``classes.json`` in the folder, else in the order in
-which they appear.
+names become numbers: those of ``--classes`` or of ``classes.json`` in the folder, else by the order
+of their appearance.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,16 +39,17 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
 FEATURES, OBJECTS, LABELS, SIZES = "features", "objects", "labels", "sizes"
-FIRST_LINES = 5  # that show the kind: one may be damaged
+FIRST_LINES = 5  # that show the type: one may be damaged
 SPATIAL = 6
 NO_NAMES = ("__background__", "__no_attribute__")
 BACKGROUND = NO_NAMES[0]
 
 
 def sniff_kind(path: Path) -> str | None:
-    """Returns which of the files one is, None if it is none of them.
+    """Returns the type of a file; None for other files.
 
-    ``features``; ``objects``: predictions with features; ``labels``: objects without; ``sizes``.
+    Types are ``features``; ``objects``: predictions with features; ``labels``: objects without
+    them; and ``sizes``.
     """
     with path.open("rb", buffering=BUFFER) as file:
         for line in islice(lines(file), FIRST_LINES):
@@ -81,7 +82,7 @@ def _kind_of(fields: list[bytes]) -> str | None:
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
-    """Yields the records of a file with features. Raises InputError for one without."""
+    """Yields the records of a file with features. Raises InputError for other files."""
     kind = sniff_kind(path)
     if kind not in (FEATURES, OBJECTS):
         what = "it has objects without features" if kind == LABELS else "it has none"
@@ -104,7 +105,7 @@ def read(path: Path, context: Context) -> Iterator[Item]:
 
 
 def find_companions(path: Path) -> list[Path]:
-    """Returns the files next to one of features that may have its boxes, classes and sizes."""
+    """Returns the files next to a feature file that may hold its boxes, classes and sizes."""
     name = path.name
     words = [word for word in ("features", "feature") if word in name][:1]
     others = ("predictions", "label", "labels", "hw")
@@ -124,7 +125,7 @@ class Companion:
         self._offsets: dict[bytes, int] | None = None
 
     def find(self, key: bytes) -> Any:
-        """Returns the JSON value of a key, None without one. Raises BadRecord."""
+        """Returns the JSON value of a key; None if it is missing. Raises BadRecord."""
         if self._offsets is None:
             self._offsets, start = {}, 0
             for line in self._file:
@@ -175,7 +176,7 @@ def read_record(
 
 
 def take(value: Any, found: dict[str, Any]) -> None:
-    """Adds to ``found`` what a line's JSON has and earlier ones had not."""
+    """Adds to ``found`` the fields of a line's JSON that earlier lines lack."""
     if isinstance(value, list):
         value = value[0] if _kind_is_size(value) else {"objects": value}
     if not isinstance(value, dict):
@@ -196,7 +197,7 @@ def _kind_is_size(value: list[Any]) -> bool:
 def make_fields(
     key: str, found: Mapping[str, Any], context: Context, sizes: Sizes | None, path: Path
 ) -> dict[str, Any]:
-    """Returns the fields of a row. Raises BadRecord, and InputError where all lack sizes."""
+    """Returns the fields of a row. Raises BadRecord, and InputError if no file has sizes."""
     objects = found.get("objects")
     if objects is not None and not (
         isinstance(objects, list) and all(isinstance(o, dict) for o in objects)
@@ -238,7 +239,7 @@ def _size_or_none(boxes: Array, spatial: Array) -> dict[str, int] | None:
 
 
 def _are_fractions(spatial: Array) -> bool:
-    """Says whether [N, 6] are corners with the width and height that follow from them."""
+    """Returns whether [N, 6] are corners followed by their width and height."""
     sides = spatial[:, 2:4] - spatial[:, :2]
     return bool(np.allclose(sides, spatial[:, 4:], atol=1e-3) and np.abs(spatial).max() <= 1.1)
 
@@ -281,7 +282,7 @@ def read_objects(objects: list[dict[str, Any]], context: Context) -> dict[str, A
 
 
 def read_attributes(objects: list[dict[str, Any]], names: Vocabulary) -> dict[str, Array]:
-    """Returns each object's likeliest attribute; -1 for one without. Raises BadRecord."""
+    """Returns each object's most likely attribute; -1 for objects without. Raises BadRecord."""
     ids, scores = [], []
     for one in objects:
         found, confs = one.get("attributes") or [], one.get("attr_scores") or []

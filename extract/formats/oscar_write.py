@@ -1,7 +1,8 @@
 """Writes the TSV of Oscar and VinVL (:mod:`~vlmill.extract.formats.oscar`) as one folder.
 
-Every TSV has a ``.lineidx``, the byte offset of each line, and ``imageid2idx.json`` has the line of
-each image. ``classes.json`` and ``attributes.json`` are the names, in the order of our numbers.
+Every TSV has a ``.lineidx`` with the byte offset of each line, and ``imageid2idx.json`` holds the
+line of each image. ``classes.json`` and ``attributes.json`` hold the names in the order of our
+numbers.
 """
 
 import base64
@@ -25,7 +26,7 @@ PREDICTIONS, LABELS = "predictions", "label"
 
 
 class LineFile:
-    """A TSV that is written with the offsets of its lines."""
+    """Writes a TSV and the offsets of its lines."""
 
     def __init__(self, lines: BinaryIO, offsets: BinaryIO) -> None:
         self._lines, self._offsets, self._size = lines, offsets, 0
@@ -116,7 +117,7 @@ def make_objects(row: RegionRow, plan: ExportPlan) -> list[dict[str, Any]]:
 
 
 def find_name(number: int, names: Sequence[str], flag: str) -> str:
-    """Returns the name of a class or an attribute. Raises InputError for one without."""
+    """Returns the name of a class or an attribute. Raises InputError if it is missing."""
     if number == NO_CLASS:
         return BACKGROUND
     if number >= len(names):

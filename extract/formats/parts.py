@@ -20,7 +20,7 @@ REJECTS_PER_GROUP = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Describes a part: where it is written, in which types, and how many ``rows`` it takes."""
+    """Describes a part: its output folder, its dtype, and its maximum number of ``rows``."""
 
     folder: Path
     number: int
@@ -31,9 +31,9 @@ class Part:
 
 
 class PartWriter:
-    """Writes records until the part has its rows; leaving the ``with`` block ends both shards.
+    """Writes records until the part is full; leaving the ``with`` block closes both shards.
 
-    ``advance`` is called with the number of rows that were written and with the rejects.
+    ``advance`` is called with the number of written rows and with the rejects.
     """
 
     def __init__(

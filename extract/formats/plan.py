@@ -1,4 +1,4 @@
-"""What a writer needs to know before its first row."""
+"""Defines the information that a writer needs before its first row."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +19,11 @@ Rows = Iterator[RegionRow]
 class ExportPlan:
     """Describes the rows of one export.
 
-    ``payloads`` are the fields of :data:`~vlmill.extract.formats.records.KINDS` that are written
-    in addition to boxes and features; ``stated`` is how classes are counted; ``made_by`` is the
-    record of the detector and the selection. ``count`` rows have ``num_boxes`` boxes in all, each
-    of ``every`` boxes if they have equally many, else None; features are ``width`` wide.
-    ``classes`` and ``attributes`` are names, for the formats that have names.
+    ``payloads`` are the fields of :data:`~vlmill.extract.formats.records.KINDS` that are written in
+    addition to boxes and features; ``stated`` is how classes are numbered; ``made_by`` is the
+    record of the detector and the selection. ``count`` rows have ``num_boxes`` boxes in total;
+    ``every`` is the number of boxes per row if it is constant, else None. Features are ``width``
+    wide. ``classes`` and ``attributes`` are names, for the formats that have names.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ExportPlan:
 
 @contextmanager
 def size_lines(path: Path) -> Iterator[Callable[[RegionRow], None]]:
-    """Gives a function that writes a row's id and size to ``PATH_sizes.tsv``."""
+    """Yields a function that writes a row's id and size to ``PATH_sizes.tsv``."""
     with (
         atomic_path(path.with_name(f"{path.name}{ENDING}")) as temporary,
         temporary.open("w", encoding="utf-8", newline="\n") as file,

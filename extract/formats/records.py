@@ -1,4 +1,4 @@
-"""Turns fields by their legacy names, checked, into rows of regions and back, for all formats.
+"""Converts checked fields by their legacy names to rows of regions and back, for all formats.
 
 n boxes of an image, D feature width, K classes. The names are those of the original repository
 (bottom-up attention, 2018) and of LXMERT.
@@ -29,7 +29,7 @@ KINDS: dict[str, np.dtype[Any]] = {
     "attrs_id": np.dtype("<i8"),
     "attrs_conf": np.dtype("<f4"),
 }
-# Which of a row's arrays each payload is.
+# The array of a row for each payload.
 COLUMNS = {
     "boxes": "boxes",
     "features": "features",
@@ -54,22 +54,22 @@ ALIASES = {
     "attr_conf": "attrs_conf",
 }
 STATED = ("background", "classes_from")  # of a FileRow
-# Others count whole pixels, or round: a box may end one beyond the border.
+# Others count integer pixels, or round: a box may end one pixel beyond the border.
 IMPORTED_BORDER_PX = 1.0
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
-LONG_PAYLOAD = 1_000  # characters of base64 from which on they are not parsed as JSON
-WRAPPED_AT = 76  # characters of base64 in a line, as MIME has it
+LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
+WRAPPED_AT = 76  # characters of base64 per line, as in MIME
 NO_CLASS = -1  # the class of a region whose likeliest class is the background
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRow(RegionRow):
-    """A row as its file has it, and what the file or its format states about classes.
+    """Holds a row in the form of its file, and how the file or its format numbers classes.
 
     ``background`` is the column of the background in ``class_probs`` and ``classes_from`` the
     number of the first class in ``class_ids`` and ``attribute_ids``
-    (:mod:`~vlmill.extract.formats.classes`). What is not stated is None.
+    (:mod:`~vlmill.extract.formats.classes`). Unstated values are None.
     """
 
     background: str | None = None
@@ -77,7 +77,7 @@ class FileRow(RegionRow):
 
 
 class BadRecord(ValueError):
-    """Is raised for a record that cannot be a row, with the reason."""
+    """Raised for a record that cannot be a row, with the reason."""
 
     def __init__(self, detail: str, reason: Reason = Reason.BAD_RECORD) -> None:
         super().__init__(detail)
@@ -86,9 +86,7 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class InvalidRecord:
-    """Stands for what a reader gives in place of a row; ``key``: the image's id, or a place in
-    the file.
-    """
+    """Replaces the row of an invalid record; ``key``: the image's id, or a position in the file."""
 
     key: str
     detail: str
@@ -101,8 +99,8 @@ Record = FileRow | InvalidRecord
 def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     """Returns a payload as a flat array of its type. Raises BadRecord.
 
-    Files written with Python 3 from bytes hold the text ``b'...'``: the quotes are removed.
-    Base64 may be wrapped to lines of 76 characters.
+    Files that Python 3 wrote from bytes hold the text ``b'...'``: the quotes are removed. Base64
+    may be wrapped to lines of 76 characters.
     """
     raw = text.encode("ascii", "replace") if isinstance(text, str) else text
     start, end = bytes(raw[: WRAPPED_AT + 2]), bytes(raw[-1:])
@@ -123,9 +121,10 @@ def from_base64(name: str, text: bytes | memoryview | str) -> Array:
 
 
 def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
-    """Returns the value of a JSON text, in which the texts of some keys are views of its bytes.
+    """Returns the value of a JSON text; the texts of some keys are views of its bytes.
 
-    Base64 is found by its quotes: a parser would look at each of its characters. Raises ValueError.
+    Base64 is found by its quotes, since a parser would read each of its characters. Raises
+    ValueError.
     """
     cut: dict[str, memoryview] = {}
     view = memoryview(text)
@@ -157,9 +156,7 @@ def widen_payload(name: str, row: RegionRow) -> Array:
 
 
 def payload(name: str, row: RegionRow) -> Array:
-    """Returns the row's array that is called ``name`` in legacy files. Raises InputError without
-    it.
-    """
+    """Returns a row's array by its legacy ``name``. Raises InputError if the row lacks it."""
     array: Array | None = getattr(row, COLUMNS[name])
     if array is None and not len(row.boxes):
         return np.empty((0, 0) if name in ("features", "cls_prob") else 0, KINDS[name])
@@ -173,7 +170,7 @@ def payload(name: str, row: RegionRow) -> Array:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Returns a count or size in low..high; 640.0 is one, 640.5 is not. Raises BadRecord."""
+    """Returns an integer in low..high; 640.0 is valid, 640.5 is not. Raises BadRecord."""
     try:
         number = int(float(value))  # type: ignore[arg-type]
         if number != float(value):  # type: ignore[arg-type]
@@ -188,8 +185,8 @@ def whole_number(name: str, value: object, low: int, high: int) -> int:
 def parse_row(fields: Mapping[str, Any]) -> FileRow:
     """Returns a row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
 
-    Arrays may be flat or transposed (:func:`shaped`). ``background`` and ``classes_from`` are what
-    the file states. Raises BadRecord for what does not fit together.
+    Arrays may be flat or transposed (:func:`shaped`). ``background`` and ``classes_from`` are the
+    file's statements. Raises BadRecord for inconsistent fields.
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
     for name in ("boxes", "features"):
@@ -221,7 +218,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
 
 
 def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields under the names of KINDS; one without a value does not count."""
+    """Returns fields under the names of KINDS; fields without a value are ignored."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         if value is not None and found.get(known := ALIASES.get(name, name)) is None:
@@ -230,10 +227,11 @@ def rename_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_arrays(fields: dict[str, Any]) -> None:
-    """Sets ``num_boxes`` of fields whose arrays have two sides, and removes lists of other lengths.
+    """Sets ``num_boxes`` of fields with two-dimensional arrays, and removes lists of other lengths.
 
-    The extractors of vilbert-multi-task and MMF write a ``num_boxes`` that leaves out boxes without
-    a confidence, and the former has one class too few; loaders go by the rows of the features.
+    The extractors of vilbert-multi-task and MMF write a ``num_boxes`` that omits boxes without a
+    confidence, and the former has one class too few; loaders use the number of rows of the
+    features.
     """
     boxes = fields.get("boxes")
     if not isinstance(boxes, np.ndarray) or boxes.ndim != 2:
@@ -249,7 +247,7 @@ def count_arrays(fields: dict[str, Any]) -> None:
 
 
 def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how classes are counted, which records of our own exports state."""
+    """Returns how classes are numbered, as stated in records of our exports."""
     known = {"background": ("first", "none"), "classes_from": (0, 1)}
     return {
         name: next((value for value in values if str(fields.get(name)) == str(value)), None)
@@ -260,8 +258,8 @@ def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
 def shaped(name: str, value: Any, count: int) -> Array:
     """Returns a payload as [n] or [n, width], in its own type. Raises BadRecord.
 
-    A flat array is row-major. One with two sides is transposed where only its second side is n, as
-    OpenVQA's and MCAN's files have features [D, n]; where both sides are n it is [n, D].
+    A flat array is row-major. A two-dimensional array is transposed if only its second dimension is
+    n, as for features [D, n] in OpenVQA's and MCAN's files; if both are n it is [n, D].
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         raise BadRecord(f"{name} is not an array of numbers")
@@ -279,9 +277,9 @@ def shaped(name: str, value: Any, count: int) -> Array:
 
 
 def row_major(name: str, value: Array, count: int) -> Array:
-    """Returns an array whose first side is the ``count`` boxes, or a flat one as it is.
+    """Returns an array with the ``count`` boxes as its first dimension, or a flat one unchanged.
 
-    Raises BadRecord where no side is, and for more than two sides.
+    Raises BadRecord if no dimension is ``count``, and for more than two dimensions.
     """
     sides = value.shape
     while len(sides) > 2 and sides[-1] == 1:  # [n, D, 1, 1]: pooled and not squeezed
@@ -305,13 +303,13 @@ def check_boxes(boxes: Array) -> None:
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
-    """Says whether a box [n, 4] leaves its image by more than ``tolerance_px``."""
+    """Returns whether a box of [n, 4] extends beyond its image by more than ``tolerance_px``."""
     far = np.array([width, height]) + tolerance_px
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
 
 
 def make_record(key: str, fields: Mapping[str, Any]) -> Record:
-    """Returns the row of the fields, or what is wrong with them."""
+    """Returns the row of the fields, or an InvalidRecord with the reason."""
     try:
         return parse_row(fields)
     except BadRecord as error:

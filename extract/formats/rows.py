@@ -1,4 +1,4 @@
-"""Sorts the records of a file into rows that fit together and rejects."""
+"""Sorts the records of a file into consistent rows and rejects."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.rejects import Reason
 
 STAGE = "import"
-DAMAGE = Reason.BROKEN_ARCHIVE  # records that a damaged file has lost
+DAMAGE = Reason.BROKEN_ARCHIVE  # for records that a damaged file has lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Widths:
     class_probs: int | None
 
     def misfit(self, row: RegionRow) -> str | None:
-        """Returns why a row does not fit to the others, None if it does."""
+        """Returns why a row does not match the others; None if it does."""
         if not len(row.boxes):
             return None
         widths = get_widths(row)
@@ -43,7 +43,7 @@ def get_widths(row: RegionRow) -> Widths:
 
 
 class RowSorter:
-    """Decides which records become rows. ``ids`` are those of the rows that exist already."""
+    """Decides which records become rows. ``ids`` are the ids of existing rows."""
 
     def __init__(
         self, widths: Widths, numbering: Numbering, check: IdCheck, ids: Iterable[str], prefix: str
@@ -52,7 +52,7 @@ class RowSorter:
         self.ids, self._prefix = set(ids), prefix
 
     def sort(self, record: Record) -> RegionRow | InvalidRecord:
-        """Returns the row of a record, or what is wrong with it.
+        """Returns the row of a record, or an InvalidRecord with the reason.
 
         Raises CountedFromOne and InputError (:class:`~vlmill.extract.formats.classes.IdCheck`).
         """
@@ -70,7 +70,7 @@ class RowSorter:
         except BadRecord as error:
             return InvalidRecord(key=row.image_id, detail=str(error), reason=error.reason)
         if self.widths.class_probs is None and not len(row.boxes):
-            row = dataclasses.replace(row, class_probs=None)  # of no box and no known width
+            row = dataclasses.replace(row, class_probs=None)  # without boxes its width is unknown
         self.ids.add(row.image_id)
         return row
 
@@ -78,7 +78,7 @@ class RowSorter:
 def encode_each(
     rows: list[RegionRow], encode: Callable[[list[RegionRow]], Any], sorter: RowSorter
 ) -> list[InvalidRecord]:
-    """Removes from ``rows`` those that the table's types cannot hold; returns them as rejects."""
+    """Removes rows that the table's dtypes cannot hold from ``rows``; returns them as rejects."""
     invalid = []
     for row in list(rows):
         try:

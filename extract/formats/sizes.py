@@ -1,7 +1,7 @@
-"""Sizes of images for files that do not hold them: UNITER's, cocobu's and some HDF5 files.
+"""Reads image sizes for files that do not hold them: UNITER's, cocobu's and some HDF5 files.
 
-``--sizes`` takes 640x480 for all images, a table of images or regions, COCO's JSON, a JSON object
-of sizes by id, or lines of id, width and height.
+``--sizes`` is 640x480 for all images, a table of images or regions, COCO's JSON, a JSON object of
+sizes by id, or lines of id, width and height.
 """
 
 import csv
@@ -17,21 +17,21 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import difference, extract_core
 from vlmill.schemas.plain_json import read_json
 
-ENDING = "_sizes.tsv"  # of the file that an export writes next to features without sizes
+ENDING = "_sizes.tsv"  # of the file next to exported features without sizes
 LARGEST = 2**31 - 1
 _ONE_SIZE = re.compile(r"(\d{1,9})x(\d{1,9})")
 Size = tuple[int, int]
 
 
 class Sizes:
-    """Width and height by image_id; an id of another spelling is found as in tables."""
+    """Holds width and height by image_id; other spellings of an id are matched as in tables."""
 
     def __init__(self, sizes: Mapping[str, Size], every: Size | None = None) -> None:
         self._sizes, self._every = sizes, every
         self._cores: dict[str, list[str]] | None = None
 
     def find(self, image_id: str) -> Size | None:
-        """Returns an image's width and height, None if there is none or several may be meant."""
+        """Returns an image's width and height; None if they are missing or ambiguous."""
         if (size := self._every or self._sizes.get(image_id)) is not None:
             return size
         if self._cores is None:

@@ -16,16 +16,16 @@ from vlmill.schemas.images.formats import HEAD_BYTES, format_name, other_name
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.plain_json import read_json
 
-# Of files that belong to others, or to no features: they are not opened in folders.
+# Endings of files that belong to other files or are not features: folders are read without them.
 OTHER_ENDINGS = (".lineidx", ".pkl", ".txt", ".md", ".yaml", ".yml", ".lock", *IMAGE_ENDINGS)
 MAX_JSON = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file, or a folder of a file an image.
+    """Describes a file, or a folder with one file per image.
 
-    ``format`` is its layout of TSV, else its reader of READERS.
+    ``format`` is its TSV layout, else its reader in READERS.
     """
 
     path: Path
@@ -41,8 +41,8 @@ class Source:
 def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Source]:
     """Returns the sources of all arguments: files, folders and globs, in their order.
 
-    ``name`` is one of FORMATS, None where the content decides. Raises InputError for what is not
-    there, of no known format, or of another one than ``name``.
+    ``name`` is one of FORMATS; with None the content decides. Raises InputError for a missing path,
+    an unknown format, or a format other than ``name``.
     """
     paths = [path for argument in arguments for path in expand(argument)]
     found = [source for path in paths for source in sources_of(path, name)]
@@ -50,7 +50,7 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
 
 
 def expand(argument: str | Path) -> list[Path]:
-    """Returns the paths that an argument names. Raises InputError if there are none."""
+    """Returns the paths that an argument names. Raises InputError without a path."""
     path = Path(argument)
     if path.exists():
         return [path]
@@ -80,13 +80,13 @@ def sources_of(path: Path, name: str | None) -> list[Source]:
 
 
 def make_source(path: Path, format_: str) -> Source:
-    """Returns a path as a source, with the bytes below it."""
+    """Returns the source of a path, with its size in bytes."""
     files = [path] if path.is_file() else walk_files(path, "")
     return Source(path=path, format=format_, bytes=sum(file.stat().st_size for file in files))
 
 
 def recognise(path: Path) -> str | None:
-    """Returns the format of a file, or of the folder of an LMDB; None if it is none of them."""
+    """Returns the format of a file, or of the folder of an LMDB; None for other formats."""
     if lmdb.is_lmdb(path):
         return "lmdb"
     if not path.is_file():
@@ -107,7 +107,7 @@ def recognise(path: Path) -> str | None:
 
 
 def recognise_zip(path: Path) -> str | None:
-    """Returns whether a zip holds arrays or JSON; a damaged one goes by its name."""
+    """Returns whether a zip holds arrays or JSON; for a damaged zip its name decides."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [m.filename for m in archive.infolist() if not m.is_dir()]
@@ -120,7 +120,7 @@ def recognise_zip(path: Path) -> str | None:
 
 
 def is_vlbert(path: Path) -> bool:
-    """Says whether a JSON file has the features of one image."""
+    """Returns whether a JSON file has the features of one image."""
     try:
         return vlbert.has_layout(read_json(path, max_bytes=MAX_JSON))
     except (OSError, ValueError):
@@ -128,7 +128,7 @@ def is_vlbert(path: Path) -> bool:
 
 
 def sources_in(folder: Path) -> Iterator[Source]:
-    """Yields the sources of a folder: its files, and itself for formats of a file an image."""
+    """Yields the sources of a folder: its files, and itself for formats with one file per image."""
     per_image = dict[str, None]()
     first_json: Path | None = None
     for file in walk_files(folder, ""):
@@ -155,7 +155,7 @@ def sources_in(folder: Path) -> Iterator[Source]:
 
 
 def belongs_to_npz(folder: Path) -> bool:
-    """Says whether a folder of ``.npy`` has the boxes or means of cocobu features next to it."""
+    """Returns whether a folder of ``.npy`` holds the boxes or means of adjacent cocobu features."""
     for end in (cocobu.BOX, cocobu.FC):
         if folder.name.endswith(end):
             base = folder.name.removesuffix(end)
@@ -164,7 +164,7 @@ def belongs_to_npz(folder: Path) -> bool:
 
 
 def drop_companions(sources: list[Source]) -> list[Source]:
-    """Returns the sources without the TSV of Oscar that only complete others of their folder."""
+    """Returns the sources without the TSV files of Oscar that only complete other files."""
     kinds = {s.path: oscar.sniff_kind(s.path) for s in sources if s.format == "oscar"}
     kept = []
     for source in sources:
@@ -181,7 +181,7 @@ def drop_companions(sources: list[Source]) -> list[Source]:
 
 
 def describe(path: Path) -> str:
-    """Returns what a path is that has no known format."""
+    """Returns a description of a path with an unknown format."""
     if path.is_dir():
         names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
         return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"

@@ -1,9 +1,9 @@
-"""Reads and writes TSV with base64 fields: of the original repository, of ViLBERT and of LXMERT.
+"""Reads and writes TSV with base64 fields of the original repository, ViLBERT and LXMERT.
 
-One image a line; the number of fields shows which layout it is. Lines are read one by one, so
-memory does not grow with the file. What Python 2 and 3 and the csv module left in published files
-is understood: a header, a byte order mark, sizes as 640.0, payloads as ``b'...'``, and base64 that
-is wrapped inside quotes.
+Each line is one image; the number of fields shows the layout. Lines are read one by one, so memory
+does not grow with the file. The reader accepts the artefacts of Python 2 and 3 and the csv module
+in published files: a header, a byte order mark, sizes as 640.0, payloads as ``b'...'``, and base64
+that is wrapped inside quotes.
 """
 
 from collections import Counter
@@ -49,21 +49,21 @@ FIELDS = {
         "features",
     ),
 }
-# How these layouts count classes.
+# How these layouts number classes.
 STATED: dict[str, dict[str, Any]] = {"tsv": {"classes_from": 0}, "tsv7": {"background": "first"}}
 BY_COUNT = {len(fields): name for name, fields in FIELDS.items()}
 HEADERS = (b"img_id", b"image_id")
-MAX_LINE = 64 * 2**20  # 100 boxes with the whole distribution are 2 MB
-FIRST_LINES = 20  # that show the layout: one of them may be cut, or two glued together
+MAX_LINE = 64 * 2**20  # 100 boxes with the full distribution are 2 MB
+FIRST_LINES = 20  # that show the layout: one may be truncated, or two joined
 BUFFER = 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# What csv.DictWriter of the original scripts ends lines with.
+# The line end of csv.DictWriter in the original scripts.
 LINE_END = b"\r\n"
 BLANK = (b"\n", LINE_END)
 
 
 def sniff_format(path: Path) -> str | None:
-    """Returns the layout that most of the first lines have; None if it is none of them."""
+    """Returns the layout of most of the first lines; None if it is unknown."""
     with path.open("rb", buffering=BUFFER) as file:
         counts = Counter(
             line.count(b"\t") + 1 for line in islice(lines(file), FIRST_LINES) if line is not None
@@ -75,7 +75,7 @@ def sniff_format(path: Path) -> str | None:
 def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item]:
     """Yields the records of a file, in layout ``name`` or in that of its first lines.
 
-    Raises InputError for a folder, and for a file that is of another layout throughout.
+    Raises InputError for a folder, and for a file without any line of this layout.
     """
     if path.is_dir():
         raise InputError(f"FILE {path} is a folder; give the .tsv file")
@@ -100,7 +100,7 @@ def read(path: Path, context: Context, name: str | None = None) -> Iterator[Item
 
 
 def is_header(line: bytes) -> bool:
-    """Says whether a line has the names of the fields."""
+    """Returns whether a line holds the names of the fields."""
     return line[:20].split(b"\t", 1)[0].strip(b'"') in HEADERS
 
 
@@ -109,9 +109,9 @@ def _same(bad: InvalidRecord) -> Record:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yields the lines with their ends; None for one that is too long, of which no more is kept.
+    """Yields the lines with their ends; None for a line that is too long and is dropped.
 
-    A quoted field may have several lines, as the csv module writes base64 with line ends in it.
+    A quoted field may span several lines, since the csv module writes base64 with line ends.
     """
     held = file.readline(MAX_LINE).removeprefix(BYTE_ORDER_MARK)
     while line := held:
@@ -131,7 +131,7 @@ def _join_quoted(line: bytes, following: bytes, file: BinaryIO) -> tuple[bytes, 
     """Returns a line joined with the lines that continue its last field, and the next line.
 
     A line does not continue a quoted field if it has a tab before its first quote: then a quote is
-    missing, as in a file that was cut, and the lines are separate records.
+    missing, as in a truncated file, and the lines are separate records.
     """
     parts, is_open = [line], True
     size = len(line)
@@ -190,7 +190,7 @@ def _unquote(field: memoryview) -> memoryview:
 
 
 def _plain_text(field: memoryview) -> str:
-    """Returns a field as text, without the ``b'...'`` that Python 3 made of Python 2's code."""
+    """Returns a field as text, without the ``b'...'`` of Python 2 code that ran in Python 3."""
     text = bytes(field)
     if text[:2] == b"b'" and text[-1:] == b"'" and len(text) > 2:
         text = text[2:-1]
@@ -198,7 +198,7 @@ def _plain_text(field: memoryview) -> str:
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes one line a row, atomically; returns how many."""
+    """Writes one line per row, atomically; returns the number of rows."""
     count, names = 0, FIELDS[plan.name]
     with atomic_path(path) as temporary, temporary.open("wb", buffering=BUFFER) as file:
         for row in rows:

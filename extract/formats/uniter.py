@@ -2,7 +2,7 @@
 
 Boxes are fractions of the image: x1, y1, x2, y2, width, height. Neither the id nor the size is in
 the file: the file's name is the id, and an export writes the sizes to ``PATH_sizes.tsv``. UNITER's
-conversion refuses any other member.
+conversion script refuses other members.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def parse_members(
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path`` with a file a row, and the sizes next to it."""
+    """Writes the folder ``path``, one file per row, and the sizes next to it."""
     count = 0
     with atomic_folder(path, replace=True) as folder, size_lines(path) as sizes:
         for row in rows:
@@ -51,7 +51,7 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
 
 
 def make_arrays(row: RegionRow) -> dict[str, Any]:
-    """Returns a row's arrays; fractions in float64 give the same float32 boxes again."""
+    """Returns a row's arrays; fractions are float64, which restores the same float32 boxes."""
     size = np.array([row.width, row.height] * 2, np.float64)
     corners = row.boxes.astype(np.float64) / size
     return {

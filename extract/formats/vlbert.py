@@ -1,7 +1,7 @@
-"""Reads and writes VL-BERT's precomputed features: a zip, or its folder, of one JSON an image.
+"""Reads and writes VL-BERT's precomputed features: a zip, or its folder, with one JSON per image.
 
-``NAME/ID.json`` has image_id, image_w, image_h, num_boxes and in base64 of float32 boxes, features
-and, for pretraining, classes (distributions).
+``NAME/ID.json`` holds image_id, image_w, image_h, num_boxes and, in base64 of float32, boxes,
+features and, for pretraining, classes (distributions).
 """
 
 import json
@@ -31,7 +31,7 @@ from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
 
 ENDING = ".json"
-ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same rows give the same bytes
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same rows give the same bytes
 NEEDED = ("boxes", "features", "image_w", "image_h")
 MAX_FILE = 64 * 2**20
 
@@ -39,7 +39,7 @@ MAX_FILE = 64 * 2**20
 def read(path: Path, context: Context) -> Iterator[Item]:
     """Yields the records of a zip in its order, or of a folder in the order of the names.
 
-    Raises InputError for one whose first JSON has another layout.
+    Raises InputError if its first JSON has another layout.
     """
     if path.is_dir() or path.suffix == ENDING:
         total = count_files(path, ENDING)
@@ -74,12 +74,12 @@ def _read_file(file: Path) -> bytes:
 
 
 def has_layout(value: Any) -> bool:
-    """Says whether a JSON value is one image of VL-BERT."""
+    """Returns whether a JSON value is one image of VL-BERT."""
     return isinstance(value, dict) and {"boxes", "features"} <= value.keys()
 
 
 def require_layout(path: Path, name: str, load: Callable[[], bytes]) -> None:
-    """Raises InputError if the first JSON can be read and is something else."""
+    """Raises InputError if the first JSON is readable but has another layout."""
     try:
         value = parse_json(load())
     except (BadRecord, ValueError, *ZIP_ERRORS):
@@ -121,9 +121,9 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
 
 
 def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes one zip, atomically and not compressed, as VL-BERT reads it; returns the rows.
+    """Writes one uncompressed zip for VL-BERT, atomically; returns the number of rows.
 
-    The members are in a folder that is called like the file: VL-BERT opens NAME.zip@/NAME/ID.json.
+    The members are in a folder with the name of the file: VL-BERT opens NAME.zip@/NAME/ID.json.
     """
     count = 0
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -137,7 +137,7 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
             }
             names = {"boxes": "boxes", "features": "features"}
             names |= {"classes": "cls_prob"} if "cls_prob" in plan.payloads else {}
-            # Base64 needs no escapes, and json would look at each character for one.
+            # Base64 needs no escapes, but json would check each character for them.
             payloads = [b'"%s": "%s"' % (n.encode(), to_base64(k, row)) for n, k in names.items()]
             content = b", ".join([json.dumps(entries)[:-1].encode(), *payloads]) + b"}"
             name = f"{path.stem}/{file_name(row.image_id, ENDING, name=plan.name)}"

@@ -1,4 +1,4 @@
-"""The middle of an image, as torchvision's transforms for its ImageNet weights cut it."""
+"""Crops the centre of an image like torchvision's transforms for its ImageNet weights."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ class Crop:
 
 
 def middle(pixels: Pixels, crop: Crop) -> Pixels:
-    """Red-green-blue [side, side, 3] of an upright image's blue-green-red [H, W, 3].
+    """Returns the RGB crop [side, side, 3] of an upright image's BGR pixels [H, W, 3].
 
-    Bit for bit what torchvision's ImageClassification does to a PIL image before it normalises:
-    bilinear with averaging, the long side rounded down.
+    The result equals torchvision's ImageClassification before normalisation bit for bit, for a PIL
+    image: bilinear with averaging, the long side rounded down.
     """
     height, width = pixels.shape[:2]
     short = min(height, width)

@@ -1,6 +1,6 @@
-"""torchvision's classifiers, less their last layer, ready to describe full images.
+"""Loads torchvision's classifiers without their last layer, to encode full images.
 
-N images, G numbers of all networks side by side, S x S pixels of a crop.
+N images, G numbers of all networks concatenated, S x S pixels of a crop.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.random_weights import centred_normal
 from vlmill.schemas.errors import InputError
 
-# Not needed for the vectors: the classifier, and the heads that help GoogLeNet in training.
+# Not needed for the vectors: the classifier, and GoogLeNet's auxiliary heads for training.
 UNUSED = ("classifier.", "fc.", "aux1.", "aux2.")
 COUNTER = "num_batches_tracked"
-# Of torchvision's published DenseNets: dots where its modules' names have none.
+# Names of torchvision's published DenseNets: they have dots that its modules' names lack.
 OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
 
 
 class Preset(NamedTuple):
-    """A published set of torchvision's weights: its name, its file's first digits, its crop."""
+    """Holds a published set of torchvision's weights: name, first digits of its file, crop."""
 
     name: str
     digits: str
@@ -42,7 +42,7 @@ class Preset(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeNetwork:
-    """One network in evaluation mode, and what identifies its vectors."""
+    """Holds one network in evaluation mode, and the identification of its vectors."""
 
     name: str
     model: nn.Module
@@ -65,7 +65,7 @@ class WholeNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class FullImages:
-    """Networks on one device, whose vectors are concatenated."""
+    """Holds networks on one device, whose vectors are concatenated."""
 
     networks: tuple[WholeNetwork, ...]
     device: torch.device
@@ -77,7 +77,7 @@ class FullImages:
 
     @property
     def crops(self) -> tuple[Crop, ...]:
-        """Lists the different crops that the networks see."""
+        """Returns the different crops that the networks need."""
         return tuple(dict.fromkeys(network.preset.crop for network in self.networks))
 
     def record(self) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class FullImages:
 
 
 def normalise_crops(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
-    """Pixels of 0..1 less the mean, in deviations, as torchvision's transforms compute it."""
+    """Normalises pixels of 0..1 by mean and deviation, like torchvision's transforms."""
     device = next(network.model.parameters()).device
     pixels = torch.from_numpy(np.stack(crops)).to(device).permute(0, 3, 1, 2)
     mean, std = (
@@ -111,7 +111,7 @@ def open_global_networks(
 ) -> FullImages:
     """Returns the networks with the files' weights, one each in this order, or with random ones.
 
-    Raises InputError for a file that cannot be read or is not of its network.
+    Raises InputError for a file that cannot be read or does not match its network.
     """
     networks = []
     for number, name in enumerate(names):
@@ -138,7 +138,7 @@ def open_network(name: str, path: Path | None, *, seed: int, device: torch.devic
 
 
 def list_presets(name: str) -> list[Preset]:
-    """torchvision's published weights of a network, the first ones first."""
+    """Returns torchvision's published weights of a network, in torchvision's order."""
     from torchvision.models import get_model_weights
 
     presets = []
@@ -164,11 +164,11 @@ def find_preset(path: Path, presets: Sequence[Preset]) -> Preset:
 
 
 def without_classifier(name: str) -> nn.Module:
-    """Builds a network up to its pooled vector, weights not drawn yet."""
+    """Builds a network up to its pooled vector, without initialising its weights."""
     from torchvision import models
 
     if name == "googlenet":
-        # With weights torchvision's builder has pixels brought to that network's own range.
+        # With weights torchvision's builder also transforms pixels to that network's range.
         model: Any = models.googlenet(aux_logits=False, init_weights=False, transform_input=True)
     else:
         model = models.get_model(name, weights=None)
@@ -179,7 +179,7 @@ def without_classifier(name: str) -> nn.Module:
 
 
 def load_weights(model: nn.Module, name: str, path: Path) -> None:
-    """Loads a state dict of torchvision's. Raises InputError with what differs."""
+    """Loads a state dict of torchvision's. Raises InputError with the difference."""
     try:
         state = read_state(path)
     except ValueError as error:
@@ -207,7 +207,7 @@ def randomise(model: nn.Module, seed: int) -> None:
             if isinstance(module, nn.Conv2d):
                 module.weight.copy_(centred_normal(module.weight, rng))
             elif isinstance(module, nn.Sequential) and isinstance(module[-1], Bottleneck):
-                for block in module.children():  # a stage of a ResNet, whose branches add up
+                for block in module.children():  # a stage of a ResNet, whose branches are added
                     assert isinstance(block, Bottleneck)
                     block.bn3.weight.fill_(1 / math.sqrt(len(module)))
 

@@ -1,4 +1,4 @@
-"""Which networks can describe full images, without loading any."""
+"""Lists the networks that can encode full images, without loading one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ NETWORKS = {"densenet121": 1024, "resnet152": 2048, "googlenet": 1024}
 def parse_network_names(text: str, files: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the networks of ``--global-cnn``.
 
-    Raises InputError for an unknown or repeated name, for another number of files than of networks,
+    Raises InputError for an unknown or repeated name, if the numbers of files and networks differ,
     and for a missing file.
     """
     names = tuple(name.strip() for name in text.split(","))

@@ -25,13 +25,13 @@ def only_of_pairs(
     """Returns the images of a table of pairs, followed by missing ones; ``skipped`` counts the
     others.
 
-    An image with another id in the pairs (46.jpg for 46) gets theirs, and this is printed. Raises
-    InputError if the images have no id before they are read, if no image is named, or if two could
-    be meant.
+    An image with another id in the pairs (46.jpg for 46) gets that id, and this is printed. Raises
+    InputError if the images have no id before they are read, if no image is named, or if the match
+    is ambiguous.
     """
     pair_ids: dict[str, None] = {}
     for batch in iter_batches(pairs, PAIRS, columns=["image_id"], flag="--pairs"):
-        # Without null: a text alone has no image.
+        # Without null: a text-only row has no image.
         pair_ids.update(dict.fromkeys(batch.column(0).drop_null().to_pylist()))
     unread = (p for p in plan if p.image_id is None and p.kind != BROKEN)
     if any(usable_id(p.name or Path(p.path).name) for p in unread):
@@ -74,8 +74,8 @@ def with_missing_boxes(
 ) -> list[InputImage]:
     """Returns the plan, and as missing the entries of a box file for which it has no image.
 
-    An entry that is called like a SHA-256 may belong to any file, and is not counted here. Raises
-    InputError where no entry names an image.
+    An entry that looks like a SHA-256 may belong to any file, and is not counted here. Raises
+    InputError if no entry names an image.
     """
     met = {boxes.find_key(p.image_id, p.path) for p in plan}
     absent = [name for name in boxes.entries if name not in met and not HASH.fullmatch(name)]

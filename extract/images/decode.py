@@ -1,4 +1,4 @@
-"""Image bytes become what detectors are fed: upright blue-green-red pixels.
+"""Decodes image bytes to the input of detectors: upright BGR pixels.
 
 H0 x W0 is the image upright.
 """
@@ -20,7 +20,7 @@ def decode(data: bytes, limits: InputLimits) -> Pixels:
 
 
 def decode_stored(data: bytes, limits: InputLimits) -> tuple[Pixels, int]:
-    """Decodes as :func:`decode` does, and also returns the stored orientation. Raises Rejected."""
+    """Decodes like :func:`decode`, and also returns the stored orientation. Raises Rejected."""
     bounds = Bounds(max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
     image = decode_upright(data, bounds)
     return blue_first(image.image), image.orientation
@@ -30,5 +30,5 @@ def blue_first(image: Image.Image) -> Pixels:
     """Returns an RGB image's pixels, blue first; pillow packs them so in a sixth of NumPy's
     time.
     """
-    buffer = bytearray(image.tobytes("raw", "BGR"))  # an array of bytes could not be written
+    buffer = bytearray(image.tobytes("raw", "BGR"))  # an array of bytes would be read-only
     return np.frombuffer(buffer, np.uint8).reshape(image.height, image.width, 3)

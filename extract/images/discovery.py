@@ -29,14 +29,14 @@ _QUOTES = "\"'"
 
 
 class Kind(StrEnum):
-    """The type of a file by its name or its first bytes."""
+    """Lists the types of files, by name or first bytes."""
 
     IMAGE = "image"
     TAR = "tar"
 
 
 class Why(StrEnum):
-    """Why a file or folder is not part of the plan. The values are words of the last line."""
+    """Lists why a file or folder is not part of the plan. The values are words of the last line."""
 
     OTHER = "not image"
     HIDDEN_FILE = "hidden file"
@@ -49,7 +49,7 @@ class Why(StrEnum):
     UNPAIRED = "image that no pair names"
 
 
-# How many of a kind there are, in words: one, and several.
+# The singular and plural of each reason.
 _WORDS = {
     Why.OTHER: ("not an image", "not images"),
     Why.FOLDER: ("folder that only the glob matched", "folders that only the glob matched"),
@@ -68,7 +68,7 @@ class Skipped:
     endings: Counter[str] = field(default_factory=Counter)
 
     def add(self, why: Why, name: str = "") -> None:
-        """Counts one; of a file that is not an image, its ending too."""
+        """Counts one item, and the ending of a file that is not an image."""
         self.counts[why] += 1
         if why is Why.OTHER:
             ending = PurePosixPath(name).suffix.lower()
@@ -121,7 +121,7 @@ def enters(base: str, name: str, skipped: Skipped) -> bool:
     elif os.path.islink(path):
         skipped.add(Why.LINK)
     elif any(os.path.exists(os.path.join(path, file)) for file in (PLAN, LOCK)):
-        skipped.add(Why.OUTPUT)  # perhaps of this very run, whose input would then change
+        skipped.add(Why.OUTPUT)  # it may be the output of this run, whose input would then change
     else:
         return True
     return False
@@ -159,7 +159,7 @@ def kind_by_name(name: str) -> Kind | None:
 def kind_of_file(path: str, skipped: Skipped) -> Kind | None:
     """Returns whether a local file is an image or a tar; counts it if it is neither.
 
-    A link to nowhere with an image's ending is an image: one that is missing.
+    A broken link with an image's ending is an image, namely a missing one.
     """
     kind = kind_by_name(path)
     try:
@@ -198,10 +198,10 @@ def read_head(path: str) -> bytes:
 
 
 def read_path_list(path: Path) -> Iterator[str]:
-    """Yields the paths of a list, one a line, relative to the list's folder.
+    """Yields the paths of a list, one per line, relative to the list's folder.
 
     A byte order mark (UTF-8 or UTF-16), CRLF, empty lines, spaces around a path and quotes around
-    it are what editors and shells add: they are removed unless a file is called so.
+    it are added by editors and shells: they are removed unless a file has that name.
     """
     for line in _LINE_END.split(decode_text(path.read_bytes())):
         if line.strip():
@@ -216,8 +216,8 @@ def decode_text(data: bytes) -> str:
 
 
 def resolve_spelling(folder: Path, line: str) -> str:
-    """Returns which spelling of a line names a file: as it is, without spaces, without quotes, in
-    another Unicode form. Without such a file, the line without spaces and quotes.
+    """Returns the spelling of a line that names a file: unchanged, without spaces, without quotes,
+    in another Unicode form. Without such a file, the line without spaces and quotes.
     """
     bare = line.strip()
     quoted = len(bare) > 2 and bare[0] == bare[-1] and bare[0] in _QUOTES

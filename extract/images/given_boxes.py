@@ -1,9 +1,9 @@
-"""Boxes that are given with the images (VCR, RefCOCO+) replace the detector's proposals.
+"""Reads boxes that are given with the images (VCR, RefCOCO+) and replace the detector's proposals.
 
-Those of files are of the image as it is stored. Where a query is made they are turned with it, by
-:func:`vlmill.schemas.images.orientation.turn_boxes`. Those of our tables are upright already.
+Boxes of files refer to the image as it is stored; creating a query rotates them with the image
+(:func:`vlmill.schemas.images.orientation.turn_boxes`). Boxes of our tables are already upright.
 
-JSON may be lines, an array, a map, or objects over many lines. A file of another kind, such as
+JSON may be lines, an array, a map, or objects over many lines. A file of another type, such as
 COCO's, is refused with the command that reads it.
 """
 
@@ -29,7 +29,7 @@ from vlmill.schemas.rejects import Reason, Rejected
 from vlmill.schemas.tables import BOXES, CHOICES, EXPRESSIONS, REGIONS, Table
 
 MAX_LINE = 2**20
-MAX_FILE = 2**28  # bytes, of a file that is not one object a line: it is parsed as a whole
+MAX_FILE = 2**28  # bytes, of a file without one object per line, which is parsed in one pass
 FORMS = 'JSON lines {"image_id": ID, "boxes": [[x1, y1, x2, y2], ...]}'
 _COCO = (
     "is COCO's annotations; make a table of boxes of their folder with `python -m "
@@ -44,7 +44,7 @@ _NPZ = (
 
 
 def box_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields names and boxes as they are in the file or the folder of VCR's metadata.
+    """Yields names and boxes in the form of the file or of VCR's metadata folder.
 
     Raises InputError for another type of file, and OSError.
     """
@@ -165,27 +165,27 @@ def _parse_object(text: bytes, location: str) -> dict[str, Any]:
 
 Boxes = npt.NDArray[np.float32]
 MAX_BOXES = 1_000
-OUTSIDE_PX = 1.0  # by which a box may leave its image: tools round corners
+OUTSIDE_PX = 1.0  # by which a box may exceed its image: tools round corners
 FRACTIONS = "all coordinates are at most 1, as of fractions of width and height; give pixels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenBoxes:
-    """Boxes by image_id or by the file's name without its extension.
+    """Holds boxes by image_id or by the file's name without its extension.
 
     An entry with an error has the error's text instead, and only that image is rejected.
     """
 
     entries: Mapping[str, Boxes | str]
     digest: str
-    upright: bool = False  # the boxes are of the image as it is seen, not as it is stored
+    upright: bool = False  # the boxes refer to the upright image, not the stored one
 
     @cached_property
     def _index(self) -> IdIndex:
         return IdIndex.from_ids(list(self.entries))
 
     def find_key(self, image_id: str | None, path: str) -> str | None:
-        """Returns the name of an image that has boxes. Raises InputError if two could be meant."""
+        """Returns the name of an image that has boxes. Raises InputError if it is ambiguous."""
         if image_id in self.entries:
             return image_id
         return find_file_id(self._index, path, "--boxes") or find_similar_id(
@@ -231,7 +231,7 @@ def read_boxes(path: Path) -> GivenBoxes:
 
 
 def require_pixels(entries: Mapping[str, Boxes | str], path: Path) -> None:
-    """Raises InputError where all boxes look like fractions. Single entries that do are rejects."""
+    """Raises InputError if all boxes look like fractions. Single such entries are rejects."""
     faults = {entry for entry in entries.values() if isinstance(entry, str)}
     has_good = any(len(entry) for entry in entries.values() if not isinstance(entry, str))
     if FRACTIONS in faults and not has_good:
@@ -258,7 +258,7 @@ def require_inside(boxes: Boxes, width: int, height: int) -> None:
 
 
 def find_table(path: Path) -> Table | None:
-    """Returns which of vlmill's tables the path has, None for none."""
+    """Returns the type of vlmill table at the path; None without one."""
     for table in (CHOICES, BOXES, EXPRESSIONS, REGIONS):
         if path.is_dir() and any(path.glob(f"{table.name}-*.parquet")):
             return table

@@ -1,6 +1,4 @@
-"""Finds which of some ids names an image: the equal one, else the one that is another name of
-it.
-"""
+"""Finds the id of an image in a set of ids: an equal id, else another name of the image."""
 
 from pathlib import Path
 
@@ -25,7 +23,7 @@ def find_similar_id(index: IdIndex, name: str, holding: str) -> str | None:
 
 def find_file_id(index: IdIndex, path: str, holding: str) -> str | None:
     """Returns the id that names a file: by its path, by its name alone, or by that without any
-    ending. Raises InputError if it may be two.
+    ending. Raises InputError if it is ambiguous.
     """
     name, stem = Path(path).name, Path(path).stem
     matching_id = find_similar_id(index, path, holding) or find_similar_id(index, name, holding)

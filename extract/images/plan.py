@@ -1,8 +1,8 @@
 """Plans where images come from: files, folders, globs, lists of paths, tars and ``images``
 tables.
 
-The arguments are resolved once into a plan, a list of images in a fixed order; bytes are read
-when an image's turn comes. A plan takes about 400 bytes an image.
+The arguments are resolved once into a plan, a list of images in a fixed order; bytes are read when
+an image is processed. A plan takes about 400 bytes per image.
 """
 
 import dataclasses
@@ -42,11 +42,11 @@ BROKEN, MISSING, REPEATED = "broken", "missing", "repeated"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputImage:
-    """A planned image: a file, a row of a table, or a member of a tar.
+    """Identifies a planned image: a file, a row of a table, or a member of a tar.
 
     ``broken``, ``missing`` and ``repeated`` are not images: the unreadable rest of an archive, an
-    image that another table names, and one whose id is already in the plan. They are planned so
-    that they are counted.
+    image that another table names, and one whose id is already in the plan. They are planned in
+    order to be counted.
     """
 
     path: str
@@ -73,7 +73,7 @@ class InputImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldImage(InputImage):
-    """An image whose bytes are already in memory, from a request. ``path`` is only its name."""
+    """Holds an image whose bytes are in memory, from a request. ``path`` is only its name."""
 
     data: bytes
     kind: str = HELD
@@ -183,12 +183,12 @@ def names_in_braces(argument: str) -> list[str]:
 
 
 def images_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the images of a file that the user named: any file but a list or a tar is one, so
-    that it is rejected if it is not.
+    """Yields the images of a file that the user named: any file except a list or a tar is treated
+    as an image, so that other files are rejected.
     """
     by_name, head = kind_by_name(argument), b""
     if by_name is not Kind.IMAGE:
-        with suppress(OSError):  # reading it later gives the reason
+        with suppress(OSError):  # reading it later returns the reason
             head = read_head(argument)
     if by_name is Kind.IMAGE or format_name(head):
         yield InputImage(path=argument)
@@ -240,8 +240,8 @@ def images_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]:
 
 
 def list_members(path: str, skipped: Skipped) -> Iterator[InputImage]:
-    """Yields the images of a tar. What cannot be read of it counts as one that is broken, unless
-    that is the rest of an image alone: it is rejected when it is read.
+    """Yields the images of a tar. Its unreadable rest counts as one broken image, unless it is only
+    the rest of an image, which is rejected when it is read.
     """
     member: Member | None = None
     archive_path = to_path(path)

@@ -17,12 +17,12 @@ from vlmill.schemas.rejects import Reason, Rejected
 
 
 def duplicate(source: str, what: str, first: str) -> Rejected:
-    """Returns the reject of an image whose ``what``, id or bytes, another one had before it."""
+    """Returns the reject of an image whose ``what``, id or bytes, is that of an earlier image."""
     return Rejected(Reason.DUPLICATE, f"{source} has the {what} of {first}, which came earlier")
 
 
 class InputReader:
-    """Reads planned images; of a table, the row group last used stays in memory."""
+    """Reads planned images; the last used row group of a table stays in memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -72,7 +72,7 @@ class InputReader:
             if size > self._max_bytes:
                 raise Rejected(Reason.TOO_LARGE, f"{size} bytes, limit {self._max_bytes}")
             return path.read_bytes()
-        except InputError:  # of a store, such as missing credentials: not a fault of the image
+        except InputError:  # of a store, such as missing credentials: not the image's fault
             raise
         except (OSError, ValueError) as error:
             raise Rejected(Reason.MISSING_IMAGE, str(error)) from None

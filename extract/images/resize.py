@@ -1,4 +1,4 @@
-"""Upright pixels become the network's input by each detector family's resize.
+"""Resizes upright pixels to the network's input by the rules of each detector family.
 
 H0 x W0 is the image upright, H x W the network's input.
 """
@@ -22,12 +22,12 @@ BYTES_PER_CELL = 12  # three float32
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkInput:
-    """Holds an image as the detector takes it."""
+    """Holds an image in the detector's input format."""
 
     tensor: Float[Tensor, "1 3 H W"]
-    scale: float  # the resize factor that was aimed at
+    scale: float  # the intended resize factor
     factors: tuple[float, float]  # network pixels per image pixel, in x and in y: for boxes
-    width: int  # of the image upright, in its own pixels
+    width: int  # of the upright image, in its own pixels
     height: int
 
     @property
@@ -38,7 +38,7 @@ class NetworkInput:
 
 @dataclass(frozen=True, kw_only=True)
 class PixelInput:
-    """Holds a decoded image that a GPU will resize: of 640 x 480 pixels a sixth of the bytes of a
+    """Holds a decoded image that a GPU will resize: for 640 x 480 pixels a sixth of the bytes of a
     :class:`NetworkInput`.
     """
 
@@ -51,7 +51,7 @@ class PixelInput:
 
 
 def resize_factor(height: int, width: int, short_side: int, long_side: int) -> float:
-    """Brings the short side to ``short_side``, but the long one at most to ``long_side``."""
+    """Scales the short side to ``short_side``, but the long side at most to ``long_side``."""
     factor = short_side / min(height, width)
     if round(factor * max(height, width)) > long_side:
         factor = long_side / max(height, width)
@@ -61,13 +61,13 @@ def resize_factor(height: int, width: int, short_side: int, long_side: int) -> f
 def resize_bilinear(
     image: Num[Tensor, "H0 W0 3"], factor: float, mean: Float[Tensor, "3"] | None = None
 ) -> Float[Tensor, "H W 3"]:
-    """Resizes as OpenCV's INTER_LINEAR does, with one factor for both axes, reproduced to 3e-5 grey
+    """Resizes like OpenCV's INTER_LINEAR, with one factor for both axes, reproduced to 3e-5 grey
     levels, after subtracting ``mean``.
 
     Samples at (d + 0.5) / factor - 0.5, computed in double and clamped; no averaging when
     shrinking. The size is rounded half to even. torch's interpolate differs: it floors the size.
-    Only the rows that are interpolated between become float32: all rows of 50 megapixels, and
-    their differences from the mean, would be 1.2 GB.
+    Only the rows used for interpolation become float32: all rows of 50 megapixels, and their
+    differences from the mean, would be 1.2 GB.
     """
     height, width = image.shape[:2]
     across = sample_positions(width, round(width * factor), factor)
@@ -121,7 +121,7 @@ def shortest_edge(height: int, width: int, short_side: int, long_side: int) -> t
 
 
 def truncated_edge(height: int, width: int, short_side: int, long_side: int) -> tuple[int, int]:
-    """maskrcnn-benchmark's height and width: the long side is cut to a whole number."""
+    """Returns maskrcnn-benchmark's height and width: the long side is truncated to an integer."""
     low, high = sorted((height, width))
     if high / low * short_side > long_side:
         short_side = round(long_side * low / high)
@@ -148,9 +148,9 @@ def resize_torch(
 
 
 def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> NetworkInput:
-    """Resizes and normalises blue-green-red pixels as the detector's own code does.
+    """Resizes and normalises BGR pixels like the detector's own code.
 
-    Raises Rejected for an image so thin that less than the network's smallest side is left of it.
+    Raises Rejected for an image so thin that its resized side is below the network's minimum.
     """
     planned = pixel_input(pixels, spec, limits)
     resized = normalise_pixels(planned.pixels, planned.scale, planned.size, spec)
@@ -164,13 +164,13 @@ def network_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> 
 
 
 def max_input_bytes(spec: DetectorConfig, limits: InputLimits) -> int:
-    """Returns the most bytes that :func:`network_input` and :func:`lighter_input` give."""
+    """Returns the maximum bytes that :func:`network_input` and :func:`lighter_input` return."""
     short, long = max_sides(spec, limits)
     return BYTES_PER_CELL * short * long
 
 
 def max_sides(spec: DetectorConfig, limits: InputLimits) -> tuple[int, int]:
-    """Returns how many pixels the short and the long side of the network's input have at most."""
+    """Returns the maximum pixels of the short and the long side of the network's input."""
     short = spec.short_side if limits.short_side is None else limits.short_side
     long = spec.long_side if limits.long_side is None else limits.long_side
     return short, long
@@ -179,7 +179,7 @@ def max_sides(spec: DetectorConfig, limits: InputLimits) -> tuple[int, int]:
 def lighter_input(
     pixels: Pixels, spec: DetectorConfig, limits: InputLimits
 ) -> NetworkInput | PixelInput:
-    """Gives the pixels, but of large images the network's input, which is fewer bytes then."""
+    """Returns the pixels, or for large images the network's input, which then has fewer bytes."""
     planned = pixel_input(pixels, spec, limits)
     height, width = planned.size
     if pixels.nbytes <= BYTES_PER_CELL * height * width:
@@ -188,9 +188,7 @@ def lighter_input(
 
 
 def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> PixelInput:
-    """Returns blue-green-red pixels in the detector's order, and to which size they go. Raises
-    Rejected.
-    """
+    """Returns BGR pixels in the detector's order, and their target size. Raises Rejected."""
     height, width = pixels.shape[:2]
     short, long = max_sides(spec, limits)
     scale = resize_factor(height, width, short, long)
@@ -216,7 +214,7 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
 def normalise_pixels(
     pixels: Pixels, scale: float, size: tuple[int, int], spec: DetectorConfig
 ) -> Float[Tensor, "H W 3"]:
-    """Resized, minus the mean, in units of the deviation; in the family's order of these steps."""
+    """Resizes, subtracts the mean and divides by the deviation, in the family's order."""
     mean, std = torch.tensor(spec.pixel_mean), torch.tensor(spec.pixel_std)
     if spec.resize == "opencv":
         return resize_bilinear(torch.from_numpy(pixels), scale, mean) / std

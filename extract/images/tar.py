@@ -20,11 +20,11 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zs
 
 
 class BrokenArchive(Exception):
-    """Is raised for an archive that ends or goes wrong in the middle."""
+    """Raised for an archive that is truncated or damaged after its start."""
 
 
 class NotATar(InputError):
-    """Is raised for a file that cannot be read as a tar from its start on."""
+    """Raised for a file that cannot be read as a tar from its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ def members(path: Path, skipped: Skipped) -> Iterator[Member]:
 
 
 def is_image(file: BinaryIO, member: tarfile.TarInfo, skipped: Skipped) -> bool:
-    """Returns whether a member is an image; counts it if it is something else but a folder."""
+    """Returns whether a member is an image; counts other members except folders."""
     if member.isdir():
         return False
     why = Why.OTHER
@@ -99,9 +99,7 @@ def next_member(archive: tarfile.TarFile, path: Path) -> tarfile.TarInfo | None:
 
 
 def check_end(file: BinaryIO, offset: int) -> None:
-    """Raises BrokenArchive unless a block of zeros ends the archive, or, where none is, its
-    file.
-    """
+    """Raises BrokenArchive unless the archive ends with a block of zeros or with its file."""
     file.seek(offset)
     block = file.read(BLOCK)
     if block and block != bytes(BLOCK):
@@ -120,7 +118,7 @@ def id_in(name: str) -> str:
 
 
 def read_member(path: Path, offset: int, size: int) -> bytes:
-    """Reads a member's bytes. Raises BrokenArchive where the file ends too early."""
+    """Reads a member's bytes. Raises BrokenArchive if the file ends too early."""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(size)

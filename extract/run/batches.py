@@ -29,7 +29,7 @@ from vlmill.schemas.rejects import Reason, Rejected
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionResult:
-    """An image with its row, or why it gets none."""
+    """Holds an image with its row, or the reason why it has none."""
 
     image: InputImage
     image_id: str | None  # None: it could not be read
@@ -38,7 +38,7 @@ class ExtractionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlot:
-    """An image of a batch, and where its result goes."""
+    """Holds an image of a batch, and the destination of its result."""
 
     ready: PreparedImage
     query: Query
@@ -52,7 +52,7 @@ class BatchSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningBatch:
-    """A batch that has been started; ``wait`` gives its results."""
+    """Represents a started batch; ``wait`` returns its results."""
 
     slots: Sequence[BatchSlot]
     wait: Callable[[], Sequence[Outcome]]
@@ -125,7 +125,7 @@ def form_batches(
 
 
 def make_query(ready: PreparedImage, given_boxes: GivenBoxes | None) -> Query:
-    """Joins a decoded image with the boxes that are given for it. Raises Rejected."""
+    """Joins a decoded image with its given boxes. Raises Rejected."""
     if isinstance(ready.result, Rejected):
         raise ready.result
     assert ready.image_id is not None
@@ -149,7 +149,7 @@ def resizes_pixels(detector: Detector) -> bool:
 
 
 def start(slots: Sequence[BatchSlot], detector: Detector, config: ExtractConfig) -> RunningBatch:
-    """Starts a batch; one that cannot be started fails when its results are waited for."""
+    """Starts a batch; if it cannot be started, waiting for its results fails."""
     try:
         wait = start_slots(slots, detector, config)
     except RuntimeError as error:
@@ -205,7 +205,7 @@ def finish(batch: RunningBatch, detector: Detector, config: ExtractConfig) -> No
 
 
 def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Outcome:
-    """Asks once more about an image whose batch failed."""
+    """Retries an image whose batch failed."""
     try:
         (outcome,) = start_slots([slot], detector, config)()
     except RuntimeError as error:
@@ -214,7 +214,7 @@ def retry_slot(slot: BatchSlot, detector: Detector, config: ExtractConfig) -> Ou
 
 
 def reject_failure(error: RuntimeError, detector: Detector) -> Rejected:
-    """Rejects an image on which the network fails. Raises OSError for a device that is gone."""
+    """Rejects an image on which the network fails. Raises OSError for a lost device."""
     try:
         torch.zeros(1, device=detector.device).add_(1).item()
     except RuntimeError:
@@ -223,5 +223,5 @@ def reject_failure(error: RuntimeError, detector: Detector) -> Rejected:
 
 
 def first_line(error: RuntimeError) -> str:
-    """Returns an error's first line: the message in short."""
+    """Returns an error's first line, a short message."""
     return (str(error).splitlines() or [""])[0]

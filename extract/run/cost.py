@@ -1,4 +1,4 @@
-"""An extraction costs bytes by its settings, and hours at the rate of the first images."""
+"""Estimates an extraction: bytes from its settings, and hours from the rate of the first images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,9 @@ MOST_MEASURED = 64  # images
 
 
 def row_bytes(arrays: Mapping[str, Any], boxes: int) -> int:
-    """Bytes of a row of ``boxes`` regions, uncompressed: boxes and arrays (`Job.arrays`)."""
+    """Returns the bytes of a row of ``boxes`` regions, uncompressed: boxes and arrays
+    (`Job.arrays`).
+    """
     per_box: int = sum(
         about["dim"] * ITEM_BYTES[about["dtype"]]
         for name, about in arrays.items()
@@ -49,7 +51,7 @@ def output_bytes(
 
 
 def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = None) -> Estimate:
-    """Returns the cost of ``images``: those of the job, or the remaining ones."""
+    """Returns the cost of ``images``: all images of the job, or the remaining ones."""
     readable = sum(image.kind in (FILE, ROW, MEMBER) for image in images)
     inputs = {"INPUT": format_count(len(images), "image")}
     if len(images) > readable:
@@ -66,7 +68,7 @@ def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = No
 
 
 def list_remaining(job: Job, indices: Sequence[int]) -> list[InputImage]:
-    """Returns the images of the parts that no earlier run has finished."""
+    """Returns the images of unfinished parts."""
     total = job.num_shards
     parts = (
         job.part(index)

@@ -1,8 +1,8 @@
 """Forms batches and computes rows, in this process or on several devices in processes.
 
 The plan is divided into windows of consecutive images. The computation of a window depends only on
-its images, so every run forms the same batches with any workers, and results come in the order of
-the plan, the same bit for bit.
+its images, so every run forms the same batches with any workers, and results are in the order of
+the plan, bit-identical.
 """
 
 import queue
@@ -32,10 +32,10 @@ Engine = Callable[[Iterable[Window]], Iterator[Sequence[ExtractionResult]]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """The decoding processes, and the devices if there are several.
+    """Holds the number of decoding processes, and the devices if there are several.
 
-    ``open_detector`` opens the detector of a process on its device; it is sent there, so it must be
-    a module's function or a partial of one.
+    ``open_detector`` opens the detector of a process on its device; it is sent to the process, so
+    it must be a module's function or a partial of one.
     """
 
     workers: int = 0
@@ -56,7 +56,7 @@ def start_engine(
     config: ExtractConfig,
     given_boxes: GivenBoxes | None,
 ) -> Iterator[Engine]:
-    """Extracts here, or on several devices."""
+    """Extracts in this process, or on several devices."""
     if len(worker_settings.devices) > 1:
         with devices(worker_settings, config, given_boxes) as engine:
             yield engine
@@ -69,7 +69,7 @@ def start_engine(
 def one_device(
     workers: int, detector: Detector, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Iterator[Engine]:
-    """Extracts here, on the detector's device."""
+    """Extracts in this process, on the detector's device."""
     spec, resize = detector.model.config, not resizes_pixels(detector)
     crops = detector.global_networks.crops if detector.global_networks is not None else ()
     with open_source(
@@ -103,7 +103,7 @@ def one_device(
 
 @dataclass(kw_only=True)
 class DeviceWorker:
-    """Holds a device's process, and how many images it has been sent and not given back."""
+    """Holds a device's process, and the number of its images without a result."""
 
     process: BaseProcess
     connection: Connection
@@ -126,7 +126,7 @@ class DeviceWorker:
         return results
 
     def ended(self) -> ChildProcessError:
-        """Makes the error for a process that is gone."""
+        """Returns the error for a process that has ended."""
         self.process.join(timeout=5)
         return ChildProcessError(
             f"the process of --device {self.process.name} ended with status "
@@ -138,10 +138,10 @@ class DeviceWorker:
 def devices(
     worker_settings: WorkerSettings, config: ExtractConfig, given_boxes: GivenBoxes | None
 ) -> Iterator[Engine]:
-    """Extracts on several devices, a process each: windows go to the one with the least to do."""
+    """Extracts on several devices, one process each: windows are sent to the least busy one."""
     workers = -(-worker_settings.workers // len(worker_settings.devices))
-    # A window is given back when the next one has been decoded (extract_windows), and decoding is
-    # ahead of that: with less a process would wait for images, and this one for it.
+    # A window is returned when the next one has been decoded (extract_windows), and decoding runs
+    # ahead of that: with fewer windows a process would wait for images, and this one for it.
     enough = 2 * config.window + under_way(workers, config.batch_size)
     device_workers: list[DeviceWorker] = []
 
@@ -183,10 +183,10 @@ def start_device_worker(
         len(worker_settings.devices),
         worker_settings.devices[number],
     )
-    # --workers is their number altogether.
+    # --workers is their total number.
     workers = worker_settings.workers // count + (number < worker_settings.workers % count)
     parent_end, child_end = context.Pipe()
-    # As many as one process has: another number of threads rounds otherwise on a CPU.
+    # As many as one process has: another number of threads rounds differently on a CPU.
     threads = torch.get_num_threads()
     arguments = (
         child_end,

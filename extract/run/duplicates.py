@@ -18,8 +18,8 @@ from vlmill.schemas.rejects import MAX_KEY, Reason, Rejected, clean
 def get_unique_row(extracted: ExtractionResult, earlier_images: dict[str, InputImage]) -> RegionRow:
     """Returns the image's row, if its id has none yet. Raises Rejected.
 
-    Ids that the plan gives count from their first appearance there (mark_repeats); the SHA-256 of
-    a file counts from the first row.
+    Ids in the plan count from their first appearance there (mark_repeats); the SHA-256 of a file
+    counts from the first row.
     """
     image = extracted.image
     if isinstance(extracted.result, Rejected) and extracted.result.reason is Reason.DUPLICATE:
@@ -49,8 +49,8 @@ def planned_ids(images: Sequence[InputImage]) -> dict[str, InputImage]:
 def row_images(images: Sequence[InputImage], regions: Path, rejects: Path) -> dict[str, InputImage]:
     """Returns the images of a finished part's rows, by id.
 
-    ``images`` are all of the part, and both shards are in their order. Of images with one key
-    the last ones are the rejects: they were duplicates.
+    ``images`` are all of the part, and both shards are in their order. Of images with the same key
+    the last ones are the rejects, as duplicates.
     """
     ids, keys = read_column(regions, "image_id"), read_column(rejects, "key")
     images_by_id: dict[str, InputImage] = {}

@@ -1,4 +1,4 @@
-"""What ``extract-rois run`` reads, as the manifest records it."""
+"""Describes the inputs of ``extract-rois run`` for the manifest."""
 
 from collections.abc import Sequence
 from pathlib import Path

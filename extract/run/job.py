@@ -1,4 +1,4 @@
-"""``extract-rois run``: a plan of images to shards of regions and rejects, resumable by shard."""
+"""Runs ``extract-rois run``: writes shards of regions and rejects of planned images, resumably."""
 
 import dataclasses
 import sys
@@ -55,9 +55,9 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Holds everything that one run needs to make any of its shards.
+    """Holds everything that one run needs to write any of its shards.
 
-    Another process than the one that planned makes a part with an empty ``plan``.
+    A process that did not plan writes a part with an empty ``plan``.
     """
 
     plan: Sequence[InputImage]
@@ -65,7 +65,7 @@ class Job:
     detector: Detector
     config: ExtractConfig
     given_boxes: GivenBoxes | None = None
-    inputs: Sequence[Input] = ()  # for the manifest: what the plan and the detector were made of
+    inputs: Sequence[Input] = ()  # for the manifest: the files of the plan and the detector
 
     @property
     def num_shards(self) -> int:
@@ -78,8 +78,8 @@ class Job:
         return Part(index=index, total=self.num_shards, images=images)
 
     def settings(self) -> dict[str, Any]:
-        """Returns all that decides the output, the plan included: a killed run continues only on
-        it.
+        """Returns everything that determines the output, including the plan: a killed run continues
+        only with the same.
         """
         return {
             "software": SOFTWARE,
@@ -96,7 +96,7 @@ class Job:
             "weights": self.detector.weights,
             **self.detector.config_record,
             **self.detector.names.record(),
-            "device": self.detector.device.type,  # their number does not change a row
+            "device": self.detector.device.type,  # the number of devices does not change a row
             "detector": dataclasses.asdict(self.detector.model.config),
             **self.config.settings(),
             **(
@@ -135,11 +135,11 @@ def run(
 ) -> tuple[int, int]:
     """Writes every missing shard; returns the numbers of regions and of rejects.
 
-    With a ``share`` only its own shards, while other processes may write theirs; the returned
-    numbers are those of the share unless all shards exist. ``worker_settings`` changes the speed,
-    but no byte. Memory is bounded by the images in work, the rows that wait to be written and the
-    ids seen so far, not by the images' bytes. Raises InputError if the output has a run with other
-    settings.
+    With a ``share`` it writes only its own shards, while other processes may write theirs; the
+    returned numbers are those of the share unless all shards exist. ``worker_settings`` changes the
+    speed, but no byte. Memory is bounded by the images in work, the rows that wait to be written
+    and the ids seen so far, not by the images' bytes. Raises InputError if the output has a run
+    with other settings.
     """
     settings = job.settings()
     if prepare(job, settings, fresh, share) is State.FINISHED:
@@ -178,7 +178,7 @@ def run(
 
 
 def prepare(job: Job, settings: Mapping[str, Any], fresh: bool, share: Share | None) -> State:
-    """Makes the output ready, and says what it holds."""
+    """Prepares the output, and returns its state."""
     if share is None:
         return prepare_output(job.output, job=JOB, settings=settings, fresh=fresh)
     for index in share.select_shards(job.num_shards):
@@ -221,7 +221,7 @@ def finish_if_last(
 
 
 def compute_results(engine: Engine, job: Job, parts: Sequence[Part]) -> Iterator[ExtractionResult]:
-    """Yields what becomes of the parts' images, one after the other."""
+    """Yields the results of the parts' images, one after the other."""
     size = job.config.window
     windows: Iterator[Window] = chain.from_iterable(split_windows(p.images, size) for p in parts)
     return chain.from_iterable(engine(windows))
@@ -306,9 +306,7 @@ def record_part(job: Job, index: int, shards: list[Shard]) -> None:
 
 
 def finished_shards(job: Job, index: int) -> list[Shard]:
-    """Returns both files of a part that an earlier run has finished; none if they are not as they
-    were written.
-    """
+    """Returns both files of a part that an earlier run has finished; none if they have changed."""
     folder, unit = work_folder(job), part_unit(index)
     return read_result(folder, unit).shards if is_finished(job, folder, unit) else []
 

@@ -1,7 +1,7 @@
-"""A ring of shared memory: worker processes write images into its slots, and no pipe carries them.
+"""Shares memory as a ring: worker processes write images into its slots instead of a pipe.
 
-This process gives a slot to each task and takes it back: a worker owns none, so that one that is
-killed loses none, and writes into no slot that another task has.
+This process assigns a slot to each task and frees it. Workers own no slots, so a killed worker
+loses none, and no worker writes into another task's slot.
 """
 
 import math
@@ -33,10 +33,10 @@ class SlotArray:
 
 
 class SlotMemory:
-    """Memory that processes share by a file descriptor, in slots of ``slot_bytes``.
+    """Holds memory that processes share by a file descriptor, in slots of ``slot_bytes``.
 
-    The system gives a page when it is first written. /dev/shm, which containers make small, is not
-    used.
+    The system allocates a page when it is first written. /dev/shm, which is small in containers, is
+    not used.
     """
 
     def __init__(self, descriptor: int, num_slots: int, slot_bytes: int) -> None:
@@ -47,7 +47,7 @@ class SlotMemory:
 
     @classmethod
     def create(cls, num_slots: int, slot_bytes: int) -> "SlotMemory":
-        """Makes memory that ends with the last process that has it."""
+        """Creates memory that is freed with the last process that uses it."""
         descriptor = create_file()
         os.truncate(descriptor, num_slots * slot_bytes)
         return cls(descriptor, num_slots, slot_bytes)
@@ -70,7 +70,7 @@ class SlotMemory:
 
 
 def create_file() -> int:
-    """Returns the descriptor of a file without a name, in memory where the system can."""
+    """Returns the descriptor of a file without a name, in memory if the system supports it."""
     if sys.platform == "linux":
         return os.memfd_create("images", os.MFD_CLOEXEC)
     descriptor, path = tempfile.mkstemp()
@@ -91,19 +91,19 @@ class PixelRing:
 
     def __init__(self, num_slots: int, slot_bytes: int, device: torch.device) -> None:
         self.memory = SlotMemory.create(num_slots, slot_bytes)
-        # Without a lock, as arrays may end anywhere. The last used one is taken first: it is in a
-        # cache.
+        # Without a lock, since arrays may be deleted anywhere. The last used slot is taken first:
+        # it is in a cache.
         self._free = deque(range(num_slots))
         self._unpin = pin(self.memory.mapped, device) if device.type == "cuda" else None
 
     @property
     def num_free(self) -> int:
-        """Returns how many slots no task and no array has."""
+        """Returns the number of free slots."""
         return len(self._free)
 
     @property
     def is_pinned(self) -> bool:
-        """Returns whether a CUDA device copies from the slots while nobody waits."""
+        """Returns whether a CUDA device copies from the slots asynchronously."""
         return self._unpin is not None
 
     def take(self) -> int | None:
@@ -114,7 +114,7 @@ class PixelRing:
             return None
 
     def release(self, slot: int) -> None:
-        """Takes a slot back, into which nobody writes any more."""
+        """Frees a slot that no worker writes to any more."""
         self._free.append(slot)
 
     def open(self, slot: int, written: SlotArray) -> Array:
@@ -123,12 +123,12 @@ class PixelRing:
         """
         dtype = np.dtype(written.dtype)
         view = self.memory.view(slot, math.prod(written.shape) * dtype.itemsize)
-        # All arrays and tensors made of this one refer to it, so it is the last to go.
+        # All arrays and tensors made from this one refer to it, so it is deleted last.
         weakref.finalize(view, self.release, slot).atexit = False
         return view.view(dtype).reshape(written.shape)
 
     def close(self) -> None:
-        """Ends the pinning; the memory itself goes with the last array in it."""
+        """Unpins the memory, which is freed with the last array in it."""
         if self._unpin is not None:
             self._unpin()
             self._unpin = None

@@ -11,11 +11,11 @@ from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionRow, encode_regions
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-# Rows that are read together later: small groups make random access cheap (16 x 100 x 2048 float16
-# = 6.5 MB).
+# Rows that are read together: small groups make random access cheap (16 x 100 x 2048 float16 = 6.5
+# MB).
 ROWS_PER_GROUP = 16
-# Groups and ends of shards that wait for the thread: beyond that the network waits, not the memory.
-# Syncing a shard of 400 MB takes about as long as a fast GPU needs for six groups.
+# Groups and ends of shards that wait for the thread: beyond that the network waits, so that memory
+# does not grow. Syncing a shard of 400 MB takes about as long as a fast GPU needs for six groups.
 TASKS_WAITING = 8
 
 
@@ -23,7 +23,7 @@ class Background:
     """Runs tasks one after another in a thread.
 
     The first error of a task ends the work: later tasks are not run, and :meth:`submit` raises it,
-    or else the end of the ``with`` block. When the block ends, also by its own error, the tasks
+    or else the end of the ``with`` block. When the block ends, even by its own error, the tasks
     have been run.
     """
 
@@ -49,7 +49,7 @@ class Background:
     def _do(self, task: Callable[[], object]) -> None:
         try:
             task()
-        except BaseException as error:  # of any kind: the other thread raises it
+        except BaseException as error:  # of any type: the other thread raises it
             self.error = self.error or error
         finally:
             self._room.release()
@@ -111,7 +111,7 @@ class PartWriter:
 
     def _flush(self) -> None:
         rows, self._rows = self._rows, []
-        # Features were looked at on the device (extract/detect/rows.py).
+        # Features were checked on the device (extract/detect/rows.py).
         self._background.submit(
             lambda: self._writer.write(encode_regions(rows, dtype=self._dtype, checked=True))
         )
@@ -128,7 +128,7 @@ class PartWriter:
     def _end(self, error: BaseException | None) -> None:
         error = error or self._background.error
         if error is not None:
-            with suppress(Exception):  # closing what could not be written fails again
+            with suppress(Exception):  # closing an unwritable file fails again
                 self._open.__exit__(type(error), error, None)
             return
         self._open.close()

@@ -1,6 +1,6 @@
-"""Decodes and resizes images, here or in worker processes, in the order of the plan.
+"""Decodes and resizes images, in this process or in workers, in the order of the plan.
 
-The number of images in work is limited, so memory does not grow.
+The number of images in progress is limited, so memory does not grow.
 """
 
 import dataclasses
@@ -36,14 +36,14 @@ from vlmill.schemas.rejects import Rejected
 CPU = torch.device("cpu")
 # Each is a decoded and resized image of up to 7 MB (600 x 1000 x 3 float32).
 UNDER_WAY_PER_WORKER = 2
-# Of slots for images: of 7 MB about as many as are decoded ahead and wait for their batch, with 14
-# workers and batches of 16. Where they do not do, images come by pipe.
+# Memory of slots for images: about as many of 7 MB as are decoded ahead and wait for their batch,
+# with 14 workers and batches of 16. Without a free slot, images are sent by pipe.
 RING_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImage:
-    """The state of an image: its network input, the pixels for it, or why it has none."""
+    """Holds the state of an image: its network input, the pixels for it, or why it has none."""
 
     image: InputImage
     image_id: str | None  # None: it could not be read
@@ -64,7 +64,7 @@ def prepare(
     resize: bool = True,
     crops: Sequence[Crop] = (),
 ) -> PreparedImage:
-    """Reads, decodes and resizes; without ``resize`` a GPU does the last, of all but large ones."""
+    """Reads, decodes and resizes; without ``resize`` a GPU resizes all but large images."""
     image_id, orientation = image.image_id, UPRIGHT
     cut: dict[Crop, Pixels] = {}
     try:
@@ -83,7 +83,7 @@ def prepare(
 def inline(
     spec: DetectorConfig, limits: InputLimits, *, resize: bool = True, crops: Sequence[Crop] = ()
 ) -> Source:
-    """Prepares each image when it is asked for."""
+    """Prepares each image on demand."""
     reader = InputReader(limits.max_bytes)
 
     def source(images: Iterable[InputImage]) -> Iterator[PreparedImage]:
@@ -94,7 +94,7 @@ def inline(
 
 
 def under_way(workers: int, batch_size: int) -> int:
-    """Returns how many images worker processes may be ahead: in their own work, and for the next
+    """Returns how many images worker processes may prepare ahead: their own, and those of the next
     batch.
     """
     return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
@@ -102,7 +102,7 @@ def under_way(workers: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeTask:
-    """Names an image for a worker process, and the slot of the ring that it may write into."""
+    """Assigns an image to a worker process, and the slot of the ring that it may write into."""
 
     image: InputImage
     slot: int | None
@@ -111,7 +111,7 @@ class DecodeTask:
 def open_ring(
     spec: DetectorConfig, limits: InputLimits, num_images: int, device: torch.device
 ) -> PixelRing | None:
-    """Opens a ring for ``num_images``, or as many as it may hold; None if that is not one."""
+    """Opens a ring for ``num_images``, or the maximum that fits; None if that is below one."""
     slot_bytes = -(-max_input_bytes(spec, limits) // mmap.PAGESIZE) * mmap.PAGESIZE
     num_slots = min(num_images, RING_BYTES // slot_bytes)
     return PixelRing(num_slots, slot_bytes, device) if num_slots else None
@@ -128,9 +128,9 @@ def pool(
     crops: Sequence[Crop],
     device: torch.device,
 ) -> Iterator[Source]:
-    """Prepares images in worker processes, a few ahead; one that costs too much is rejected."""
+    """Prepares images in worker processes, a few ahead; images that exceed a limit are rejected."""
     ahead = under_way(workers, batch_size)
-    # In addition, those that wait for others of their shape, and those of two batches.
+    # In addition, images that wait for others of their shape, and the images of two batches.
     waiting = (WINDOW_BATCHES + 2) * batch_size if batch_size > 1 else 2
     ring = open_ring(spec, limits, ahead + 1 + waiting, device)
     processes: BoundedPool[DecodeTask, PreparedImage] = BoundedPool(
@@ -182,7 +182,7 @@ def receive(
 def release_later(
     task: DecodeTask, future: "Future[PreparedImage]", ring: PixelRing | None
 ) -> None:
-    """Takes back the slot of a task that nobody waits for, once no worker writes into it."""
+    """Frees the slot of an abandoned task as soon as no worker writes to it."""
     if ring is not None and task.slot is not None:
         slot, release = task.slot, ring.release
         future.add_done_callback(lambda _: release(slot))
@@ -199,11 +199,11 @@ def open_source(
     crops: Sequence[Crop] = (),
     device: torch.device = CPU,
 ) -> Iterator[Source]:
-    """Prepares images here, or in worker processes; without ``resize`` a GPU does the last.
+    """Prepares images in this process or in workers; without ``resize`` a GPU resizes them.
 
-    Workers put images into memory that this process shares, from where they go to ``device``. By
-    pipe the 6 MB of a resized photograph took 20 ms on a slow core, more than a fast GPU needs for
-    the image, and its pixels, 1 MB, 0.4 ms.
+    Workers write images to memory that this process shares, from which they are copied to
+    ``device``. By pipe the 6 MB of a resized photograph took 20 ms on a slow core, more than a fast
+    GPU needs for the image, and its pixels, 1 MB, 0.4 ms.
     """
     if not workers:
         yield inline(spec, limits, resize=resize, crops=crops)
@@ -241,7 +241,7 @@ def start_worker(
     crops: Sequence[Crop],
     memory: SlotMemory | None,
 ) -> Callable[[DecodeTask], PreparedImage]:
-    """Readies a worker process; returns what prepares an image there."""
+    """Initialises a worker process; returns the function that prepares an image there."""
     torch.set_num_threads(1)
     reader = InputReader(limits.max_bytes)
 

@@ -1,5 +1,5 @@
-"""Regions over HTTP: ``extract-rois serve``, and the viewer of tables that ``show --serve`` is.
+"""Serves regions over HTTP (``extract-rois serve``), and the viewer of tables (``show --serve``).
 
-Reading order: ``command``, ``engine`` and ``computing`` (in the worker processes), ``rows`` (what
-is answered), ``app``; then ``viewer``.
+Reading order: ``command``, ``engine`` and ``computing`` (in the worker processes), ``rows`` (the
+responses), ``app``; then ``viewer``.
 """

@@ -88,7 +88,7 @@ OPENAPI = {
 def regions_service(
     settings: ServiceSettings, classes: Sequence[str], attributes: Sequence[str]
 ) -> tuple[Shell, Guard]:
-    """Makes the service; ``classes`` and ``attributes`` are the names that its page shows."""
+    """Creates the service; ``classes`` and ``attributes`` are the names that its page shows."""
     shell = Shell(settings=settings)
 
     def about() -> Mapping[str, Any]:

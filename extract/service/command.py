@@ -52,13 +52,14 @@ def serve_regions(
     config: ExtractConfig,
     open_detector: "Callable[[str], Detector]",
 ) -> int:
-    """Serves until a stop is asked for; returns the exit status. Raises InputError."""
+    """Serves until a stop is requested; returns the exit status. Raises InputError."""
     settings = read_service_settings(arguments, batch=config.batch_size)
     require_extra("service")
     devices = [name.strip() for name in arguments.device.split(",")]
     if len(set(devices)) < len(devices) and any(name != "cpu" for name in devices):
         raise InputError(f"--device {arguments.device}: names a device twice")
-    # What serves and what reads names take their time: not before the arguments are known good.
+    # The service and the reader of names load slowly: import them only after the arguments are
+    # checked.
     from vlmill.extract.service.app import regions_service
     from vlmill.extract.service.engine import engine_plan
     from vlmill.runtime.readers.class_names import require_names

@@ -1,4 +1,4 @@
-"""A worker's network: images that were sent become rows by the code of ``extract-rois run``."""
+"""Runs a worker's network: converts received images to rows like ``extract-rois run``."""
 
 import atexit
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from vlmill.runtime.service.workers import WorkerContext
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.rejects import Rejected
 
-_OPEN = ExitStack()  # what stays open for as long as the process lives
+_OPEN = ExitStack()  # resources that stay open until the process ends
 atexit.register(_OPEN.close)
 
 

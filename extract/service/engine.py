@@ -10,13 +10,13 @@ from vlmill.runtime.service.workers import Plan, WorkerContext
 if TYPE_CHECKING:
     from vlmill.extract.detect.detector import Detector
 
-MODULE = "vlmill.extract.service.computing"  # what workers are forked from
+MODULE = "vlmill.extract.service.computing"  # the module from which workers are forked
 
 
 def engine_plan(
     open_detector: "Callable[[str], Detector]", device: str, config: ExtractConfig, workers: int
 ) -> Plan:
-    """Plans the worker of a device; ``open_detector`` has to be picklable.
+    """Plans the worker of a device; ``open_detector`` must be picklable.
 
     ``workers`` are its processes that decode.
     """

@@ -1,4 +1,4 @@
-"""Rows of regions as a request wants them: an Arrow stream, a Parquet file, or JSON."""
+"""Encodes rows of regions in the requested format: an Arrow stream, a Parquet file, or JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ STATUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RejectedImage:
-    """The reason why an image has no row."""
+    """Holds the reason why an image has no row."""
 
     reason: Reason
     detail: str
@@ -38,7 +38,7 @@ Outcome = RegionRow | RejectedImage
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsResponse:
-    """What becomes of a request's images: rows in their order, and the others by number."""
+    """Holds the results of a request's images: rows in their order, and rejects by number."""
 
     rows: Sequence[RegionRow]
     rejects: Mapping[int, RejectedImage]
@@ -57,7 +57,7 @@ class RegionsResponse:
         ]
 
     def require_rows(self) -> None:
-        """Raises Refused where every image is rejected."""
+        """Raises RequestRefused if every image is rejected."""
         if self.rows or not self.rejects:
             return
         first = next(iter(self.rejects.values()))
@@ -89,7 +89,9 @@ def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsR
 
 
 def choose_kind(accept: str) -> str:
-    """Returns the best of :data:`KINDS` that an Accept header takes. Raises Refused for none."""
+    """Returns the best of :data:`KINDS` that an Accept header allows. Raises RequestRefused without
+    one.
+    """
     if not accept.strip():
         return JSON
     wishes: list[tuple[float, int, str]] = []

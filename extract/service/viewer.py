@@ -42,12 +42,12 @@ MOST_A_PAGE = 100
 
 @dataclass(kw_only=True)
 class TableView:
-    """Holds a table of regions and the images that are found for its rows."""
+    """Holds a table of regions and the images of its rows."""
 
     reader: RegionReader
     images: Mapping[int, InputImage]
     names: Vocabulary
-    summary: str = ""  # of how many rows there are images, and which images are of none
+    summary: str = ""  # the number of rows with images, and the images without a row
     source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
     thumbnails: "BoundedPool[bytes, bytes]" = field(
@@ -70,7 +70,7 @@ class TableView:
         return {"total": len(self.reader), "rows": rows}
 
     def row(self, number: int) -> bytes:
-        """Returns a row as the service of regions answers it."""
+        """Returns a row in the form of the service of regions."""
         with self.lock:
             row = self.reader.row(number)
         dtype = self.reader.arrays.get("features", {}).get("dtype", "float32")
@@ -79,7 +79,7 @@ class TableView:
         return json.dumps(content, allow_nan=False).encode()
 
     def image(self, number: int) -> bytes:
-        """Returns a row's image as a JPEG of a page's size. Raises Refused."""
+        """Returns a row's image as a JPEG of a page's size. Raises RequestRefused."""
         if number not in self.images:
             raise RequestRefused(404, "no_picture", "--images has no image of this row")
         try:
@@ -91,7 +91,7 @@ class TableView:
 
 
 def start_thumbnails() -> Callable[[bytes], bytes]:
-    """Returns what makes thumbnails in a process that can be killed."""
+    """Returns the function that creates thumbnails in a process that can be killed."""
     return make_thumbnail
 
 
@@ -105,7 +105,7 @@ def make_thumbnail(data: bytes) -> bytes:
 def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
     """Opens a table, and finds its rows' images by their names, else by their content.
 
-    Raises InputError for names that are not the detector's, and for an image that may be two rows.
+    Raises InputError for names that are not the detector's, and for an image that matches two rows.
     """
     reader = RegionReader(regions, flag="REGIONS")
     require_names(vars(names), reader.producer, "REGIONS")
@@ -133,7 +133,7 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
 
 
 def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Shell, Guard]:
-    """Makes the service of the page."""
+    """Creates the service of the page."""
     shell = Shell(settings=settings)
     reader = table_view.reader
 
@@ -181,14 +181,14 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
 
 
 def parse_number(text: str) -> int:
-    """Reads a number from 0. Raises Refused."""
+    """Reads a number from 0. Raises RequestRefused."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise bad_request("expected a number from 0")
     return int(text)
 
 
 def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: int) -> int:
-    """Serves the page on this machine alone, until a stop is asked for; gives the exit status."""
+    """Serves the page only on this machine until a stop is requested; returns the exit status."""
     from vlmill.runtime.service.server import run_service
 
     table_view = view(regions, images, names)

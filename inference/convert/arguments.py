@@ -1,4 +1,4 @@
-"""What ``convert`` refuses before torch is loaded, and which files it means."""
+"""Checks the arguments of ``convert`` before torch is loaded, and finds their files."""
 
 import argparse
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
 # The sources of new models: the names of `vlmill.inference.convert.conversion.STARTS`.
 STARTS = ("beit", "bert", "vit")
-# With --family beit or vit, which of VLMo's feed-forward parts start from it.
+# VLMo's feed-forward parts that start from --family beit or vit.
 EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 
 
@@ -94,7 +94,9 @@ def preset_changes(words: Sequence[str]) -> list[str]:
 
 
 def _require_free(output: Path) -> None:
-    """Refuse a folder that holds anything but an earlier conversion: replacing it deletes it."""
+    """Refuses a folder that holds files other than an earlier conversion, since replacing the
+    folder deletes them.
+    """
     try:
         names = {path.name for path in output.iterdir()}
     except FileNotFoundError:

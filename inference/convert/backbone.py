@@ -1,4 +1,4 @@
-"""``train-vl convert --backbone``: VL-BERT's region network starts from a ResNet or a detector."""
+"""Runs ``train-vl convert --backbone``: starts VL-BERT's region network from other weights."""
 
 import argparse
 import os
@@ -39,9 +39,9 @@ def check_backbone(args: argparse.Namespace, config: Any) -> None:
 def start_region_network(
     args: argparse.Namespace, model: Any
 ) -> tuple[dict[str, Origin], list[str]]:
-    """Loads ``--backbone``; origins of the network's parameters, and the file's unused tensors.
+    """Loads ``--backbone``; returns the parameters' origins and the file's unused tensors.
 
-    Raises InputError for a file that does not fit, with the fields that would make it fit.
+    Raises InputError for a file that does not match, with the fields to change.
     """
     network: nn.Module = model.cnn
     table = _loaded(args, network)

@@ -1,4 +1,4 @@
-"""``train-vl convert``: its arguments, and what runs it."""
+"""Declares the arguments of ``train-vl convert``, and runs it."""
 
 import argparse
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ Memory: the checkpoint's size and about twice the model's.
 
 
 def add_convert_arguments(parser: Parser) -> None:
-    """Declare the arguments of ``convert``."""
+    """Declares the arguments of ``convert``."""
     parser.description, parser.epilog = CONVERT_HELP, CONVERT_NOTES
     add = parser.add_argument
     add("words", nargs="*", metavar="field=value", help="changes to fields of the preset")
@@ -127,7 +127,7 @@ def run_convert(args: argparse.Namespace, words: Sequence[str]) -> int:
 
     resolve_sources(args)
     check_arguments(args, words)
-    # torch takes seconds to load: not before the arguments are known to be good.
+    # torch takes seconds to load: import it only after the arguments are checked.
     from vlmill.inference.convert.conversion import convert
 
     return convert(args, words)

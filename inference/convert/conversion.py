@@ -1,4 +1,4 @@
-"""``train-vl convert`` takes published checkpoints in and out, and starts models from others.
+"""Runs ``train-vl convert``: imports and exports checkpoints, and starts models from others.
 
 It reads a published checkpoint's weights, configuration and vocabulary, and checks that the
 vocabulary is the model's.
@@ -74,14 +74,14 @@ from vlmill.train.checkpoints.files import (
 from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.loading.vocabulary import padded_vocabulary, read_vocabulary, vocabulary_files
 
-# Properties of a start's network that shapes do not show: keys of published
-# configurations, and the last name of our field.
+# Properties of the initial network that shapes do not show: keys of published configurations, and
+# the last name of our field.
 HEADS, ACTIVATION = ("num_attention_heads", "num_heads"), "hidden_act"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file. Raises InputError for a file with other content."""
-    file = Path(os.fspath(path))  # of a store: its copy
+    file = Path(os.fspath(path))  # in a store: its copy
     try:
         return read_state(file)
     except (ValueError, FileNotFoundError) as error:
@@ -193,10 +193,10 @@ def _is_padding(tokens: int, rows: int) -> bool:
 
 
 class Start(NamedTuple):
-    """A network that new models start from.
+    """Describes a network that new models start from.
 
-    ``prepare`` gives its tensors their usual names, ``ignored`` are patterns of tensors without
-    content, ``initialise`` copies them.
+    ``prepare`` returns its tensors under their usual names, ``ignored`` are patterns of tensors
+    without content, ``initialise`` copies them.
     """
 
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -210,7 +210,7 @@ STARTS: dict[str, Start] = {
     "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
     "vit": Start(vit_names, (), initialise_from_vit),
 }
-TIED = (DECODER, DECODER_BIAS)  # stored again under another name: no loss
+TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is lost
 
 
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
@@ -320,7 +320,9 @@ def _start(
 
 
 def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:
-    """``config`` with as many words as the checkpoint's table has, or else the vocabulary."""
+    """Returns ``config`` with the number of words of the checkpoint's table, else of the
+    vocabulary.
+    """
     tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
     sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
     return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
@@ -339,7 +341,7 @@ def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
 
 
 def _ours(args: argparse.Namespace) -> nn.Module:
-    """Returns the model of a vlmill checkpoint that ``--family`` has a layout for."""
+    """Returns the model of a vlmill checkpoint, for which ``--family`` has a layout."""
     loaded = load_checkpoint(args.checkpoint)
     family = find_family(loaded.config)
     if family != args.family:
@@ -350,12 +352,12 @@ def _ours(args: argparse.Namespace) -> nn.Module:
 
 
 def _export(args: argparse.Namespace, model: nn.Module) -> None:
-    """Write ``model`` in the official layout."""
+    """Writes ``model`` in the official layout."""
     try:
         exported = export_reference(args.family, model, without=args.without)
     except ValueError as error:
         raise InputError(f"--to reference: {error} (--without NAME)") from None
-    # The layout has parts of our tensors, and some twice, which the file format refuses.
+    # The layout has views of our tensors, and some twice, which the file format refuses.
     tensors = {name: t.clone() for name, t in exported.items()}
     with atomic_path(args.output) as temporary:
         save_tensors(tensors, temporary)
@@ -368,7 +370,7 @@ def _write(
     tokenizer: Tokenizer | None,
     inputs: Sequence[Input],
 ) -> str:
-    """Write ours, as a checkpoint's folder or weights alone; a sentence on it."""
+    """Writes our model as a checkpoint folder or only its weights; returns a sentence about it."""
     model, output = converted.model, args.output
     if output.suffix == SUFFIX:
         with atomic_path(output) as temporary:

@@ -1,4 +1,4 @@
-"""Published checkpoints by name: the files of a repository of the hub that a conversion reads."""
+"""Finds published checkpoints by name: the files in a hub repository that a conversion reads."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ MAX_BYTES = 20_000 << 20  # of one file
 def resolve_sources(args: argparse.Namespace) -> None:
     """Replaces names in ``--checkpoint`` and ``--backbone`` by local files.
 
-    Raises InputError where a download fails.
+    Raises InputError if a download fails.
     """
     addresses: Sequence[str] = args.allow_address
     if args.backbone is not None and is_named(args.backbone):

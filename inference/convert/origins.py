@@ -1,4 +1,4 @@
-"""What became of a published checkpoint's tensors, for people to read."""
+"""Describes where a published checkpoint's tensors went, as readable text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from vlmill.models.from_vit import REGISTERS
 
 
 class Converted(NamedTuple):
-    """A model, where its parameters come from, and the file's tensors that went nowhere."""
+    """Holds a model, the origins of its parameters, and the file's unused tensors."""
 
     model: Any
     origins: Mapping[str, Origin]
@@ -81,7 +81,7 @@ def start_warnings(
 
 def explain(converted: Converted) -> Iterator[str]:
     """Returns a line for each parameter with its shape and source, then the unused tensors, and
-    sums.
+    totals.
     """
     shapes = {name: list(p.shape) for name, p in converted.model.named_parameters()}
     widths = [max(map(len, column)) for column in (shapes, map(str, shapes.values()))]

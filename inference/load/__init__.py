@@ -1,6 +1,6 @@
-"""A checkpoint with its detector, for your own images and texts: what ``vlmill.load`` returns.
+"""Loads a checkpoint with its detector, for your own images and texts (``vlmill.load``).
 
-Reading order: ``model``, ``images`` (files, PIL and arrays as tables), ``detector`` (finds the one
-that the checkpoint was trained with), ``answering`` and ``region_weights`` (which regions a score
-rests on).
+Reading order: ``model``, ``images`` (files, PIL and arrays as tables), ``detector`` (finds the
+detector of the checkpoint's training), ``answering`` and ``region_weights`` (the effect of regions
+on a score).
 """

@@ -1,4 +1,4 @@
-"""Answers questions, and grounds expressions, by the code that evaluates their tasks."""
+"""Answers questions and grounds expressions with the evaluation code of their tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from vlmill.train.tasks.refcoco.task import Refcoco
 from vlmill.train.tasks.vqa.task import Vqa
 
 ANSWER, GROUND = "vqa", "refcoco"
-SOME_BOX = [0.0, 0.0, 1.0, 1.0]  # of every image: a row must name one, prediction reads none
+SOME_BOX = [0.0, 0.0, 1.0, 1.0]  # for every image: a row must have a box, but prediction reads none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounded:
     """Holds the boxes of an image by how well an expression fits them, the best first.
 
-    ``boxes`` are float32 [N, 4], x1, y1, x2, y2 in pixels of the upright image; ``scores``
-    float32 [N] the head's logits, falling. N is 0 where the detector found nothing.
+    ``boxes`` are float32 [N, 4], x1, y1, x2, y2 in pixels of the upright image; ``scores`` float32
+    [N] the head's logits, in descending order. N is 0 if the detector found nothing.
     """
 
     boxes: NDArray[np.float32]
@@ -42,7 +42,7 @@ class Grounded:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask:
-    """The parts of a question to a checkpoint besides image and text: the model, its device, and
+    """Holds the parts of a question in addition to image and text: the model, its device, and
     ``labels``, the file of its answer list, if the checkpoint does not record it.
     """
 
@@ -89,8 +89,8 @@ def answer_questions(
 def ground_expressions(
     answer_task: AnswerTask, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, Grounded]:
-    """Returns the boxes of images by how well the expressions fit them; names as
-    :func:`answer_questions` has them.
+    """Returns the boxes of images by how well the expressions fit them; names as in
+    :func:`answer_questions`.
 
     Raises InputError for a checkpoint of another task.
     """

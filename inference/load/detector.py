@@ -38,26 +38,26 @@ SETTINGS = ("detector", "selection", "limits", "storage")  # of the regions' pro
 PARTS: dict[str, type[Any]] = {"selection": Selection, "limits": InputLimits, "storage": Storage}
 
 
-_OPEN = ExitStack()  # what stays open for as long as the process lives
+_OPEN = ExitStack()  # resources that stay open until the process ends
 atexit.register(_OPEN.close)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionDetector:
-    """Holds the detector, and all else that decides the rows of regions."""
+    """Holds the detector, and all other settings that determine the rows of regions."""
 
     detector: Detector
     config: ExtractConfig
-    workers: int = 0  # processes that decode; none, and this one does
+    workers: int = 0  # decoding processes; 0: this process decodes
 
     @cached_property
     def engine(self) -> Engine:
-        """Opens what extracts, for as long as the process lives."""
+        """Opens the extractor until the process ends."""
         settings = WorkerSettings(workers=self.workers)
         return _OPEN.enter_context(start_engine(settings, self.detector, self.config, None))
 
     def write_regions(self, images: Path, folder: Path) -> dict[str, Reason]:
-        """Writes the regions of a table of images, as ``extract-rois run`` does.
+        """Writes the regions of a table of images like ``extract-rois run``.
 
         Returns the problems of images without a row, by image_id.
         """
@@ -78,10 +78,10 @@ class RegionDetector:
 def open_recorded_detector(
     loaded: LoadedCheckpoint, weights: Path | None, device: str, *, workers: int = 0
 ) -> RegionDetector:
-    """Opens the detector that a checkpoint names: ``weights`` is its file, where it had one.
+    """Opens the detector that a checkpoint names: ``weights`` is its file, if it had one.
 
-    Random weights are drawn again from their seed. Raises InputError for a checkpoint whose
-    settings do not suffice, and for weights of another detector.
+    Random weights are drawn again from their seed. Raises InputError for a checkpoint without
+    sufficient settings, and for weights of another detector.
     """
     record = loaded.detector or {}
     description = str(record.get("weights") or "")
@@ -112,10 +112,10 @@ def open_recorded_detector(
 def open_detector_network(
     loaded: LoadedCheckpoint, weights: Path | None, device: str, *, folded: bool = True
 ) -> Detector:
-    """Opens the network of a checkpoint's detector: of a file, or drawn again from its seed.
+    """Opens the network of a checkpoint's detector: from a file, or drawn again from its seed.
 
-    ``folded`` as :func:`vlmill.extract.detect.detector.open_detector` has it. Raises InputError for
-    another detector than the checkpoint's.
+    ``folded`` as in :func:`vlmill.extract.detect.detector.open_detector`. Raises InputError for a
+    detector other than the checkpoint's.
     """
     record = loaded.detector or {}
     network, seed = record.get("detector"), RANDOM.fullmatch(str(record.get("weights") or ""))
@@ -159,7 +159,9 @@ def _nodes(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractConfig:
-    """Returns how the regions were extracted; of a converted checkpoint, as its paper's were."""
+    """Returns how the regions were extracted; for a converted checkpoint, the settings of its
+    paper.
+    """
     missing = [name for name in SETTINGS if name not in record]
     if not missing:
         parts = {name: from_plain(kind, record[name], name) for name, kind in PARTS.items()}
@@ -177,11 +179,11 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
         f"checkpoint {loaded.path} was converted and lacks {', '.join(missing)}: regions are "
         f"selected as in {preset}'s paper, at the detector's own size"
     )
-    # The distribution decides the order of VL-BERT's regions, and costs as much as the features.
+    # The distribution determines the order of VL-BERT's regions, and is as large as the features.
     storage = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")
     return ExtractConfig(selection=SELECTIONS[preset], storage=storage)
 
 
 def find_preset(variant: str) -> str | None:
-    """Returns the name of the selection of a variant's paper; None of one that has none."""
+    """Returns the name of the selection of a variant's paper; None for a variant without one."""
     return next((name for name in SELECTIONS if variant.startswith(name)), None)

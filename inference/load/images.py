@@ -1,4 +1,4 @@
-"""Images as users have them become the bytes that every stage decodes."""
+"""Converts the user's images to the bytes that every stage decodes."""
 
 import io
 import os
@@ -21,11 +21,11 @@ ImageLike = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 
 
 
 def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
-    """Returns an image's bytes: those of a file, or a PNG of the upright pixels of an image or
+    """Returns an image's bytes: the bytes of a file, or a PNG of the upright pixels of an image or
     array.
 
-    A file that cannot be read gives no bytes, which is an error of that image only. Raises
-    InputError for a value that is not an image.
+    An unreadable file gives no bytes, which is an error of that image only. Raises InputError for a
+    value that is not an image.
     """
     if isinstance(image, bytes):
         return image
@@ -50,7 +50,7 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
         )
     try:
         return encode_png(upright(image, bounds).image)
-    except (Rejected, OSError):  # a file that pillow has opened, and that is cut
+    except (Rejected, OSError):  # a truncated file that pillow has opened
         return b""
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint as one object for raw images and strings: ``vlmill.load``.
+"""Defines a checkpoint as one object for raw images and strings: ``vlmill.load``.
 
-I images, T texts, D width of the vectors. Images become a table of images and, of models that
-read regions, one of regions, in a temporary folder: from there on they are read and scored by the
-code of ``extract-rois run`` and ``train-vl evaluate``, whose numbers these are.
+I images, T texts, D width of the vectors. Images are written to a table of images and, for models
+that read regions, a table of regions, in a temporary folder. The code of ``extract-rois run`` and
+``train-vl evaluate`` then reads and scores them, so the numbers are the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,12 +70,12 @@ from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 Floats = NDArray[np.float32]
 Result = TypeVar("Result")
-IMAGES_AT_ONCE = 256  # whose regions are in the temporary folder: 0.4 MB each at 100 of 2048
+IMAGES_AT_ONCE = 256  # images with regions in the temporary folder: 0.4 MB each at 100 x 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Holds images as tables, called by their numbers; ``faults`` are those without a row."""
+    """Holds images as tables, named by their numbers; ``faults`` are the images without a row."""
 
     images: RegionImages | PixelImages
     good: list[str]
@@ -84,7 +84,7 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Pretrained:
-    """A checkpoint ready to score, embed, answer and ground; ``detector`` and ``labels`` are files.
+    """Scores, embeds, answers and grounds with a checkpoint; ``detector`` and ``labels`` are files.
 
     Invalid images and texts produce a warning and NaN results.
     """
@@ -102,9 +102,9 @@ class Pretrained:
         return f"<{self.loaded.variant} of {self.loaded.path} on {self.device}>"
 
     def open_detector(self) -> None:
-        """Opens the detector, of a model that reads regions; else the first image does.
+        """Opens the detector of a model that reads regions, which otherwise the first image does.
 
-        Raises InputError where its file is missing, and for another detector than the model's.
+        Raises InputError if its file is missing, and for a detector other than the model's.
         """
         if self.feeding.has_regions:
             _ = self._regions
@@ -116,7 +116,7 @@ class Pretrained:
 
     def score(self, images: Sequence[ImageLike], texts: Sequence[str]) -> Floats:
         """Scores every image with every text, float32 [I, T]: logits of the matching head, or
-        cosines where the model has a contrastive head.
+        cosines if the model has a contrastive head.
 
         Raises InputError for a model without either head.
         """
@@ -142,7 +142,7 @@ class Pretrained:
                 for image_block, text_block in zip(image_vectors, words, strict=True)
             ]
         scores, tokens = list[Floats](), list[tuple[list[Ids], list[int]]]()
-        positions = list[tuple[int, int]]()  # of each image: whose, and which row of theirs
+        positions = list[tuple[int, int]]()  # of each image: its request, and its row there
         for members, request_texts in zip(images, texts, strict=True):
             every, good = self.tokens(request_texts)
             warn_faults("text", without_words(len(request_texts), good))
@@ -178,7 +178,7 @@ class Pretrained:
         return self._image_vectors(self._contents(images))
 
     def encode_texts(self, texts: Sequence[str]) -> Floats:
-        """Returns unit vectors of texts, float32 [T, D]; products with images' rank."""
+        """Returns unit vectors of texts, float32 [T, D]; products with image vectors rank them."""
         self._require_dual("encode_texts")
         texts = require_list(texts, "texts")
         tokens, good = self.tokens(texts)
@@ -193,7 +193,7 @@ class Pretrained:
         return vectors
 
     def answer(self, image: ImageLike, question: str) -> str:
-        """Answers a question about an image by the likeliest of the checkpoint's answers.
+        """Answers a question about an image with the most likely of the checkpoint's answers.
 
         Raises InputError for a checkpoint that was not fine-tuned for VQA, for an image that
         cannot be read, and for a question without a word.
@@ -207,7 +207,7 @@ class Pretrained:
         return self._run_task(ANSWER, answer_questions, requests)
 
     def ground(self, image: ImageLike, expression: str) -> Grounded:
-        """Finds what an expression names in an image: the detector's boxes, the best first.
+        """Returns the detector's boxes that an expression refers to in an image, the best first.
 
         Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for an
         image that cannot be read, and for an expression without a word.
@@ -222,7 +222,7 @@ class Pretrained:
         ],
         requests: Sequence[tuple[ImageLike, str]],
     ) -> list[Result | InputError]:
-        """Asks things, each about its image, by the head of ``task``."""
+        """Answers questions, each about its image, with the head of ``task``."""
         feeding, longest = required_inputs(self.loaded, task)
         errors = dict[int, InputError]()
         for index, (_, text) in enumerate(requests):
@@ -281,8 +281,8 @@ class Pretrained:
     ) -> tuple[Sequence[Any], list[int]]:
         """Returns the texts' tokens, and the indices of texts with a word.
 
-        Texts are cut to the length of the training, or at ``longest``. Raises InputError for a
-        value that is not a string.
+        Texts are truncated to the length of the training, or to ``longest``. Raises InputError for
+        a value that is not a string.
         """
         for text in texts:
             if not isinstance(text, str):
@@ -318,7 +318,7 @@ class Pretrained:
 
     @contextmanager
     def _tables(self, contents: Sequence[bytes]) -> Iterator[Tables]:
-        """Has the images as the tables that the model reads, for as long as they are needed."""
+        """Yields the images as the tables that the model reads, while the block runs."""
         names = [str(index) for index in range(len(contents))]
         with temporary_folder() as folder:
             faults = self.write_tables(contents, folder)
@@ -338,8 +338,8 @@ class Pretrained:
     def write_tables(
         self, contents: Sequence[bytes], folder: Path, feeding: Feeding | None = None
     ) -> dict[str, Reason]:
-        """Writes the tables of images and, where the model reads them, of regions; returns what
-        the detector could not read. ``feeding`` is the task's; without, that of pairs.
+        """Writes the tables of images and, if the model reads them, of regions; returns the images
+        that the detector could not read. ``feeding`` is the task's; default: that of pairs.
         """
         feeding = feeding or self.feeding
         if feeding.kind == "pixels":
@@ -350,8 +350,8 @@ class Pretrained:
     def _write_pixels(
         self, contents: Sequence[bytes], folder: Path, size: int
     ) -> dict[str, Reason]:
-        """Writes a table of images at the size that the model sees, each decoded once; returns
-        what could not be read.
+        """Writes a table of images at the size that the model sees, each decoded once; returns the
+        unreadable ones.
         """
         faults, pixels = dict[str, Reason](), list[bytes]()
         for index, data in enumerate(contents):
@@ -372,7 +372,7 @@ def unwrap_result(results: Sequence[Result | InputError]) -> Result:
 
 
 def split_rows(values: Floats, owners: Sequence[Sequence[Any]]) -> list[Floats]:
-    """Divides the rows of all requests by their ``owners``."""
+    """Splits the rows of all requests by their ``owners``."""
     return np.split(values, np.cumsum([len(owner) for owner in owners])[:-1])
 
 
@@ -390,8 +390,8 @@ def load_pretrained(
     """Loads a checkpoint from a folder or the hub onto a device.
 
     A detector in its folder is used. ``trust`` is that of :func:`load_checkpoint`. ``decode`` and
-    ``workers`` set where images are decoded: services use other processes. Raises InputError for an
-    unusable checkpoint.
+    ``workers`` set the processes that decode images: services use separate ones. Raises InputError
+    for an unusable checkpoint.
     """
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}: expected at least 1")

@@ -1,7 +1,7 @@
-"""Measures the effect of each region on a score: the score of an image without each of them.
+"""Measures the effect of each region on a score by scoring an image without each of them.
 
-R regions of the image. The published models do not report where they look. The decrease of the
-score without a region is a fact about the model, independent of its attention weights.
+R regions of the image. The published models do not report which regions they use. The decrease of
+the score without a region is a fact about the model, independent of its attention weights.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 @dataclass(frozen=True, kw_only=True)
 class RegionEffects:
-    """Holds the ``score`` of an image with a text, its ``row`` of regions, and float32 [R] what
-    the score loses ``without`` each.
+    """Holds the ``score`` of an image with a text, its ``row`` of regions, and float32 [R], the
+    score's decrease ``without`` each region.
     """
 
     score: float

@@ -1,4 +1,4 @@
-"""``train-vl push``: a checkpoint to the Hugging Face hub.
+"""Uploads a checkpoint to the Hugging Face hub (``train-vl push``).
 
 Reading order: ``command``, ``card`` (the model card), ``upload``.
 """

@@ -1,6 +1,6 @@
 """Writes a model card for a checkpoint from its own records.
 
-The card has the names of paths only, because it is read elsewhere.
+The card has only the names of paths, because it is read on other machines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from vlmill.runtime.settings.plain_fields import flatten
 from vlmill.train.checkpoints.detector import detector_words
 
 NOT_STATED = "not stated"
-TASKS = {"vqa": "visual-question-answering"}  # as the hub names them
+TASKS = {"vqa": "visual-question-answering"}  # the hub's names
 # The method for each type of checkpoint; `Pretrained` has these methods.
 CALLS = {
     "score": ("scores", 'model.score(["image.jpg"], ["a dog on a beach", "two cats"])'),
@@ -27,7 +27,7 @@ CALLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Facts of a card in addition to the checkpoint's own record.
+    """Holds the facts of a card in addition to the checkpoint's own record.
 
     ``location`` is its address (``hf://owner/name``), ``call`` the method of :data:`CALLS` that it
     supports, None for weights that only training uses; ``recipe`` is its YAML. ``figures`` are the

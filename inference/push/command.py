@@ -56,7 +56,7 @@ def run_push(args: argparse.Namespace) -> int:
     """Runs ``train-vl push``; returns the exit status."""
     parse_repository(args.to)
     find_checkpoint(args.checkpoint)
-    # torch takes its time: not before the arguments are known to be good.
+    # torch loads slowly: import it only after the arguments are checked.
     from vlmill.inference.push.upload import PushOptions, push
 
     names = {field.name for field in fields(PushOptions)}

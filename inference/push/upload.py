@@ -1,4 +1,4 @@
-"""``train-vl push`` sends a checkpoint to the Hugging Face hub, as one commit with a model card."""
+"""Uploads a checkpoint to the Hugging Face hub as one commit with a card (``train-vl push``)."""
 
 import json
 import os
@@ -32,13 +32,13 @@ from vlmill.train.tasks.retrieval.checks import find_feeding, select_ranking
 # A recipe's absolute paths are reduced to names: the paths are private.
 ABSOLUTE = re.compile(r"(?m)(:\s+['\"]?)/(?:[^\s'\"]*/)?([^\s/'\"]+)")
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-CARRIED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES)  # as they are
+CARRIED = (MODEL, VOCABULARY, TOKENIZER, TRAINED_PAIRS, TRAINED_IMAGES)  # unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:
-    """Options of ``train-vl push``. ``with_detector`` is its file; "": the checkpoint's own; None:
-    it is not uploaded.
+    """Holds the options of ``train-vl push``. ``with_detector`` is its file; "": the checkpoint's
+    own; None: it is not uploaded.
     """
 
     checkpoint: Path
@@ -123,7 +123,7 @@ def collect_files(
 
 
 def _local(path: Path, folder: Path) -> Path:
-    """Returns the file itself, or of one in a store a copy in ``folder``."""
+    """Returns the file itself, or for a file in a store a copy in ``folder``."""
     if not isinstance(path, RemotePath):
         return path
     path.download(folder / path.name)
@@ -231,6 +231,6 @@ def commit_files(
         if (refused := refusal(location, error)) is not None:
             raise refused from None
         raise StoreFailed(f"{location}: the hub has failed ({error}); try again") from None
-    except Exception as error:  # what its HTTP library raises, which has changed by version
+    except Exception as error:  # the errors of its HTTP library differ between versions
         raise StoreFailed(f"{location}: the hub cannot be reached ({error}); try again") from None
     return str(commit.oid)

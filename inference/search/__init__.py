@@ -1,4 +1,4 @@
-"""Writes vectors of images, texts and pairs, and finds the nearest of many.
+"""Writes vectors of images, texts and pairs, and finds the nearest vectors.
 
 Reading order: ``command`` (arguments), ``embedding_inputs`` (tables and modes), ``kinds`` and
 ``vectors`` (computation), ``embedding`` (shards), ``table`` (reading), ``index``, ``queries``,

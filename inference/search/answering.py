@@ -1,4 +1,4 @@
-"""``train-vl search`` builds or opens an index, and answers queries as lines of JSON.
+"""Builds or opens an index, and answers queries as lines of JSON (``train-vl search``).
 
 A page shows queries with the images that answer them.
 """
@@ -76,7 +76,7 @@ def write_answers_page(
 
 
 def make_file_thumbnails(answered_queries: Sequence[AnsweredQuery]) -> dict[str, str]:
-    """Returns thumbnails of the files that were asked, by their names."""
+    """Returns thumbnails of the query files, by their names."""
     uris = dict[str, str]()
     for answered in answered_queries:
         if not answered.query.content:
@@ -111,7 +111,7 @@ ANSWERS, PAGE = "answers.jsonl", "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of ``train-vl search``."""
+    """Holds the options of ``train-vl search``."""
 
     index: Path | None = None
     vectors: str | None = None
@@ -134,7 +134,8 @@ def search(options: SearchOptions) -> int:
     """Builds or opens the index, saves it if requested, and answers queries; returns the exit
     status.
 
-    1 if no query could be answered. Raises InputError for problems that a user can fix.
+    The status is 1 if no query could be answered. Raises InputError for problems that a user can
+    fix.
     """
     with faiss_threads(options.threads):
         return _search(options)
@@ -167,7 +168,7 @@ def _search(options: SearchOptions) -> int:
 
 @contextmanager
 def open_lines(output: Path | None) -> Iterator[TextIO]:
-    """Opens the file of answers, which appears whole; standard output without a folder."""
+    """Opens the file of answers, which appears completely; standard output without a folder."""
     if output is None:
         yield sys.stdout
         return
@@ -231,8 +232,8 @@ def make_queries(options: SearchOptions, index: SearchIndex) -> Iterator[list[Qu
 
 
 def read_file(file: str) -> bytes:
-    """Reads a file, local or in a store; an unreadable one gives no bytes, which become its query's
-    error.
+    """Reads a file, local or in a store; an unreadable file gives no bytes, which becomes the error
+    of its query.
     """
     try:
         return to_path(file).read_bytes()

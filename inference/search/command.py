@@ -84,7 +84,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
 def run_embed(args: argparse.Namespace) -> int:
     """Runs ``train-vl embed``; returns the exit status."""
     find_checkpoint(args.checkpoint)
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: import them only after the arguments are checked.
     from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
@@ -178,7 +178,7 @@ def run_search(args: argparse.Namespace) -> int:
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
         raise InputError(f"--save-index {args.save_index} exists already; give a new folder")
-    # pyarrow and torch take their time: not before the arguments are known to be good.
+    # pyarrow and torch load slowly: import them only after the arguments are checked.
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS
 

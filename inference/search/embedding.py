@@ -1,4 +1,4 @@
-"""``train-vl embed`` writes the vectors of a checkpoint, resumable by shard."""
+"""Writes the vectors of a checkpoint, resumable by shard (``train-vl embed``)."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from vlmill.schemas.rejects import rejects_said
 from vlmill.schemas.tables import REJECTS, VECTORS
 
 JOB = "train-vl embed"
-SAMPLE_BATCHES = 64  # of each kind, that a dry run embeds at most
+SAMPLE_BATCHES = 64  # of each kind, at most, in a dry run
 BYTES_BESIDE = 120  # of ids and a text, about
 
 
@@ -64,7 +64,7 @@ def _notes(setup: EmbeddingSetup) -> list[str]:
 
 
 def _write_parts(setup: EmbeddingSetup) -> list[Shard]:
-    """Makes the parts that are not there, rejects first: the vectors' shard appears last."""
+    """Writes the missing parts, rejects first: the vectors' shard appears last."""
     parts, output = setup.parts(), setup.options.output
     tables = (REJECTS, VECTORS)
     files = [

@@ -32,12 +32,12 @@ from vlmill.train.tasks.retrieval.checks import (
 from vlmill.train.tasks.retrieval.inputs import PixelImages, RegionImages
 from vlmill.train.tasks.retrieval.job import FED
 
-EmbeddingMode = Literal["dual", "pair", "text"]  # separate texts and images, pairs, texts alone
+EmbeddingMode = Literal["dual", "pair", "text"]  # separate texts and images, pairs, only texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
-    """Options of ``train-vl embed``; tables are folders, files or globs."""
+    """Holds the options of ``train-vl embed``; tables are folders, files or globs."""
 
     checkpoint: Path
     output: Path
@@ -53,7 +53,7 @@ class EmbedOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Holds which images, texts or pairs, from ``start`` to ``stop``, a shard has."""
+    """Holds the range of images, texts or pairs of a shard, from ``start`` to ``stop``."""
 
     kind: str
     start: int
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(kw_only=True)
 class EmbeddingSetup:
-    """The opened and compatible inputs of an embedding.
+    """Holds the opened and compatible inputs of an embedding.
 
     ``image_ids`` are the images that are encoded separately; ``loaded_pairs`` and ``texts`` the
     pairs, None without ``--pairs``; the rows ``repeated`` have an earlier row's pair_id.
@@ -91,7 +91,7 @@ class EmbeddingSetup:
         return PixelImages(self.images, self.feeding)
 
     def parts(self) -> list[Part]:
-        """Returns images first, then texts or pairs, cut at ``vectors_per_shard``."""
+        """Returns images first, then texts or pairs, split at ``vectors_per_shard``."""
         num_pairs = 0 if self.loaded_pairs is None else len(self.loaded_pairs.pairs)
         sizes = [(IMAGE, len(self.image_ids)), (PAIR if self.mode == "pair" else TEXT, num_pairs)]
         return [part for kind, count in sizes for part in self._cut(kind, count)]
@@ -130,14 +130,16 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
 
 
 def weights_digest(loaded: LoadedCheckpoint) -> str:
-    """Returns the SHA-256 of a checkpoint's weights: vectors and queries of others do not meet."""
+    """Returns the SHA-256 of a checkpoint's weights: vectors and queries of different weights are
+    not compared.
+    """
     digest = file_input("--checkpoint", loaded.path / MODEL).digest
     assert digest is not None
     return digest
 
 
 def open_embedding(options: EmbedOptions) -> EmbeddingSetup:
-    """Opens everything that is read. Raises InputError for what does not fit together."""
+    """Opens all inputs. Raises InputError for incompatible ones."""
     for flag, value in (
         ("--batch-size", options.batch_size),
         ("--vectors-per-shard", options.vectors_per_shard),
@@ -201,7 +203,7 @@ def _open_images(
 
 
 def make_producer(setup: EmbeddingSetup) -> dict[str, Any]:
-    """Returns the producer metadata of the shards: queries must be encoded in the same manner."""
+    """Returns the producer metadata of the shards: queries must be encoded the same way."""
     feeding, loaded = setup.feeding, setup.loaded
     return {
         "checkpoint": str(setup.options.checkpoint),
@@ -213,7 +215,7 @@ def make_producer(setup: EmbeddingSetup) -> dict[str, Any]:
 
 
 def collect_settings(setup: EmbeddingSetup, inputs: list[Input]) -> Mapping[str, Any]:
-    """Returns what decides the rows, contents included."""
+    """Returns the settings that determine the rows, including digests of contents."""
     options = setup.options
     return {
         **make_producer(setup),
@@ -225,7 +227,7 @@ def collect_settings(setup: EmbeddingSetup, inputs: list[Input]) -> Mapping[str,
 
 
 def collect_inputs(setup: EmbeddingSetup) -> list[Input]:
-    """Records what an embedding reads, for its manifest."""
+    """Records the inputs of an embedding for its manifest."""
     options = setup.options
     read_images = options.images if setup.images is not None else None
     read_regions = options.regions if setup.regions is not None else None

@@ -31,18 +31,18 @@ INDEX, ROWS, SETTINGS = "index.faiss", "rows.parquet", "index.json"
 FORMAT = 1
 LINKS = 32  # of a vector in hnsw's graph
 BUILD_EFFORT = 100  # candidates while the graph is built
-CELLS = 4  # times the root of N: ivf's
+CELLS = 4  # cells of ivf, as a multiple of the root of N
 # FAISS's defaults, 256 vectors per cell and 25 rounds, take 1.5e14 operations for a million
 # vectors of 768 numbers: ten times as many, with the same recall.
 A_CELL, KMEANS_ROUNDS = 64, 10
-EFFORT = {"hnsw": 128, "ivf": 32}  # candidates; cells that are looked into
+EFFORT = {"hnsw": 128, "ivf": 32}  # candidates; searched cells
 MEASURED, MEASURED_TOP = 1_000, 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Holds ``scores`` float32 [Q, K] falling, and ``positions`` int64 [Q, K] in the index; -1
-    where an approximate index has no more.
+    """Holds ``scores`` float32 [Q, K] in descending order, and ``positions`` int64 [Q, K] in the
+    index; -1 where an approximate index has no more.
     """
 
     scores: NDArray[np.float32]
@@ -51,7 +51,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchIndex:
-    """A FAISS index, its rows, and its settings."""
+    """Holds a FAISS index, its rows, and its settings."""
 
     faiss_index: Any
     about: pa.Table
@@ -63,7 +63,9 @@ class SearchIndex:
         return int(self.faiss_index.d)
 
     def nearest(self, queries: Matrix, top: int) -> Answers:
-        """Finds the ``top`` best of each query, equal scores in the order of the vectors."""
+        """Returns the ``top`` best vectors of each query; equal scores keep the order of the
+        vectors.
+        """
         count = min(top, self.faiss_index.ntotal)
         scores, positions = self.faiss_index.search(
             np.ascontiguousarray(queries, np.float32), count
@@ -76,11 +78,11 @@ class SearchIndex:
 
 
 def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> SearchIndex:
-    """Builds an index; ``effort`` is how much an approximate one looks at (:data:`EFFORT`).
+    """Builds an index; ``effort`` is the search effort of an approximate one (:data:`EFFORT`).
 
-    Raises InputError for none or fewer vectors than it has cells.
+    Raises InputError for no vectors or fewer than it has cells.
     """
-    import faiss  # of the extra `search`, which vlmill.load does without
+    import faiss  # in the extra `search`, which vlmill.load does not need
 
     matrix = vectors.matrix
     count, width = matrix.shape
@@ -96,7 +98,7 @@ def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> Searc
         index.hnsw.efConstruction = BUILD_EFFORT
         index.hnsw.efSearch = parameters["effort"]
     else:
-        cells = max(1, min(round(CELLS * math.sqrt(count)), count // 39))  # FAISS wants 39 a cell
+        cells = max(1, min(round(CELLS * math.sqrt(count)), count // 39))  # FAISS: 39 per cell
         parameters = {"cells": cells, "effort": min(effort or EFFORT[kind], cells)}
         index = faiss.IndexIVFFlat(
             faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT
@@ -127,7 +129,7 @@ def measure_recall(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same:
     top = min(MEASURED_TOP + int(same), len(matrix))
     _, exact = faiss.knn(queries, matrix, top, metric=faiss.METRIC_INNER_PRODUCT)
     positions = index.nearest(queries, top).positions
-    first = int(same)  # the vector itself, or its equal
+    first = int(same)  # the vector itself, or an equal one
     shares = [
         len(set(row[first:].tolist()) & set(other.tolist())) / max(1, top - first)
         for row, other in zip(exact, positions, strict=True)
@@ -142,7 +144,7 @@ def sampled(matrix: Matrix) -> Matrix:
 
 
 def save_index(index: SearchIndex, folder: Path) -> None:
-    """Writes the index; the folder appears whole or not at all."""
+    """Writes the index; the folder appears completely or not at all."""
     import faiss
 
     with atomic_folder(folder, last=SETTINGS) as temporary:

@@ -37,10 +37,10 @@ QUERIES = 1_024  # queries per block
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A query by its kind and name; ``error`` is the reason for having no ``vector`` [P].
+    """Holds a query by its kind and name; ``error`` is the reason for having no ``vector`` [P].
 
-    ``row_key`` names the vector's own row (kind, id), which is not a result; ``content`` is that of
-    an image.
+    ``row_key`` names the vector's own row (kind, id), which is not a result; ``content`` holds an
+    image's bytes.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class AnsweredQuery:
     answers: Sequence[dict[str, Any]]
 
     def line(self) -> str:
-        """Returns it as a line of JSON."""
+        """Returns the result as a line of JSON."""
         query = self.query
         query_record = {"kind": query.kind, "name": query.name}
         if query.error is not None:
@@ -78,7 +78,7 @@ class QueryEncoder:
     decode: DecodePixels = evaluation_image
 
     def texts(self, texts: Sequence[str]) -> list[Query]:
-        """Embeds texts. Raises InputError for one without a word."""
+        """Embeds texts. Raises InputError for a text without a word."""
         longest = longest_text(self.loaded, find_feeding(self.loaded))
         encoded = encode_texts(self.loaded.tokenizer, texts, longest)
         for text, tokens in zip(texts, encoded.tokens, strict=True):
@@ -124,7 +124,7 @@ class QueryEncoder:
 
 
 def write_images(folder: Path, contents: Sequence[bytes]) -> None:
-    """Writes encoded images as a table of images, which are called by their numbers from 0."""
+    """Writes encoded images as a table of images, named by their numbers from 0."""
     empty = dict.fromkeys(IMAGES.schema.names)
     rows = [
         {**empty, "image_id": str(number), "bytes": data} for number, data in enumerate(contents)
@@ -137,7 +137,7 @@ def load_query_encoder(
 ) -> QueryEncoder:
     """Loads the checkpoint of the index's vectors.
 
-    Raises InputError if it is another one, or cannot encode single texts or images.
+    Raises InputError if it differs, or cannot encode single texts or images.
     """
     if checkpoint is None:
         checkpoint_name = index.settings["checkpoint"]
@@ -182,8 +182,8 @@ def make_query_encoder(
 def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:
     """Yields the vectors of a table as queries, in blocks.
 
-    Where it holds others than the index, these: texts look for images, and images for texts.
-    Raises InputError for vectors of another checkpoint or width.
+    If it holds kinds that the index lacks, these are used: texts search images, and images search
+    texts. Raises InputError for vectors of another checkpoint or width.
     """
     kinds = count_kinds(argument, "--queries")
     other_kinds = {kind: count for kind, count in kinds.items() if kind != index.settings["of"]}

@@ -1,4 +1,4 @@
-"""Reads a table of vectors into one matrix, with the checkpoint that they come from.
+"""Reads a table of vectors into one matrix, with their checkpoint.
 
 N vectors, P their width.
 """
@@ -27,14 +27,14 @@ from vlmill.schemas.tables import VECTORS
 
 Matrix = NDArray[np.float32]
 NAMED = ("checkpoint", "weights_sha256", "variant", "way")  # of a shard's producer
-MAX_WIDTH = 1 << 20  # of a vector; models have some hundreds of numbers
+MAX_WIDTH = 1 << 20  # of a vector; models have some hundreds
 ABOUT = ("kind", "image_id", "pair_id", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """``matrix`` float32 [N, P], the rows' ``about`` (kind, ids, text), and the shards' record of
-    the checkpoint.
+    """Holds ``matrix`` float32 [N, P], the rows' ``about`` (kind, ids, text), and the shards'
+    record of the checkpoint.
     """
 
     matrix: Matrix
@@ -55,8 +55,8 @@ def read_vectors(argument: str, kind: str, count: int, flag: str) -> Vectors:
     """Reads the ``count`` rows of a kind: 4 P bytes each, their ids, and one batch.
 
     The shards are compared with the SHA-256 of their manifest, unless the command has --trust.
-    Raises InputError for shards that have changed or come from several checkpoints, vectors of
-    another width than recorded, and vectors that are not finite.
+    Raises InputError for shards that have changed or come from several checkpoints, vectors whose
+    width differs from the record, and vectors that are not finite.
     """
     paths = find_shards(argument, VECTORS, flag)
     require_listed(paths, f"{flag} {argument}", hashes=not CHECKS.trust)
@@ -121,6 +121,6 @@ def _matrix(rows: pa.RecordBatch, width: int, path: Path) -> Matrix:
 
 
 def get_row_key(row: Mapping[str, str | None]) -> tuple[str, str]:
-    """Returns what identifies a row of the table: its kind and the image's or the pair's id."""
+    """Returns the key of a row of the table: its kind and the image's or the pair's id."""
     name = row["image_id"] if row["kind"] == IMAGE else row["pair_id"]
     return str(row["kind"]), str(name)

@@ -1,4 +1,4 @@
-"""Computes the vectors of a part: of images and texts by a dual encoder, else of pairs.
+"""Computes the vectors of a part: of images and texts with a dual encoder, else of pairs.
 
 N rows of a part, P width of the vectors.
 """
@@ -30,7 +30,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class PartRows:
-    """The rows of a part, and the reasons for missing ones."""
+    """Holds the rows of a part, and the reasons for missing ones."""
 
     table: pa.Table
     rejects: Rejects

@@ -1,4 +1,4 @@
-"""The endpoints of a checkpoint."""
+"""Defines the endpoints of a checkpoint."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
 
 
 def sample(source: str) -> dict[str, str]:
-    """Makes an example of the OpenAPI document."""
+    """Returns an example for the OpenAPI document."""
     return {"lang": "Python", "source": f"{CLIENT}print({source})\n"}
 
 
@@ -111,7 +111,7 @@ def answer_question(form: Form) -> Question:
 
 
 def attend_question(form: Form) -> Question:
-    """Reads an image and a text. Raises Refused."""
+    """Reads an image and a text. Raises RequestRefused."""
     image = form.image()
     return Question(method=ATTEND, images=[image.content], texts=[form.get_word("text")])
 
@@ -122,7 +122,7 @@ def contents(form: Form) -> list[bytes]:
 
 
 def few(texts: Sequence[str]) -> Sequence[str]:
-    """Returns the texts. Raises Refused for too many."""
+    """Returns the texts. Raises RequestRefused for too many."""
     if len(texts) > MOST_TEXTS:
         raise RequestRefused(
             413, "too_many_texts", f"over {MOST_TEXTS} texts; send several requests"
@@ -140,7 +140,7 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 
 
 class Images:
-    """Reads the images that a search finds, for people who look at its answers."""
+    """Reads the images of search results, to show them on the page."""
 
     def __init__(self, images: Path) -> None:
         self.reader, self.lock = ImageReader(images), threading.Lock()
@@ -169,8 +169,8 @@ def model_service(
 ) -> tuple[Shell, Guard]:
     """Returns the application of the service.
 
-    ``images`` is the table of the images that a search finds, ``classes`` and ``attributes`` are
-    the names of regions, for the page. Raises InputError for a table that cannot be read.
+    ``images`` is the table of the images in search results, ``classes`` and ``attributes`` are the
+    names of regions, for the page. Raises InputError for a table that cannot be read.
     """
     shell = Shell(settings=settings)
     shown_images = None if images is None else Images(images)

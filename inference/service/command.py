@@ -1,4 +1,4 @@
-"""``train-vl serve``: its arguments, and what runs it."""
+"""Declares the arguments of ``train-vl serve``, and runs it."""
 
 import argparse
 
@@ -14,7 +14,7 @@ from vlmill.runtime.weights.names import path_or_name
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
-BATCH_SECONDS = 1.0  # the first of a batch is answered with its last: nobody waits long for others
+BATCH_SECONDS = 1.0  # a batch is answered when its last question is: this bounds the wait
 
 SERVE_HELP = """\
 Serve scores, vectors, nearest images and answers of a checkpoint over HTTP.
@@ -76,7 +76,7 @@ def run_serve(args: argparse.Namespace) -> int:
     settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
     find_checkpoint(args.checkpoint)
     require_extra("service")
-    # What serves takes its time to load: not before the arguments are known to be good.
+    # The service loads slowly: import it only after the arguments are checked.
     from vlmill.inference.service.app import model_service
     from vlmill.inference.service.engine import model_plan
     from vlmill.inference.service.questions import ModelOptions

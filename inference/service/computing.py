@@ -54,12 +54,12 @@ Task = tuple[bytes, str, int]
 
 
 class PixelDecoder:
-    """Decodes images as :func:`evaluation_image` does, elsewhere. Thread-safe."""
+    """Decodes images like :func:`evaluation_image`, in other processes. Thread-safe."""
 
     def __init__(self) -> None:
         workers = min(MOST_THREADS, all_cores())
         self._pool = BoundedPool[Task, Pixels | Rejected](workers, start_decoding)
-        self._pool.begin()  # not with the first request
+        self._pool.begin()  # starts the processes before the first request
 
     def __call__(self, data: bytes, image_id: str, size: int) -> Pixels:
         """Returns the full image at S x S, uint8 [3, S, S]. Raises UndecodableImage."""
@@ -111,7 +111,7 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
             "head that scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
     with log_warnings():
-        model.open_detector()  # not with the first request
+        model.open_detector()  # starts the processes before the first request
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What ``train-vl show`` reads of a folder: JSON, YAML, and the header of the weights alone."""
+"""Reads a folder for ``train-vl show``: JSON, YAML, and only the header of the weights."""
 
 import struct
 from collections import Counter
@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """How large a file of weights is, by its header."""
+    """Holds the size of a file of weights, from its header."""
 
     parameters: int
     dtypes: Mapping[str, int]  # type -> parameters

@@ -1,4 +1,4 @@
-"""This is BEiT, with the image tokenizers that it learns from.
+"""BEiT, with the image tokenizers whose tokens it learns to predict.
 
 Reading order: ``row``, ``config``, ``model``, ``dvae``, ``published`` and ``published_dvae``.
 """

@@ -1,6 +1,6 @@
-"""This module holds the sizes and switches of BEiT (Bao et al., arXiv:2106.08254).
+"""Defines the sizes and switches of BEiT (Bao et al., arXiv:2106.08254).
 
-Where the paper is silent, the released code speaks.
+Where the paper does not specify a detail, the released code is followed.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, che
 class BeitConfig:
     """Holds sizes and switches; defaults are the base model's in pretraining (sec. 2 and 3.1).
 
-    ``num_visual_tokens`` 0 and ``num_classes`` 0 leave their heads out.
+    With ``num_visual_tokens`` 0 or ``num_classes`` 0 the model lacks that head.
     """
 
     width: int = 768
@@ -25,14 +25,14 @@ class BeitConfig:
     image_size: int = 224
     patch_size: int = 16
     relative_positions: bool = True
-    shared_relative: bool = True  # one table for all layers; a classifier has one a layer
+    shared_relative: bool = True  # one table for all layers; a classifier has one per layer
     absolute_positions: bool = False
     layer_scale: float | None = 0.1
     drop_path: float = 0.1
-    eps: float = 1e-6  # of all layer norms; transformers' published configurations say 1e-12
+    eps: float = 1e-6  # of all layer norms; transformers' published configurations have 1e-12
     num_visual_tokens: int = 8192
     num_classes: int = 0
-    mean_pooling: bool = True  # a classifier's: patches' mean, else the class token
+    mean_pooling: bool = True  # a classifier pools the patches' mean, else the class token
     init_std: float = INIT_STD
 
     def __post_init__(self) -> None:
@@ -57,17 +57,17 @@ class BeitConfig:
 
     @property
     def final_norm(self) -> bool:
-        """Says if a layer norm ends the encoder; mean pooling puts its own behind the mean."""
+        """Returns whether a layer norm ends the encoder; mean pooling has one after the mean."""
         return not (self.num_classes and self.mean_pooling)
 
 
 def beit_base(**changes: Any) -> BeitConfig:
-    """Gives the base model of masked image modelling, 92.0 million parameters."""
+    """Returns the base model of masked image modelling, 92.0 million parameters."""
     return BeitConfig(**changes)
 
 
 def beit_large(**changes: Any) -> BeitConfig:
-    """Gives the large model, 311.5 million parameters; its layers begin nearly closed."""
+    """Returns the large model, 311.5 million parameters; its layer scales start near 0."""
     large: dict[str, Any] = {
         "width": 1024,
         "num_layers": 24,
@@ -79,7 +79,7 @@ def beit_large(**changes: Any) -> BeitConfig:
 
 
 # VLMo's paper has learned absolute positions and no layer scale (arXiv:2111.02358, sec. 3.1), and
-# so what it starts from.
+# so has the BEiT that it starts from.
 PAPER: dict[str, Any] = {
     "relative_positions": False,
     "absolute_positions": True,
@@ -88,17 +88,17 @@ PAPER: dict[str, Any] = {
 
 
 def beit_base_paper(**changes: Any) -> BeitConfig:
-    """Gives the base model with the positions of VLMo's paper, 92.1 million parameters."""
+    """Returns the base model with the positions of VLMo's paper, 92.1 million parameters."""
     return beit_base(**(PAPER | changes))
 
 
 def beit_large_paper(**changes: Any) -> BeitConfig:
-    """Gives the large model with the positions of VLMo's paper, 311.7 million parameters."""
+    """Returns the large model with the positions of VLMo's paper, 311.7 million parameters."""
     return beit_large(**(PAPER | changes))
 
 
 def beit_base_plus(**changes: Any) -> BeitConfig:
-    """Gives the narrow and deep model of VLMo's base-plus, 90.4 million parameters."""
+    """Returns the narrow and deep model of VLMo's base-plus, 90.4 million parameters."""
     plus: dict[str, Any] = {
         "width": 544,
         "num_layers": 24,
@@ -109,7 +109,7 @@ def beit_base_plus(**changes: Any) -> BeitConfig:
 
 
 def image_classifier(config: BeitConfig, num_classes: int) -> BeitConfig:
-    """Changes ``config`` for classes: mean pooling, one relative table a layer."""
+    """Returns ``config`` for image classification: mean pooling, one relative table per layer."""
     return dataclasses.replace(
         config, num_visual_tokens=0, num_classes=num_classes, shared_relative=False
     )

@@ -1,8 +1,8 @@
-"""Image tokenizers turn an image into BEiT's targets, a grid of visual tokens.
+"""Defines image tokenizers, which turn an image into a grid of visual tokens, BEiT's targets.
 
-DALL-E's encoder (Ramesh et al., arXiv:2102.12092, released code) and the discrete variational
-auto-encoder that BEiT's repository takes besides. B images of Sy x Sx pixels, Gy x Gx tokens
-(an eighth of either), V visual tokens.
+These are DALL-E's encoder (Ramesh et al., arXiv:2102.12092, released code) and the discrete
+variational auto-encoder of BEiT's repository. B images of Sy x Sx pixels, Gy x Gx tokens (an eighth
+of either), V visual tokens.
 """
 
 import itertools
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from vlmill.models.config_checks import check_sizes
 
-DALLE_MARGIN = 0.1  # pixels of 0..1 are mapped into 0.1..0.9
+DALLE_MARGIN = 0.1  # pixels of 0..1 are mapped to 0.1..0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class DalleConfig:
-    """Holds the sizes of DALL-E's encoder; defaults are the released one's."""
+    """Holds the sizes of DALL-E's encoder; defaults are those of the released encoder."""
 
     num_tokens: int = 8192
     width: int = 256
@@ -34,7 +34,7 @@ class DalleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DvaeConfig:
-    """Holds the sizes of BEiT's own auto-encoder; defaults are its training script's."""
+    """Holds the sizes of BEiT's own auto-encoder; defaults are those of its training script."""
 
     num_tokens: int = 8192
     width: int = 256
@@ -46,7 +46,7 @@ class DvaeConfig:
 
 
 def map_pixels(pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B 3 Sy Sx"]:
-    """Scales pixels of 0..1 as DALL-E's encoder takes them."""
+    """Scales pixels of 0..1 to the range that DALL-E's encoder expects."""
     return (1 - 2 * DALLE_MARGIN) * pixels + DALLE_MARGIN
 
 
@@ -69,7 +69,7 @@ class DalleBlock(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "B I y x"]) -> Float[Tensor, "B O y x"]:
-        """Keeps the size."""
+        """Returns features of the same size."""
         inner = x
         for convolution in self.convolutions:
             inner = convolution(F.relu(inner))
@@ -78,7 +78,7 @@ class DalleBlock(nn.Module):
 
 
 class DalleTokenizer(nn.Module):
-    """Runs DALL-E's encoder: groups of blocks, each but the last halving the size."""
+    """Runs DALL-E's encoder: groups of blocks; all but the last halve the size."""
 
     def __init__(self, config: DalleConfig) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class DalleTokenizer(nn.Module):
         self.last = nn.Conv2d(inputs, config.num_tokens, 1)
 
     def forward(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B V Gy Gx"]:
-        """Gives logits of visual tokens; ``pixels`` in 0..1, in multiples of 8 as released."""
+        """Returns logits of visual tokens; ``pixels`` in 0..1, in multiples of 8 as released."""
         _check_size(pixels, 2 ** (self.config.num_groups - 1))
         hidden = self.first(map_pixels(pixels))
         for number, blocks in enumerate(self.groups):
@@ -113,13 +113,13 @@ class DalleTokenizer(nn.Module):
 
     @torch.no_grad()
     def tokens(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Int[Tensor, "B Gy Gx"]:
-        """Gives the most likely visual token of each place, of ``pixels`` in 0..1."""
+        """Returns the most likely visual token of each grid cell; ``pixels`` are in 0..1."""
         tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
 
 class ResidualBlock(nn.Module):
-    """Computes x + three convolutions of it."""
+    """Computes x plus three convolutions of x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -132,13 +132,13 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "B H y x"]) -> Float[Tensor, "B H y x"]:
-        """Keeps the size."""
+        """Returns features of the same size."""
         mixed: Float[Tensor, "B H y x"] = x + self.net(x)
         return mixed
 
 
 class Dvae(nn.Module):
-    """Runs BEiT's own discrete auto-encoder: 8 x 8 pixels a token with three layers."""
+    """Runs BEiT's own discrete auto-encoder: 8 x 8 pixels per token with three layers."""
 
     def __init__(self, config: DvaeConfig) -> None:
         super().__init__()
@@ -149,24 +149,25 @@ class Dvae(nn.Module):
         self.decoder = _stages(nn.ConvTranspose2d, [config.codebook_width] + [width] * layers, 3)
 
     def forward(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Float[Tensor, "B V Gy Gx"]:
-        """Gives logits of visual tokens; ``pixels`` normalised by (x - 0.5) / 0.5."""
+        """Returns logits of visual tokens; ``pixels`` are normalised by (x - 0.5) / 0.5."""
         _check_size(pixels, 2**self.config.num_layers)
         logits: Float[Tensor, "B V Gy Gx"] = self.encoder(pixels)
         return logits
 
     @torch.no_grad()
     def tokens(self, pixels: Float[Tensor, "B 3 Sy Sx"]) -> Int[Tensor, "B Gy Gx"]:
-        """Gives the most likely visual token of each place."""
+        """Returns the most likely visual token of each grid cell."""
         tokens: Int[Tensor, "B Gy Gx"] = self(pixels).argmax(dim=1)
         return tokens
 
     def reconstruct(
         self, pixels: Float[Tensor, "B 3 Sy Sx"], temperature: float
     ) -> Float[Tensor, "B 3 Sy Sx"]:
-        """Paints images from codes sampled by Gumbel's softmax, for training (BEiT, sec. 2.1).
+        """Reconstructs images from codes sampled with Gumbel softmax, to train (BEiT, sec. 2.1).
 
-        Each place is a mixture of codes, which is nearer to one of them at a low ``temperature``.
-        The squared error of the result is the loss; gradients reach all parameters.
+        Each grid cell is a mixture of codes, which approaches a single code at a low
+        ``temperature``. The squared error of the result is the loss; gradients reach all
+        parameters.
         """
         shares = F.gumbel_softmax(self(pixels), tau=temperature, dim=1)
         codes = torch.einsum("bvyx,vc->bcyx", shares, self.codebook.weight)
@@ -175,7 +176,7 @@ class Dvae(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: Int[Tensor, "B Gy Gx"]) -> Float[Tensor, "B 3 Sy Sx"]:
-        """Paints an image from its tokens, normalised as the input is."""
+        """Reconstructs an image from its tokens, normalised like the input."""
         codes = self.codebook(tokens).permute(0, 3, 1, 2)
         pixels: Float[Tensor, "B 3 Sy Sx"] = self.decoder(codes)
         return pixels

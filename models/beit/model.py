@@ -1,7 +1,9 @@
-"""BEiT (Bao et al., arXiv:2106.08254): masked image modelling, and the classifier made from it.
+"""BEiT (Bao et al., arXiv:2106.08254): masked image modelling, and a classifier on the same
+encoder.
 
-VLMo's first stage. B images, S pixels a side, N patches, M = N + 1 positions (class token first),
-H width, h heads, V visual tokens, C classes. Where the paper is silent, the released code speaks.
+It is VLMo's first stage. B images, S pixels a side, N patches, M = N + 1 positions (class token
+first), H width, h heads, V visual tokens, C classes. Where the paper does not specify a detail, the
+released code is followed.
 """
 
 import math
@@ -19,11 +21,11 @@ from vlmill.models.layers.operators import Linear
 from vlmill.models.layers.packing import Layout
 from vlmill.models.layers.relative_position import RelativeBias, image_index, num_image_rows
 
-EXPERT = "image"  # the one feed-forward part; VLMo's vision expert begins as it
+EXPERT = "image"  # the only feed-forward part; VLMo's vision expert starts from it
 
 
 class Beit(nn.Module):
-    """Holds the encoder with the head that the configuration asks for."""
+    """Holds the encoder and the head that the configuration selects."""
 
     image_index: Int[Tensor, "M M"]
 
@@ -68,10 +70,10 @@ class Beit(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "B 3 S S"], masked: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B M H"]:
-        """Gives the last hidden states; the mask token replaces ``masked`` patches (sec. 2.3).
+        """Returns the last hidden states; the mask token replaces ``masked`` patches (sec. 2.3).
 
-        Raises ValueError for another size, masked patches without a head for visual tokens or of
-        another number and, on the CPU, for pixels that are not finite.
+        Raises ValueError for another image size, for masked patches without a head for visual
+        tokens or in another number and, on the CPU, for pixels that are not finite.
         """
         check_numbers("pixels", pixels, "scale and normalise them")
         if masked is not None and not self.config.num_visual_tokens:
@@ -99,7 +101,7 @@ class Beit(nn.Module):
         return gathered * count if self.config.shared_relative else gathered
 
     def visual_logits(self, patches: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Gives logits of visual tokens for the states of masked patches (eq. 3).
+        """Returns logits of visual tokens for the states of masked patches (eq. 3).
 
         Raises ValueError if the model has no such head.
         """
@@ -109,14 +111,14 @@ class Beit(nn.Module):
         return logits
 
     def pooled(self, states: Float[Tensor, "B M H"]) -> Float[Tensor, "B H"]:
-        """Gives what a classifier reads: the patches' normalised mean, or the class token."""
+        """Returns the input of the classifier: the patches' normalised mean, or the class token."""
         if not self.config.mean_pooling:
             return states[:, 0]
         mean: Float[Tensor, "B H"] = self.pooled_norm(states[:, 1:].mean(dim=1))
         return mean
 
     def class_logits(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B C"]:
-        """Gives logits of images' classes. Raises ValueError if the model has no such head."""
+        """Returns logits of the classes [B, C]. Raises ValueError if the model has no such head."""
         if not self.config.num_classes:
             raise ValueError("num_classes=0: this BEiT has no classifier; see image_classifier")
         logits: Float[Tensor, "B C"] = self.class_head(self.pooled(self(pixels)))
@@ -124,9 +126,9 @@ class Beit(nn.Module):
 
 
 def _init_beit(model: Beit) -> None:
-    """Draws weights from normals cut at one deviation; layer l's outputs shrink by 1 / sqrt(2 l).
+    """Draws weights from a normal distribution truncated at one standard deviation.
 
-    The scaling (sec. 2.5 of the paper) counts layers from 1.
+    The output weights of layer l, counted from 1, are then divided by sqrt(2 l) (sec. 2.5).
     """
     std = model.config.init_std
     patches = model.patch_embedding

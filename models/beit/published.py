@@ -1,4 +1,4 @@
-"""BEiT's checkpoints are read and written here: the released layout and Hugging Face's two."""
+"""Reads and writes BEiT's checkpoints: the released layout and Hugging Face's two."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ TABLE = "relative_position_bias_table"
 SHARED_TABLE = f"rel_pos_bias.{TABLE}"
 LAYER_TABLE = re.compile(rf"^blocks\.(\d+)\.attn\.{TABLE}$")
 
-# Keys of the released code's and of transformers' configuration, and our fields.
+# Keys of the configurations of the released code and of transformers, and our fields.
 FIELDS = {
     "embed_dim": "width",
     "hidden_size": "width",
@@ -50,8 +50,8 @@ FIELDS = {
 def configure(config: Mapping[str, Any]) -> BeitConfig:
     """Reads a configuration from the released code's settings or transformers' config.json.
 
-    ``num_classes`` (``num_labels``, ``id2label``) gives a classifier, otherwise ``vocab_size`` the
-    head of masked image modelling.
+    ``num_classes`` (``num_labels``, ``id2label``) selects a classifier, otherwise ``vocab_size``
+    selects the head of masked image modelling.
     """
     fields = {field: config[key] for key, field in FIELDS.items() if key in config}
     if "width" not in fields:
@@ -117,7 +117,7 @@ def rename(name: str) -> str:
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Renames a BEiT state dict of any layout as the released code has it, q, k and v fused."""
+    """Renames a BEiT state dict of any layout to the released names, with q, k and v fused."""
     renamed = {rename(n): tensor for n, tensor in without_prefix(state, "backbone.").items()}
     for name in list(renamed):
         if match := QUERY.match(name):
@@ -162,7 +162,7 @@ def links(model: nn.Module) -> list[Link]:
 
 
 def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Resizes positions to the model; gives every layer that has its own table the shared one."""
+    """Resizes positions to the model; copies the shared table to every layer that has its own."""
     assert isinstance(model, Beit)
     config = model.config
     fitted = dict(state)
@@ -179,7 +179,7 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def resize_image_table(table: Tensor, side: int) -> Tensor:
-    """Resizes a table of patches and class token; the last rows are copied."""
+    """Resizes a relative table of patches and class token; the last rows are copied."""
     patches, class_rows = table[:-CLASS_ROWS], table[-CLASS_ROWS:]
     return torch.cat([resize_relative(patches, side), class_rows])
 

@@ -1,4 +1,4 @@
-"""Image tokenizers' checkpoints are read here; DALL-E's is saved as a state dict before."""
+"""Reads checkpoints of image tokenizers. DALL-E's must be saved as a state dict first."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def configure(config: Mapping[str, Any]) -> DalleConfig | DvaeConfig:
 
 
 def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:
-    """Says which tokenizer a state dict is of, and how large; names and weights tell all.
+    """Returns the configuration of the tokenizer in a state dict, from its names and shapes.
 
     Raises ValueError for any other state dict.
     """
@@ -63,7 +63,7 @@ ENDS = {"first": "blocks.input", "last": "blocks.output.conv"}
 
 
 def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gives DALL-E's names, also to weights written under ours; the auto-encoder's are ours."""
+    """Renames weights to DALL-E's names, also from ours. The auto-encoder's names are ours."""
     return {_official(name): tensor for name, tensor in state.items()}
 
 
@@ -82,7 +82,7 @@ def build(config: DalleConfig | DvaeConfig) -> nn.Module:
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Links our tensors to the repositories' names; the auto-encoder's are ours."""
+    """Links our tensors to the repositories' names. The auto-encoder's names are ours."""
     if isinstance(model, Dvae):
         return [Link(name, (name,)) for name in model.state_dict()]
     assert isinstance(model, DalleTokenizer)

@@ -1,4 +1,4 @@
-"""BEiT's row in the registry."""
+"""Defines BEiT's row in the registry."""
 
 from vlmill.models.beit.config import PRESETS, BeitConfig
 from vlmill.models.rows import Networks, Paper, Variant
@@ -6,7 +6,7 @@ from vlmill.models.vlmo.row import SHARED_SIZES
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.beit.model import Beit
     from vlmill.models.beit.published import BEIT
     from vlmill.models.beit.published_dvae import DVAE

@@ -1,5 +1,5 @@
-"""This is BERT (Devlin et al. 2018).
+"""BERT (Devlin et al. 2018).
 
-Reading order: ``row``, ``config``, ``model``, ``tasks``, then ``published``, the
-names of its checkpoints.
+Reading order: ``row``, ``config``, ``model``, ``tasks``, then ``published`` (its checkpoints'
+names).
 """

@@ -1,4 +1,4 @@
-"""This module holds the sizes and switches of BERT (Devlin et al., arXiv:1810.04805)."""
+"""Defines the sizes and switches of BERT (Devlin et al., arXiv:1810.04805)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,23 +39,29 @@ class BertConfig:
 
     @property
     def max_text_tokens(self) -> int:
-        """Counts the tokens that the position table has room for."""
+        """Returns the number of rows of the position table."""
         return self.num_positions
 
 
 def bert_base(**changes: Any) -> BertConfig:
-    """Gives 12 layers of 768, 109.5 million parameters below the heads; ``changes`` are fields."""
+    """Returns BERT-base: 12 layers of 768, 109.5 million parameters below the heads.
+
+    ``changes`` replace fields.
+    """
     return BertConfig(**changes)
 
 
 def bert_large(**changes: Any) -> BertConfig:
-    """Gives 24 layers of 1024, 335.1 million parameters below the heads; ``changes`` are fields."""
+    """Returns BERT-large: 24 layers of 1024, 335.1 million parameters below the heads.
+
+    ``changes`` replace fields.
+    """
     large = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
     return BertConfig(**(large | changes))
 
 
 def bert_small(**changes: Any) -> BertConfig:
-    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields."""
+    """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,
@@ -63,7 +69,7 @@ def bert_small(**changes: Any) -> BertConfig:
         "num_heads": 4,
         "intermediate_width": 768,
         "num_positions": 64,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
+        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
         "init_std": 0.07,  # 0.02 is made for a width of 768
     }
     return BertConfig(**(small | changes))

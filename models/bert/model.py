@@ -1,7 +1,8 @@
-"""BERT (Devlin et al., arXiv:1810.04805): text alone, on the blocks that the variants share.
+"""BERT (Devlin et al., arXiv:1810.04805): a text-only model built from the blocks that the variants
+share.
 
-B texts, T tokens, N labelled positions, H width, V vocabulary. What the variants start from, and
-the baseline without images.
+B texts, T tokens, N labelled positions, H width, V vocabulary. The variants start from its weights,
+and it is the baseline without images.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from vlmill.models.positions import Positions
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """Holds last hidden states, zeros at padding that was left out, and the pooled first one."""
+    """Holds the last hidden states, with zeros at skipped padding, and the pooled first state."""
 
     text: Float[Tensor, "B T H"]
     pooled: Float[Tensor, "B H"]
@@ -60,12 +61,12 @@ class Bert(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> EncodedText:
-        """Encodes texts (sec. 3); ``segments`` of each token, or one of all.
+        """Encodes texts (sec. 3); ``segments`` has one id per token, or one for all.
 
-        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing.
-        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for no token or more than positions, for masks and segments of another
-        shape and, on the CPU, for a text without a token and ids that the tables lack.
+        ``real``: the indices that ``token_mask`` marks. A GPU packs only with them. Padding costs
+        nothing and comes back as zeros; with ``pack=False`` it is computed too. Raises ValueError
+        for texts without tokens or with more tokens than positions, for masks and segments of
+        another shape and, on the CPU, for one empty text and for ids outside the tables.
         """
         check_texts(tokens, token_mask, segments)
         if readable(tokens):
@@ -86,20 +87,21 @@ class Bert(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B H"]:
-        """Gives texts' vectors of length 1, for search by inner product.
+        """Returns the texts' unit vectors, for search by inner product.
 
-        [choice] The mean of the last hidden states: masked words alone teach the pooler nothing.
+        [choice] A vector is the mean of the last hidden states, since masked words do not train the
+        pooler.
         """
         hidden = self(tokens, token_mask, real=real, pack=pack).text.float()
         hidden = hidden.masked_fill(~token_mask[..., None], 0)
         return F.normalize(hidden.sum(1), dim=-1)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Gives logits over the vocabulary where labels are (sec. 3.1, task 1)."""
+        """Returns logits over the vocabulary at the labelled positions (sec. 3.1, task 1)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     def next_sentence_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Gives logits of two classes (sec. 3.1, task 2): 0 follows, 1 does not."""
+        """Returns logits of two classes (sec. 3.1, task 2): 0 follows, 1 does not."""
         logits: Float[Tensor, "B 2"] = self.next_sentence_head(pooled)
         return logits

@@ -1,4 +1,4 @@
-"""BERT's own checkpoints are read and written here: Hugging Face's and the original layout."""
+"""Reads and writes BERT's own checkpoints: Hugging Face's and the original layout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import block_links, canonical, mlm_head_links, text_embedding_links
 from vlmill.models.layers.blocks import LAYER_NORM_EPS
 
-DECODER_BIAS = "cls.predictions.decoder.bias"  # the word head's bias again, in newer files
+DECODER_BIAS = "cls.predictions.decoder.bias"  # a copy of the word head's bias in newer files
 
 # Keys of bert_config.json and of transformers' config.json, and our fields.
 FIELDS = {
@@ -31,7 +31,7 @@ FIELDS = {
 
 
 def configure(config: Mapping[str, Any]) -> BertConfig:
-    """Reads a published configuration. Raises ValueError for another network than BERT's."""
+    """Reads a published configuration. Raises ValueError for a network other than BERT."""
     kind, eps = config.get("model_type", "bert"), config.get("layer_norm_eps", LAYER_NORM_EPS)
     if kind != "bert" or eps != LAYER_NORM_EPS:
         raise ValueError(

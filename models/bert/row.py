@@ -1,11 +1,11 @@
-"""BERT's row in the registry."""
+"""Defines BERT's row in the registry."""
 
 from vlmill.models.bert.config import PRESETS, BertConfig, BertTextConfig
 from vlmill.models.rows import Networks, Paper, Variant
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.bert.model import Bert
     from vlmill.models.bert.published import BERT, links
     from vlmill.models.bert.tasks import BertText

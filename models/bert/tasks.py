@@ -1,4 +1,5 @@
-"""BERT as a classifier of texts and of pairs of texts (Devlin et al., arXiv:1810.04805, sec. 4.1).
+"""Defines BERT as a classifier of texts and of text pairs (Devlin et al., arXiv:1810.04805, sec.
+4.1).
 
 B texts, T tokens, C labels.
 """
@@ -13,7 +14,7 @@ from vlmill.models.positions import Positions
 
 
 class BertText(nn.Module):
-    """Classifies by one linear layer on what BERT pools."""
+    """Classifies with one linear layer on BERT's pooled vector."""
 
     def __init__(self, config: BertTextConfig) -> None:
         super().__init__()
@@ -32,9 +33,9 @@ class BertText(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
-        """Gives logits of the labels; ``segments`` 0 and 1 for pairs, 0 if not given.
+        """Returns logits of the labels; ``segments`` 0 and 1 for pairs, 0 if not given.
 
-        ``real``: the places that ``token_mask`` marks. Errors as in `Bert`.
+        ``real``: the indices that ``token_mask`` marks. Raises the errors of `Bert`.
         """
         encoded = self.trunk(
             tokens, token_mask, 0 if segments is None else segments, real=real, pack=pack

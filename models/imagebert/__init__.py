@@ -1,4 +1,4 @@
-"""This is ImageBERT (arXiv:2001.07966).
+"""ImageBERT (arXiv:2001.07966).
 
 Reading order: ``row``, ``config``, ``model``, ``tasks`` and ``from_bert``.
 """

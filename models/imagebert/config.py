@@ -1,6 +1,6 @@
-"""This module holds the sizes and switches of ImageBERT (Qi et al., arXiv:2001.07966).
+"""Defines the sizes and switches of ImageBERT (Qi et al., arXiv:2001.07966).
 
-The paper has no released code: what it leaves open is marked [choice].
+The paper has no released code: details that it does not specify are marked [choice].
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ class ImageBertConfig:
     num_heads: int = 12
     intermediate_width: int = 3072
     num_positions: int = 512  # rows of BERT's position table
-    max_text_tokens: int = 44  # 144 positions in all less 100 regions (sec. 5.2)
+    max_text_tokens: int = 44  # 144 positions in total minus 100 regions (sec. 5.2)
     visual_position_id: int = 44  # [choice] the first row that no word uses
     region_width: int = 2048
     num_region_classes: int = 1600
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    image_pre_ln: bool = False  # layer norms on both region projections before the sum, as UNITER
+    image_pre_ln: bool = False  # layer norms on both projections before the sum, as in UNITER
     image_norm_from_bert: bool = False  # the regions' layer norm starts as BERT's, not as 1 and 0
-    global_widths: tuple[int, ...] = ()  # of whole-image networks' features, a token each
-    visual_sep_id: int | None = None  # the word id of [SEP], to have one after the regions too
+    global_widths: tuple[int, ...] = ()  # of features of image-level networks, one token each
+    visual_sep_id: int | None = None  # the word id of [SEP], to append one after the regions too
     itm_pooler: bool = False  # BERT's tanh pooler under the matching layer
-    match_outputs: int = 1  # 2: two classes and a softmax, as UNITER
+    match_outputs: int = 1  # 2: two classes and a softmax, as in UNITER
     init_std: float = INIT_STD  # of new weights
 
     def __post_init__(self) -> None:
@@ -59,12 +59,12 @@ class ImageBertConfig:
 
 
 def imagebert_base(**changes: Any) -> ImageBertConfig:
-    """Gives the paper's model, 113.9 million parameters; ``changes`` are fields."""
+    """Returns the paper's model, 113.9 million parameters; ``changes`` replace fields."""
     return ImageBertConfig(**changes)
 
 
 def imagebert_small(**changes: Any) -> ImageBertConfig:
-    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields."""
+    """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,
@@ -72,9 +72,9 @@ def imagebert_small(**changes: Any) -> ImageBertConfig:
         "num_heads": 4,
         "intermediate_width": 768,
         "num_positions": 64,
-        # Without it attention stays in PyTorch's fused CPU kernel, which has no dropout.
+        # Without dropout attention runs in PyTorch's fused CPU kernel, which does not support it.
         "attention_dropout": 0.0,
-        # BERT's 0.02 is made for a width of 768. At 192 attention starts so flat that matching
+        # BERT's 0.02 is made for a width of 768. At 192 attention starts so uniform that matching
         # stays at chance for hundreds of steps (42 pairs: R@1 at chance after 300; with 0.07, 0.9).
         "init_std": 0.07,
     }
@@ -86,8 +86,8 @@ class ImageBertRetrievalConfig:
     """Holds the pretrained model's configuration."""
 
     trunk: ImageBertConfig = field(default_factory=ImageBertConfig)
-    # The head by which images are ranked: that of pretraining (the paper's best, table 4), or
-    # the score among candidates, for a model that was trained by that alone.
+    # The head that ranks images: that of pretraining (the paper's best, table 4), or the score
+    # among candidates, for a model that was trained with only that score.
     rank_by: Literal["match", "score"] = "match"
 
 

@@ -1,4 +1,4 @@
-"""Which of ImageBERT's weights start from BERT."""
+"""Links the weights of ImageBERT that start from BERT."""
 
 from collections.abc import Mapping
 

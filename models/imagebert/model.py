@@ -1,7 +1,7 @@
 """ImageBERT (Qi et al., arXiv:2001.07966): one stream over text and regions.
 
 B pairs, T tokens, R regions, N labelled positions, H width, V vocabulary, K region classes, D
-feature width. The paper has no released code: what it leaves open is marked [choice].
+feature width. The paper has no released code: details that it does not specify are marked [choice].
 """
 
 import torch
@@ -57,9 +57,9 @@ class ImageBert(nn.Module):
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
         """Encodes pairs: text first, then the regions (sec. 3.1, figure 1).
 
-        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
+        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
-        the CPU, values that mean nothing (`VLInputs.check`).
+        the CPU, invalid values (`VLInputs.check`).
         """
         inputs.check(vocab_size=self.config.vocab_size, num_segments=None, need_regions=False)
         regions = self.embed_regions(
@@ -86,12 +86,11 @@ class ImageBert(nn.Module):
         *,
         real: Positions | None = None,
     ) -> Float[Tensor, "B E H"]:
-        """Embeds regions; whoever pairs an image with many texts needs it once. ``real``: as in
-        `RegionEmbedding`.
+        """Embeds regions, once for all texts of an image. ``real``: as in `RegionEmbedding`.
 
-        All regions share one dummy position, so that their order says nothing (sec. 3.2). Where
-        configured, a row for each whole-image network and one for [SEP] follow, so E >= R.
-        Raises ValueError for another feature width, and if whole-image features are missing.
+        All regions share one dummy position, so that their order has no effect (sec. 3.2). If
+        configured, a row for each image-level network and one for [SEP] follow, so E >= R. Raises
+        ValueError for another feature width, and if image-level features are missing.
         """
         tables, config = self.text_embedding, self.config
         offset = (
@@ -108,9 +107,9 @@ class ImageBert(nn.Module):
     def _embed_globals(
         self, features: Float[Tensor, "B G"] | None, offset: Float[Tensor, " H"]
     ) -> Float[Tensor, "B C H"]:
-        """Embeds whole-image features (sec. 5.3, table 4) as regions that fill the image.
+        """Embeds image-level features (sec. 5.3, table 4) as regions that fill the image.
 
-        [choice] A token for each network, with a projection of its own.
+        [choice] Each network has one token and its own projection.
         """
         widths = self.config.global_widths
         width = None if features is None else features.shape[1]
@@ -142,7 +141,7 @@ class ImageBert(nn.Module):
     ) -> Encoded:
         """Encodes texts together with embedded regions; arguments as in `VLInputs`.
 
-        Rows beyond ``region_mask`` are those that `embed_regions` adds: always real, never
+        Rows beyond ``region_mask`` were added by `embed_regions`: they are always real and never
         returned.
         """
         num_tokens = tokens.shape[1]
@@ -172,7 +171,7 @@ class ImageBert(nn.Module):
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Starts new weights as if features had mean 0 and variance 1, given theirs.
+        """Initialises new weights as if the features had mean 0 and variance 1.
 
         Regression of masked features starts from ``mean``; see `RegionEmbedding.standardise`.
         """
@@ -180,29 +179,29 @@ class ImageBert(nn.Module):
         self.feature_head.bias.add_(mean)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Gives logits over the vocabulary where labels are (masked language modelling)."""
+        """Returns logits over the vocabulary at labelled positions (masked language modelling)."""
         logits: Float[Tensor, "N V"] = self.mlm_head(text_hidden, self.text_embedding.word.weight)
         return logits
 
     @property
     def class_decoder(self) -> nn.Linear:
-        """Gives the layer whose rows are the detector's classes."""
+        """Returns the layer whose rows are the detector's classes."""
         return self.class_head
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
-        """Gives logits over the detector's classes (masked object classification)."""
+        """Returns logits over the detector's classes (masked object classification)."""
         logits: Float[Tensor, "N K"] = self.class_head(region_hidden)
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
-        """Gives the features that were masked (masked region feature regression)."""
+        """Returns the features that were masked (masked region feature regression)."""
         features: Float[Tensor, "N D"] = self.feature_head(region_hidden)
         return features
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives log odds that text and image belong together.
+        """Returns log odds that text and image belong together.
 
-        With ``match_outputs=2`` the difference of the two logits, "belongs" the second.
+        With ``match_outputs=2`` this is the difference of the two logits; the second is "belongs".
         """
         logits: Tensor = self.match_head(pooled)
         return logits[:, 0] if self.config.match_outputs == 1 else logits[:, 1] - logits[:, 0]

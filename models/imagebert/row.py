@@ -1,11 +1,11 @@
-"""ImageBERT's row in the registry."""
+"""Defines ImageBERT's row in the registry."""
 
 from vlmill.models.imagebert.config import PRESETS, ImageBertConfig, ImageBertRetrievalConfig
 from vlmill.models.rows import Networks, Paper, Variant
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.imagebert.from_bert import links
     from vlmill.models.imagebert.model import ImageBert
     from vlmill.models.imagebert.tasks import ImageBertRetrieval
@@ -20,8 +20,8 @@ ROW = Paper(
     networks=networks,
     variants=(
         Variant(name="imagebert", config=ImageBertConfig),
-        # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2), unless
-        # another loss alone was trained.
+        # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2), unless only
+        # another loss was trained.
         Variant(
             name="imagebert-retrieval",
             config=ImageBertRetrievalConfig,

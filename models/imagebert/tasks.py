@@ -1,6 +1,6 @@
-"""ImageBERT is fine-tuned for retrieval with these (Qi et al., arXiv:2001.07966, sec. 4.2).
+"""Defines ImageBERT's model for retrieval (Qi et al., arXiv:2001.07966, sec. 4.2).
 
-B pairs, H width. The only task of the paper; its three losses are in `train`.
+B pairs, H width. It is the only task of the paper; its three losses are in `train`.
 """
 
 from jaxtyping import Float
@@ -28,20 +28,20 @@ class ImageBertRetrieval(nn.Module):
         init_bert(self.score_head, config.trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
-        """Encodes pairs as in pretraining, nothing masked; errors as in `ImageBert`."""
+        """Encodes pairs as in pretraining but without masking; raises the errors of `ImageBert`."""
         encoded: Encoded = self.trunk(inputs, pack=pack)
         return encoded
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives c(t), log odds that text and image belong together."""
+        """Returns c(t), log odds that text and image belong together."""
         return self.trunk.match_logit(pooled)
 
     def rank_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives what ranks images and texts: `match_logit` or `scores`, as configured."""
+        """Returns the score for ranking: `match_logit` or `scores`, as configured."""
         by_score = self.config.rank_by == "score"
         return self.scores(pooled) if by_score else self.match_logit(pooled)
 
     def scores(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives s(t), how well the pair fits, among candidates."""
+        """Returns s(t), the score of the pair among candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(pooled)
         return scores[:, 0]

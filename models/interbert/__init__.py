@@ -1,4 +1,4 @@
-"""This is InterBERT (arXiv:2003.13198).
+"""InterBERT (arXiv:2003.13198).
 
 Reading order: ``row``, ``config``, ``model``, ``tasks``, ``from_bert``, ``published``.
 """

@@ -1,6 +1,6 @@
-"""This module holds the sizes and switches of InterBERT (Lin et al., arXiv:2003.13198).
+"""Defines the sizes and switches of InterBERT (Lin et al., arXiv:2003.13198).
 
-What neither the paper nor the released code fixes is marked [choice].
+Details that neither the paper nor the released code specifies are marked [choice].
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from vlmill.models.config_checks import (
 
 @dataclass(frozen=True, kw_only=True)
 class InterBertConfig:
-    """Holds sizes and switches; defaults are the paper's, on BERT-base uncased."""
+    """Holds sizes and switches; defaults are the paper's, with BERT-base uncased."""
 
     vocab_size: int = 30522
     width: int = 768  # of every module
@@ -29,7 +29,7 @@ class InterBertConfig:
     num_text_layers: int = 6
     num_visual_layers: int = 6
     num_heads: int = 12
-    visual_num_heads: int = 12  # of the image's module
+    visual_num_heads: int = 12  # of the image module
     intermediate_width: int = 3072
     visual_intermediate_width: int = 3072
     act: str = "gelu"
@@ -43,11 +43,11 @@ class InterBertConfig:
     modality_segments: bool = True  # segment 0 for regions, 1 for captions (paper, figure)
     region_width: int = 2048
     num_region_classes: int = 1601  # with background at index 0
-    regress_features: bool = False  # the region head gives features, not classes
-    pooled_width: int = 1024  # the released code's; the paper does not say
+    regress_features: bool = False  # the region head predicts features, not classes
+    pooled_width: int = 1024  # the released code's; the paper does not state it
     fusion: Fusion = "mul"
     head_dropout: float = 0.1  # before the matching layer
-    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
+    max_text_tokens: int = 36  # length of captions in pretraining; the network takes longer ones
     global_region: bool = True  # row 0 of the regions is the full image
     init_std: float = INIT_STD
 
@@ -74,23 +74,23 @@ class InterBertConfig:
 
 
 def interbert_paper(**changes: Any) -> InterBertConfig:
-    """Gives 12 + 6 + 6 layers, 199.5 million parameters; ``changes`` are fields.
+    """Returns a model of 12 + 6 + 6 layers, 199.5 million parameters; ``changes`` replace fields.
 
-    The paper's 173 million fit the same layout without the text's tables and without heads.
+    The paper's 173 million match the same layout without the text's tables and without heads.
     """
     return InterBertConfig(**changes)
 
 
 def interbert_single_stream(**changes: Any) -> InterBertConfig:
-    """Gives the paper's model without extraction modules, its single-stream baseline.
+    """Returns the paper's model without extraction modules, its single-stream baseline.
 
-    BERT over both, pooled as InterBERT is [choice]; 114.5 million parameters.
+    It is BERT over both modalities, pooled like InterBERT [choice]; 114.5 million parameters.
     """
     return InterBertConfig(**({"num_text_layers": 0, "num_visual_layers": 0} | changes))
 
 
 def interbert_released(**changes: Any) -> InterBertConfig:
-    """Gives the released code's 6 + 6 + 6 layers, 157.0 million parameters."""
+    """Returns the released code's 6 + 6 + 6 layers, 157.0 million parameters."""
     released: dict[str, Any] = {
         "num_interaction_layers": 6,
         "visual_num_heads": 8,
@@ -101,9 +101,9 @@ def interbert_released(**changes: Any) -> InterBertConfig:
 
 
 def interbert_chinese(**changes: Any) -> InterBertConfig:
-    """Gives the model of TaoMultimodal: titles of 36 characters, a detector of 33 classes.
+    """Returns the model of TaoMultimodal: titles of 36 characters, a detector of 33 classes.
 
-    [choice] The vocabulary of BERT-base Chinese, and background beside the classes. 191.1 million
+    [choice] The vocabulary of BERT-base Chinese, and a background class in addition. 191.1 million
     parameters.
     """
     chinese = {"vocab_size": 21128, "num_region_classes": 34, "max_text_tokens": 38}
@@ -111,7 +111,7 @@ def interbert_chinese(**changes: Any) -> InterBertConfig:
 
 
 def interbert_small(**changes: Any) -> InterBertConfig:
-    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields.
+    """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields.
 
     On 42 random pairs without dropout, R@1 is 1.0 after 300 steps of 24 at 5e-4.
     """
@@ -127,7 +127,7 @@ def interbert_small(**changes: Any) -> InterBertConfig:
         "visual_intermediate_width": 768,
         "num_positions": 64,
         "pooled_width": 256,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
+        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
         "visual_attention_dropout": 0.0,
         "init_std": 0.07,  # 0.02 is made for a width of 768
     }
@@ -136,7 +136,7 @@ def interbert_small(**changes: Any) -> InterBertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InterBertTasksConfig:
-    """Configures the released fine-tuning model; VQA would need more answers than its one."""
+    """Configures the released fine-tuning model. VQA would need more answers than its one."""
 
     trunk: InterBertConfig
     num_answers: int = 1
@@ -149,7 +149,7 @@ class InterBertTasksConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InterBertTextConfig:
-    """Configures a classifier of text alone (GLUE); one label is a regression (STS-B)."""
+    """Configures a text-only classifier (GLUE); one label is a regression (STS-B)."""
 
     trunk: InterBertConfig
     num_labels: int

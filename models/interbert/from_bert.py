@@ -1,4 +1,4 @@
-"""Which of InterBERT's weights start from BERT."""
+"""Links the weights of InterBERT that start from BERT."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from vlmill.models.interbert.model import InterBert
 
 
 def links(model: InterBert, state: Mapping[str, Tensor]) -> list[Link]:
-    """BERT's layers run through interaction and on into the text's own module.
+    """Links BERT's layers to the interaction module and then to the text's extraction module.
 
-    At the released depth interaction is BERT's layers 0 to 5 and the text's module 6 to 11; at the
-    paper's, interaction has all twelve, and both extraction modules are new.
+    At the released depth interaction has BERT's layers 0 to 5 and the text's module 6 to 11; at the
+    paper's depth interaction has all twelve, and both extraction modules are new.
     """
     counts = [len(model.interaction_layers), len(model.text_layers)]
     return [

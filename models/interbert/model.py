@@ -1,8 +1,8 @@
 """InterBERT (Lin et al., arXiv:2003.13198): one stream for interaction, then one for each modality.
 
-B pairs, T tokens, R regions, D feature width, H width, P of what is pooled. Row 0 of the regions is
-the full image: the mean feature with the location (0, 0, 1, 1, 1). What neither the paper nor
-the released code fixes is marked [choice].
+B pairs, T tokens, R regions, D feature width, H width, P width of the pooled vector. Row 0 of the
+regions is the full image: the mean feature with the location (0, 0, 1, 1, 1). Details that neither
+the paper nor the released code specifies are marked [choice].
 """
 
 import torch
@@ -22,7 +22,7 @@ IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
 
 class InterBert(PairHeads):
-    """Holds interaction over both, extraction of each, and three pretraining heads."""
+    """Holds interaction over both modalities, extraction of each, and three pretraining heads."""
 
     def __init__(self, config: InterBertConfig) -> None:
         super().__init__(
@@ -61,11 +61,11 @@ class InterBert(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encodes pairs, texts alone (no regions: R = 0) or images alone (T = 0).
+        """Encodes pairs, only texts (no regions: R = 0) or only images (T = 0).
 
-        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for a batch with neither, more tokens than positions, another feature
-        width and, on the CPU, values that mean nothing (`VLInputs.check`).
+        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
+        Raises ValueError for a batch with neither text nor regions, more tokens than positions,
+        another feature width and, on the CPU, invalid values (`VLInputs.check`).
         """
         check_modalities(
             inputs,
@@ -99,11 +99,11 @@ class InterBert(PairHeads):
         for_captions: bool = True,
         real: Positions | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of an image. ``real``: as in
+        """Embeds regions for the layers, once for all texts of an image. ``real``: as in
         `RegionEmbedding`.
 
-        [choice] ``modality_segments`` act beside captions alone: texts of two parts (VCR) use the
-        segments for these.
+        [choice] ``modality_segments`` apply with captions only: texts of two parts (VCR) use the
+        segments for their parts.
         """
         marked = self.config.modality_segments and for_captions
         offset = self.text_embedding.segment.weight[IMAGE_SEGMENT] if marked else None
@@ -124,7 +124,7 @@ class InterBert(PairHeads):
     ) -> EncodedPair:
         """Encodes texts together with embedded regions; arguments as in `VLInputs`.
 
-        Of a modality that is missing nothing comes back, and ``pooled`` is the other's.
+        For a missing modality nothing is returned, and ``pooled`` is that of the other one.
         """
         num_regions, num_tokens = regions.shape[1], tokens.shape[1]
         caption = TEXT_SEGMENT if self.config.modality_segments else 0

@@ -1,4 +1,4 @@
-"""InterBERT's checkpoints are read and written here: pretraining's and fine-tuning's."""
+"""Reads and writes InterBERT's checkpoints of pretraining and fine-tuning."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
 from vlmill.models.interbert.model import InterBert
 from vlmill.models.interbert.tasks import InterBertTasks
 
-# Their keys and our fields; absent keys keep the released configuration's values.
+# The repository's keys and our fields; absent keys keep the released configuration's values.
 FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "width",
@@ -48,10 +48,10 @@ FIELDS = {
 
 
 def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig:
-    """Reads the released JSON; with ``num_labels`` it is the fine-tuning model's.
+    """Reads the released JSON; with ``num_labels`` it describes the fine-tuning model.
 
-    Unknown keys are no harm. Raises ValueError for widths that differ between the modalities,
-    which the released code cannot run either.
+    Unknown keys are ignored. Raises ValueError for widths that differ between the modalities, which
+    the released code cannot run either.
     """
     for key in ("hidden_size", "num_attention_heads", "v_num_attention_heads"):
         if key not in keys:
@@ -103,7 +103,7 @@ def links(model: nn.Module) -> list[Link]:
         *link_module("visual_pooler.dense", "bert.v_pooler.dense"),
         *pretraining_links("cls.bi_seq_relationship"),
     ]
-    # The text's layers go on counting where those of interaction end.
+    # The numbers of the text's layers continue after those of interaction.
     num_interaction = len(model.interaction_layers)
     for n in range(num_interaction):
         keymap += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")

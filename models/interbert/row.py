@@ -1,4 +1,4 @@
-"""InterBERT's row in the registry."""
+"""Defines InterBERT's row in the registry."""
 
 from vlmill.models.interbert.config import (
     PRESETS,
@@ -11,7 +11,7 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.interbert.from_bert import links
     from vlmill.models.interbert.model import InterBert
     from vlmill.models.interbert.published import INTERBERT
@@ -40,7 +40,7 @@ ROW = Paper(
             body="trunk",
             heads={"nlvr2": "pooled"},
         ),
-        # Fine-tuned with pretraining's head, too (arXiv:2003.13198, sec. 4; code).
+        # Fine-tuned with the head of pretraining, too (arXiv:2003.13198, sec. 4; code).
         Variant(
             name="interbert-tasks",
             config=InterBertTasksConfig,
@@ -49,7 +49,8 @@ ROW = Paper(
             match_head="trunk.match_head",
             match_logit="trunk.match_logit",
             heads={"refcoco": "regions", "vcr": "pooled"},
-            # Segments of modalities are for captions; those of a choice are the text's parts.
+            # Segments of modalities are for captions; the segments of a choice are the text's
+            # parts.
             choice_options={"for_captions": False},
         ),
         Variant(

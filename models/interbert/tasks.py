@@ -1,7 +1,8 @@
-"""InterBERT is fine-tuned with these heads (arXiv:2003.13198, sec. 4).
+"""Defines the heads for fine-tuning InterBERT (arXiv:2003.13198, sec. 4).
 
-B pairs, T tokens, P width of what is pooled, C labels. Retrieval is fine-tuned with the pretraining
-head for matching, in two classes over each candidate; VCR with one score for each choice.
+B pairs, T tokens, P width of the pooled vector, C labels. Retrieval is fine-tuned with the
+pretraining head for matching, in two classes over each candidate; VCR with one score for each
+choice.
 """
 
 import torch
@@ -38,20 +39,21 @@ class InterBertTasks(ScoreHeads):
         init_bert(self.answer_head, trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Gives what the heads take; arguments as of the trunk."""
+        """Returns the inputs of the heads; arguments as for the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Gives logits of each answer."""
+        """Returns logits of each answer."""
         logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
         return logits
 
 
 class InterBertText(nn.Module):
-    """Classifies text alone: interaction over words, extraction, pooler, dropout, linear layer.
+    """Classifies text without images: interaction over words, extraction, pooler, dropout, linear
+    layer.
 
-    The paper evaluates this on GLUE and does not say how text is fed without an image; [choice]
+    The paper evaluates this on GLUE and does not specify the input without an image; [choice]
     without any region.
     """
 
@@ -72,9 +74,9 @@ class InterBertText(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
-        """Gives logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given.
+        """Returns logits of the labels; ``segments`` 0 and 1 for sentence pairs, 0 if not given.
 
-        ``real``: the places that ``token_mask`` marks.
+        ``real``: the indices that ``token_mask`` marks.
         """
         batch, width = len(tokens), self.config.trunk.region_width
         table = self.trunk.text_embedding.word.weight
@@ -96,10 +98,10 @@ class InterBertText(nn.Module):
 
 
 class InterBertImages(nn.Module):
-    """Classifies a text with several images: what is pooled of each, side by side.
+    """Classifies a text with several images by the concatenated pooled vectors.
 
     [choice] The paper has no such task; the head is that of 12-in-1 for two images
-    (arXiv:1912.02315), a layer as wide as both and a linear one.
+    (arXiv:1912.02315), a layer as wide as both vectors and a linear layer.
     """
 
     def __init__(self, config: InterBertImagesConfig) -> None:
@@ -112,12 +114,12 @@ class InterBertImages(nn.Module):
         init_bert(self.head, config.trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Gives what the head takes; arguments as of the trunk."""
+        """Returns the input of the head; arguments as for the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
-        """Gives logits over labels; ``num_pictures`` rows in turn are one example."""
+        """Returns logits over labels; each ``num_pictures`` consecutive rows are one example."""
         rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
         logits: Float[Tensor, "examples C"] = self.head(rows)
         return logits

@@ -1,4 +1,4 @@
-"""This is ViLBERT (arXiv:1908.02265) with its single-stream baseline.
+"""ViLBERT (arXiv:1908.02265) with its single-stream baseline.
 
 Reading order: ``row``, ``config``, ``model``, ``single_stream``, ``tasks``, ``from_bert`` and
 ``published``.

@@ -1,8 +1,8 @@
-"""This module holds ViLBERT's sizes (Lu et al., arXiv:1908.02265), as published.
+"""Defines ViLBERT's sizes (Lu et al., arXiv:1908.02265), as published.
 
 Paper and released code differ little in the network. The paper prints a text width of 762 (768 in
-the code and in BERT), and multiplies h_IMG and h_CLS as they are; they have 1024 and 768 numbers,
-so the code's poolers, each to 1024 with a ReLU, stand in either preset.
+the code and in BERT), and multiplies h_IMG and h_CLS directly. They have 1024 and 768 numbers, so
+both presets have the code's poolers, each to 1024 with a ReLU.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ from vlmill.models.config_checks import (
 class VilbertConfig:
     """Holds sizes and switches; defaults are the released 6-layer base model's.
 
-    A co-attention layer with id k in ``text_co_layers`` stands right before layer k of the text,
-    and so for the regions; both lists are as long as there are such layers.
+    A co-attention layer with id k in ``text_co_layers`` directly precedes layer k of the text; the
+    ids of the regions work the same. The length of both lists is the number of co-attention layers.
     """
 
     vocab_size: int = 30522
@@ -43,7 +43,7 @@ class VilbertConfig:
     num_tasks: int = 0  # rows of the task-token table; 12-in-1 has 20
     region_width: int = 2048
     num_region_classes: int = 1601  # with background at index 0
-    regress_features: bool = False  # the region head gives features, not classes
+    regress_features: bool = False  # the region head predicts features, not classes
     visual_width: int = 1024
     visual_num_layers: int = 6
     visual_num_heads: int = 8
@@ -55,14 +55,14 @@ class VilbertConfig:
     co_num_heads: int = 8
     text_co_layers: tuple[int, ...] = (6, 7, 8, 9, 10, 11)
     visual_co_layers: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
-    co_attention: bool = True  # False: the streams never meet before fusion
+    co_attention: bool = True  # False: the streams do not interact before fusion
     fusion: Fusion = "mul"
     head_dropout: float = 0.1  # before the matching layer
     frozen_text_layers: int = 0  # these and the embedding run without gradient
     frozen_visual_layers: int = 0
-    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
+    max_text_tokens: int = 36  # length of captions in pretraining; the network takes longer ones
     global_region: bool = True  # whether row 0 of the regions is the full image (mmf: False)
-    keep_unused: bool = False  # hold the released tensors that nothing reads (q_dense1, q_dense2)
+    keep_unused: bool = False  # keep the released tensors that nothing reads (q_dense1, q_dense2)
     init_std: float = INIT_STD
 
     def __post_init__(self) -> None:
@@ -106,38 +106,39 @@ def _check_co_layers(stream: str, ids: Sequence[int], num_layers: int, num_froze
 
 
 def vilbert_base(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
-    """Gives the paper's model of 2, 4, 6 or 8 co-attention layers (table 2).
+    """Returns the paper's model of 2, 4, 6 or 8 co-attention layers (table 2).
 
-    160.8, 205.4, 250.0 and 294.7 million parameters (the paper does not count them), of which the
-    6-layer model never uses 11.0; those are left out unless ``keep_unused``.
+    160.8, 205.4, 250.0 and 294.7 million parameters (the paper does not state counts). The 6-layer
+    model never uses 11.0 million of them; these are omitted unless ``keep_unused``.
     """
     return VilbertConfig(**(_depth(12, num_co_layers) | changes))
 
 
 def vilbert_released(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
-    """Gives `vilbert_base` with every tensor that the released files have."""
+    """Returns `vilbert_base` with every tensor that the released files have."""
     return vilbert_base(num_co_layers, **({"keep_unused": True} | changes))
 
 
 def vilbert_large(num_co_layers: int = 6, **changes: Any) -> VilbertConfig:
-    """Gives BERT-large with 2, 4 or 6 co-attention layers (released configurations).
+    """Returns BERT-large with 2, 4 or 6 co-attention layers (released configurations).
 
-    396.7, 451.3 and 505.9 million parameters, of which 2.1 a co-attention layer are never used.
+    396.7, 451.3 and 505.9 million parameters; 2.1 million per co-attention layer are never used.
     """
     text = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width": 4096}
     return VilbertConfig(**(text | _depth(24, num_co_layers) | changes))
 
 
 def vilbert_12in1(**changes: Any) -> VilbertConfig:
-    """Gives the trunk of 12-in-1: the base model with a token for each of 20 tasks."""
+    """Returns the trunk of 12-in-1: the base model with a token for each of 20 tasks."""
     return vilbert_released(**({"num_tasks": 20} | changes))
 
 
 def vilbert_small(**changes: Any) -> VilbertConfig:
-    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields.
+    """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields.
 
-    Its two ReLU poolers want a low learning rate: on 42 random pairs without dropout, R@1 is 1.0
-    after 240 steps of 24 at 1e-4 to 2e-4, 0.9 at 3e-4, and at 5e-4 all pairs become one vector.
+    Its two ReLU poolers need a low learning rate: on 42 random pairs without dropout, R@1 is 1.0
+    after 240 steps of 24 at 1e-4 to 2e-4, 0.9 at 3e-4, and at 5e-4 all pairs collapse to one
+    vector.
     """
     small: dict[str, Any] = {
         "vocab_size": 4000,
@@ -154,7 +155,7 @@ def vilbert_small(**changes: Any) -> VilbertConfig:
         "co_num_heads": 4,
         "text_co_layers": (2, 3),
         "visual_co_layers": (0, 1),
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
+        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
         "visual_attention_dropout": 0.0,
         "init_std": 0.07,  # 0.02 is made for a width of 768
     }
@@ -162,7 +163,7 @@ def vilbert_small(**changes: Any) -> VilbertConfig:
 
 
 def _depth(num_text_layers: int, num_co_layers: int) -> dict[str, Any]:
-    """Puts co-attention before the text's last layers and before every layer of the regions."""
+    """Returns the sizes with co-attention before the text's last layers and every region layer."""
     return {
         "num_layers": num_text_layers,
         "visual_num_layers": num_co_layers,
@@ -173,7 +174,7 @@ def _depth(num_text_layers: int, num_co_layers: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleStreamConfig:
-    """Holds sizes; defaults are the paper's, BERT-base with ViLBERT's regions."""
+    """Holds sizes; defaults are the paper's: BERT-base with ViLBERT's regions."""
 
     vocab_size: int = 30522
     width: int = 768
@@ -187,7 +188,7 @@ class SingleStreamConfig:
     num_segments: int = 2
     region_width: int = 2048
     num_region_classes: int = 1601  # with background at index 0
-    max_text_tokens: int = 36  # to which pretraining cuts captions; the network takes longer ones
+    max_text_tokens: int = 36  # length of captions in pretraining; the network takes longer ones
     global_region: bool = True  # row 0 of the regions is the full image
     init_std: float = INIT_STD
 
@@ -205,13 +206,13 @@ class SingleStreamConfig:
 
 
 def single_stream_base(**changes: Any) -> SingleStreamConfig:
-    """Gives the baseline of the paper's tables, 113.5 million parameters."""
+    """Returns the baseline of the paper's tables, 113.5 million parameters."""
     return SingleStreamConfig(**changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VilbertTasksConfig:
-    """Configures the paper's release: 3129 answers for VQA 2.0, 1 with another head."""
+    """Configures the paper's release: 3129 answers for VQA 2.0, 1 for other heads."""
 
     trunk: VilbertConfig | SingleStreamConfig
     num_answers: int = 3129

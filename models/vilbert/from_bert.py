@@ -1,4 +1,4 @@
-"""Which weights of ViLBERT and of its baseline start from BERT."""
+"""Links the weights of ViLBERT and of its baseline that start from BERT."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,8 @@ NEW_WEIGHTS = {WeightNormLinear: [("direction", PYTORCH), ("length", "the direct
 def vilbert_links(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
     """Links the text's stream and the word head (arXiv:1908.02265, sec. 3.2, released code).
 
-    The co-attention layers, their feed-forward parts of the text too, and the poolers are new.
+    The co-attention layers, including their feed-forward parts of the text, and the poolers are
+    new.
     """
     return [
         *text_embedding_links(),
@@ -33,10 +34,10 @@ def vilbert_links(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
 
 
 def single_stream_links(model: SingleStream, state: Mapping[str, Tensor]) -> list[Link]:
-    """Links all that has BERT's names in the released code.
+    """Links all tensors that have BERT's names in the released code.
 
-    The pooler is among it, and the matching head, which starts from the next-sentence head. The
-    regions' own type table is not.
+    They include the pooler and the matching head, which starts from the next-sentence head, but not
+    the regions' own type table.
     """
     return [
         *text_embedding_links(),

@@ -1,7 +1,7 @@
 """ViLBERT (Lu et al., arXiv:1908.02265): two streams with co-attention between them.
 
 B pairs, T tokens, R regions, N rows of a stream, H its width (Ht of the text, Hv of the regions), P
-width of co-attention and of what is pooled. Row 0 of the regions is the full image (IMG): the
+width of co-attention and of the pooled vectors. Row 0 of the regions is the full image (IMG): the
 mean feature with the location (0, 0, 1, 1, 1).
 """
 
@@ -24,10 +24,10 @@ from vlmill.models.vilbert.config import VilbertConfig
 
 
 class Stream(NamedTuple):
-    """Holds sequences on their way through the network.
+    """Holds sequences between layers of the network.
 
-    projected: the queries, keys and values that the first co-attention makes of them, where
-    somebody has computed these before (`Vilbert.projected_text`).
+    projected: their queries, keys and values for the first co-attention, if they were computed in
+    advance (`Vilbert.projected_text`).
     """
 
     hidden: Float[Tensor, "*rows H"]
@@ -35,7 +35,7 @@ class Stream(NamedTuple):
     projected: Float[Tensor, "*rows three_P"] | None = None
 
     def take(self, which: Int[Tensor, " P"]) -> "Stream":
-        """Gives the sequences of these numbers, each as often as it is asked for.
+        """Returns the sequences with these numbers, repeated as often as a number occurs.
 
         Waits for the device if they are packed.
         """
@@ -53,13 +53,13 @@ class Stream(NamedTuple):
         return Stream(hidden, layout, projected)
 
     def pooled_alone(self) -> "Stream":
-        """Says that of each sequence the first place alone is read after the last layer."""
+        """Marks that only the first position of each sequence is read after the last layer."""
         first = first_cells(self.layout.shape, self.hidden)
         return self._replace(layout=self.layout._replace(read=first))
 
 
 class Vilbert(PairHeads):
-    """Runs two streams with co-attention layers between, and three pretraining heads (fig. 1)."""
+    """Holds two streams with co-attention layers between, and three pretraining heads (fig. 1)."""
 
     def __init__(self, config: VilbertConfig) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class Vilbert(PairHeads):
             padding_id=0,
         )
         self.task_table = nn.Embedding(config.num_tasks, config.width) if config.num_tasks else None
-        # The released code drops regions at the text's rate here.
+        # The released code applies the text's dropout rate to regions here.
         self.region_embedding = RegionEmbedding(
             config.region_width, config.visual_width, config.dropout
         )
@@ -121,12 +121,11 @@ class Vilbert(PairHeads):
         task: Int[Tensor, " B"] | None = None,
         pack: bool = True,
     ) -> EncodedPair:
-        """Encodes pairs; ``task`` numbers each pair's task, where the model has task tokens.
+        """Encodes pairs; ``task`` is each pair's task number, if the model has task tokens.
 
-        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for a batch without tokens or regions, more tokens than positions,
-        another feature width, a task where there is no token for it and, on the CPU, values that
-        mean nothing (`VLInputs.check`).
+        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
+        Raises ValueError for a batch without tokens or regions, more tokens than positions, another
+        feature width, a task without a token and, on the CPU, invalid values (`VLInputs.check`).
         """
         check_modalities(
             inputs,
@@ -190,7 +189,7 @@ class Vilbert(PairHeads):
         *,
         real: Positions | None = None,
     ) -> Float[Tensor, "B R Hv"]:
-        """Embeds regions as the layers take them; without gradient if layers are frozen.
+        """Embeds regions for the layers; without gradient if layers are frozen.
 
         ``real``: as in `RegionEmbedding`.
         """
@@ -213,9 +212,10 @@ class Vilbert(PairHeads):
         read: Positions | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Runs texts up to the first co-attention, which is the same for all images.
+        """Runs texts up to the first co-attention; the result is the same for all images.
 
-        For retrieval: read each text and each image once, `Stream.take` the pairs, `join` them.
+        Retrieval reads each text and each image once, then selects pairs with `Stream.take` and
+        joins them with `join`.
         """
         frozen = self.config.frozen_text_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
@@ -250,7 +250,7 @@ class Vilbert(PairHeads):
         read: Positions | None = None,
         pack: bool = True,
     ) -> Stream:
-        """Runs embedded regions up to the first co-attention; places as in `read_text`."""
+        """Runs embedded regions up to the first co-attention; indices as in `read_text`."""
         layout = make_layout(region_mask, real, read=read, pack=pack)
         frozen = self.config.frozen_visual_layers
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
@@ -259,21 +259,21 @@ class Vilbert(PairHeads):
         return Stream(_run(self.visual_layers, start, hidden, layout), layout)
 
     def projected_text(self, text: Stream) -> Stream:
-        """Adds what the first co-attention makes of texts alone, for who joins them many times."""
+        """Adds the texts' projections for the first co-attention, to join the texts many times."""
         if not self.config.co_attention:
             return text
         first = cast(CoAttentionBlock, self.co_layers[0])
         return text._replace(projected=first.attention.second_qkv(text.hidden))
 
     def projected_regions(self, regions: Stream) -> Stream:
-        """Adds what the first co-attention makes of regions alone, as `projected_text`."""
+        """Adds the regions' projections for the first co-attention, like `projected_text`."""
         if not self.config.co_attention:
             return regions
         first = cast(CoAttentionBlock, self.co_layers[0])
         return regions._replace(projected=first.attention.first_qkv(regions.hidden))
 
     def join(self, text: Stream, regions: Stream) -> EncodedPair:
-        """Runs the rest: each Co-TRM, then each stream's own layers (fig. 1)."""
+        """Runs the remaining layers: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config
         has_task = self.task_table is not None
         text_spans = _spans(config.text_co_layers, config.num_layers - 1)
@@ -314,7 +314,7 @@ def _co_layer(config: VilbertConfig) -> CoAttentionBlock:
 
 
 def _with_task(positions: Positions, shape: Sequence[int]) -> Positions:
-    """Moves places where a task token has come in behind each text's first position."""
+    """Shifts indices for a task token that was inserted after each text's first position."""
     rows, columns = shape
     shift = (positions % columns > 0).to(positions.dtype)
     tasks = first_cells((rows, columns + 1), positions) + 1
@@ -326,7 +326,7 @@ def _with_task(positions: Positions, shape: Sequence[int]) -> Positions:
 
 
 def _spans(ids: Sequence[int], end: int) -> list[range]:
-    """Lists the layers between co-attention layers, and after the last to ``end``."""
+    """Returns the ranges of layers between co-attention layers, and from the last to ``end``."""
     ends = [*ids[1:], end]
     return [range(start, end) for start, end in zip(ids, ends, strict=True)]
 
@@ -340,7 +340,7 @@ def _run(
 
 
 class Unused(nn.Module):
-    """Holds a linear layer's tensors that released checkpoints have and no computation reads."""
+    """Holds tensors of a linear layer that released checkpoints have and no computation reads."""
 
     weight: Tensor
     bias: Tensor

@@ -1,4 +1,4 @@
-"""ViLBERT's checkpoints are read and written here: release, baseline, 12-in-1, and mmf's."""
+"""Reads and writes checkpoints of ViLBERT's release, its baseline, 12-in-1 and mmf."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
 
-# Their keys and our fields; absent keys keep our defaults, which are theirs.
+# The repositories' keys and our fields; absent keys keep our defaults, which equal theirs.
 TEXT_FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "width",
@@ -66,8 +66,8 @@ UNSUPPORTED = {
     "in_batch_pairs": "make the pairs with Stream.take instead",
     "dynamic_attention": "no released checkpoint has it",
 }
-NUM_TASKS = 20  # rows of the 12-in-1 release's table, in no configuration
-NUM_VQA_ANSWERS, NUM_GQA_ANSWERS = 3129, 1533  # the 12-in-1 release's, written into its code
+NUM_TASKS = 20  # rows of the 12-in-1 release's table, not in its configuration
+NUM_VQA_ANSWERS, NUM_GQA_ANSWERS = 3129, 1533  # the 12-in-1 release's, from its code
 
 Config = (
     VilbertConfig
@@ -86,9 +86,9 @@ MODELS: dict[type[Any], type[nn.Module]] = {
 
 
 def configure(keys: Mapping[str, Any]) -> Config:
-    """Reads a configuration of the four code bases; unknown keys are no harm.
+    """Reads a configuration of one of the four code bases; unknown keys are ignored.
 
-    Which model it is says ``arch`` (the class's name) or, without it, what is there: no sizes of a
+    The model follows from ``arch`` (the class's name) or, without it, from the keys: no sizes of a
     visual stream (the baseline), ``task_specific_tokens`` (12-in-1), ``training_head_type`` (mmf),
     ``num_labels`` (task heads). Raises ValueError for a switch that no released checkpoint uses.
     """
@@ -129,7 +129,7 @@ def _fields(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 def _two_streams(keys: Mapping[str, Any]) -> VilbertConfig:
     fields = _fields(keys, FIELDS)
-    # 12-in-1 and mmf: 0 classes, 1 features, 2 features told from other regions' ones.
+    # 12-in-1 and mmf: 0 classes, 1 features, 2 features distinguished from other regions' ones.
     regress = bool(keys.get("predict_feature")) or keys.get("visual_target", 0) in (1, 2)
     if not regress and "v_target_size" in keys:
         fields["num_region_classes"] = keys["v_target_size"]
@@ -162,7 +162,7 @@ def build(config: Config) -> nn.Module:
 
 
 def links(model: nn.Module) -> list[Link]:
-    """Links our tensors to the released code's names; mmf's are the same behind a prefix."""
+    """Links our tensors to the released code's names; mmf's are the same after a prefix."""
     if isinstance(model, Vilbert):
         return _vilbert_links(model)
     if isinstance(model, SingleStream):
@@ -210,7 +210,7 @@ def _vilbert_links(model: Vilbert) -> list[Link]:
 
 
 def _co_layer_links(n: int) -> list[Link]:
-    """Links a Co-TRM; number 1 is the regions' stream, 2 the text's, as with us."""
+    """Links a Co-TRM; number 1 is the regions' stream, 2 the text's, as in ours."""
     module, reference = f"co_layers.{n}", f"bert.encoder.c_layer.{n}"
     keymap: list[Link] = []
     for stream, (order, letter) in enumerate((("first", "v"), ("second", "t"))):
@@ -264,11 +264,11 @@ def _classifier_links(module: str, dense: str, norm: str) -> list[Link]:
     )
 
 
-PREFIXES = ("model.", "bert.")  # mmf's newer and older files have one before the released names
+PREFIXES = ("model.", "bert.")  # one precedes the names in mmf's newer and older files
 
 
 def prepare(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Takes off mmf's prefix and gives layer norms' tensors today's names."""
+    """Removes mmf's prefix and renames layer norms' tensors to their current names."""
     for prefix in PREFIXES:
         if any(name.startswith(f"{prefix}bert.") for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}

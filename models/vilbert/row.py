@@ -1,4 +1,4 @@
-"""ViLBERT's row in the registry."""
+"""Defines ViLBERT's row in the registry."""
 
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vilbert.config import (
@@ -12,7 +12,7 @@ from vlmill.models.vilbert.config import (
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.vilbert.from_bert import NEW_WEIGHTS, single_stream_links, vilbert_links
     from vlmill.models.vilbert.model import Vilbert
     from vlmill.models.vilbert.published import VILBERT
@@ -52,8 +52,7 @@ ROW = Paper(
             body="trunk",
             heads={"nlvr2": "pooled"},
         ),
-        # The code trains a new head for retrieval, which is VCR's too, and not the one of
-        # pretraining.
+        # The code trains a new head for retrieval and VCR instead of the head of pretraining.
         Variant(
             name="vilbert-tasks",
             config=VilbertTasksConfig,

@@ -1,8 +1,8 @@
-"""ViLBERT's baseline runs BERT over text and regions (Lu et al., arXiv:1908.02265, sec. 4.1).
+"""Defines ViLBERT's baseline, BERT over text and regions (Lu et al., arXiv:1908.02265, sec. 4.1).
 
 B pairs, T tokens, R regions, D feature width, H width. Text first, then the regions, whose row 0 is
-the full image as in ViLBERT. The paper leaves the pooled vector open; the code's is BERT's tanh
-pooler of [CLS], with nothing of the image's row.
+the full image as in ViLBERT. The paper does not specify the pooled vector; the code has BERT's tanh
+pooler of [CLS], without the image's row.
 """
 
 import torch
@@ -22,7 +22,7 @@ IMAGE_TYPE = 1  # the row of the regions' own type table
 
 
 class SingleStream(PairHeads):
-    """Runs one stack of layers over text and regions, with ViLBERT's pretraining heads."""
+    """Holds one stack of layers over text and regions, with ViLBERT's pretraining heads."""
 
     def __init__(self, config: SingleStreamConfig) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class SingleStream(PairHeads):
         )
         self.config = config
         # The released code gives all three tables a padding row, so that position 0 and segment 0
-        # stay what they were in BERT.
+        # keep BERT's values.
         self.text_embedding = TextEmbedding(
             config.vocab_size,
             config.num_positions,
@@ -62,10 +62,10 @@ class SingleStream(PairHeads):
         init_bert(self, config.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encodes pairs; padding costs nothing and comes back as zeros unless ``pack=False``.
+        """Encodes pairs; padding costs nothing and is returned as zeros unless ``pack=False``.
 
         Raises ValueError for a batch without tokens, more tokens than positions, another feature
-        width and, on the CPU, values that mean nothing (`VLInputs.check`).
+        width and, on the CPU, invalid values (`VLInputs.check`).
         """
         check_modalities(
             inputs,
@@ -97,7 +97,7 @@ class SingleStream(PairHeads):
         *,
         real: Positions | None = None,
     ) -> Float[Tensor, "B R H"]:
-        """Embeds regions as the layers take them, once for all texts of an image.
+        """Embeds regions for the layers, once for all texts of an image.
 
         ``real``: as in `RegionEmbedding`.
         """

@@ -1,9 +1,9 @@
-"""ViLBERT and its baseline are fine-tuned with these heads (arXiv:1908.02265, sec. 3.3).
+"""Defines the heads for fine-tuning ViLBERT and its baseline (arXiv:1908.02265, sec. 3.3).
 
-B pairs, T tokens, R regions, Ht and Hv widths of text and regions, P of what is pooled. A head is
-computed when its method is called; the released code computes all of them every time. Three sets:
-those of the paper's release (`VilbertTasks`), of the 12-in-1 release (`Vilbert12in1`), and the one
-classifier of mmf's checkpoints (`VilbertClassifier`).
+B pairs, T tokens, R regions, Ht and Hv widths of text and regions, P of the pooled vector. A head
+is computed when its method is called; the released code computes all of them every time. There are
+three sets: the heads of the paper's release (`VilbertTasks`), the heads of the 12-in-1 release
+(`Vilbert12in1`), and the classifier of mmf's checkpoints (`VilbertClassifier`).
 """
 
 import torch
@@ -28,8 +28,8 @@ from vlmill.models.vilbert.single_stream import SingleStream
 class WeightNormLinear(nn.Module):
     """Computes a linear layer with W = g V / ||V|| over the whole matrix (arXiv:1602.07868, eq. 2).
 
-    It starts as PyTorch's linear layer, with g = ||V||, and with a bias of 0, as in the released
-    code: its initialisation misses what is derived.
+    It is initialised as PyTorch's linear layer, with g = ||V||, and with a bias of 0, as in the
+    released code, whose initialisation skips derived tensors.
     """
 
     def __init__(self, width: int, outputs: int) -> None:
@@ -40,7 +40,7 @@ class WeightNormLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Applies the layer to each row by itself."""
+        """Applies the layer to each row."""
         weight = self.direction * (self.length / self.direction.norm())
         return F.linear(hidden, weight, self.bias)
 
@@ -73,12 +73,12 @@ class VilbertTasks(ScoreHeads):
         )
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Gives what the heads take; arguments as of the trunk."""
+        """Returns the inputs of the heads; arguments as for the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Gives VQA's logits of each answer by itself (trained with soft scores)."""
+        """Returns VQA's independent logits of each answer (trained with soft scores)."""
         logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
         return logits
 
@@ -101,22 +101,22 @@ class Vilbert12in1(ScoreHeads):
     def forward(
         self, inputs: VLInputs, *, task: Int[Tensor, " B"] | None = None, pack: bool = True
     ) -> EncodedPair:
-        """Gives what the heads take; ``task`` numbers each pair's task."""
+        """Returns the inputs of the heads; ``task`` is each pair's task number."""
         encoded: EncodedPair = self.trunk(inputs, task=task, pack=pack)
         return encoded
 
     def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Gives VQA's logits of each answer by itself."""
+        """Returns VQA's independent logits of each answer."""
         logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
         return logits
 
     def gqa_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B G"]:
-        """Gives GQA's logits over the answers."""
+        """Returns GQA's logits over the answers."""
         logits: Float[Tensor, "B G"] = self.gqa_head(self.pooled_dropout(pooled))
         return logits
 
     def two_image_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "half 2"]:
-        """Gives NLVR2's logits; rows 2i and 2i + 1 are one statement's two images.
+        """Returns NLVR2's logits; rows 2i and 2i + 1 are one statement's two images.
 
         Raises ValueError for an odd number of rows.
         """
@@ -126,13 +126,13 @@ class Vilbert12in1(ScoreHeads):
         return logits
 
     def entailment_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B 3"]:
-        """Gives visual entailment's logits of three classes."""
+        """Returns visual entailment's logits of three classes."""
         logits: Float[Tensor, "B 3"] = self.entailment_head(self.pooled_dropout(pooled))
         return logits
 
 
 class VilbertClassifier(nn.Module):
-    """Holds the classifier of mmf's fine-tuned checkpoints, on what is pooled."""
+    """Holds the classifier of mmf's fine-tuned checkpoints, on the pooled vector."""
 
     def __init__(self, config: VilbertClassifierConfig) -> None:
         super().__init__()
@@ -144,12 +144,12 @@ class VilbertClassifier(nn.Module):
         init_bert(self.head, config.trunk.init_std)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Gives what the head takes; arguments as of the trunk."""
+        """Returns the input of the head; arguments as for the trunk."""
         encoded: EncodedPair = self.trunk(inputs, pack=pack)
         return encoded
 
     def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
-        """Gives logits over labels; ``num_pictures`` rows in turn are one example."""
+        """Returns logits over labels; each ``num_pictures`` consecutive rows are one example."""
         rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
         logits: Float[Tensor, "examples C"] = self.head(rows)
         return logits

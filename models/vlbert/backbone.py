@@ -1,8 +1,9 @@
-"""What VL-BERT's region network starts from: a ResNet's weights, or those of a detector.
+"""Initialises VL-BERT's region network from the weights of a ResNet or a detector.
 
 The released code copies a ResNet-101 under torchvision's names, whose ``layer4`` becomes conv5. Its
-file came out of the bottom-up-attention detector, so that its conventions are Caffe's: pixels blue
-first, 0 to 255 less their mean, and the stride in a stage's first 1x1. Four layouts are read:
+file comes from the bottom-up-attention detector, so its conventions are Caffe's: pixels in BGR
+order, 0 to 255 minus their mean, and the stride in a stage's first 1x1 convolution. Four layouts
+are read:
 
 ===========  ====================  ===============================================================
 torchvision  ``conv1.weight``      the released file; torchvision's own have other conventions
@@ -11,7 +12,7 @@ msra         ``conv1_w``           Caffe2's names of MSRA's ResNets: norms of sc
 detector     ``backbone.stem...``  a detector of :mod:`vlmill.models.detector.published`
 ===========  ====================  ===============================================================
 
-Only the last two say by their names with which conventions they were trained.
+Only the names of the last two show with which conventions they were trained.
 """
 
 import re
@@ -43,9 +44,9 @@ STAGES = (2, 3, 4, 5)
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
-    """How a ResNet was trained, where its weights do not tell. The defaults are VL-BERT's.
+    """Holds how a ResNet was trained, if its weights do not show it. Defaults are VL-BERT's.
 
-    ``pixel_mean`` and ``pixel_std`` are of pixels of 0 to 255, in ``channel_order``.
+    ``pixel_mean`` and ``pixel_std`` refer to pixels of 0 to 255, in ``channel_order``.
     """
 
     stride_in_1x1: bool = True
@@ -56,7 +57,8 @@ class Conventions:
 
 CONVENTIONS = {
     "released": Conventions(),
-    # Its ImageNet weights: 0..1 less (0.485, 0.456, 0.406) over (0.229, 0.224, 0.225), times 255.
+    # Its ImageNet weights: (pixels of 0..1 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225), times
+    # 255.
     "torchvision": Conventions(
         stride_in_1x1=False,
         channel_order="rgb",
@@ -67,7 +69,7 @@ CONVENTIONS = {
 
 
 def torchvision_name(parameter: str) -> str:
-    """``res3.0.conv1.norm.bias`` is ``layer2.0.bn1.bias``."""
+    """Renames ``res3.0.conv1.norm.bias`` to ``layer2.0.bn1.bias``, and so on."""
     name = parameter.removeprefix("stem.")
     name = re.sub(r"^res(\d)", lambda stage: f"layer{int(stage[1]) - 1}", name)
     name = name.replace("shortcut.norm", "downsample.1").replace("shortcut", "downsample.0")
@@ -75,7 +77,7 @@ def torchvision_name(parameter: str) -> str:
 
 
 def msra_name(parameter: str) -> str:
-    """``res3.0.conv1.norm.bias`` is ``res3_0_branch2a_bn_b``."""
+    """Renames ``res3.0.conv1.norm.bias`` to ``res3_0_branch2a_bn_b``, and so on."""
     module, _, part = parameter.removeprefix("stem.").rpartition(".")
     ending = {
         "weight": "s" if module.endswith("norm") else "w",
@@ -93,7 +95,7 @@ def msra_name(parameter: str) -> str:
 
 
 def detector_name(parameter: str) -> str:
-    """``res4.…`` is ``backbone.res4.…``; res5 belongs to the heads."""
+    """Renames ``res4.…`` to ``backbone.res4.…``; res5 belongs to the heads."""
     return f"roi_heads.{parameter}" if parameter.startswith("res5.") else f"backbone.{parameter}"
 
 
@@ -106,9 +108,9 @@ NAMES: dict[str, Callable[[str], str]] = {
 
 
 def recognise_backbone(state: Mapping[str, Any]) -> str:
-    """The layout that a state dict has, a name of `NAMES`, by its first convolution.
+    """Returns the layout of a state dict, a name of `NAMES`, from its first convolution.
 
-    Raises ValueError for keys of none of them.
+    Raises ValueError for other keys.
     """
     for layout, name in NAMES.items():
         if name(STEM) in state:
@@ -121,17 +123,17 @@ def recognise_backbone(state: Mapping[str, Any]) -> str:
 def load_backbone(
     cnn: RegionCnn, source: Mapping[str, Any] | str | Path, conventions: str | None = None
 ) -> LoadTable:
-    """Start the region network from a ResNet or a detector; what became of the tensors.
+    """Initialises the region network from a ResNet or a detector; returns a table of the tensors.
 
     source: a state dict or file, such as the released ``resnet101-pt-vgbua-0000.model``.
     conventions: a name of `CONVENTIONS` for a ResNet under torchvision's or Detectron2's names,
-    None for the released ones. Weights for other pixels are rewritten for VL-BERT's, which is exact
-    but for the colour around an image: zeros are VL-BERT's mean there. Classifiers and other parts
-    of a detector are unexpected in the table.
+    None for the released ones. Weights for other pixels are converted to VL-BERT's, which is exact
+    except for the colour around an image: zeros are VL-BERT's mean there. Classifiers and other
+    parts of a detector are unexpected in the table.
 
-    Raises ValueError for an unknown layout, another ResNet than the network's, or other
-    conventions; CheckpointMismatch, which is one, where a tensor is missing or has another shape;
-    Unreadable for a file that is no checkpoint.
+    Raises ValueError for an unknown layout, a ResNet that differs from the network's, or other
+    conventions; CheckpointMismatch (a ValueError) if a tensor is missing or has another shape;
+    Unreadable for a file that is not a checkpoint.
     """
     content = read_content(Path(source)) if isinstance(source, str | Path) else source
     raw_state = state_dict_in(content)
@@ -161,20 +163,20 @@ def load_backbone(
 def choose_conventions(
     state: Mapping[str, Tensor], layout: str, requested: str | None
 ) -> Conventions:
-    """Those that the layout says, or else those asked for. Raises ValueError."""
+    """Returns the conventions of the layout, else the requested ones. Raises ValueError."""
     if layout in ("torchvision", "detectron2"):
         return CONVENTIONS[requested or "released"]
     if requested is not None:
         raise ValueError(f"conventions {requested}: the file's layout ({layout}) has its own")
     if layout == "msra":
         return CONVENTIONS["released"]
-    from vlmill.models.detector.published import config_of_weights  # brings torchvision along
+    from vlmill.models.detector.published import config_of_weights  # imports torchvision
 
     return read_detector_conventions(config_of_weights(state))
 
 
 def read_detector_conventions(config: DetectorConfig) -> Conventions:
-    """A detector's. Raises ValueError for one whose ResNet is of another kind."""
+    """Returns a detector's conventions. Raises ValueError if its ResNet is of another type."""
     other = config.pre_activation or config.groups > 1 or config.last_stage == 5
     if other or config.norm_eps != NORM.eps:
         raise ValueError(
@@ -193,9 +195,9 @@ def read_detector_conventions(config: DetectorConfig) -> Conventions:
 def check_sizes(
     config: RegionCnnConfig, state: Mapping[str, Tensor], name: Callable[[str], str]
 ) -> None:
-    """Raises ValueError, with the fields to set, for a ResNet of other blocks or widths.
+    """Raises ValueError, with the fields to set, for a ResNet with other blocks or widths.
 
-    What is damaged or lacks a stage is left to the comparison of names.
+    Damaged files and missing stages are found by the comparison of names.
     """
     blocks = [count_blocks(state, name, stage) for stage in STAGES]
     if not all(blocks):
@@ -214,12 +216,12 @@ def check_sizes(
 
 
 def count_blocks(state: Mapping[str, Tensor], name: Callable[[str], str], stage: int) -> int:
-    """How many blocks in a row a stage has in the file."""
+    """Returns the number of consecutive blocks that a stage has in the file."""
     return next(i for i in count() if name(f"res{stage}.{i}.conv1.weight") not in state)
 
 
 def with_statistics(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Caffe2's norms are a scale and a shift: their mean is 0, their variance 1 with eps added."""
+    """Adds statistics to Caffe2's norms, a scale and a shift: mean 0, and variance + eps = 1."""
     scales = {name: tensor for name, tensor in state.items() if name.endswith("_bn_s")}
     means = {f"{name[:-1]}rm": torch.zeros_like(scale) for name, scale in scales.items()}
     variances = {
@@ -231,10 +233,10 @@ def with_statistics(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def for_our_pixels(
     state: Mapping[str, Tensor], name: Callable[[str], str], rules: Conventions
 ) -> Mapping[str, Tensor]:
-    """``state`` with a first convolution and norm that take VL-BERT's pixels.
+    """Returns ``state`` with a first convolution and norm for VL-BERT's pixels.
 
-    With x = p - M (ours, blue first) and u = (p - m) / s (theirs), w * u is (w / s) * x and the
-    constant (w / s) * (M - m), which the mean of the norm takes out.
+    With x = p - M (ours, BGR) and u = (p - m) / s (theirs), w * u is (w / s) * x and the constant
+    (w / s) * (M - m), which is subtracted from the mean of the norm.
     """
     if rules == CONVENTIONS["released"] or (name(STEM_MEAN) not in state):
         return state

@@ -1,7 +1,7 @@
-"""This module holds VL-BERT's sizes and switches (Su et al., arXiv:1908.08530), as published.
+"""Defines VL-BERT's sizes and switches (Su et al., arXiv:1908.08530), as published.
 
-"Paper" is the first version of the article, with three pretraining tasks; "released" the code that
-came with the second, which differs from it in what the switches name.
+"Paper" is the first version of the article, with three pretraining tasks; "released" is the code of
+the second version. The switches name the differences.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from vlmill.models.detector.config import BLOCKS
 
 Geometry = Literal["centre", "corners"]
 MaskedRegion = Literal["appearance", "vector", "pixels", "none"]
-# A task's classifier: a word head's transform and a linear layer, one linear layer, or two of them.
+# A task's classifier: a word head's transform and a linear layer, one linear layer, or two.
 Classifier = Literal["mlm", "1fc", "2fc"]
 VISUAL_SEGMENT = 2  # C, of regions and [END]; A and B are for text
 NUM_SPECIAL_WORDS = 1000  # the rows of a frozen word table that a trained copy replaces
-MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255, taken off end to end
-EXPANSION = 4  # a bottleneck's outputs by its inner channels
+MEAN_BGR = (102.9801, 115.9465, 122.7717)  # of pixels of 0..255, subtracted in end-to-end models
+EXPANSION = 4  # a bottleneck's outputs per inner channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +50,20 @@ class VlBertConfig:
     num_region_classes: int = 1601  # background is class 0
     num_wavelengths: int = 256  # of the geometry embedding
     geometry: Geometry = "centre"  # centre and size; "corners" in the paper
-    visual_norm: bool = True  # layer norms on visual vectors; else one learnt factor each
-    visual_scale_text: float = 0.0  # gain of that norm at the start: BERT, undisturbed
+    visual_norm: bool = True  # layer norms on visual vectors; else one learned factor each
+    visual_scale_text: float = 0.0  # initial gain of that norm; 0 starts as plain BERT
     visual_scale_region: float = 0.0
     end_visual: bool = False  # the paper gives [END] the full image's vector too
-    # What a masked region loses. "appearance": its feature, for a learnt one, and its token.
-    # "vector": the projected vector r (the paper). "pixels": its token; the feature was computed
-    # from an image without its pixels (end to end). "none": no masking (fine-tuning).
+    # The part of a masked region that is replaced. "appearance": its feature, by a learned one, and
+    # its token. "vector": the projected vector r (the paper). "pixels": its token; the feature was
+    # computed from an image without its pixels (end to end). "none": no masking (fine-tuning).
     masked_region: MaskedRegion = "appearance"
-    text_only: bool = True  # rows without an image, with a learnt vector in its place
+    text_only: bool = True  # rows without an image, with a learned vector instead
     pooler: bool = False  # BERT's, on the first element
     matching: bool = False  # head for whether text and image belong together
     masked_words: bool = True  # head for masked words
     masked_classes: bool = True  # head for masked regions' classes, and those regions' own token
-    frozen_words: bool = False  # a constant word table, but for a copy of its first 1000 rows
+    frozen_words: bool = False  # a constant word table, except for a copy of its first 1000 rows
     frozen_positions: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.1
@@ -97,12 +97,12 @@ class VlBertConfig:
 
     @property
     def max_text_tokens(self) -> int:
-        """Counts the tokens that the position table has room for, beside regions and [END]."""
+        """Returns the number of tokens that fit the position table with regions and [END]."""
         return self.num_positions - self.position_offset - 2
 
     @property
     def vector_width(self) -> int:
-        """Gives V, the width of a region's vector."""
+        """Returns V, the width of a region's vector r."""
         return self.visual_width or self.width
 
 
@@ -110,19 +110,21 @@ LARGE = {"width": 1024, "num_layers": 24, "num_heads": 16, "intermediate_width":
 
 
 def vlbert_base(**changes: Any) -> VlBertConfig:
-    """Gives the released base model, 114.5 million parameters; ``changes`` are fields."""
+    """Returns the released base model, 114.5 million parameters; ``changes`` replace fields."""
     return VlBertConfig(**changes)
 
 
 def vlbert_large(**changes: Any) -> VlBertConfig:
-    """Gives the released large model, 342.1 million parameters; ``changes`` are fields."""
+    """Returns the released large model, 342.1 million parameters; ``changes`` replace fields."""
     return VlBertConfig(**(LARGE | changes))
 
 
 def vlbert_paper(**changes: Any) -> VlBertConfig:
-    """Gives the article's base model (sec. 3): its geometry, masking, matching, no text alone.
+    """Returns the article's base model (sec. 3): its geometry, masking, matching, and no text-only
+    rows.
 
-    How it wrote the corners into waves is not said: as the code writes centre and size.
+    It does not specify the sine embedding of the corners, which is that of the code for centre and
+    size.
     """
     paper: dict[str, Any] = {
         "geometry": "corners",
@@ -136,7 +138,7 @@ def vlbert_paper(**changes: Any) -> VlBertConfig:
 
 
 def vlbert_small(**changes: Any) -> VlBertConfig:
-    """Gives a few million parameters, for trials on a CPU; ``changes`` are fields."""
+    """Returns a model of a few million parameters for CPU trials; ``changes`` replace fields."""
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 192,
@@ -144,11 +146,11 @@ def vlbert_small(**changes: Any) -> VlBertConfig:
         "num_heads": 4,
         "intermediate_width": 768,
         "num_positions": 64,
-        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel has none
+        "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
         "init_std": 0.07,  # 0.02 is made for a width of 768
-        # Regions have to be told apart from the first step, and the full image in each word does
-        # not help with it: after 1,500 steps of 32 generated pairs the matching loss is 0.14 so,
-        # 0.59 from 0.07 in both, with places in 256 wavelengths.
+        # Regions must be distinguishable from the first step, and the full image in each word does
+        # not help: after 1,500 steps of 32 generated pairs the matching loss is 0.14 with these
+        # values, and 0.59 with 0.07 in both and positions in 256 wavelengths.
         "visual_scale_region": 0.3,
         "num_wavelengths": 32,
         "text_only": False,
@@ -161,7 +163,7 @@ def vlbert_small(**changes: Any) -> VlBertConfig:
 def vlbert_for_task(
     config: VlBertConfig, *, pooler: bool = False, masked_region: MaskedRegion = "none"
 ) -> VlBertConfig:
-    """Changes a pretraining configuration for a task: no text alone, and nothing masked but in the
+    """Returns a pretraining configuration for a task: no text-only rows, masking only in the
     paper's VCR.
     """
     return dataclasses.replace(
@@ -196,7 +198,7 @@ class VlBertVqaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertRefcocoConfig:
-    """Configures RefCOCO+; dropout of the classifier."""
+    """Configures RefCOCO+, with the dropout of the classifier."""
 
     body: VlBertConfig = field(default_factory=_base)
     dropout: float = 0.0
@@ -213,11 +215,11 @@ class VlBertVcrConfig:
     num_categories: int = 81
     dropout: float = 0.1
     category_dropout: float = 0.0
-    masked_words: bool = False  # a head for masked words, the paper's ablation
+    masked_words: bool = False  # a head for masked words, as in the paper's ablation
     classifier: Classifier = "1fc"  # never "mlm"
     classifier_width: int = 1024  # of "2fc"
-    # What objects' vectors start with as they are added to the words that name them, in place of
-    # body.visual_scale_text and of what pretraining has made of it; None: those.
+    # Initial gain of objects' vectors that are added to the words that name them. It replaces
+    # body.visual_scale_text and its pretrained value; None keeps them.
     visual_scale_names: float | None = None
 
     def __post_init__(self) -> None:
@@ -238,7 +240,7 @@ class RegionCnnConfig:
     stride_in_1x1: bool = True
     dilated: bool = True  # conv5 keeps 14 x 14 cells; else it halves them
     pool_size: int = 14
-    frozen_stages: int = 2  # constant: the stem (1), res2 (2), ...; normalisation always is
+    frozen_stages: int = 2  # constant: stem (1), res2 (2), ...; normalisation always is
 
     def __post_init__(self) -> None:
         check_sizes(self, from_zero=("frozen_stages",))
@@ -251,16 +253,16 @@ class RegionCnnConfig:
 
     @property
     def feature_width(self) -> int:
-        """Gives D, the width of a region's feature."""
+        """Returns D, the width of a region's feature."""
         return self.widths[3] * EXPANSION
 
     @property
     def num_cells(self) -> int:
-        """Gives the cells a side of which a region's feature is the mean."""
+        """Returns the number of cells per side over which a region's feature is averaged."""
         return self.pool_size if self.dilated else -(-self.pool_size // 2)
 
 
-# In this order plain values fit the right one only.
+# In this order plain values match only the right class.
 TaskConfig = VlBertConfig | VlBertRefcocoConfig | VlBertVqaConfig | VlBertVcrConfig
 
 
@@ -270,7 +272,7 @@ def _pixels() -> VlBertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VlBertEndToEndConfig:
-    """Joins a model on regions, for any task, and the network that describes them."""
+    """Joins a model on regions, for any task, and the network that computes their features."""
 
     model: TaskConfig = field(default_factory=_pixels)
     cnn: RegionCnnConfig = field(default_factory=RegionCnnConfig)
@@ -285,22 +287,22 @@ class VlBertEndToEndConfig:
 
 
 def vlbert_base_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """Gives the released base model from pixels, 157.0 million parameters."""
+    """Returns the released base model from pixels, 157.0 million parameters."""
     return VlBertEndToEndConfig(**({"model": vlbert_base(masked_region="pixels")} | changes))
 
 
 def vlbert_paper_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """Gives the article's base model from pixels, all of it trained (sec. 3.3), 157.6 million
+    """Returns the article's base model from pixels, fully trained (sec. 3.3), 157.6 million
     parameters.
 
-    Masked regions lose their pixels, and their vectors are replaced besides.
+    The pixels of masked regions are removed, and their vectors are replaced too.
     """
     paper: dict[str, Any] = {"model": vlbert_paper(), "cnn": RegionCnnConfig(frozen_stages=0)}
     return VlBertEndToEndConfig(**(paper | changes))
 
 
 def vlbert_large_end_to_end(**changes: Any) -> VlBertEndToEndConfig:
-    """Gives the released large model from pixels, 384.6 million parameters."""
+    """Returns the released large model from pixels, 384.6 million parameters."""
     return VlBertEndToEndConfig(**({"model": vlbert_large(masked_region="pixels")} | changes))
 
 

@@ -1,4 +1,4 @@
-"""VL-BERT encodes its elements here (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
+"""Defines VL-BERT's encoder (Su et al., arXiv:1908.08530, sec. 3.1 to 3.3, figure 1).
 
 B samples, T tokens, R regions (the full image in row 0), D a feature's width, V a region
 vector's, H the width of the encoder, N = T + R + 1 elements with padding, S without.
@@ -60,10 +60,10 @@ class VlBertBody(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Starts weights as the released code does before BERT's come.
+        """Initialises weights like the released code, before BERT's are copied.
 
-        Its rule spares the projection of regions, which keeps PyTorch's own start, and lets a
-        masked region's feature begin at zero.
+        The projection of regions keeps PyTorch's initial values, and a masked region's feature
+        starts at zero.
         """
         init_bert(self, self.config.init_std)
         self.region_vectors.projection.reset_parameters()
@@ -79,9 +79,9 @@ class VlBertBody(nn.Module):
 
     @torch.no_grad()
     def standardise_regions(self, mean: Float[Tensor, " D"], std: Float[Tensor, " D"]) -> None:
-        """Starts new weights as if features had mean 0 and variance 1, given theirs.
+        """Initialises new weights as if the features had mean 0 and variance 1.
 
-        What the network can compute stays the same; the feature of masked regions starts from
+        The network can compute the same functions; the feature of masked regions starts from
         ``mean``.
         """
         vectors = self.region_vectors
@@ -92,11 +92,11 @@ class VlBertBody(nn.Module):
             self.masked_feature.weight.mul_(std).add_(mean)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
-        """Encodes text, regions and [END] (figure 1); without regions it is text alone.
+        """Encodes text, regions and [END] (figure 1); without regions, text only.
 
-        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
+        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another feature width and, on
-        the CPU, values that mean nothing (`VLInputs.check`).
+        the CPU, invalid values (`VLInputs.check`).
         """
         inputs.check(
             vocab_size=self.config.vocab_size,
@@ -134,8 +134,8 @@ class VlBertBody(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B R V"]:
-        """The regions' vectors r, zeros at padding; who pairs an image with many texts needs them
-        once. ``real``: the places that ``region_mask`` marks.
+        """Returns the regions' vectors r, zeros at padding, once for all texts of an image.
+        ``real``: the indices that ``region_mask`` marks.
         """
         if features.shape[-1] != self.config.region_width:
             raise ValueError(
@@ -205,7 +205,7 @@ class VlBertBody(nn.Module):
     ) -> Encoded:
         """Encodes elements whose tokens and visual vectors are given.
 
-        ``text_vectors`` are each token's, or one for all of a sample's tokens (T1 = 1).
+        ``text_vectors`` has one vector per token, or one for all of a sample's tokens (T1 = 1).
         """
         if not 0 < tokens.shape[1] <= self.config.max_text_tokens:
             raise ValueError(
@@ -249,7 +249,7 @@ class VlBertBody(nn.Module):
             ends = torch.arange(len(mask), device=mask.device)
             parts = zip(real, columns, strict=True)
             real_positions = concatenate_positions([*parts, (ends, 1)])
-        if read is not None:  # [END] is read by nobody
+        if read is not None:  # [END] is never read
             slots_read = read.joined(*columns, width=mask.shape[1])
         return compact(mask, real_positions, read=slots_read, pack=pack)
 
@@ -259,7 +259,9 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         text_regions: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B T1 V"]:
-        """Gives vectors of regions that tokens speak of; else the image's, or none's."""
+        """Returns vectors of the regions that tokens refer to; else the image's or the text-only
+        one.
+        """
         if text_regions is not None:
             return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
         if not regions.shape[1]:
@@ -283,7 +285,7 @@ class VlBertBody(nn.Module):
         region_mask: Bool[Tensor, "B R"],
         segments: Int[Tensor, "B T"] | None,
     ) -> Float[Tensor, "B N H"]:
-        """Adds position and segment of every element: regions share the place after the text."""
+        """Adds position and segment of every element: regions share the position after the text."""
         ranks = token_mask.cumsum(dim=1)
         length = ranks[:, -1:]
         position_ids = [
@@ -303,7 +305,7 @@ class VlBertBody(nn.Module):
     def _start(
         self, compaction: Compaction, elements: Float[Tensor, "B N H"]
     ) -> Float[Tensor, "*rows H"]:
-        """Gives the first layer's input. Padding has position and segment A, as released."""
+        """Returns the first layer's input. Padding has a position and segment A, as released."""
         tables, layout = self.text_embedding, compaction.layout
         rows = compaction.take(elements)
         if layout.real is None and layout.key_mask is not None:

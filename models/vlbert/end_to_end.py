@@ -1,4 +1,4 @@
-"""VL-BERT is trained from pixels with its Fast R-CNN (arXiv:1908.08530, sec. 3.4).
+"""Trains VL-BERT from pixels with its Fast R-CNN (arXiv:1908.08530, sec. 3.4).
 
 B samples, R regions, H x W pixels, P x P cells of a region.
 """
@@ -42,8 +42,8 @@ def without_pixels(
 ) -> Float[Tensor, "B 3 H W"]:
     """Sets the masked regions' pixels of normalised images to 0, the mean colour.
 
-    Boxes' corners lose their fractions; both ends belong to the box. Before features are computed,
-    so that no other region sees what is to be guessed (sec. 3.3).
+    Boxes' corners are truncated to integers; both ends belong to the box. This happens before
+    features are computed, so that no other region contains the pixels of masked regions (sec. 3.3).
     """
     rows = torch.arange(images.shape[2], device=images.device)
     columns = torch.arange(images.shape[3], device=images.device)
@@ -55,7 +55,7 @@ def without_pixels(
 
 
 class VlBertEndToEnd(nn.Module):
-    """Holds the region network, and on it VL-BERT for pretraining or for a task."""
+    """Holds the region network and, on top, VL-BERT for pretraining or for a task."""
 
     def __init__(self, config: VlBertEndToEndConfig) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ class VlBertEndToEnd(nn.Module):
     ) -> Any:
         """Runs ``model`` on ``texts`` with features and locations from the images.
 
-        ``texts`` has the same regions; its own features, which may have width 0, and locations
-        are replaced. Regions that are masked there lose their pixels. ``real`` are the places that
-        ``regions.region_mask`` marks, where they are known. ``arguments`` and ``options`` go to the
+        ``texts`` has the same regions; its own features, which may have width 0, and locations are
+        replaced. The pixels of regions that it masks are set to 0. ``real`` are the indices that
+        ``regions.region_mask`` marks, if they are known. ``arguments`` and ``options`` go to the
         model.
         """
         images, masked = regions.images, texts.masked_regions
@@ -103,7 +103,7 @@ class VlBertVcrEndToEnd(VlBertEndToEnd):
 
 
 def build_end_to_end(config: VlBertEndToEndConfig) -> VlBertEndToEnd:
-    """Builds the region network and, on it, the model that a configuration describes."""
+    """Builds the region network and, on top, the model that a configuration describes."""
     if isinstance(config.model, VlBertRefcocoConfig):
         return VlBertRefcocoEndToEnd(config)
     if isinstance(config.model, VlBertVcrConfig):

@@ -1,4 +1,4 @@
-"""Which of VL-BERT's weights start from BERT, and how the others are drawn."""
+"""Links the weights of VL-BERT that start from BERT, and defines how the others are drawn."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,9 +43,9 @@ NEW_WEIGHTS = {
 
 
 def derive_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Makes what VL-BERT's code makes of BERT's tensors, under names that say so.
+    """Returns the tensors that VL-BERT's code derives from BERT's, under descriptive names.
 
-    The first rows of the word table, and RoBERTa's only segment repeated.
+    They are the first rows of the word table, and RoBERTa's only segment repeated.
     """
     tensors = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
     segments = state.get(SEGMENTS)
@@ -57,8 +57,8 @@ def derive_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def body_links(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     """Links text embeddings with two of three segments, layers, and the pooler if used.
 
-    What belongs to regions, [END] and segment C are new (arXiv:1908.08530, sec. 3.4, released
-    code). RoBERTa's one segment serves for A and B, and in a task's model for C.
+    The tensors of regions, [END] and segment C are new (arXiv:1908.08530, sec. 3.4, released code).
+    RoBERTa's one segment serves for A and B, and in a task's model for C.
     """
     rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
     fills_table = rows == body.config.num_segments

@@ -1,4 +1,4 @@
-"""VL-BERT stands here with its pretraining heads (Su et al., arXiv:1908.08530, sec. 3.4).
+"""Defines VL-BERT with its pretraining heads (Su et al., arXiv:1908.08530, sec. 3.4).
 
 N labelled positions, B samples, H width, V vocabulary, K region classes.
 """
@@ -44,7 +44,7 @@ class VlBert(VlBertBody):
                 init_bert(head, config.init_std)
 
     def mlm_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Gives logits over the vocabulary (masked language modelling with visual clues).
+        """Returns logits over the vocabulary (masked language modelling with visual clues).
 
         Raises ValueError if the model has no such head.
         """
@@ -55,11 +55,11 @@ class VlBert(VlBertBody):
 
     @property
     def class_decoder(self) -> nn.Linear | None:
-        """Gives the layer whose rows are the detector's classes; None without that head."""
+        """Returns the layer whose rows are the detector's classes; None without that head."""
         return None if self.class_head is None else self.class_head.decoder
 
     def region_class_logits(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N K"]:
-        """Gives logits over the detector's classes (masked RoI classification).
+        """Returns logits over the detector's classes (masked RoI classification).
 
         Raises ValueError if the model has no such head.
         """
@@ -69,11 +69,11 @@ class VlBert(VlBertBody):
         return logits
 
     def region_features(self, region_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N D"]:
-        """Raises ValueError, as this is not one of VL-BERT's tasks."""
+        """Raises ValueError, since this is not one of VL-BERT's tasks."""
         raise ValueError("VL-BERT does not regress masked features; give that objective weight 0")
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Gives logits of "does not belong" and "belongs" (sentence-image relationship).
+        """Returns logits of "does not belong" and "belongs" (sentence-image relationship).
 
         Raises ValueError if the model has no such head.
         """
@@ -86,7 +86,7 @@ class VlBert(VlBertBody):
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives log odds that text and image belong together."""
+        """Returns log odds that text and image belong together."""
         logits = self.match_logits(pooled)
         return logits[:, BELONGS] - logits[:, 1 - BELONGS]
 

@@ -1,4 +1,4 @@
-"""VL-BERT's checkpoints (jackroos/VL-BERT) are read and written here, of all its tasks."""
+"""Reads and writes VL-BERT's checkpoints (jackroos/VL-BERT) of all its tasks."""
 
 from typing import get_args
 
@@ -54,7 +54,7 @@ def links(model: nn.Module, prefix: str = "") -> list[Link]:
 
 
 def _answer_links(classifier: str, prefix: str) -> list[Link]:
-    """Links VQA's classifier: numbers count the parts of the reference's sequence."""
+    """Links VQA's classifier: numbers are indices into the reference's sequence of layers."""
     if classifier == "1fc":
         return link_module(f"{prefix}head.decoder", "final_mlp.1")
     if classifier == "2fc":
@@ -92,7 +92,7 @@ def _pretraining_links(model: VlBert, prefix: str) -> list[Link]:
 
 
 def _body_links(body: VlBertBody, prefix: str, encoder_name: str) -> list[Link]:
-    """Links the body; ``encoder_name`` is what the reference calls the encoder."""
+    """Links the body; ``encoder_name`` is the encoder's name in the reference."""
     tables = {
         "text_embedding.word": "word_embeddings",
         "text_embedding.position": "position_embeddings",
@@ -136,7 +136,7 @@ def _body_links(body: VlBertBody, prefix: str, encoder_name: str) -> list[Link]:
 
 
 def _cnn_links(cnn: RegionCnn) -> list[Link]:
-    """Links the region network to torchvision's names; the reference holds conv5 under two."""
+    """Links the region network to torchvision's names; the reference has two names for conv5."""
     keymap = []
     for name in cnn.state_dict():
         reference = torchvision_name(name)
@@ -150,7 +150,7 @@ def _cnn_links(cnn: RegionCnn) -> list[Link]:
 
 
 def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Adds the prefixes of the whole network where a part was saved by itself."""
+    """Adds the prefixes of the full network if a part was saved separately."""
     if "word_embeddings.weight" in state:
         return {f"vlbert.{name}": tensor for name, tensor in state.items()}
     if "backbone.conv1.weight" in state:

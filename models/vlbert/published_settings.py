@@ -1,4 +1,4 @@
-"""The configurations of jackroos/VL-BERT become ours here."""
+"""Converts the configurations of jackroos/VL-BERT to ours."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ FIELDS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "init_std",
 }
-# What no published model sets otherwise, and nothing here does.
+# Keys that have these values in all published models; other values are not supported.
 FIXED = {"obj_pos_id_relative": True}
 FIXED_NETWORK = {"IMAGE_SEMANTIC": False, "BLIND": False, "NO_OBJ_ATTENTION": False}
 FIXED_REGIONS = {"aligned": False, "sampling_ratio": 1, "spatial_scale": 1 / 16}
@@ -45,9 +45,9 @@ FIXED_REGIONS = {"aligned": False, "sampling_ratio": 1, "spatial_scale": 1 / 16}
 def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
     """Reads a configuration with the keys of the repository's YAML files.
 
-    ``MODULE`` (or ``class``) names the network: a task's begins with its name (``vqa``,
-    ``refcoco``, ``vcr``), as in ``vcr ResNetVLBERT``; without one, ``DATASET.DATASET`` does. What
-    ``NETWORK.VLBERT`` leaves out is BERT-base's. Raises ValueError for what is not supported.
+    ``MODULE`` (or ``class``) names the network: a task's name (``vqa``, ``refcoco``, ``vcr``) comes
+    first, as in ``vcr ResNetVLBERT``; without one, ``DATASET.DATASET`` names the task. Keys that
+    ``NETWORK.VLBERT`` omits have BERT-base's values. Raises ValueError for unsupported settings.
     """
     network = dict(config.get("NETWORK", config.get("network", {})))
     settings = network.pop("VLBERT", config.get("vlbert", {}))
@@ -59,7 +59,7 @@ def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
             if keys.get(key, value) != value:
                 raise ValueError(f"{key}={keys[key]!r}: only {value!r} is supported")
     data = config.get("DATASET", {})
-    data = data if isinstance(data, Mapping) else {}  # a list where several are pretrained on
+    data = data if isinstance(data, Mapping) else {}  # a list for pretraining on several
     task = name.split()[0] if " " in name else str(data.get("DATASET", "")).split("_")[0]
     task = task.lower() if task.lower() in ("vqa", "refcoco", "refcoco+", "vcr") else "pretraining"
     if task in ("vqa", "vcr") and (mode := settings.get("object_word_embed_mode", 2)) != 2:
@@ -132,7 +132,7 @@ def _task(
 
 
 def _classifier(network: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
-    """Reads a task's classifier, the first of ``kinds`` where nothing is said."""
+    """Reads a task's classifier; the default is the first of ``kinds``."""
     kind = network.get("CLASSIFIER_TYPE", kinds[0])
     if kind not in kinds:
         raise ValueError(f"CLASSIFIER_TYPE={kind!r}: want one of {', '.join(kinds)}")
@@ -140,7 +140,7 @@ def _classifier(network: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
 
 
 def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
-    """Configures the region network alone, of other widths, with the smallest VL-BERT above."""
+    """Configures only the region network, with other widths, and the smallest VL-BERT on top."""
     for key, value in FIXED_REGIONS.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")

@@ -1,4 +1,4 @@
-"""The trainable Fast R-CNN of VL-BERT (released code): appearance of given boxes from pixels.
+"""Defines VL-BERT's trainable Fast R-CNN (released code): appearance of given boxes from pixels.
 
 B images, R regions, L real regions of all images, H x W pixels, C channels, G x E cells of the
 feature map, P x P cells of a region, D a feature's width.
@@ -14,7 +14,7 @@ from vlmill.models.positions import Positions, find_positions
 from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
 
 STRIDE = 16
-# With parameters and counters, as the checkpoints have them; RegionCnn keeps them constant.
+# With parameters and counters, as in the checkpoints; RegionCnn keeps them constant.
 NORM = Norm(kind="trained")
 
 
@@ -34,7 +34,7 @@ def _stage(config: RegionCnnConfig, number: int) -> nn.Sequential:
 
 
 class RegionCnn(nn.Module):
-    """Stem to res4 over the image, RoIAlign, res5 over each region, mean.
+    """Runs stem to res4 over the image, RoIAlign, res5 over each region, and a mean.
 
     Batch normalisation is constant, in training too; its parameters are counted, not trained.
     """
@@ -58,7 +58,7 @@ class RegionCnn(nn.Module):
             self.get_submodule(name).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "RegionCnn":
-        """As always, but normalisation keeps its recorded statistics."""
+        """Sets the mode; normalisation keeps its recorded statistics."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -66,7 +66,7 @@ class RegionCnn(nn.Module):
         return self
 
     def feature_map(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C G E"]:
-        """res4 of the images, stride 16."""
+        """Returns res4 of the images, stride 16."""
         features: Tensor = self.res4(self.res3(self.res2(self.stem(images))))
         return features
 
@@ -76,7 +76,9 @@ class RegionCnn(nn.Module):
         boxes: Float[Tensor, "B R 4"],
         real: Positions,
     ) -> Float[Tensor, "L C P P"]:
-        """The cells of the regions at these places, by RoIAlign's first form, one sample a bin."""
+        """Returns the cells of the regions at these indices, by the first RoIAlign, one sample a
+        bin.
+        """
         images = (real // boxes.shape[1]).to(boxes.dtype)
         rois = torch.cat([images[:, None], boxes.flatten(0, 1)[real]], dim=1)
         size = self.config.pool_size
@@ -90,10 +92,11 @@ class RegionCnn(nn.Module):
         instance_masks: Float[Tensor, "B R P P"] | None = None,
         real: Positions | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """Appearance of the boxes (in pixels of ``images``), zeros at padding.
+        """Returns the appearance of the boxes (in pixels of ``images``), zeros at padding.
 
-        ``instance_masks`` blank out cells of res5 before the mean, which stays one over all cells
-        (VCR). ``real``: the places that ``region_mask`` marks; without them the device is asked.
+        ``instance_masks`` set cells of res5 to 0 before the mean, which is over all cells (VCR).
+        ``real``: the indices that ``region_mask`` marks; without them the call waits for the
+        device.
         """
         if len({len(images), len(boxes), len(region_mask)}) != 1:
             raise ValueError(

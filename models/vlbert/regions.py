@@ -1,4 +1,4 @@
-"""Regions become vectors here before they are VL-BERT's elements (arXiv:1908.08530, sec. 3.2).
+"""Computes the vectors of regions, VL-BERT's elements (arXiv:1908.08530, sec. 3.2).
 
 D a feature's width, V a region vector's, H the width of the encoder, G of the geometry embedding.
 """
@@ -20,7 +20,7 @@ PERCENT = 100.0
 def box_numbers(
     locations: Float[Tensor, "*rows 5"], geometry: Geometry = "centre"
 ) -> Float[Tensor, "*rows 4"]:
-    """Gives four numbers that say where a box lies, in hundredths of the image's sides.
+    """Returns four numbers for the position of a box, in hundredths of the image's sides.
 
     ``locations`` as in `VLInputs`: corners as fractions, and area.
     """
@@ -34,7 +34,7 @@ def box_numbers(
 def geometry_embedding(
     numbers: Float[Tensor, "*rows 4"], num_wavelengths: int = 256
 ) -> Float[Tensor, "*rows G"]:
-    """Gives sines, then cosines, of numbers at wavelengths 1000^(j / J) (sec. 3.2, code).
+    """Returns sines, then cosines, of numbers at wavelengths 1000^(j / J) (sec. 3.2, code).
 
     Gives G = 4 * 2J values: for each number J sines and J cosines, J = ``num_wavelengths``.
     """
@@ -56,7 +56,7 @@ class RegionVectors(nn.Module):
     def forward(
         self, features: Float[Tensor, "*rows D"], locations: Float[Tensor, "*rows 5"]
     ) -> Float[Tensor, "*rows V"]:
-        """Computes the vector of each region by itself."""
+        """Computes the vector of each region."""
         config = self.config
         check_dtype("region_features", features, self.projection.weight)
         geometry = geometry_embedding(
@@ -67,9 +67,9 @@ class RegionVectors(nn.Module):
 
 
 class VisualInput(nn.Module):
-    """Changes a visual vector as it is added to an element: V to H if they differ, scaled.
+    """Projects a visual vector to an element's width (V to H, if they differ) and scales it.
 
-    The scale is a layer norm's gain or one learnt factor, ``start`` at the beginning.
+    The scale is a layer norm's gain or one learned factor, initially ``start``.
     """
 
     def __init__(self, config: VlBertConfig, start: float) -> None:
@@ -87,7 +87,7 @@ class VisualInput(nn.Module):
         nn.init.constant_(scale, start)
 
     def forward(self, vectors: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows H"]:
-        """Changes each vector by itself."""
+        """Projects and scales each vector."""
         x: Tensor = vectors if self.projection is None else self.projection(vectors)
         if self.scale is not None:
             return x * self.scale

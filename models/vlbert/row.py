@@ -1,4 +1,4 @@
-"""VL-BERT's row in the registry."""
+"""Defines VL-BERT's row in the registry."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from vlmill.models.vlbert.config import (
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.vlbert.encoder import VlBertBody
     from vlmill.models.vlbert.end_to_end import (
         VlBertEndToEnd,
@@ -50,7 +50,7 @@ def networks() -> Networks:
 
 
 def fit_body(init_body: Any, recipe_body: Any) -> VlBertConfig:
-    """Returns the body of ``--init`` without pretraining's heads, as the task's recipe masks it."""
+    """Returns the body of ``--init`` without pretraining heads, with the recipe's masking."""
     return vlbert_for_task(
         init_body, pooler=recipe_body.pooler, masked_region=recipe_body.masked_region
     )

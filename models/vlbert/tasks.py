@@ -1,4 +1,4 @@
-"""VL-BERT has these task heads (arXiv:1908.08530, sec. 4.2; released code): VCR, VQA, RefCOCO+.
+"""Defines VL-BERT's heads for VCR, VQA and RefCOCO+ (arXiv:1908.08530, sec. 4.2; released code).
 
 B samples, C choices of a question, T tokens, R regions, L real regions of all sequences, H width,
 O a hidden layer's, A answers, K categories.
@@ -22,7 +22,7 @@ from vlmill.models.vlbert.model import BELONGS, VlBert
 
 
 class TaskHead(nn.Module):
-    """Computes ``transform``, which gives ``width`` numbers, dropout and a linear layer."""
+    """Applies ``transform``, which returns ``width`` numbers, dropout and a linear layer."""
 
     def __init__(self, transform: nn.Module, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class TaskHead(nn.Module):
         xavier(self)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N C"]:
-        """Gives logits, one row for each position."""
+        """Returns logits, one row for each position."""
         outputs: Float[Tensor, "*N C"] = self.decoder(self.dropout(self.transform(hidden)))
         return outputs
 
 
 class HiddenLayer(nn.Module):
-    """Computes the first of the released code's two-layer classifier: dropout, linear, ReLU."""
+    """Applies the first layer of the released two-layer classifier: dropout, linear, ReLU."""
 
     def __init__(self, width: int, hidden_width: int, dropout: float) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class HiddenLayer(nn.Module):
         xavier(self)
 
     def forward(self, hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N O"]:
-        """Gives the numbers that the second layer reads."""
+        """Returns the input of the second layer."""
         return relu(self.dense(self.dropout(hidden)))
 
 
 def xavier(head: nn.Module) -> None:
-    """Starts linear layers with Xavier's uniform distribution and zero bias, as all these heads."""
+    """Initialises linear layers with Xavier's uniform distribution and zero bias."""
     for layer in head.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
@@ -60,19 +60,19 @@ def xavier(head: nn.Module) -> None:
 
 
 def load_body(body: VlBertBody, pretrained: VlBert) -> None:
-    """Starts a task's body from a pretrained model; what only one of them has stays as it is."""
+    """Copies a pretrained body into a task's; parts that only one of them has are unchanged."""
     target, source = body.state_dict(), pretrained.state_dict()
     body.load_state_dict(target | {name: source[name] for name in target if name in source})
 
 
 def copy_transform(head: TaskHead, pretrained: MlmHead | RegionHead | None) -> None:
-    """Starts a task's transform from a pretraining head's; without one it stays as it is."""
+    """Copies a pretraining head's transform into a task's, if there is one."""
     if pretrained is not None:
         head.transform.load_state_dict(pretrained.transform.state_dict())
 
 
 class VlBertVqa(nn.Module):
-    """Reads the answer off a [MASK] behind the question (figure 2 b)."""
+    """Predicts the answer from a [MASK] after the question (figure 2 b)."""
 
     def __init__(self, config: VlBertVqaConfig) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class VlBertVqa(nn.Module):
     def forward(
         self, inputs: VLInputs, answer_positions: Int[Tensor, " B"], *, pack: bool = True
     ) -> Float[Tensor, "B A"]:
-        """Gives logits over answers; ``answer_positions`` are those of [MASK] (`vqa_text`)."""
+        """Returns logits over answers; ``answer_positions`` are those of [MASK] (`vqa_text`)."""
         hidden = self.body(inputs, pack=pack).text
         rows = torch.arange(len(hidden), device=hidden.device)
         logits: Float[Tensor, "B A"] = self.head(hidden[rows, answer_positions])
@@ -98,10 +98,10 @@ class VlBertVqa(nn.Module):
 
     @torch.no_grad()
     def start_from(self, pretrained: VlBert, answers: Sequence[Sequence[int]]) -> None:
-        """Copies body and transform; each answer's row is the mean of its words' rows.
+        """Copies body and transform; each answer's row becomes the mean of its words' rows.
 
-        ``answers`` are the answers' word-piece ids. Raises ValueError for another number of them,
-        an answer without a word piece, and a classifier that is no word head.
+        ``answers`` are the answers' word-piece ids. Raises ValueError if their number differs, an
+        answer without a word piece, and a classifier that is not a word head.
         """
         if self.config.classifier != "mlm":
             raise ValueError(
@@ -121,7 +121,7 @@ class VlBertVqa(nn.Module):
 
 
 class VlBertRefcoco(nn.Module):
-    """Lets each region say whether the expression means it (figure 2 c)."""
+    """Scores for each region whether the expression refers to it (figure 2 c)."""
 
     def __init__(self, config: VlBertRefcocoConfig) -> None:
         super().__init__()
@@ -132,15 +132,15 @@ class VlBertRefcoco(nn.Module):
         self.head = TaskHead(transform, width, 1, config.dropout)
 
     def forward(self, inputs: VLInputs, *, pack: bool = True) -> Float[Tensor, "B R"]:
-        """Gives logits of candidates, the full image among them; minus infinity at padding.
+        """Returns logits of the candidates, including the full image; minus infinity at padding.
 
-        (The released code lets padding win: its logits there are those of a zero vector.)
+        (In the released code padding can win: it has the logits of a zero vector.)
         """
         logits = self.candidate_logits(self.body(inputs, pack=pack).regions)
         return logits.masked_fill(~inputs.region_mask, float("-inf"))
 
     def candidate_logits(self, region_hidden: Float[Tensor, "*N H"]) -> Float[Tensor, "*N"]:
-        """Gives logits of the encoder's regions, padding or not."""
+        """Returns logits of the encoder's regions, including padding."""
         logits: Tensor = self.head(region_hidden)
         return logits[..., 0]
 
@@ -154,8 +154,8 @@ class VlBertRefcoco(nn.Module):
 class ChoiceInputs:
     """Holds questions with C choices each: `VLInputs` with the texts of each choice.
 
-    text_regions says for each token which region it speaks of, 0 the full image. masked_regions:
-    as in `VLInputs`. Raises ValueError if the shapes do not fit together.
+    text_regions: the region that each token refers to, 0 for the full image. masked_regions: as in
+    `VLInputs`. Raises ValueError if the shapes do not fit together.
     """
 
     tokens: Int[Tensor, "B C T"]
@@ -183,7 +183,7 @@ class ChoiceInputs:
             raise ValueError(f"tokens has {shape[0]} questions, region_features {images[0]}")
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ChoiceInputs":
-        """Gives the same batch with ``change`` applied to each tensor."""
+        """Returns the same batch with ``change`` applied to each tensor."""
         tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return ChoiceInputs(**{k: change(v) for k, v in tensors.items() if v is not None})
 
@@ -192,8 +192,8 @@ class ChoiceInputs:
 class VcrOutput:
     """Holds logits of the choices, and of regions' categories in every sequence.
 
-    ``images`` and ``regions`` say which region a row of ``category_logits`` is. ``text`` are the
-    last hidden states of the tokens.
+    ``images`` and ``regions`` identify the region of each row of ``category_logits``. ``text``
+    holds the last hidden states of the tokens.
     """
 
     answer_logits: Float[Tensor, "B C"]
@@ -243,7 +243,7 @@ class VlBertVcr(nn.Module):
         """Encodes all choices; the regions' vectors are computed once an image.
 
         ``category_regions``: the sequences, counted choice by choice, and the rows of their regions
-        whose categories are asked; all real ones without.
+        whose categories are computed; default: all real ones.
         """
         choices = inputs.tokens.shape[1]
         vectors = self.body.embed_regions(
@@ -278,7 +278,7 @@ class VlBertVcr(nn.Module):
         )
 
     def word_logits(self, text_hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Gives masked words' logits. Raises ValueError without such a head."""
+        """Returns masked words' logits. Raises ValueError without such a head."""
         if self.word_head is None:
             raise ValueError("masked_words=False: the model has no head for masked words")
         logits: Float[Tensor, "N V"] = self.word_head(
@@ -288,9 +288,10 @@ class VlBertVcr(nn.Module):
 
     @torch.no_grad()
     def start_from(self, pretrained: VlBert) -> None:
-        """Copies body and category transform from pretraining; segment B starts as A.
+        """Copies body and category transform from pretraining; segment B is a copy of A.
 
-        A matching head's "belongs" less "does not" starts the answer head, if that is one layer.
+        If the answer head is one layer, it starts as the matching head's "belongs" minus "does
+        not".
         """
         load_body(self.body, pretrained)
         self._start_names()

@@ -1,4 +1,4 @@
-"""This is VLMo (arXiv:2111.02358).
+"""VLMo (arXiv:2111.02358).
 
 Reading order: ``row``, ``config``, ``encoder``, ``model``, ``stages`` (from one stage to the next),
 ``tasks`` and ``published``.

@@ -1,6 +1,6 @@
-"""This module holds VLMo's sizes and switches (Bao et al., arXiv:2111.02358), as published.
+"""Defines VLMo's sizes and switches (Bao et al., arXiv:2111.02358), as published.
 
-Where paper and released code differ, the code is the default and `PAPER` the other.
+Where paper and released code differ, defaults follow the code, and `PAPER` the paper.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmill.models.config_checks import INIT_STD, check_heads, check_shares, check_sizes, check_std
 
-SHARED = "shared"  # the one feed-forward part of a layer without experts
+SHARED = "shared"  # the only feed-forward part of a layer without experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +23,15 @@ class VlmoConfig:
     num_layers: int = 12
     num_heads: int = 12
     intermediate_width: int = 3072
-    first_vl_layer: int = 10  # from here on layers have the vision-language expert, too
+    first_vl_layer: int = 10  # from this one on layers have the vision-language expert, too
     # False: one feed-forward part for all, the standard Transformer of an ablation.
     modality_experts: bool = True
     image_size: int = 224
     patch_size: int = 16
     num_images: int = 1  # of one text: 2 for NLVR2
     max_text_tokens: int = 40
-    relative_text_span: int = 196  # the longest text that the relative table knows, of stage 2
-    relative_positions: bool = True  # the paper has learned absolute ones alone
+    relative_text_span: int = 196  # the longest text that the relative table covers, from stage 2
+    relative_positions: bool = True  # the paper has only learned absolute ones
     absolute_positions: bool = False
     layer_scale: float | None = 0.1  # initial value; the paper has none
     drop_path: float = 0.1  # of the last layer; also the dropout of text embeddings, as released
@@ -39,7 +39,7 @@ class VlmoConfig:
     contrast: bool = True  # heads: image-text contrast, image-text matching, masked words
     match: bool = True
     mlm: bool = True
-    num_contrast_pairs: int = 2  # the second through the vision-language experts; the paper has one
+    num_contrast_pairs: int = 2  # the second uses the vision-language experts; the paper has one
     init_std: float = INIT_STD
 
     def __post_init__(self) -> None:
@@ -77,14 +77,14 @@ class VlmoConfig:
         return self.image_size // self.patch_size
 
     def list_experts(self, layer: int) -> tuple[str, ...]:
-        """Names the feed-forward parts of a layer, counted from 0 (sec. 3.2)."""
+        """Returns the names of the feed-forward parts of layer ``number``, from 0 (sec. 3.2)."""
         if not self.modality_experts:
             return (SHARED,)
         return ("text", "image", *(("vl",) if layer >= self.first_vl_layer else ()))
 
 
 def vlmo_base(**changes: Any) -> VlmoConfig:
-    """Gives the released base model: 202.4 million parameters, 176.0 without heads (stated: 175).
+    """Returns the released base model: 202.4 million parameters, 176.0 without heads (stated: 175).
 
     The word decoder (23.4 million) is not tied to the word table.
     """
@@ -92,7 +92,7 @@ def vlmo_base(**changes: Any) -> VlmoConfig:
 
 
 def vlmo_base_plus(**changes: Any) -> VlmoConfig:
-    """Gives the code's narrow and deep model, absolute positions; 185.0 million parameters."""
+    """Returns the code's narrow and deep model, absolute positions; 185.0 million parameters."""
     plus: dict[str, Any] = {
         "width": 544,
         "num_layers": 24,
@@ -107,7 +107,7 @@ def vlmo_base_plus(**changes: Any) -> VlmoConfig:
 
 
 def vlmo_large(**changes: Any) -> VlmoConfig:
-    """Gives the released large model: 599.1 million parameters with heads, 562.6 without."""
+    """Returns the released large model: 599.1 million parameters with heads, 562.6 without."""
     large: dict[str, Any] = {
         "width": 1024,
         "num_layers": 24,
@@ -128,17 +128,19 @@ PAPER: dict[str, Any] = {  # sec. 3.1 to 3.3, where it differs from the code
 
 
 def vlmo_base_paper(**changes: Any) -> VlmoConfig:
-    """Gives the paper's base model: 200.6 million parameters, 175.4 without heads."""
+    """Returns the paper's base model: 200.6 million parameters, 175.4 without heads."""
     return vlmo_base(**(PAPER | changes))
 
 
 def vlmo_large_paper(**changes: Any) -> VlmoConfig:
-    """Gives the paper's large model: 595.7 million parameters, 561.3 without heads."""
+    """Returns the paper's large model: 595.7 million parameters, 561.3 without heads."""
     return vlmo_large(**(PAPER | changes))
 
 
 def vlmo_small(**changes: Any) -> VlmoConfig:
-    """Gives 2.7 million parameters with 4,000 words and small images, for trials on a CPU."""
+    """Returns a model of 2.7 million parameters with 4,000 words and small images, for trials on a
+    CPU.
+    """
     small: dict[str, Any] = {
         "vocab_size": 4000,
         "width": 128,
@@ -149,18 +151,18 @@ def vlmo_small(**changes: Any) -> VlmoConfig:
         "image_size": 64,
         "max_text_tokens": 24,
         "relative_text_span": 24,
-        # Few steps from nothing: no part should start nearly closed or be left out.
+        # Training takes few steps: no part should start with a scale near 0 or be dropped.
         "layer_scale": None,
         "drop_path": 0.0,
         # 0.02 is made for a width of 768 and many steps. At a width of 192, after 60 steps of 32
-        # drawn shapes, R@10 of 200 was 0.69 with 0.05 and 0.23 with 0.02.
+        # generated shapes, R@10 of 200 was 0.69 with 0.05 and 0.23 with 0.02.
         "init_std": 0.07,
     }
     return VlmoConfig(**(small | changes))
 
 
 def text_stage(config: VlmoConfig) -> VlmoConfig:
-    """Changes ``config`` for the second stage, masked words of texts of 196 alone (sec. 3.4)."""
+    """Returns ``config`` for the second stage: masked words of texts of 196 tokens (sec. 3.4)."""
     return dataclasses.replace(
         config,
         first_vl_layer=config.num_layers,
@@ -172,11 +174,11 @@ def text_stage(config: VlmoConfig) -> VlmoConfig:
 
 
 def retrieval(config: VlmoConfig) -> VlmoConfig:
-    """Changes ``config`` for a dual encoder: the first contrastive pair alone (sec. 4.3)."""
+    """Returns ``config`` for a dual encoder: only the first contrastive pair (sec. 4.3)."""
     return dataclasses.replace(config, contrast=True, num_contrast_pairs=1, match=False, mlm=False)
 
 
-VQA_ANSWERS = 3129  # answers that are given nine times at least in VQA 2's train and val
+VQA_ANSWERS = 3129  # answers that occur at least nine times in VQA 2's train and val
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,7 @@ class VlmoNlvr2Config:
 
 @dataclass(frozen=True, kw_only=True)
 class VlmoTextConfig:
-    """Configures a classifier of texts by the text experts (GLUE); one label is a regression."""
+    """Configures a text classifier on the text experts (GLUE); one label is a regression."""
 
     encoder: VlmoConfig
     num_labels: int

@@ -1,4 +1,4 @@
-"""VLMo's encoder shares attention, not experts (Bao et al., arXiv:2111.02358, sec. 3.1, 3.2).
+"""Defines VLMo's encoder: shared attention, separate experts (arXiv:2111.02358, sec. 3.1, 3.2).
 
 B pairs, T tokens, M = N + 1 image positions (class token, patches), S pixels a side, H width,
 L layers, h heads.
@@ -31,7 +31,7 @@ from vlmill.models.vlmo.config import SHARED, VlmoConfig
 
 EPS = 1e-6  # of the layer norms inside the transformer; text embeddings and word head have BERT's
 LayerBiases = Sequence[Bias | None]
-TEXT_TYPE, IMAGE_TYPE = 0, 1  # rows of the type table; further images have the rows after
+TEXT_TYPE, IMAGE_TYPE = 0, 1  # rows of the type table; further images have the next rows
 
 
 class VlmoEncoder(nn.Module):
@@ -47,11 +47,11 @@ class VlmoEncoder(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size,
             config.max_text_tokens,
-            2,  # BERT's segments, of which only the first is ever used
+            2,  # BERT's segments; only the first is used
             width,
             config.drop_path,
             padding_id=0,
-            # The released code's texts have absolute positions wherever there are no relative ones.
+            # In the released code texts have absolute positions if there are no relative ones.
             add_positions=not config.relative_positions,
         )
         self.patch_embedding = PatchEmbedding(
@@ -87,9 +87,9 @@ class VlmoEncoder(nn.Module):
         self.register_buffer("text_index", on_text, persistent=False)
 
     def embed_text(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
-        """Embeds texts (sec. 3.1); fewer tokens than the maximum are fine.
+        """Embeds texts (sec. 3.1); they may have fewer tokens than the maximum.
 
-        Raises ValueError for none or more than ``max_text_tokens``.
+        Raises ValueError for no tokens or more than ``max_text_tokens``.
         """
         num_tokens, max_tokens = tokens.shape[1], self.config.max_text_tokens
         if not 0 < num_tokens <= max_tokens:
@@ -104,15 +104,15 @@ class VlmoEncoder(nn.Module):
     def embed_image(
         self, pixels: Float[Tensor, "B 3 S S"], number: int = 0
     ) -> Float[Tensor, "B M H"]:
-        """Embeds images (sec. 3.1); ``number`` counts a text's images from 0."""
+        """Embeds images (sec. 3.1); ``number`` is the index of the text's image, from 0."""
         embedded: Float[Tensor, "B M H"] = self.patch_embedding(pixels)
         return embedded + self.type_table.weight[IMAGE_TYPE + number]
 
     def joint_bias(self, num_tokens: int) -> Biases | None:
-        """Gathers every layer's bias of texts with images behind them; None without one.
+        """Gathers every layer's bias of texts followed by images; None without one.
 
-        Its corners are those of the texts and of the images by themselves (`text_bias`,
-        `image_bias`), so a step that needs all gathers this one.
+        Its corner blocks are the biases of only texts and of only images (`text_bias`,
+        `image_bias`), so a step that needs all three gathers this one.
         """
         if self.relative is None:
             return None
@@ -120,26 +120,26 @@ class VlmoEncoder(nn.Module):
         return bias
 
     def joint_rows(self, num_tokens: int) -> Int[Tensor, "N N"]:
-        """Gives the table's row for each query and key of texts with images behind."""
+        """Returns the table's row for each query and key of texts followed by images."""
         rows = num_image_rows(self.config.side)
         return joint_index(self.text_index[:num_tokens, :num_tokens], self.image_index, rows)
 
     def text_bias(self, num_tokens: int) -> Biases | None:
-        """Gathers every layer's bias of texts alone; None without one."""
+        """Gathers every layer's bias of texts only; None without one."""
         if self.relative is None:
             return None
         bias: Biases = self.relative(self.text_index[:num_tokens, :num_tokens])
         return bias
 
     def image_bias(self) -> Biases | None:
-        """Gathers every layer's bias of images alone; None without one."""
+        """Gathers every layer's bias of images only; None without one."""
         if self.relative is None:
             return None
         bias: Biases = self.relative(self.image_index)
         return bias
 
     def _by_layer(self, bias: Biases | None) -> LayerBiases:
-        """Takes the layers' biases apart in one step, which has one step backward."""
+        """Splits the layers' biases in one operation, which has one backward operation."""
         return [None] * self.config.num_layers if bias is None else bias.unbind(0)
 
     def run_layers(
@@ -150,7 +150,7 @@ class VlmoEncoder(nn.Module):
         route: Route,
         layers: range,
     ) -> Float[Tensor, "*rows H"]:
-        """Runs some layers with the same experts."""
+        """Runs a range of layers with the same experts."""
         for number in layers:
             hidden = self.layers[number](hidden, layout, route, biases[number])
         return hidden
@@ -163,9 +163,9 @@ class VlmoEncoder(nn.Module):
         expert: str,
         layers: range,
     ) -> Float[Tensor, "B N H"]:
-        """Runs the last ``layers`` with one expert and the final norm, back into the grid.
+        """Runs the last ``layers`` with one expert and the final norm; returns the padded grid.
 
-        Only places that ``layout.read`` names are sure to come back, others may be zeros.
+        Only the indices in ``layout.read`` are certain to be returned; others may be zeros.
         """
         read = layout.read_rows() if layers else None
         lower = layers if read is None else layers[:-1]
@@ -187,12 +187,12 @@ class VlmoEncoder(nn.Module):
         read: Cells | None = None,
         pack: bool = True,
     ) -> Encoded:
-        """Runs the fusion encoder: texts with images behind them (sec. 3.2, fig. 1).
+        """Runs the fusion encoder: texts followed by images (sec. 3.2, fig. 1).
 
-        Below ``first_vl_layer`` either modality goes through its expert, from there on all of them
-        through the vision-language expert. ``bias``: `joint_bias`, gathered here if not given.
-        ``real``: the places of tokens that ``token_mask`` marks; ``read``: where last hidden states
-        are read of texts and images, others may be zeros.
+        Below ``first_vl_layer`` each modality uses its own expert, from there on all positions use
+        the vision-language expert. ``bias``: `joint_bias`, gathered here if not given. ``real``:
+        the indices that ``token_mask`` marks; ``read``: the indices where last hidden states of
+        texts and images are read; others may be zeros.
         """
         num_tokens = text.shape[1]
         if bias is None:
@@ -229,8 +229,8 @@ class VlmoEncoder(nn.Module):
     ) -> tuple[Float[Tensor, "B N H"], Float[Tensor, "B N H"] | None]:
         """Runs half of the dual encoder: ``text`` or ``image`` through its own experts.
 
-        With ``also_fused`` a second result: the top layers once more from where they begin,
-        through the vision-language experts (released code).
+        With ``also_fused`` there is a second result: the top layers applied to the same input, with
+        the vision-language experts (released code).
         """
         top, end = self.config.first_vl_layer, self.config.num_layers
         hidden, last = layout.pack(embedded), range(top, end)
@@ -247,7 +247,7 @@ class VlmoEncoder(nn.Module):
 def init_encoder(encoder: VlmoEncoder) -> None:
     """Draws new weights of linear layers, class token and positions (released code).
 
-    From a normal distribution cut at ±2, in units and not in deviations, so hardly cut at all.
+    The normal distribution is truncated at ±2, not at 2 standard deviations, so almost not at all.
     """
     std = encoder.config.init_std
     patches = encoder.patch_embedding

@@ -1,7 +1,7 @@
 """VLMo (Bao et al., arXiv:2111.02358): one transformer whose feed-forward parts are experts.
 
 Attention is shared; each layer has a feed-forward expert for text and one for images, the top
-layers one more for both together. So the same weights are a dual encoder (each modality through
+layers one more for both together. So the same weights serve as a dual encoder (each modality with
 its own experts) and a fusion encoder.
 
 B pairs, C candidates, T tokens, M = N + 1 image positions (class token, patches), S pixels a side,
@@ -27,19 +27,19 @@ from vlmill.models.positions import Positions, first_cells
 from vlmill.models.vlmo.config import VlmoConfig
 from vlmill.models.vlmo.encoder import VlmoEncoder, init_encoder
 
-FIRST_SCALE = math.log(1 / 0.07)  # of the contrastive logits, as CLIP (arXiv:2103.00020)
+FIRST_SCALE = math.log(1 / 0.07)  # of the contrastive logits, as in CLIP (arXiv:2103.00020)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Holds unit vectors of one modality, and those of the second contrastive pair if any."""
+    """Holds unit vectors of one modality, and of the second contrastive pair if there is one."""
 
     unimodal: Float[Tensor, "B H"]
     fused: Float[Tensor, "B H"] | None = None
 
 
 class Vlmo(nn.Module):
-    """Holds the encoder and its pretraining heads, as far as the configuration asks for them."""
+    """Holds the encoder and the pretraining heads that the configuration selects."""
 
     def __init__(self, config: VlmoConfig) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ class Vlmo(nn.Module):
     def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Encoded:
         """Runs the fusion encoder over pairs: text first, then the image.
 
-        Padding costs nothing and comes back as zeros; with ``pack=False`` it is computed too.
+        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
         Raises ValueError for more tokens than ``max_text_tokens``, another size of image and, on
-        the CPU, values that mean nothing (`PixelInputs.validate`).
+        the CPU, invalid values (`PixelInputs.validate`).
         """
         inputs.check(vocab_size=self.config.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
@@ -83,9 +83,9 @@ class Vlmo(nn.Module):
         bias: Biases | None = None,
         pack: bool = True,
     ) -> Contrast:
-        """Gives embedded texts' vectors (sec. 3.3); gathers `text_bias` without ``bias``.
+        """Returns embedded texts' vectors (sec. 3.3); gathers `text_bias` without ``bias``.
 
-        ``real``: the places that ``token_mask`` marks.
+        ``real``: the indices that ``token_mask`` marks.
         """
         if bias is None:
             bias = self.encoder.text_bias(embedded.shape[1])
@@ -94,7 +94,7 @@ class Vlmo(nn.Module):
     def contrast_image(
         self, embedded: Float[Tensor, "B M H"], *, bias: Biases | None = None
     ) -> Contrast:
-        """Gives embedded images' vectors (sec. 3.3); gathers `image_bias` without ``bias``."""
+        """Returns embedded images' vectors (sec. 3.3); gathers `image_bias` without ``bias``."""
         if bias is None:
             bias = self.encoder.image_bias()
         layout = Layout((embedded.shape[0], embedded.shape[1]))
@@ -114,14 +114,14 @@ class Vlmo(nn.Module):
         )
 
     def _need(self, *heads: str) -> None:
-        """Raises ValueError if the configuration leaves one of these heads out."""
+        """Raises ValueError if the configuration omits one of these heads."""
         for head in heads:
             if not getattr(self.config, head):
                 raise ValueError(f"{head}=False: this VLMo has no such head; build it with one")
 
     def _unit(self, head: str, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B H"]:
         self._need("contrast")
-        # In float32 under autocast too: bfloat16's vectors have lengths from 0.998 to 1.002.
+        # In float32 under autocast too: bfloat16 vectors have lengths from 0.998 to 1.002.
         return F.normalize(self.contrast_heads[head](hidden[:, 0]).float(), dim=-1)
 
     def encode_text(
@@ -132,9 +132,9 @@ class Vlmo(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B T H"]:
-        """Gives last hidden states of texts alone, as the text-only stage reads them (sec. 3.4).
+        """Returns last hidden states of texts only, as in the text-only stage (sec. 3.4).
 
-        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
+        ``real``: the indices that ``token_mask`` marks. A GPU packs only with them. Raises
         ValueError for masks of another shape or more tokens than ``max_text_tokens``.
         """
         check_texts(tokens, token_mask)
@@ -144,7 +144,7 @@ class Vlmo(nn.Module):
         return self.encoder.encode_one("text", embedded, layout, bias)[0]
 
     def encode_image(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B M H"]:
-        """Gives last hidden states of images alone."""
+        """Returns last hidden states of images only."""
         embedded = self.encoder.embed_image(pixels)
         layout = Layout((embedded.shape[0], embedded.shape[1]))
         return self.encoder.encode_one("image", embedded, layout, self.encoder.image_bias())[0]
@@ -157,33 +157,33 @@ class Vlmo(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B H"]:
-        """Gives the dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
+        """Returns the dual encoder's vectors of texts: products with images' rank (sec. 4.3)."""
         return self._unit("text", self.encode_text(tokens, token_mask, real=real, pack=pack))
 
     def image_vectors(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B H"]:
-        """Gives the dual encoder's vectors of images."""
+        """Returns the dual encoder's vectors of images."""
         return self._unit("image", self.encode_image(pixels))
 
     def fused_scale(self) -> Float[Tensor, ""] | None:
-        """Gives the second contrastive pair's scale, where there is one."""
+        """Returns the second contrastive pair's scale, if there is one."""
         return self.fused_log_scale.exp() if self.config.num_contrast_pairs == 2 else None
 
     def mlm_logits(self, text_hidden: Float[Tensor, "*K H"]) -> Float[Tensor, "*K V"]:
-        """Gives logits over the vocabulary where labels are (masked language modelling).
+        """Returns logits over the vocabulary at labelled positions (masked language modelling).
 
-        Raises ValueError without that head, as the next two.
+        Raises ValueError without that head, like the next two methods.
         """
         self._need("mlm")
         logits: Float[Tensor, "*K V"] = self.mlm_head(text_hidden, self.mlm_decoder.weight)
         return logits
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
-        """Gives logits of two classes; 1 is of pairs that belong together."""
+        """Returns logits of two classes; class 1 is pairs that belong together."""
         self._need("match")
         logits: Float[Tensor, "B 2"] = self.match_head(pooled)
         return logits
 
     def match_logit(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, " B"]:
-        """Gives log odds that a pair belongs together: the difference of the two logits."""
+        """Returns log odds that a pair belongs together: the difference of the two logits."""
         logits = self.match_logits(pooled)
         return logits[:, 1] - logits[:, 0]

@@ -1,4 +1,4 @@
-"""VLMo's checkpoints are read and written here: the pretraining model's and fine-tuned ones."""
+"""Reads and writes VLMo's checkpoints of pretraining and of fine-tuned models."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -13,8 +13,8 @@ from vlmill.models.vlmo.model import Vlmo
 from vlmill.models.vlmo.stages import RESIZED, resize
 from vlmill.models.vlmo.tasks import VlmoForNlvr2, VlmoForVqa
 
-LAYER_SCALE = 0.1  # what the released code starts with; a checkpoint brings its own values
-# What the norm and the layers of each expert are called; without experts, as BEiT's.
+LAYER_SCALE = 0.1  # the released code's initial value; a checkpoint has its own values
+# Names of the norm and the layers of each expert; without experts, BEiT's names.
 EXPERTS = {
     "text": ("norm2_text", "mlp_text"),
     "image": ("norm2_imag", "mlp_imag"),
@@ -38,14 +38,14 @@ FIELDS = {
     "drop_path_rate": "drop_path",
 }
 
-# What no published model has otherwise, and nothing here does.
+# Keys that have these values in all published models; other values are not supported.
 FIXED = {
     "qkv_bias": True,
     "layer_norm_eps_transformer": 1e-6,
     "layer_norm_eps_text_embeddings_and_mlm_head": 1e-12,
 }
 
-# Of ours that depend on sizes: the released names.
+# Our tensors that depend on sizes, and their released names.
 RESIZED_NAMES = {
     "relative_position_bias_table": "relative.table",
     "transformer.pos_embed": "patch_embedding.position",
@@ -60,8 +60,8 @@ AnyConfig = VlmoConfig | VlmoVqaConfig | VlmoNlvr2Config
 def configure(config: Mapping[str, Any]) -> AnyConfig:
     """Reads the released code's settings: network sizes and ``loss_names``.
 
-    ``vqa`` and ``nlvr2`` among the losses give those tasks' models, ``irtr`` retrieval's. Raises
-    ValueError without a width, and for what is not supported.
+    The losses ``vqa`` and ``nlvr2`` select the models of these tasks, ``irtr`` that of retrieval.
+    Raises ValueError without a width, and for unsupported settings.
     """
     if "embed_dim" not in config:
         raise ValueError("no embed_dim: want VLMo's settings with the network's sizes among them")
@@ -112,7 +112,7 @@ def links(model: nn.Module) -> list[Link]:
 
 
 def encoder_links(encoder: nn.Module, module: str = "encoder") -> list[Link]:
-    """Links a `VlmoEncoder` that its model calls ``module``."""
+    """Links a `VlmoEncoder`, which is the attribute ``module`` of its model."""
     config: Any = encoder.config
     text, patches = f"{module}.text_embedding", f"{module}.patch_embedding"
     keymap = [
@@ -152,7 +152,7 @@ TEXT = {
 def block_links(
     module: str, reference: str, experts: Mapping[str, tuple[str, str]], *, scaled: bool
 ) -> list[Link]:
-    """Links a `PreNormBlock`; ``experts``: what the reference calls each one's norm and layers."""
+    """Links a `PreNormBlock`; ``experts``: the reference's names of an expert's norm and layers."""
     keymap = [
         *link_module(f"{module}.attention_norm", f"{reference}.norm1"),
         _link_tensor(f"{module}.attention.qkv.weight", f"{reference}.attn.qkv.weight"),
@@ -220,7 +220,7 @@ def rebuilt(model: nn.Module) -> dict[str, Tensor]:
     return {"text_embeddings.position_ids": torch.arange(encoder.config.max_text_tokens)[None]}
 
 
-# Index matrices, which follow from the sizes and are not in every file.
+# Index matrices, which follow from the sizes and are missing in some files.
 IGNORED = ("*relative_position_index", "text_embeddings.position_ids")
 
 VLMO = Family(

@@ -1,4 +1,4 @@
-"""VLMo's row in the registry."""
+"""Defines VLMo's row in the registry."""
 
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vlmo.config import (
@@ -9,12 +9,12 @@ from vlmill.models.vlmo.config import (
     VlmoVqaConfig,
 )
 
-# What the stages and their BEiT have in common; lengths, resolutions, heads, experts may differ.
+# Fields that the stages and their BEiT share; lengths, resolutions, heads, experts may differ.
 SHARED_SIZES = (
     *("width", "num_layers", "num_heads", "intermediate_width", "patch_size"),
     *("relative_text_span", "relative_positions", "absolute_positions", "modality_experts"),
 )
-# Of the encoder: what a task may have otherwise than its pretraining.
+# Fields of the encoder that may differ between a task and its pretraining.
 TASK_SIZES = (
     *("image_size", "max_text_tokens", "num_images", "pooler"),
     *("contrast", "match", "mlm", "num_contrast_pairs"),
@@ -22,7 +22,7 @@ TASK_SIZES = (
 
 
 def networks() -> Networks:
-    """Imports the networks: a list of sizes does not wait for torch."""
+    """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.convert.names import PYTORCH
     from vlmill.models.vlmo.encoder import VlmoEncoder
     from vlmill.models.vlmo.model import Vlmo

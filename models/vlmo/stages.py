@@ -1,4 +1,4 @@
-"""One VLMo model starts from another's weights here: stages, resolutions, tasks, BEiT."""
+"""Initialises one VLMo model from another's weights: stages, resolutions, tasks, BEiT."""
 
 from collections.abc import Callable, Mapping
 
@@ -33,7 +33,7 @@ def resize_table(table: Float[Tensor, "R C"], config: VlmoConfig) -> Float[Tenso
 
 
 def resize_text(table: Float[Tensor, "T H"], config: VlmoConfig) -> Float[Tensor, "T2 H"]:
-    """Cuts a table of text positions to length. Raises ValueError if it is too short."""
+    """Truncates a table of text positions. Raises ValueError if it is too short."""
     if table.shape[0] < config.max_text_tokens:
         raise ValueError(
             f"the checkpoint has {table.shape[0]} text positions, max_text_tokens="
@@ -43,7 +43,7 @@ def resize_text(table: Float[Tensor, "T H"], config: VlmoConfig) -> Float[Tensor
 
 
 def resize_types(table: Float[Tensor, "K H"], config: VlmoConfig) -> Float[Tensor, "K2 H"]:
-    """Starts further images with the first one's row; leaves out what is not needed."""
+    """Initialises the rows of further images with the first image's; omits unneeded rows."""
     missing = 1 + config.num_images - table.shape[0]
     more = table[IMAGE_TYPE : IMAGE_TYPE + 1].expand(max(missing, 0), -1)
     return torch.cat([table, more])[: 1 + config.num_images]
@@ -64,16 +64,16 @@ def resize(name: str, tensor: Tensor, config: VlmoConfig) -> Tensor:
 
 
 def start_from(model: nn.Module, state: Mapping[str, Tensor], config: VlmoConfig) -> list[str]:
-    """Copies what ``model`` shares with the state dict of another of our VLMo models.
+    """Copies the tensors that ``model`` shares with the state dict of another VLMo model of ours.
 
     ``config`` is the encoder's configuration of ``model``. For the next stage, another resolution
-    or a task: positions are resized, heads and experts that ``state`` lacks stay as they are. The
-    list of these is returned. Raises ValueError where shapes differ otherwise.
+    or a task: positions are resized, and heads and experts that ``state`` lacks keep their values.
+    Returns the list of these. Raises ValueError if other shapes differ.
     """
     resized = {
         name: resize(name.removeprefix("encoder."), tensor, config)
         for name, tensor in state.items()
-        if not name.startswith("classifier.")  # of other answers; always new, as released
+        if not name.startswith("classifier.")  # for other answers; always new, as released
     }
     model_state = model.state_dict()
     for name in sorted(model_state.keys() & resized.keys()):

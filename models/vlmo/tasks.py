@@ -1,7 +1,7 @@
-"""VLMo has these heads for VQA and NLVR2 (arXiv:2111.02358, sec. 4.2), and one for texts.
+"""Defines VLMo's heads for VQA and NLVR2 (arXiv:2111.02358, sec. 4.2), and one for texts.
 
-Retrieval needs none: `config.retrieval` keeps the first contrastive pair of `Vlmo`.
-B examples, T tokens, S pixels a side, H width, A answers, C labels.
+Retrieval needs no head: `config.retrieval` keeps the first contrastive pair of `Vlmo`. B examples,
+T tokens, S pixels a side, H width, A answers, C labels.
 """
 
 import torch
@@ -20,7 +20,7 @@ CLASSIFIER_EPS = 1e-5  # of the layer norm between a classifier's layers; PyTorc
 
 
 def classifier(inputs: int, hidden: int, classes: int, *, two_layers: bool) -> nn.Module:
-    """Builds linear, layer norm, GELU, linear as released; one linear layer as the paper says."""
+    """Builds linear, layer norm, GELU, linear as released, or one linear layer as in the paper."""
     if not two_layers:
         return nn.Sequential(nn.Linear(inputs, classes))
     norm = layer_norm(hidden, CLASSIFIER_EPS)
@@ -42,7 +42,7 @@ class VlmoForVqa(nn.Module):
         init_encoder(self.encoder)
 
     def forward(self, inputs: PixelInputs, *, pack: bool = True) -> Float[Tensor, "B A"]:
-        """Gives logits of the answers; each is right or wrong by itself. Errors as in `Vlmo`."""
+        """Returns the answers' independent logits. Raises the errors of `Vlmo`."""
         inputs.check(vocab_size=self.config.encoder.vocab_size)
         text = self.encoder.embed_text(inputs.tokens)
         image = self.encoder.embed_image(inputs.pixels)
@@ -52,7 +52,7 @@ class VlmoForVqa(nn.Module):
 
 
 class VlmoForNlvr2(nn.Module):
-    """Classifies true or false of two images: both pairs' pooled vectors side by side."""
+    """Classifies true or false of two images: both pairs' pooled vectors are concatenated."""
 
     def __init__(self, config: VlmoNlvr2Config) -> None:
         super().__init__()
@@ -72,9 +72,10 @@ class VlmoForNlvr2(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B 2"]:
-        """Gives logits of false and true. The text is embedded once, both passes together.
+        """Returns logits of false and true. The text is embedded once, and both pairs run in one
+        pass.
 
-        ``real``: the places that ``token_mask`` marks, without which a GPU packs nothing. Raises
+        ``real``: the indices that ``token_mask`` marks. A GPU packs only with them. Raises
         ValueError for other shapes, as in `Vlmo`.
         """
         check_texts(tokens, token_mask)
@@ -102,9 +103,10 @@ class VlmoForNlvr2(nn.Module):
 
 
 class VlmoForText(nn.Module):
-    """Classifies texts by the text experts, as the second stage reads them (sec. 3.4).
+    """Classifies texts with the text experts, as in the second stage (sec. 3.4).
 
-    [choice] The paper has no such task: the pooler, dropout and a linear layer, as BERT's.
+    [choice] The paper has no such task: the head is a pooler, dropout and a linear layer, like
+    BERT's.
     """
 
     def __init__(self, config: VlmoTextConfig) -> None:
@@ -125,11 +127,11 @@ class VlmoForText(nn.Module):
         real: Positions | None = None,
         pack: bool = True,
     ) -> Float[Tensor, "B C"]:
-        """Gives logits of the labels.
+        """Returns logits of the labels.
 
-        VLMo's texts have one segment: a pair's second text is told by the [SEP] before it, and
-        ``segments`` are not read. ``real``: the places that ``token_mask`` marks. Raises ValueError
-        for masks of another shape and more tokens than ``max_text_tokens``.
+        VLMo's texts have one segment: the [SEP] before it marks a pair's second text, and
+        ``segments`` are not read. ``real``: the indices that ``token_mask`` marks. Raises
+        ValueError for masks of another shape and more tokens than ``max_text_tokens``.
         """
         check_texts(tokens, token_mask)
         embedded = self.encoder.embed_text(tokens)

@@ -1,4 +1,4 @@
-"""Charts of bars as plain SVG: they need no drawing library, which takes seconds to load."""
+"""Draws bar charts as plain SVG, without a drawing library, which takes seconds to load."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ MOST_NAME_CHARS = 30
 
 
 def bar_chart(values: Mapping[str, float], *, title: str) -> Markup:
-    """Draws a horizontal bar for each value, the first on top; one below 0 has its figure alone."""
+    """Draws a horizontal bar for each value, the first on top; negative ones have only a number."""
     maximum = max(0, *values.values(), 0) or 1
     bar_width = WIDTH - NAMES - COUNTS
     rows = [
@@ -53,7 +53,7 @@ def _figure(value: float) -> str:
 
 
 def funnel_bars(funnel: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draws which share of each stage of a funnel went on; stages count different things."""
+    """Draws the share of items that each stage of a funnel passed on; units differ by stage."""
     bar_width = WIDTH - NAMES - COUNTS
     rows = []
     for index, stage in enumerate(funnel):
@@ -95,7 +95,7 @@ def binned_columns(
 
 
 def histogram(values: Sequence[float], *, title: str, label: str) -> Markup:
-    """Draws how many values are in each of 20 bins between the least and the most of them."""
+    """Draws the number of values in each of 20 bins between their minimum and maximum."""
     minimum, maximum = min(values, default=0.0), max(values, default=0.0)
     width = (maximum - minimum) / NUM_BINS or 1.0
     counts = Counter(min(int((value - minimum) / width), NUM_BINS - 1) for value in values)
@@ -105,7 +105,7 @@ def histogram(values: Sequence[float], *, title: str, label: str) -> Markup:
 def _columns(
     counts: Mapping[int, int], edge: Callable[[int], float], title: str, label: str
 ) -> Markup:
-    """Draws counts by the number of their bin; ``edge`` returns where a bin begins."""
+    """Draws counts by the number of their bin; ``edge`` returns the start of a bin."""
     first, last = min(counts, default=0), max(counts, default=0)
     max_count = max(counts.values(), default=0) or 1
     width = COLUMNS_WIDTH / (last - first + 1)

@@ -21,7 +21,7 @@ WIDTH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How many items were done in how many seconds of measuring."""
+    """Holds the number of items done, and the measured seconds."""
 
     items: float
     seconds: float
@@ -42,7 +42,7 @@ class Estimate:
     omit.
     """
 
-    inputs: Mapping[str, str]  # flag or name -> how much there is
+    inputs: Mapping[str, str]  # flag or name -> amount
     min_bytes: int = 0
     max_bytes: int | None = None
     expected_bytes: int | None = None
@@ -77,7 +77,7 @@ def print_estimate(estimate: Estimate, output: str | Path) -> int:
 
 
 def size_words(count: int) -> str:
-    """Bytes as a person reads them: 1.5 GB."""
+    """Formats bytes for people: 1.5 GB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -85,7 +85,7 @@ def size_words(count: int) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """Seconds as a person reads them: minutes or hours where they are many."""
+    """Formats seconds for people: long times as minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
@@ -166,9 +166,10 @@ def measure_rate(
     limit_s: float = SECONDS_MEASURED,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rate:
-    """Goes through ``items`` until they end or ``limit_s`` have passed; returns their rate.
+    """Iterates over ``items`` until they end or ``limit_s`` seconds have passed; returns their
+    rate.
 
-    ``weight`` is how much an item counts, in ``unit``.
+    ``weight`` is the amount that an item counts, in ``unit``.
     """
     start = now = clock()
     done = 0.0

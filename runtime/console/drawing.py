@@ -1,4 +1,4 @@
-"""Boxes drawn on an image, each with its words: no label covers another."""
+"""Draws boxes with labels on an image; no label covers another."""
 
 from collections.abc import Sequence
 
@@ -51,7 +51,7 @@ def draw_boxes(
 def find_free_box(plate: Corners, occupied: Sequence[Corners], size: tuple[int, int]) -> Corners:
     """Returns a label's box inside the image, moved down until it covers no earlier one.
 
-    If there is no such position, it stays where it was.
+    Without such a position, it is not moved.
     """
     x1, y1, x2, y2 = plate
     left = max(0.0, min(x1, size[0] - (x2 - x1)))

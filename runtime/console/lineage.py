@@ -1,6 +1,6 @@
 """Follows a result back to its inputs, and compares each of them with its recorded digest.
 
-The folder of an input has the record of the job that wrote it, and so on to archives and images.
+The folder of an input holds the record of the job that wrote it, and so on to archives and images.
 """
 
 import os
@@ -25,14 +25,14 @@ OK, CHANGED, MISSING, UNCHECKED = "ok", "changed", "missing", "not checked"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """An input with its state, and the inputs of the job that wrote it."""
+    """Holds an input with its state, and the inputs of the job that wrote it."""
 
     entry: Input
     path: str  # current path
     state: str
     detail: str = ""
     inputs: tuple["Node", ...] = ()
-    again: bool = False  # its inputs are in the tree already
+    again: bool = False  # its inputs are already in the tree
 
 
 def read_record(folder: str | Path) -> tuple[str | None, list[Input] | None]:

@@ -1,4 +1,4 @@
-"""A run's log: ``log.jsonl``, a line of JSON for each logged step, and curves of the same."""
+"""Writes a run's log: ``log.jsonl``, one line of JSON per logged step, and its curves."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from vlmill.schemas.plain_json import parse_json
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the complete lines of a log; one that a kill cut is skipped."""
+    """Returns the complete lines of a log; a line truncated by a kill is skipped."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [parse_json(line) for line in lines]
 
@@ -33,7 +33,7 @@ class Log:
         trackers: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Opens the log; ``active`` is False in processes that leave it to the first one.
+        """Opens the log; ``active`` is False in all processes but the first.
 
         ``settings`` are the trackers' description of the run.
         """
@@ -50,7 +50,7 @@ class Log:
         self._file = path.open("ab", buffering=0)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line. Raises ValueError for values that are not finite."""
+        """Appends a line. Raises ValueError for values that are not finite."""
         if not self._active:
             return
         self._file.write(_encode(line))

@@ -29,8 +29,8 @@ def keep_freed_memory() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """Have this process return freed blocks of 1 MiB and more to the system; whether that could be
-    set.
+    """Makes this process return freed blocks of 1 MiB and more to the system; returns whether that
+    could be set.
 
     By default, once glibc has freed a large block, it allocates blocks of that size from its heap:
     a service that reads bodies of 31 MiB then copies them as they grow, and keeps the gaps. A

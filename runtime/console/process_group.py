@@ -1,4 +1,4 @@
-"""The processes of a run that trains: how a launcher's are brought together."""
+"""Joins the processes of a training run, which a launcher has started, into one group."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ LONGEST_WAIT = timedelta(hours=12)
 
 def open_accelerator(precision: str) -> "Accelerator":
     """Opens the devices; under a launcher, also the group of its processes."""
-    import torch  # of the runs that train, which have loaded it
+    import torch  # training runs have already loaded it
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-    # Heads of objectives that a batch has no labels for get no gradient.
+    # Heads of objectives without labels in a batch get no gradient.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
         mixed_precision=precision,

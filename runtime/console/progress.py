@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines otherwise."""
+"""Shows the progress of long work: a bar on a terminal, plain lines otherwise."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Shows no progress inside the block: a call of a library, not of a command."""
+    """Suppresses progress inside the block, for calls of the library instead of a command."""
     token = _SILENT.set(True)
     try:
         yield
@@ -36,8 +36,8 @@ class Progress:
     def __init__(
         self, *, total: int | None, unit: str, label: str, done: int = 0, visible: bool = True
     ) -> None:
-        """``done``: how much of ``total`` an earlier run has finished; it does not count as
-        rate. ``visible`` is False in the processes of a job that leave it to the first one.
+        """``done``: how much of ``total`` an earlier run has finished; it does not count as rate.
+        ``visible`` is False in all processes of a job but the first.
         """
         visible = visible and not _SILENT.get()
         self._visible = visible
@@ -85,7 +85,7 @@ class Progress:
         return ", ".join(parts + [f"{name} {value}" for name, value in self._notes.items()])
 
     def close(self) -> None:
-        """Removes the bar, without a last line: of work that is mostly too short to be shown."""
+        """Removes the bar without a last line, for work that is usually too short to be shown."""
         if self._bar is not None:
             self._bar.leave = False
             self._bar.close()

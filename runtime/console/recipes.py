@@ -1,4 +1,4 @@
-"""The commands that list recipes, and print one as YAML that ``--config`` takes."""
+"""Lists recipes, and prints one as YAML for ``--config``."""
 
 import argparse
 from collections.abc import Callable, Collection, Iterable
@@ -9,7 +9,7 @@ from vlmill.schemas.errors import InputError
 
 
 def add_recipes_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what :func:`run_recipes` reads."""
+    """Declares the arguments of :func:`run_recipes`."""
     parser.add_argument("action", nargs="?", choices=("list", "show"), default="list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to print (with `show`)")
 
@@ -23,7 +23,7 @@ def run_recipes(
 ) -> int:
     """Prints the lines of all recipes, or one recipe below comments; returns the exit status, 0.
 
-    Raises InputError where no recipe is named, as ``find_recipe`` does for one that is unknown.
+    Raises InputError without the name of a recipe, like ``find_recipe`` for an unknown one.
     """
     if arguments.action == "list":
         print("\n".join(describe_recipes()))

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from vlmill.runtime.bounded_calls import BoundedPool
 
 MOST_UNFOLDED = 20  # settings: a screen's height
-MOST_PIXELS_SHOWN = 1 << 28  # what training decodes, too
+MOST_PIXELS_SHOWN = 1 << 28  # training has the same limit
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page: a heading, an optional sentence under it, and safe HTML."""
+    """Holds a part of a page: a heading, an optional sentence under it, and safe HTML."""
 
     title: str
     body: Markup
@@ -68,7 +68,7 @@ _CARDS = template(
     "<small>{{ card.about }}</small></div>{% endfor %}</div>"
 )
 _FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
-_SHORT = 24  # characters up to which a line is not broken
+_SHORT = 24  # lines of up to this many characters are not broken
 _FUNNEL = template(
     "<table class='funnel'><thead><tr><th>stage</th><th>in</th><th>out</th><th></th>"
     "<th>dropped, by reason</th></tr></thead><tbody>{% for s in funnel %}<tr>"
@@ -107,7 +107,7 @@ def _kind(cell: Any) -> str:
 
 
 def settings_table(settings: Mapping[str, Any]) -> Markup:
-    """Names and values; folded where there are many."""
+    """Returns a table of names and values, folded if there are many."""
     table = html_table(["setting", "value"], [(k, str(v)) for k, v in settings.items()])
     if len(settings) <= MOST_UNFOLDED:
         return table
@@ -122,15 +122,15 @@ def funnel_table(funnel: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def image_uri(data: bytes, media_type: str) -> str:
-    """Bytes of an image as a data: URI."""
+    """Returns the bytes of an image as a data: URI."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def thumbnail(data: bytes, *, side: int = 240) -> bytes:
     """Returns an image as a JPEG of at most ``side`` pixels.
 
-    It is decoded in a process that can be killed. Raises Rejected for one that is broken, or costs
-    too much.
+    It is decoded in a process that can be killed. Raises Rejected for an image that is broken or
+    exceeds the limits.
     """
     return _thumbnail_pool().call((data, side))
 
@@ -145,7 +145,7 @@ def _thumbnail_pool() -> "BoundedPool[tuple[bytes, int], bytes]":
 
 
 def start_thumbnails() -> Callable[[tuple[bytes, int]], bytes]:
-    """Returns what a process makes thumbnails with."""
+    """Returns the function with which a process creates thumbnails."""
     return _make_thumbnail
 
 
@@ -170,7 +170,7 @@ def thumbnail_uri(data: bytes, *, side: int = 240) -> str:
 
 
 def thumbnails(images: str | Path | None, image_ids: set[str]) -> dict[str, str]:
-    """Thumbnails as data: URIs of images that the images table has and that can be decoded."""
+    """Returns thumbnails as data: URIs of all decodable images in the images table."""
     if images is None:
         return {}
     uris: dict[str, str] = {}
@@ -244,7 +244,7 @@ def line_chart(
     y_label: str,
     log: bool = False,
 ) -> Markup:
-    """Curves by name, each (x values, y values)."""
+    """Draws curves by name, each (x values, y values)."""
     if not _can_draw():
         return _no_chart(title)
     figure, axes = _figure(height=3.2)

@@ -1,4 +1,4 @@
-"""A run that is asked to stop (SIGTERM, SIGUSR1) saves and leaves."""
+"""Makes a run save and exit when it receives SIGTERM or SIGUSR1."""
 
 import signal
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # that ask a run to stop: Slurm sends either
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # ask a run to stop: Slurm sends either
 
 
 class StopRequest:
@@ -20,7 +20,7 @@ class StopRequest:
     def __init__(self, reduce_any: Callable[[bool], bool]) -> None:
         self._any_of = reduce_any
         self._came = False
-        self._before: dict[signal.Signals, Any] = {}  # the handlers that are put back
+        self._before: dict[signal.Signals, Any] = {}  # the handlers to restore
 
     def __enter__(self) -> "StopRequest":
         self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
@@ -47,7 +47,7 @@ def reduce_flags(accelerator: "Accelerator", flag: bool) -> bool:
     """Returns whether a flag is true in any process; all processes must call this."""
     if accelerator.num_processes == 1:
         return flag
-    import torch  # of the runs that train, which have loaded it
+    import torch  # training runs have already loaded it
 
     flag_tensor = torch.tensor([float(flag)], device=accelerator.device)
     return bool(accelerator.reduce(flag_tensor, reduction="sum").item())

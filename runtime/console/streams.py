@@ -1,7 +1,7 @@
-"""Standard streams that a command can rely on: open, never refusing a character, lossy for status.
+"""Makes standard streams reliable: open, able to print any character, lossy for status lines.
 
-A shell may close them (``2>&-``), a reader may go, a disk under them may be full, and a locale may
-not have the characters of a file's name. None of this is a reason to end a job that works.
+A shell may close them (``2>&-``), a reader may end, their disk may be full, and a locale may lack
+the characters of a file's name. None of this should end a working job.
 """
 
 import io
@@ -22,7 +22,7 @@ def prepare_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free descriptor is this one: those below are open by now.
+            # The lowest free descriptor is this one: lower ones are already open.
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = _take_any_character(sys.stdout)
     sys.stderr = _take_any_character(sys.stderr)
@@ -39,15 +39,15 @@ def _take_any_character(stream: TextIO | None) -> TextIO:
 
 
 class StatusStream(io.TextIOWrapper):
-    """Standard error whose text is dropped once nothing takes it: its reader has gone, or its disk
-    is full.
+    """Drops text on standard error that cannot be written: its reader has ended, or its disk is
+    full.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(
             stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True
         )
-        self._stream = stream  # which would else close the buffer that both have
+        self._stream = stream  # which would otherwise close the shared buffer
 
     def write(self, text: str) -> int:
         """Writes text; returns its length."""

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def faiss_threads(count: int | None) -> Iterator[None]:
-    """Lets FAISS use ``count`` threads (None: as before), and afterwards as many as before.
+    """Sets FAISS's number of threads to ``count`` inside the block (None: unchanged).
 
-    The number is the process's: PyTorch's sums, which depend on it in their last bits, follow it.
+    The number applies to the whole process: it affects the last bits of PyTorch's sums.
     """
-    import faiss  # only jobs that search have it loaded
+    import faiss  # only jobs that search load it
 
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count or before)

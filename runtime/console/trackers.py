@@ -2,7 +2,7 @@
 
 The trackers are accelerate's. TensorBoard hides steps that a resumed run repeats; the others cannot
 replace a value, so no step is sent twice (the values are the same). Weights & Biases and MLflow may
-be servers, and no server may end a run of days: one that fails is dropped until the next start.
+be servers, and a server must not end a run of days: one that fails is dropped until the next start.
 """
 
 import importlib.util
@@ -24,15 +24,15 @@ from vlmill.schemas.plain_json import read_json
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # folders under the output, too
 STATE = "trackers.json"  # ids by which a continued run finds its curves, and their last steps
-PROJECT = "vlmill"  # where no variable of the tracker's own names another
-MLFLOW_NAME = 250  # characters that it takes
+PROJECT = "vlmill"  # unless a variable of the tracker names another
+MLFLOW_NAME = 250  # characters that it accepts
 MESSAGE = 300  # characters of another program's message
 
 
 def require_trackers(names: Sequence[str]) -> None:
     """Raises InputError for a tracker that is not installed.
 
-    A missing TensorBoard only gives a note, because it is every recipe's default and the log is
+    A missing TensorBoard only prints a note, because it is every recipe's default and the log is
     complete.
     """
     for name in names:
@@ -41,7 +41,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run in ``output``, which continues after step ``after``.
+    """Holds the trackers of a run in ``output``, which continues after step ``after``.
 
     ``last`` is the last step logged by an earlier start, ``settings`` describe the run.
     :meth:`close` closes them. Raises InputError for one that cannot start.
@@ -82,7 +82,7 @@ class Trackers:
             write_json(output / STATE, {"ids": ids, "last": self._given})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Give all trackers the values of a step."""
+        """Passes the values of a step to all trackers."""
         for tracker in self._replaying:
             tracker.log(dict(values), step=step)
         if step > self._given:

@@ -7,7 +7,7 @@ digests), ``manifest`` (the folder's list with checksums), ``lock`` (one run at 
 (the state of an output folder), ``text_sizes`` (limits the length of texts), ``contract`` (checks a
 file against its table's contract), ``reading`` (shards of a folder, a file or a glob), ``contents``
 (checks rows), ``digests`` (recognises an input cheaply), ``kept_values`` (values of earlier rows)
-and ``checkpoints`` (those of a run, by step).
+and ``checkpoints`` (of a run, by step).
 
 Paths in object stores: ``stores`` (selects the store, handles failures), ``seekable`` and
 ``ranges`` (an object read in parts), ``remote`` (an object as a path), ``paths`` (local or remote

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: written under a temporary name, fsynced, renamed.
+"""Writes files that appear completely or not at all: under a temporary name, fsynced, renamed.
 
 In a store they are written to a temporary file of this machine, and appear by one upload. A folder
-appears there with its mark, the last object that is uploaded (:func:`has_folder`).
+appears there with its marker, the last uploaded object (:func:`has_folder`).
 """
 
 import errno
@@ -22,7 +22,7 @@ from vlmill.runtime.files.remote import RemotePath
 from vlmill.runtime.files.written import note_file
 
 TEMPORARY_PREFIX = ".tmp-"
-WHOLE = "_whole"  # of a folder in a store: all of it is there
+WHOLE = "_whole"  # marks a complete folder in a store
 
 
 @contextmanager
@@ -56,9 +56,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def link_file(source: Path, path: Path) -> None:
-    """Gives ``source`` a second name, ``path``; a copy where the file system has no hard links."""
+    """Creates the hard link ``path`` to ``source``; a copy on file systems without hard links."""
     if path.exists() and path.samefile(source):
-        return  # to rename one name of a file to another of it does nothing, and leaves both
+        return  # renaming a file to another hard link of it does nothing and keeps both
     with atomic_path(path) as temporary:
         try:
             os.link(source, temporary)
@@ -79,11 +79,11 @@ def _temporary(path: Path) -> Path:
 def atomic_folder(
     path: str | Path, *, replace: bool = False, last: str | None = None
 ) -> Iterator[Path]:
-    """Makes a folder that appears with all of its files, or not at all.
+    """Creates a folder that appears with all of its files, or not at all.
 
-    ``replace``: a folder that is there goes just before. Without it OSError is raised unless it is
-    empty. ``last`` names the file by which readers know that all are there: in a store it goes
-    first and comes last.
+    ``replace``: an existing folder is deleted just before. Without it OSError is raised unless that
+    folder is empty. ``last`` names the file by which readers recognise a complete folder: in a
+    store it is deleted first and uploaded last.
     """
     path = to_path(path)
     if isinstance(path, RemotePath):
@@ -150,7 +150,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _upload_folder(folder: Path, path: RemotePath, *, replace: bool, last: str | None) -> None:
-    """Uploads the files of a folder without folders, its mark last."""
+    """Uploads the files of a folder without subfolders, its marker last."""
     if replace:
         if last is not None:
             (path / last).unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def has_folder(path: str | Path) -> bool:
 
 
 def remove_folder(path: str | Path) -> None:
-    """Deletes a folder that :func:`atomic_folder` has made, if it is there: its mark first."""
+    """Deletes a folder of :func:`atomic_folder` if it exists, its marker first."""
     path = to_path(path)
     if isinstance(path, RemotePath):
         (path / WHOLE).unlink(missing_ok=True)
@@ -193,7 +193,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def write_text(path: str | Path, content: str) -> None:
-    """Write ``content`` atomically as UTF-8; lone surrogates become U+FFFD."""
+    """Writes ``content`` atomically as UTF-8; lone surrogates become U+FFFD."""
     write_bytes(
         path, content.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
     )
@@ -207,7 +207,7 @@ def write_json(path: str | Path, value: Any) -> None:
 def remove_leftovers(folder: str | Path) -> list[Path]:
     """Deletes the files and folders that killed writers left in ``folder``; returns their paths.
 
-    In a store that is parts of uploads which nobody has finished, if the store keeps any.
+    In a store these are parts of unfinished uploads, if the store keeps any.
     """
     folder = to_path(folder)
     if isinstance(folder, RemotePath):
@@ -217,5 +217,5 @@ def remove_leftovers(folder: str | Path) -> list[Path]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)  # its writer may be a killed worker's last moment
+            path.unlink(missing_ok=True)  # its writer may be a worker that is just being killed
     return leftovers

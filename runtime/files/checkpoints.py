@@ -28,7 +28,7 @@ def checkpoints_with(output: Path, file: str) -> dict[int, Path]:
 
 
 def keep_last(folders: Mapping[int, Path], count: int, *, also: int | None = None) -> None:
-    """Deletes all but the last ``count`` checkpoints, at least one, and that of step ``also``."""
+    """Deletes all checkpoints but the last ``count``, at least one, and that of step ``also``."""
     for step in sorted(folders)[: -max(count, 1)]:
         if step == also:
             continue

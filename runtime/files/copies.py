@@ -26,7 +26,7 @@ LOCK = ".lock"
 
 
 def cache_folder() -> Path:
-    """Returns the folder of copies and of other files that only spare time."""
+    """Returns the folder of copies and of other files that only save time."""
     if configured_folder := os.environ.get(FOLDER):
         return Path(configured_folder)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -86,7 +86,7 @@ def _fetch(path: Path, download: Callable[[Path], None]) -> None:
 
 
 def _evict_copies(folder: Path, size: int, url: str) -> None:
-    """Deletes old copies, and what kills have left, until ``size`` bytes more are within bounds."""
+    """Deletes old copies and leftovers of killed processes until ``size`` more bytes fit."""
     now, bound = time.time(), bound_bytes()
     entries = sorted((e.stat().st_mtime, e.stat().st_size, e.path) for e in _entries(folder))
     total = sum(length for _, length, _ in entries)

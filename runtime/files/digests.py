@@ -1,10 +1,10 @@
-"""An input's digest is cheap: a table of terabytes is identified without being read again.
+"""Computes cheap digests of inputs: a table of terabytes is identified without reading it again.
 
-Four rules. ``manifest``: the shards' names, rows, sizes and SHA-256 as the manifest of their folder
-lists them, each shard being there with its size. ``content``: the SHA-256 of one file, as
-`sha256sum` prints it. ``ends``: names, sizes and the first and last MiB of each file: a change
-in the middle that keeps the size goes unseen. ``listing``: names and sizes of the files below a
-folder, or of a glob's.
+There are four rules. ``manifest``: the shards' names, rows, sizes and SHA-256 from the manifest of
+their folder, if each shard exists with its size. ``content``: the SHA-256 of one file, as
+`sha256sum` prints it. ``ends``: names, sizes and the first and last MiB of each file: a change in
+the middle that keeps the size is not detected. ``listing``: names and sizes of the files of a
+folder or a glob.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ MANY_FILES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """The result of a rule: a digest and sizes. ``rows`` are known for tables only."""
+    """Holds the result of a rule: a digest and sizes. ``rows`` are known for tables only."""
 
     digest: str
     files: int
@@ -83,7 +83,7 @@ def _record(flag: str, path: str, rule: Rule, table: str | None, *, job: str | N
 def measure_path(path: str, rule: Rule, table: str | None = None) -> Measure:
     """Applies a rule to a path; of a ``table``, to its shards there.
 
-    Raises InputError or OSError where there is nothing to measure.
+    Raises InputError or OSError if nothing can be measured.
     """
     if table is not None and table not in TABLES:
         raise InputError(f"{path}: table {table!r} is not one of {', '.join(TABLES)}")
@@ -109,7 +109,7 @@ def _by_manifest(path: str, spec: Table | None) -> Measure:
 
 
 def _listed(paths: Sequence[Path]) -> list[Shard] | None:
-    """Returns the manifests' entries of these shards; None if one has none."""
+    """Returns the manifests' entries of these shards; None if one is missing."""
     entries: dict[Path, Shard] = {}
     for folder in {path.parent for path in paths}:
         if not (folder / MANIFEST).is_file():

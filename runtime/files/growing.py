@@ -1,16 +1,18 @@
-"""A file's checksum grows with the file, so that it need not be read again once it is whole."""
+"""Computes a file's checksum while it grows, so that the complete file need not be read again."""
 
 import hashlib
 import mmap
 from pathlib import Path
 from typing import NamedTuple
 
-# Pages are in memory already: mapped together they cost a tenth of one fault each. Linux alone.
+# Pages are already in memory: mapping them together costs a tenth of one fault each. Linux only.
 MAPPING = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class MappedRange(NamedTuple):
-    """A part of a file: ``mapped[begin:end]``, whose first mapped byte is the file's ``start``."""
+    """Describes a part of a file: ``mapped[begin:end]``, whose first mapped byte is the file's
+    ``start``.
+    """
 
     mapped: mmap.mmap
     start: int

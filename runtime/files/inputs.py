@@ -19,11 +19,11 @@ Rule = Literal["manifest", "content", "ends", "listing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One argument of a job, by content.
+    """Describes one argument of a job by its content.
 
     ``path`` is as the user gave it; in the record it is relative to the folder of the record.
     ``rule`` names how ``digest`` was computed; None if it was not, as for web addresses. ``rows``
-    are those of a table. ``job`` wrote it, if its folder records that.
+    is the number of rows of a table. ``job`` wrote it, if its folder records that.
     """
 
     flag: str
@@ -40,8 +40,8 @@ class Input:
 def make_records(inputs: Sequence[Input], folder: str | Path) -> list[dict[str, Any]]:
     """Returns the records to write into ``folder``: relative paths become relative to it.
 
-    Absolute paths and URLs stay: a folder of runs and tables that is moved as a whole keeps its
-    relative paths right. To a folder in a store no local path is relative.
+    Absolute paths and URLs do not change: a folder of runs and tables can be moved as a whole with
+    valid relative paths. No local path is relative to a folder in a store.
     """
     return [
         {**dataclasses.asdict(entry), "path": _relative(entry.path, folder)} for entry in inputs

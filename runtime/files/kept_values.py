@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class _Run:
-    """Keys in ascending order with their numbers, in pages of a file."""
+    """Holds keys in ascending order with their numbers, in pages of a file."""
 
     def __init__(self, pages: Iterator[tuple[Words, Words]]) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the run
-        self.close = weakref.finalize(self, self._file.close)  # gives the disk's space back
+        self.close = weakref.finalize(self, self._file.close)  # frees the disk space
         self._first, self._sizes = array("Q"), array("H")
         self.last = 0
-        self._at, self._page = -1, memoryview(b"")  # read last: what comes next is often near
+        self._at, self._page = -1, memoryview(b"")  # read last: the next one is often near
         for keys, numbers in pages:
             self._append(keys, numbers)
 
@@ -79,7 +79,7 @@ class _Run:
 
 
 def _blocks(run: _Run, pages: int) -> Iterator[tuple[Words, Words]]:
-    """Several pages of a run together."""
+    """Yields several pages of a run together."""
     source = run.pages()
     while batch := list(islice(source, pages)):
         yield np.concatenate([p[0] for p in batch]), np.concatenate([p[1] for p in batch])
@@ -108,7 +108,7 @@ def _merge_runs(runs: Sequence[_Run]) -> Iterator[tuple[Words, Words]]:
 
 
 class NumberStore:
-    """64-bit numbers by 64-bit keys, any number of them in some 20 MB of memory."""
+    """Stores any number of 64-bit numbers by 64-bit keys in about 20 MB of memory."""
 
     def __init__(self) -> None:
         self._young: dict[int, int] = {}
@@ -152,7 +152,7 @@ class NumberStore:
         return None
 
     def _spill(self) -> None:
-        """Puts the keys in memory to the disk."""
+        """Writes the keys in memory to the disk."""
         keys = np.fromiter(self._young.keys(), np.uint64, len(self._young))
         numbers = np.fromiter(self._young.values(), np.uint64, len(self._young))
         self._young = {}
@@ -179,7 +179,7 @@ class NumberStore:
 
 
 class ValueStore(Generic[T]):
-    """Values by 64-bit keys: on disk, except the most recently used.
+    """Stores values by 64-bit keys: on disk, except the most recently used.
 
     ``pack`` converts a value to types that :mod:`marshal` supports (texts, numbers, tuples of
     them), and ``unpack`` converts it back.
@@ -191,7 +191,7 @@ class ValueStore(Generic[T]):
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         self._size = self._flushed = 0
-        self._start, self._block = 0, b""  # read last: what comes next is often near
+        self._start, self._block = 0, b""  # read last: the next one is often near
         self._used: dict[int, T] = {}
         self._before: dict[int, T] = {}  # used before those
 

@@ -1,4 +1,4 @@
-"""Files that a record lists with their sizes and SHA-256, compared with those on the disk.
+"""Compares files with a record of their sizes and SHA-256.
 
 Checkpoints, folders of detectors, search indexes, crawls and manifests have such a record.
 """
@@ -43,7 +43,7 @@ def own_checks() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedFile:
-    """A file of a folder as it was written; records of an older vlmill may lack either fact."""
+    """Holds the recorded size and digest of a file; records of an older vlmill may lack either."""
 
     name: str
     bytes: int | None
@@ -68,7 +68,7 @@ def record_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]
 
 
 def parse_record(record: object) -> list[ListedFile]:
-    """Parses what :func:`record_files` has given; none of a file of an older vlmill, None.
+    """Parses the result of :func:`record_files`; returns no files for None, from an older vlmill.
 
     Raises ValueError for damage.
     """
@@ -118,16 +118,16 @@ def parse_listed(entries: Iterable[Mapping[str, Any]]) -> list[ListedFile]:
 
 
 def file_problems(folder: Path, files: Iterable[ListedFile], *, hashes: bool = True) -> list[str]:
-    """Returns what differs between a folder and the record of its files, one line a file.
+    """Returns the differences between a folder and the record of its files, one line per file.
 
-    Sizes are compared in any case; ``hashes``: the SHA-256, too, where the record has one.
+    Sizes are always compared; with ``hashes`` also the SHA-256, if the record has one.
     """
     problems = (file_problem(folder / file.name, file, hashes=hashes) for file in files)
     return [problem for problem in problems if problem]
 
 
 def file_problem(path: Path, file: ListedFile, *, hashes: bool = True) -> str | None:
-    """Returns what differs between a file and its record; None: nothing does."""
+    """Returns the difference between a file and its record; None without one."""
     if not path.is_file():
         return f"{path} is missing"
     size = path.stat().st_size

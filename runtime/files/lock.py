@@ -1,4 +1,6 @@
-"""Lets only one run at a time write an output: a second one is refused and names the first.
+"""Locks an output, so that only one run at a time writes it.
+
+A second run is refused, and the message names the first.
 
 The lock is the operating system's (`flock`), so a crash or a kill releases it. It belongs to a run:
 the process that starts the run takes it, and workers and the other ranks of its launch do not.
@@ -30,10 +32,11 @@ LOCK = ".vlmill-lock"
 LOCK_PART = re.compile(r"-\d+-of-\d+$")
 # The variables in which launchers (torchrun, and MPI's) pass the rank of a process.
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-# What file systems answer that know no locks, as some network mounts.
+# Errors of file systems without locks, such as some network mounts.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-# How often a folder may vanish between its making and its use: another run has just ended there.
+# How often a folder may vanish between its creation and its use, because another run has just
+# ended.
 _ATTEMPTS = 100
 _MOMENTS, _MOMENT_S = 20, 0.05  # to wait for a lock that is held for a moment only
 
@@ -52,10 +55,10 @@ def lock_output(
     The lock is a file in the output's folder, or ``alongside`` an output that is renamed as a
     whole. Folders created for it are deleted again if they stay empty. ``part`` names the part of
     the output that a process makes while others make theirs: each part has its own lock, and a run
-    without parts is refused in the meantime. Ranks of a launch above the first take no lock: theirs
-    is the first rank's. In a store the lock is an object that another run takes over if it was not
-    renewed for ``seconds`` (:mod:`.remote_lock`), and there are no parts. Raises InputError if
-    another run holds the lock, or if the output cannot be written.
+    without parts is refused in the meantime. Only the first rank of a launch takes the lock, for
+    all ranks. In a store the lock is an object that another run takes over if it was not renewed
+    for ``seconds`` (:mod:`.remote_lock`), and there are no parts. Raises InputError if another run
+    holds the lock, or if the output cannot be written.
     """
     if output is None or _is_later_rank():
         yield
@@ -90,7 +93,7 @@ def lock_output(
             yield
     finally:
         for folder in missing:
-            with suppress(OSError):  # it holds something, or another run has removed it
+            with suppress(OSError):  # it is not empty, or another run has removed it
                 folder.rmdir()
 
 
@@ -104,7 +107,7 @@ def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            # Where files know no locks, the file goes with its holder.
+            # Without locks of files, the file is deleted with its holder.
             if isinstance(error, BlockingIOError) or error.errno in _UNSUPPORTED:
                 return True
             raise
@@ -115,7 +118,7 @@ def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
 
 @contextmanager
 def wait_for_turn(output: str | Path) -> Iterator[None]:
-    """Waits for the other parts of an output that are in such a block; one at a time is."""
+    """Waits until no other part of an output is in such a block: only one part is at a time."""
     path = Path(output, f"{LOCK}-alone")
     with _hold_lock(path, f"--output {output}", fcntl.LOCK_EX, wait=True):
         yield
@@ -125,13 +128,13 @@ def wait_for_turn(output: str | Path) -> Iterator[None]:
 def _hold_lock(
     path: Path, display_name: str, operation: int, *, wait: bool = False
 ) -> Iterator[None]:
-    """Holds a lock's file; it goes with its last holder."""
+    """Holds a lock's file, which its last holder deletes."""
     descriptor = _take_lock(path, display_name, operation if wait else operation | fcntl.LOCK_NB)
     try:
         yield
     finally:
-        # Removed while it is held: who waits for it sees its file gone, and asks again. One that
-        # others share stays for the last of them, to which alone it is given.
+        # Removed while it is held: waiting processes see that the file is missing and retry. A
+        # shared lock stays for its last holder, which gets it exclusively.
         if _is_last(descriptor):
             with suppress(FileNotFoundError):
                 path.unlink()
@@ -151,7 +154,7 @@ def _is_last(descriptor: int) -> bool:
 
 
 def _get_lock_path(output: Path, alongside: bool) -> Path:
-    if alongside and output.name:  # the root has none
+    if alongside and output.name:  # the root has no name
         return output.with_name(f"{LOCK}-{output.name}")
     return output / LOCK
 
@@ -162,7 +165,7 @@ def _is_later_rank() -> bool:
 
 
 def _take_lock(path: Path, display_name: str, operation: int) -> int:
-    # One who shared it may be removing it just now; a part's is asked for by the other parts.
+    # A process that shared it may be removing it now; other parts query the lock of a part.
     moments = _MOMENTS if operation & fcntl.LOCK_SH or LOCK_PART.search(path.name) else 0
     while True:
         descriptor = _open_lock_file(path, display_name)
@@ -191,7 +194,7 @@ def _take_lock(path: Path, display_name: str, operation: int) -> int:
             )
         if _is_at(path, descriptor):
             break
-        os.close(descriptor)  # its last holder has removed it between our two steps
+        os.close(descriptor)  # its last holder has removed it between the two steps
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
     return descriptor
@@ -246,5 +249,5 @@ def _holder(descriptor: int) -> str:
     try:
         holder = parse_json(os.pread(descriptor, 4096, 0))
         return "process {pid} on {host} since {since} ({command})".format(**holder)
-    except (ValueError, KeyError, TypeError):  # it has the lock and has not written its name yet
+    except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
         return "another run"

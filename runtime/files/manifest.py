@@ -24,7 +24,7 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import TABLES, check_version, conform
 
 MANIFEST = "_manifest.json"
-WARCS = "warcs.json"  # of a crawl: its archives, which are not tables
+WARCS = "warcs.json"  # lists the archives of a crawl, which are not tables
 
 
 def write_manifest(
@@ -97,9 +97,9 @@ def verify_folder(folder: str | Path) -> list[str]:
 
 
 def digest_problems(folder: str | Path) -> list[str]:
-    """Returns what differs between a finished folder's files and their recorded digests.
+    """Returns the differences between a finished folder's files and their recorded digests.
 
-    Each shard and each archive of a crawl is read once; its rows are not looked at.
+    Each shard and each archive of a crawl is read once; rows are not checked.
     """
     folder = to_path(folder)
     manifest = read_manifest(folder)
@@ -133,7 +133,7 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
                 if getattr(actual, f.name) != getattr(shard, f.name)
             ]
             return [f"{path}: {', '.join(wrong)}"]
-        path = Path(os.fspath(path))  # of a store: its copy, which is mapped
+        path = Path(os.fspath(path))  # in a store: its copy, which is mapped
         file, spec = pq.ParquetFile(path), TABLES[shard.table]
         check_version(file.schema_arrow.metadata, spec, str(path))
         byte_ranges, mapped = (

@@ -53,7 +53,7 @@ def named_from(output: str | Path, argument: str | None) -> str | None:
     """Returns a table's or checkpoint's name in the records of ``output``; never relative in a
     store.
 
-    The work folder is another one at each start, so no path of the user's is relative to it.
+    Each start has a different work folder, so no path of the user is relative to it.
     """
     if argument is None or is_remote(argument) or not is_remote(output):
         return argument
@@ -61,7 +61,7 @@ def named_from(output: str | Path, argument: str | None) -> str | None:
 
 
 def require_one_process(output: str | Path) -> None:
-    """Raises InputError if several processes run whose one output a store mirrors."""
+    """Raises InputError if several processes have one output that a store mirrors."""
     if is_remote(output) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             f"--output {output}: several processes share a folder; give a local one, and copy it"
@@ -100,7 +100,7 @@ def mirror_output(
 
 
 class Mirror:
-    """A path in a store and the folder that it mirrors."""
+    """Holds a path in a store and the folder that it mirrors."""
 
     def __init__(
         self, store_path: RemotePath, folder: Path, without: tuple[str, ...], last: str | None
@@ -192,7 +192,7 @@ class Mirror:
 
 def _is_manifest(name: str) -> bool:
     """Returns whether a file marks its folder as complete: the run's, or that of a run below it."""
-    from vlmill.runtime.files.manifest import MANIFEST  # with pyarrow: not for a command's --help
+    from vlmill.runtime.files.manifest import MANIFEST  # loads pyarrow, which --help does not need
 
     return Path(name).name == MANIFEST
 

@@ -1,4 +1,4 @@
-"""A job's output folder: is this run new, does it continue a killed one, or is there nothing to do?
+"""Decides whether an output folder is new, has a killed run to continue, or is complete.
 
 The settings that decide the output are written to ``_plan.json`` before anything else, and to the
 manifest at the end. A folder with other settings is never mixed with this run's.
@@ -26,7 +26,7 @@ REPORTS = (
     *(WARCS, LABELS_FILE),
     *("classes.json", "attributes.json"),  # vocabularies alongside a table of boxes
 )
-# What evaluations write for the servers of their tasks, and for each other.
+# Files that evaluations write for the servers of their tasks, and for each other.
 RESULTS = (
     *("vqa_*_result.json", "vcr_*.csv", "vcr_scores.json", "nlvr2_*.csv"),
     *(f"{name}.tsv" for name in ("CoLA", "SST-2", "MRPC", "STS-B", "QQP")),
@@ -39,7 +39,7 @@ FIRST_SCORES, RESCORING = "_first_scores", "_rescoring"
 
 
 class State(Enum):
-    """The state of an output folder: empty, a part of this run, or all of it."""
+    """Lists the states of an output folder: empty, a part of this run, or all of it."""
 
     NEW = "new"
     PARTIAL = "partial"
@@ -61,7 +61,7 @@ def prepare_output(
     of vlmill. With ``shared``, other processes may be writing their parts, so their temporary files
     stay; they call this function one after the other. A plan without results is from a run that was
     refused before it started, and is replaced. Raises InputError if the folder has another run's
-    output or foreign files, or a finished run's output with a missing or cut shard.
+    output or foreign files, or a finished run's output with a missing or truncated shard.
     """
     folder = to_path(folder)
     plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
@@ -102,9 +102,7 @@ def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> Sta
 
 
 def require_shards(folder: Path) -> None:
-    """Raises InputError if a shard that a finished folder's manifest lists is not there, or has
-    another size.
-    """
+    """Raises InputError if a shard in the manifest is missing or has another size."""
     for shard in read_manifest(folder)["shards"]:
         path = folder / shard.name
         try:

@@ -41,7 +41,7 @@ def to_path(argument: str | Path) -> Path:
 
 
 def require_local(flag: str, argument: str | Path | None) -> None:
-    """Raises InputError for a URL where only a path of this machine serves."""
+    """Raises InputError for a URL if only a local path is possible."""
     if argument is not None and (is_remote(argument) or _MANGLED.match(str(argument))):
         raise InputError(
             f"{flag} {argument}: must be on a local disk for this command; give a local path"
@@ -81,7 +81,7 @@ def _choices(text: str, argument: str) -> list[str]:
 
 
 def matches(argument: str | Path, *, recursive: bool = False) -> list[Path]:
-    """Returns the sorted paths that match a glob, of this machine or of a store (files alone).
+    """Returns the sorted paths that match a glob, on this machine or in a store (only files).
 
     A glob that matches nothing may have braces: :func:`expand_braces`.
     """
@@ -108,7 +108,7 @@ def readable(path: str | Path) -> Any:
 
 
 def remove_tree(folder: str | Path) -> None:
-    """Deletes a folder with all that is in it, if it is there."""
+    """Deletes a folder with its content, if it exists."""
     folder = to_path(folder)
     if isinstance(folder, RemotePath):
         folder.remove_all()
@@ -142,7 +142,7 @@ def irregular_kind(path: str | Path) -> str | None:
 def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     """Returns a file's bytes, at most ``max_bytes`` if that is not negative.
 
-    Raises OSError, for a pipe or a device, too, which may never end.
+    Raises OSError, also for a pipe or a device, which may never end.
     """
     if kind := irregular_kind(path):
         raise OSError(errno.EINVAL, f"is {kind}, expected a file", str(path))

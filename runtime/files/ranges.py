@@ -1,4 +1,4 @@
-"""An object in a store is read by ranges."""
+"""Reads an object in a store by ranges."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ from vlmill.runtime.files.stores import filesystem, retry_request
 
 
 class Ranges(PositionedFile):
-    """An object of ``size`` bytes as a file: each read is a request for its range."""
+    """Reads an object of ``size`` bytes as a file: each read requests its range."""
 
     def __init__(self, url: str, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Finding and reading tables: an argument is a folder, a file or a glob."""
+"""Finds and reads tables: an argument is a folder, a file or a glob."""
 
 import os
 from collections import Counter
@@ -50,11 +50,11 @@ def find_shards(argument: str | Path, spec: Table, flag: str = "") -> list[Path]
 
 
 def require_listed(paths: Sequence[Path], display_name: str, *, hashes: bool = False) -> None:
-    """Raises InputError for a shard that is not of the size, or not of the SHA-256, that its
-    manifest lists.
+    """Raises InputError for a shard whose size or SHA-256 differs from its manifest.
 
-    The SHA-256 is compared, by reading the shard once (about 1 GB/s), where ``hashes`` or the
-    command's ``--verify`` asks for it. A shard that no manifest lists is left to its reader.
+    The SHA-256 is compared, by reading the shard once (about 1 GB/s), if ``hashes`` or the
+    command's ``--verify`` requests it. Shards that no manifest lists are not checked here, but by
+    their reader.
     """
     for folder in sorted({path.parent for path in paths}):
         manifest = folder / MANIFEST
@@ -142,8 +142,8 @@ def iter_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yields a table's record batches, shard by shard in name order; memory is bounded by one.
 
-    Without ``columns`` all of the contract's. Raises InputError for a file that is damaged, and
-    where values of these columns break the contract.
+    Without ``columns`` it reads all columns of the contract. Raises InputError for a damaged file,
+    and if values of these columns break the contract.
     """
     names = spec.schema.names if columns is None else list(columns)
     for path in find_shards(argument, spec, flag):
@@ -154,7 +154,7 @@ def iter_batches(
                     require_short_texts(path, batch)
                     check_values(path, batch, spec)
                     batch = with_later(batch, spec, names)
-                    yield batch.select(names)  # Parquet gives them in the file's order
+                    yield batch.select(names)  # Parquet returns them in the file's order
             except (OSError, pa.ArrowException) as error:
                 raise _damaged(path, error) from None
 
@@ -164,7 +164,7 @@ def read_group(
 ) -> pa.Table:
     """Reads columns of a row group of the shard at ``path``, which ``file`` has opened.
 
-    Raises InputError if it is damaged, and where values of these columns break the contract.
+    Raises InputError if it is damaged, and if values of these columns break the contract.
     """
     try:
         table = file.read_row_group(group, columns=list(columns))
@@ -192,7 +192,7 @@ def open_dataset(argument: str | Path, name: str) -> "Dataset":
     """Opens a table's shards as a dataset. Raises InputError for a name that no table has."""
     if name not in TABLES:
         raise InputError(f"table {name!r} is not one of {', '.join(TABLES)}")
-    import pyarrow.dataset as ds  # of no job: its libraries take their time
+    import pyarrow.dataset as ds  # no job needs it, and its libraries load slowly
 
     paths = [os.fspath(path) for path in find_shards(argument, TABLES[name])]
     return ds.dataset(paths, format="parquet")

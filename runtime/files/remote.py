@@ -26,11 +26,11 @@ from vlmill.runtime.files.stores import (
 )
 from vlmill.schemas.errors import InputError, StoreFailed
 
-# Called with the path of each upload, which they may refuse: the lock's (`remote_lock`).
+# Functions that are called with the path of each upload and may refuse it (`remote_lock`).
 BEFORE_UPLOADS: list[Callable[[str], None]] = []
 BUFFER_BYTES = 1 << 20  # read ahead of a stream
-# For type checkers it is a Path, as both are used the same; at run time the rest of Path is
-# missing.
+# For type checkers it is a Path, since both are used the same way; at run time the other methods
+# are missing.
 if TYPE_CHECKING:
     from pathlib import Path as _Base
 else:
@@ -39,7 +39,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The status of an object in a store; ``version`` changes with its content."""
+    """Holds the status of an object in a store; ``version`` changes with its content."""
 
     st_size: int
     st_mtime: float
@@ -47,7 +47,7 @@ class Status:
 
     @property
     def st_mtime_ns(self) -> int:
-        """When it was written, in whole seconds in most stores."""
+        """Returns the time of the last write; most stores have a resolution of one second."""
         return int(self.st_mtime * 1e9)
 
 
@@ -58,10 +58,10 @@ def is_remote(path: object) -> bool:
 
 @total_ordering
 class RemotePath(_Base):
-    """``scheme://bucket/key``: what :mod:`pathlib` calls its methods, they do here.
+    """Represents ``scheme://bucket/key``, with the methods of :mod:`pathlib`.
 
-    Equal paths are equal, they sort by their text and can be pickled. Methods raise what
-    :func:`~vlmill.runtime.files.stores.asked` does.
+    Equal paths are equal, they sort by their text and can be pickled. Methods raise the errors of
+    :func:`~vlmill.runtime.files.stores.asked`.
     """
 
     __slots__ = ("url",)
@@ -74,14 +74,14 @@ class RemotePath(_Base):
 
     @property
     def _key(self) -> PurePosixPath:
-        """Bucket and key, or of HDFS the host and the path on it."""
+        """Returns the bucket and key, or for HDFS the host and the path on it."""
         return PurePosixPath(self.url.partition("://")[2])
 
     def _with_key(self, key: object) -> "RemotePath":
         return RemotePath(f"{self.url.partition('://')[0]}://{key}")
 
     def _from_listed_name(self, name: str) -> "RemotePath":
-        """Returns the path of a name as the store lists it: HDFS omits the host."""
+        """Returns the path of a name in the store's listing: HDFS omits the host."""
         return self._with_key(f"{self._key.parts[0]}/{name}" if name.startswith("/") else name)
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class RemotePath(_Base):
         return self._with_key(self._key.with_suffix(suffix))
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Asks the store by a method of its fsspec file system, the key first."""
+        """Calls a method of the store's fsspec file system with the key as first argument."""
 
         def request() -> Any:
             store = filesystem(self.url)
@@ -211,7 +211,7 @@ class RemotePath(_Base):
         """Returns the objects that match the path as a glob. Raises InputError without a bucket."""
         try:
             names = self.ask("glob", detail=True)
-        except FileNotFoundError:  # of Cloud Storage
+        except FileNotFoundError:  # from Cloud Storage
             names = {}
         if not names and not self._with_key(self._key.parts[0]).exists():
             raise bucket_missing_error(self.url)
@@ -270,7 +270,7 @@ class RemotePath(_Base):
                 raise
 
     def remove_all(self) -> None:
-        """Deletes everything below, if there is anything."""
+        """Deletes all objects below, if there are any."""
         for path, _ in self.below():
             path.unlink(missing_ok=True)
 

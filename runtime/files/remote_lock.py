@@ -1,7 +1,7 @@
 """Implements the lock of an output in a store as an object that only one run can create.
 
 It records its creator, and is rewritten every quarter of ``seconds``. If it was not rewritten for
-``seconds``, its run was killed: the next run replaces it, on the condition that nobody else has. A
+``seconds``, its run was killed: the next run replaces it, on the condition that no other run has. A
 run that finds its lock replaced writes nothing more.
 """
 
@@ -33,7 +33,7 @@ SECONDS = 120.0
 RENEWALS = 4  # in this time
 LEAST_SECONDS = 1.0  # between two of them
 _ATTEMPTS = 20
-_held: dict[str, "_Lock"] = {}  # of this process, by their outputs
+_held: dict[str, "_Lock"] = {}  # locks of this process, by output
 
 
 def require_held(url: str) -> None:
@@ -85,15 +85,15 @@ class _Lock:
         self.version, self.renewed, self.lost_to = "", 0.0, ""
 
     def take(self) -> None:
-        """Makes the object, or replaces one that was not renewed."""
+        """Creates the object, or replaces one that was not renewed."""
         for _ in range(_ATTEMPTS):
             if self._put(None):
                 return
             lock = _read(self.path)
             if lock is None:
-                continue  # it has just gone
+                continue  # it was just deleted
             holder, version, age = lock
-            if holder.get("id") == self.owner["id"]:  # an answer that got lost
+            if holder.get("id") == self.owner["id"]:  # the response was lost
                 self.version, self.renewed = version, time.monotonic()
                 return
             if age < self.seconds:
@@ -127,7 +127,7 @@ class _Lock:
         return True
 
     def keep(self) -> None:
-        """Renews the lock again and again, until the run ends or another has replaced it."""
+        """Renews the lock repeatedly, until the run ends or another run has replaced it."""
         while not self.ended.wait(self._every) and not self.lost_to:
             try:
                 self._renew()
@@ -135,7 +135,7 @@ class _Lock:
                 OSError,
                 InputError,
                 StoreFailed,
-            ) as error:  # the next try may do, and `require` asks again
+            ) as error:  # the next try may succeed, and `require` retries
                 print(f"warning: {self.said}: the lock is not renewed ({error})", file=sys.stderr)
 
     def _renew(self) -> None:
@@ -144,14 +144,16 @@ class _Lock:
                 return
             lock = _read(self.path)
             if lock is not None and lock[0].get("id") == self.owner["id"]:
-                self.version = lock[1]  # an answer that got lost
+                self.version = lock[1]  # the response was lost
                 return
             self.lost_to = "another run" if lock is None else describe_holder(lock[0])
             print(f"warning: {self.said}: {self.lost_to} has taken over", file=sys.stderr)
 
     def require(self) -> None:
-        """Raises StoreFailed if the lock is another run's; renews one that may have become so."""
-        if time.monotonic() - self.renewed > 2 * self._every:  # the process was stopped for long
+        """Raises StoreFailed if the lock belongs to another run; renews it if that may have
+        happened.
+        """
+        if time.monotonic() - self.renewed > 2 * self._every:  # the process was suspended
             self._renew()
         if self.lost_to:
             raise StoreFailed(
@@ -213,7 +215,7 @@ def _get_s3(url: str) -> tuple[bytes, str, float]:
     store = filesystem(url)
     bucket, key = _bucket_and_key(url)
     head = store.call_s3("head_object", Bucket=bucket, Key=key)
-    # By the store's own clock: ours may differ.
+    # By the store's clock: the local one may differ.
     date_header = head["ResponseMetadata"]["HTTPHeaders"].get("date")
     now = parsedate_to_datetime(date_header) if date_header else datetime.now(UTC)
     return store.cat_file(url), str(head["ETag"]), (now - head["LastModified"]).total_seconds()

@@ -35,7 +35,7 @@ SOFTWARE = f"vlmill {vlmill.__version__}"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A finished file of a table, as the manifest lists it; ``bytes`` is the file's size."""
+    """Describes a finished file of a table, as in the manifest; ``bytes`` is the file's size."""
 
     table: str
     name: str
@@ -45,8 +45,8 @@ class Shard:
 
 
 def shard_name(table: Table, index: int, total: int | None) -> str:
-    """Names a shard, as in ``NAME-00000-of-00016.parquet``; ``NAME-0-00000.parquet`` where the
-    number of shards is not known ahead (``total`` None).
+    """Returns the name of a shard, such as ``NAME-00000-of-00016.parquet``;
+    ``NAME-0-00000.parquet`` if the number of shards is not known in advance (``total`` None).
     """
     if total is None:
         return f"{table.name}-0-{index:05d}.parquet"
@@ -118,7 +118,7 @@ class ShardWriter:
         return self
 
     def _describe(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Describes the file that is about to appear: in a store it would have to come back."""
+        """Describes the file before it appears: from a store it would have to be downloaded."""
         if kind is None:
             size = self._temporary.stat().st_size
             self._file.extend(size)
@@ -146,7 +146,7 @@ class ShardWriter:
         else:
             table = table_of_rows(list(rows), self.spec)
         if table.num_rows:
-            self._file.extend(self._sink.tell())  # of a row group its own bytes follow
+            self._file.extend(self._sink.tell())  # the row group's own bytes follow
             self._writer.write_table(table, row_group_size=table.num_rows)
             written = self._file.extend(self._sink.tell())
             if self._places is not None and written is not None:
@@ -194,7 +194,7 @@ def write_shard(
 def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
     """Describes the shards of a part that an earlier run has finished; the last one appeared last.
 
-    Empty if one is missing or damaged, so the part is made again.
+    Empty if one is missing or damaged, so that the part is written again.
     """
     entries = list(files)
     try:
@@ -206,7 +206,7 @@ def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
 
 
 def describe_shard(path: Path, table: str) -> Shard:
-    """Size, checksum and row count (of the footer) of a finished shard."""
+    """Returns size, checksum and row count (from the footer) of a finished shard."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     rows = pq.read_metadata(readable(path)).num_rows

@@ -20,7 +20,7 @@ from vlmill.schemas.errors import InputError, StoreFailed
 Answer = TypeVar("Answer")
 
 SCHEMES = ("s3", "gs", "hdfs")
-PATIENCE = "VLMILL_STORE_SECONDS"  # for how long a store that fails is asked again
+PATIENCE = "VLMILL_STORE_SECONDS"  # for how long requests to a failing store are retried
 PATIENCE_SECONDS = 60.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConditionFailed(Exception):
-    """A conditional write was not done: another one came first."""
+    """Raised if a conditional write failed because another write came first."""
 
 
 def parse_scheme(url: str) -> str:
@@ -102,8 +102,8 @@ def retry_request(url: str, action: Callable[[], Answer]) -> Answer:
     """Returns the result of ``action``, a request for ``url``; retries while the store fails.
 
     Raises InputError for problems that a user can fix (no bucket, no credentials, no access),
-    FileNotFoundError for a missing object, Unmet for a condition, and StoreFailed for a store that
-    has failed for :data:`PATIENCE_SECONDS`.
+    FileNotFoundError for a missing object, ConditionFailed for an unmet condition, and StoreFailed
+    for a store that has failed for :data:`PATIENCE_SECONDS`.
     """
     start, wait = time.monotonic(), FIRST_WAIT_SECONDS
     patience = float(os.environ.get(PATIENCE, PATIENCE_SECONDS))
@@ -138,7 +138,7 @@ def bucket_missing_error(url: str) -> InputError:
 
 
 def retry_write(url: str, action: Callable[[], Answer]) -> Answer:
-    """As :func:`asked`, for a request that needs nothing but the bucket to be there."""
+    """Works like :func:`asked`, for a request that requires only that the bucket exists."""
     try:
         return retry_request(url, action)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def _translate_error(url: str, error: Exception) -> Exception | None:
     """Returns the error to raise if a retry would not help; None if it may."""
     if isinstance(error, (InputError, StoreFailed, ConditionFailed, *_OURS)):
         return error
-    if isinstance(error, OSError) and error.errno in FULL:  # of this machine, not the store's
+    if isinstance(error, OSError) and error.errno in FULL:  # on this machine, not in the store
         return disk_full_error(error)
     code, status = _read_error_code(error)
     if code in _UNMET or status in _UNMET or isinstance(error, FileExistsError):
@@ -169,7 +169,7 @@ def _translate_error(url: str, error: Exception) -> Exception | None:
             f"{url}: the store refuses access ({_in_a_line(error)}); check the rights of the "
             f"credentials ({_CREDENTIALS[scheme]})"
         )
-    # Of errors with a number some are the store's for now; the others are about the request.
+    # Some errors with a number are temporary errors of the store; the others concern the request.
     if type(error) is OSError and error.errno is not None and error.errno not in _LATER:
         return InputError(f"{url}: {_in_a_line(error)}; give another place")
     return None

@@ -35,7 +35,7 @@ from vlmill.schemas.tables import Table
 
 KEY = "vlmill.places"
 NULL, UNKNOWN = -1, -2
-LENGTH_BYTES = 4  # in front of each value
+LENGTH_BYTES = 4  # before each value
 PAGE_BYTES = 4096  # a page's header without statistics; its levels take less than a byte a row
 MIN_BYTES = 64  # of a row group's values: fewer may be found elsewhere by chance
 MAX_TRIES = 64  # candidate positions of a row group's first value
@@ -46,8 +46,8 @@ Offsets = npt.NDArray[np.int64]
 
 
 class ByteRanges(NamedTuple):
-    """The byte ranges of a column in a row group: [rows] each, size :data:`NULL` for a missing
-    value.
+    """Holds the byte ranges of a column in a row group: [rows] each, size :data:`NULL` for a
+    missing value.
 
     Empty values have any offset.
     """
@@ -86,7 +86,7 @@ class ByteRangesWriter:
         self._gaps: dict[str, list[Offsets]] = {name: [] for name in self._sizes}
 
     def add(self, table: pa.Table, written: MappedRange) -> None:
-        """Find the values of ``table`` in its row group, which is the part of the file."""
+        """Finds the values of ``table`` in its row group, the written part of the file."""
         begin = written.begin
         for name in self._sizes:
             values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]
@@ -198,7 +198,7 @@ def _decode_numbers(text: str, kind: str, count: int) -> npt.NDArray[Any]:
 
 
 class ShardByteRanges:
-    """The positions in a shard's metadata, as far as they fit its footer.
+    """Holds the positions in a shard's metadata that match its footer.
 
     Uses 4 bytes per row and 8 per value of each requested column. Raises InputError if the metadata
     cannot be read.
@@ -242,7 +242,7 @@ class ShardByteRanges:
         return sizes[first:end], gaps[firsts[group] : firsts[group + 1]]
 
     def _unpack(self, name: str) -> tuple[Sizes, Offsets, Offsets]:
-        """Sizes and gaps of a column, and each row group's first gap."""
+        """Returns sizes and gaps of a column, and each row group's first gap."""
         try:
             if self._rows[-1] > MAX_ROWS:
                 raise ValueError(f"{self._rows[-1]} rows")
@@ -268,7 +268,9 @@ class ShardByteRanges:
         )
 
     def _offsets(self, group: int, name: str, sizes: Sizes, gaps: Offsets) -> Offsets | None:
-        """Offsets of a row group's values, if these fill the column's bytes of the footer."""
+        """Returns the offsets of a row group's values, if these fill the column's bytes in the
+        footer.
+        """
         chunk = self._metadata.row_group(group).column(self._columns[name])
         begin, length = chunk.data_page_offset, chunk.total_compressed_size
         end = begin + length
@@ -284,8 +286,8 @@ class ShardByteRanges:
         if ((gaps[1:] < LENGTH_BYTES) | (gaps[1:] > max_gap)).any():
             return None
         ends = np.cumsum(gaps + sizes[filled])
-        # Every gap and size is bounded now, so the sums cannot overflow. After the last
-        # value there is nothing, or what empty and missing values take.
+        # Every gap and size is bounded now, so the sums cannot overflow. After the last value there
+        # is nothing, or the bytes of empty and missing values.
         after = sizes[filled[-1] + 1 :]
         min_tail = LENGTH_BYTES * int((after == 0).sum())
         if not min_tail <= end - ends[-1] <= (max_gap if len(after) else 0):

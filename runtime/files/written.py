@@ -15,7 +15,7 @@ from vlmill.runtime.files.listed import hash_file
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFile:
-    """A finished file; ``bytes`` is its size."""
+    """Describes a finished file; ``bytes`` is its size."""
 
     path: Path
     bytes: int
@@ -24,7 +24,7 @@ class WrittenFile:
 
 class _Log(threading.local):
     files: list[WrittenFile] | None = None
-    digest: tuple[Path, str] | None = None  # of a temporary file, by who has read it already
+    digest: tuple[Path, str] | None = None  # of a temporary file that was already read
 
 
 _log = _Log()
@@ -32,7 +32,7 @@ _log = _Log()
 
 @contextmanager
 def record_files() -> Iterator[list[WrittenFile]]:
-    """Gives the list of the files that this thread writes atomically while the block runs."""
+    """Yields the list of the files that this thread writes atomically while the block runs."""
     before, _log.files = _log.files, []
     try:
         yield _log.files

@@ -1,4 +1,5 @@
-"""A client for servers of the web that reaches no address inside, and what site owners forbid.
+"""Provides an HTTP client that never connects to internal addresses, and the opt-outs of site
+owners.
 
 Reading order: ``urls``, ``exchange``, ``addresses``, ``responses``, ``names``, ``transfer``,
 ``client``, ``remote_file`` (a file that is read in parts), ``flags``; ``robots`` and ``opt_outs``

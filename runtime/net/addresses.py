@@ -1,4 +1,4 @@
-"""Which addresses of the network are the web's, and which lead inside: to us, or to nobody.
+"""Decides which addresses are public, and which are internal or unassigned.
 
 The lists are IANA's registries of special-purpose addresses (RFC 6890; as of 2026), because those
 of Python's ``ipaddress`` differ between its versions.
@@ -25,7 +25,7 @@ _NOT_WEB_4 = tuple(
         "172.16.0.0/12",
         "192.0.0.0/24",  # protocols; Oracle's metadata
         "192.0.2.0/24",  # documentation
-        "192.88.99.0/24",  # 6to4 relays, given up
+        "192.88.99.0/24",  # 6to4 relays, deprecated
         "192.168.0.0/16",
         "198.18.0.0/15",  # benchmarks of devices
         "198.51.100.0/24",  # documentation
@@ -33,14 +33,14 @@ _NOT_WEB_4 = tuple(
         "224.0.0.0/3",  # multicast, reserved, broadcast
     )
 )
-# Of IPv6 only 2000::/3 is given out; out of it these are not the web's.
+# Only 2000::/3 of IPv6 is assigned; these parts of it are not public.
 _GLOBAL_6 = ip_network("2000::/3")
 _NOT_WEB_6 = tuple(
     ip_network(network)
     for network in (
         "2001::/23",  # protocols: Teredo, ORCHID, benchmarks
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: an IPv4 address in disguise, given up
+        "2002::/16",  # 6to4: contains an IPv4 address, deprecated
         "3fff::/20",  # documentation
     )
 )
@@ -48,7 +48,8 @@ _NAT64 = ip_network("64:ff9b::/96")  # how hosts without IPv4 reach public IPv4 
 
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\.?")
 _DOTTED = re.compile(r"(?:(?:0|[1-9][0-9]{0,2})\.){3}(?:0|[1-9][0-9]{0,2})")
-# Below 1024 only the web's own; above, what browsers refuse (Fetch standard, "port blocking").
+# Below 1024 only the web's ports; above, the ports that browsers block (Fetch standard, "port
+# blocking").
 _WEB_PORTS = frozenset((80, 443))
 _OTHER_PORTS = frozenset(
     (

@@ -56,7 +56,7 @@ class Client:
         )
         self._nameless: dict[str, list[tuple[Request, str]]] = {}  # by host, while it is looked up
         self._fds: set[int] = set()
-        self._timer: float | None = None  # when libcurl wants to be called, monotonic
+        self._timer: float | None = None  # when libcurl must be called, monotonic
         self._running: dict[Any, Transfer] = {}
         self._idle: list[Transfer] = []
         self._answers: list[Answer] = []
@@ -88,9 +88,9 @@ class Client:
         return self.settings.connections - self.num_running
 
     def start(self, request: Request) -> None:
-        """Starts a request; its answer comes from a later :meth:`wait`, a refused URL's too.
+        """Starts a request; a later :meth:`wait` returns its answer, also for a refused URL.
 
-        Raises RuntimeError where ``num_free`` is 0.
+        Raises RuntimeError if ``num_free`` is 0.
         """
         if self.num_free <= 0:
             raise RuntimeError(f"{self.num_running} requests are running, the most allowed")
@@ -112,7 +112,7 @@ class Client:
     def wait(self, timeout: float) -> list[Answer]:
         """Returns the answers since the last call; waits up to ``timeout`` seconds for the first.
 
-        An empty list when none came in time, or none is running. Raises OSError where this
+        The list is empty if none arrived in time, or none is running. Raises OSError if this
         machine runs out of files or memory.
         """
         end = time.monotonic() + timeout
@@ -139,12 +139,12 @@ class Client:
         self._bell.close()
 
     def _refuse(self, request: Request, reason: Reason, detail: str) -> None:
-        """Answers without having asked."""
+        """Adds an answer without a request."""
         answer = Answer(request=request, failure=reason, detail=detail, started=time.time())
         self._answers.append(answer)
 
     def _go_on(self, request: Request, url: str, outcome: LookupOutcome) -> None:
-        """Starts requests whose addresses are known, or answers why there are none."""
+        """Starts requests with known addresses, or answers with the reason for having none."""
         if outcome.addresses:
             self._begin(request, url, outcome.addresses)
         else:
@@ -174,7 +174,7 @@ class Client:
         )
 
     def _serve(self, seconds: float) -> None:
-        """Lets libcurl read and write on ready sockets, or handle its timer."""
+        """Makes libcurl read and write on ready sockets, or handle its timer."""
         for fd, events in self._epoll.poll(seconds, _EVENTS):
             if fd == self._bell.fd:
                 self._bell.quiet()
@@ -199,7 +199,7 @@ class Client:
                 self._idle.append(transfer)
 
     def _on_socket(self, event: int, fd: int, multi: Any, key: Any) -> None:
-        """Records what libcurl waits for on a socket."""
+        """Records the events that libcurl waits for on a socket."""
         if event == pycurl.POLL_REMOVE:
             self._fds.discard(fd)
             with suppress(OSError):  # closed already, which unregisters it
@@ -236,7 +236,7 @@ class Wakeup:
         os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Gives ``fd`` back, whose number may be another file's from now on."""
+        """Closes ``fd``, whose number another file may then get."""
         with self._lock:
             self._is_open = False
             os.close(self.fd)

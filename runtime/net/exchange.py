@@ -31,10 +31,10 @@ class ClientSettings:
     connections: int = 64  # requests in flight at most, over all hosts
     connect_seconds: float = 10.0  # looking a name up, and then the connection with TLS
     seconds: float = 60.0  # a whole exchange, from the connection on
-    slow_bytes_per_second: int = 200  # what stays below it for slow_seconds is given up
+    slow_bytes_per_second: int = 200  # an exchange below it for slow_seconds is aborted
     slow_seconds: int = 15
     max_header_bytes: int = 64 << 10
-    max_bytes: int = 32 << 20  # largest body as received and as decoded, unless a request sets it
+    max_bytes: int = 32 << 20  # largest body as received and as decoded; a request may set its own
     allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
     names: "Lookup | None" = None  # instead of DNS: for tests
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
@@ -62,13 +62,13 @@ def user_agent(contact: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One GET of an http(s) URL; conditional if it has values of an earlier answer."""
+    """Describes one GET of an http(s) URL; conditional if it has values of an earlier response."""
 
     url: str
-    etag: str | None = None  # of the earlier answer's ``etag`` header, as it came
+    etag: str | None = None  # the earlier answer's ``etag`` header, unchanged
     last_modified: str | None = None  # of its ``last-modified`` header
     max_bytes: int | None = None  # of the body; the client's own limit where None
-    byte_range: tuple[int, int] | None = None  # start and stop, as of a slice; not empty
+    byte_range: tuple[int, int] | None = None  # start and stop, like a slice; not empty
     authorization: str | None = (
         None  # the value of the header, which is not sent to a redirect's target
     )
@@ -76,7 +76,7 @@ class Request:
 
 
 def referrer_for(url: str, page: str | None) -> str | None:
-    """Returns what browsers send as ``Referer`` for a URL that a page has, None for nothing.
+    """Returns the ``Referer`` that browsers send for a URL on a page; None for no header.
 
     Their default policy is strict-origin-when-cross-origin: the page's URL to its own origin, its
     origin to others, and nothing from https to http.
@@ -91,7 +91,8 @@ def referrer_for(url: str, page: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The result of a request: a complete response of any status, or the reason for a failure.
+    """Holds the result of a request: a complete response of any status, or the reason for a
+    failure.
 
     ``failure`` is None for complete responses (including 404, 304 and redirects), else one of
     bad_url, bad_address, unknown_host, no_connection, tls_error, timed_out, headers_too_large,
@@ -102,10 +103,10 @@ class Answer:
     request: Request
     failure: Reason | None = None
     detail: str | None = None  # description of the failure
-    status: int = 0  # 0 where no status line came
-    head: bytes = b""  # status line and headers as they came, with the empty line
+    status: int = 0  # 0 without a status line
+    head: bytes = b""  # status line and headers as received, with the empty line
     headers: Mapping[str, str] = field(default_factory=dict)  # as responses.split_http reads them
-    body: bytes = b""  # as it came, chunks and compression included
+    body: bytes = b""  # as received, including chunks and compression
     content: bytes = b""  # the body without its encodings; of a byte range: without chunks
     address: str | None = None  # the server's IP address
     started: float = 0.0  # seconds since 1970

@@ -17,20 +17,20 @@ import pycares
 
 MAX_REMEMBERED = 50_000  # names
 MAX_SECONDS = 3_600.0  # limits for caching an address, overriding DNS
-_FAILED_SECONDS = 20.0  # how long a failure is believed: less than until a retry
+_FAILED_SECONDS = 20.0  # how long a failure is cached: less than the time to a retry
 _MAX_ADDRESSES = 8  # of one name
 _TRY_SECONDS, _TRIES = 2.0, 3  # of each server; c-ares waits longer at each try
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOutcome:
-    """The result of a lookup: addresses, or the reason for having none."""
+    """Holds the result of a lookup: addresses, or the reason for having none."""
 
     host: str
     addresses: tuple[str, ...] = ()
-    seconds: float = 0.0  # how long DNS lets the addresses be used again: the least time to live
+    seconds: float = 0.0  # how long the addresses may be cached: the shortest time to live
     why: str = ""
-    is_late: bool = False  # given up after a time; the host may be there
+    is_late: bool = False  # given up after a time; the host may exist
 
 
 Done = Callable[[LookupOutcome], None]
@@ -39,10 +39,10 @@ Lookup = Callable[[str, Done], None]
 
 
 class Names:
-    """The addresses of hosts, asked and remembered by one client. Not for several threads."""
+    """Looks up and caches the addresses of hosts for one client. Not thread-safe."""
 
     def __init__(self, lookup: Lookup, *, patience: float, wake: Callable[[], None]) -> None:
-        """``patience`` is for how many seconds a name is waited for; ``wake`` is called, from any
+        """``patience`` is the maximum wait for a name in seconds; ``wake`` is called, from any
         thread, when :meth:`found` has something new.
         """
         self._lookup, self._patience, self._wake = lookup, patience, wake
@@ -56,12 +56,12 @@ class Names:
         return outcome if time.monotonic() < end else None
 
     def ask(self, host: str) -> None:
-        """Starts a lookup, whose outcome :meth:`found` gives; once for a host that is asked for."""
+        """Starts a lookup unless one for the host is running; :meth:`found` returns the outcome."""
         self._asked[host] = time.monotonic()
         self._lookup(host, self._end)
 
     def take_outcomes(self) -> list[LookupOutcome]:
-        """Returns the outcomes that have come since the last call, those given up included."""
+        """Returns the outcomes since the last call, including abandoned lookups."""
         outcomes = []
         while self._done:
             outcome = self._done.popleft()
@@ -78,11 +78,13 @@ class Names:
         return outcomes
 
     def next_deadline(self) -> float | None:
-        """Returns when, by the monotonic clock, a lookup is given up next; None without any."""
+        """Returns when, by the monotonic clock, the next lookup is abandoned; None without any."""
         return next(iter(self._asked.values())) + self._patience if self._asked else None
 
     def close(self) -> None:
-        """Lets go of the lookup, whose sockets are given back soon after; nothing is asked then."""
+        """Releases the lookup; its sockets are closed soon after, and no further lookup is
+        possible.
+        """
         del self._lookup
 
     def _end(self, outcome: LookupOutcome) -> None:
@@ -98,9 +100,9 @@ class Names:
 
 
 def dns_lookup(port: int | None = None) -> Lookup:
-    """Returns what asks the servers of DNS that the system names, or one on a port of this machine.
+    """Returns a resolver for the system's DNS servers, or for one on a port of this machine.
 
-    It ends with its last use; who is not called back by then never is.
+    It ends with its last reference; pending callbacks are then never called.
     """
     servers = None if port is None else ["127.0.0.1"]
     channel = pycares.Channel(

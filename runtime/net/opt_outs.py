@@ -65,7 +65,7 @@ _NO = frozenset(("n", "no", "?0"))
 
 
 def forbids_training(usage: str) -> bool:
-    """Returns whether a value of Content-Signal or Content-Usage forbids to train models.
+    """Returns whether a value of Content-Signal or Content-Usage forbids training models.
 
     ``ai-train=no`` (Cloudflare's Content Signals), ``train-ai=n`` (IETF AIPREF).
     """
@@ -105,7 +105,7 @@ def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
 
 
 def signals_forbid(signals: Iterable[tuple[str, bool]], url: str) -> bool:
-    """Returns whether signals of a robots.txt forbid to train on ``url``; the longest path wins."""
+    """Returns whether signals of a robots.txt forbid training on ``url``; the longest path wins."""
     parts = urlsplit(url)
     path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
     rules = [
@@ -129,7 +129,7 @@ def meta_opt_outs(elements: Iterable[tuple[str, str]], agent: str = AGENT) -> fr
 
 
 def first_opt_out(opt_outs: Iterable[Reason]) -> Reason | None:
-    """Returns the one reason that a reject is counted by: rights before indexes, or None."""
+    """Returns the reason under which a reject is counted: rights before indexes, or None."""
     present = frozenset(opt_outs)
     return next((reason for reason in _RESERVED_FIRST if reason in present), None)
 
@@ -157,7 +157,7 @@ def _reserved(value: str | None) -> set[Reason]:
 
 
 def tdmrep_url(url: str) -> str:
-    """Returns the address of the tdmrep.json that speaks for ``url``: of its origin."""
+    """Returns the address of the tdmrep.json that applies to ``url``: that of its origin."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}/.well-known/tdmrep.json"
 
@@ -191,7 +191,7 @@ def _rules(content: bytes) -> list[dict[str, object]]:
 
 
 def _unescaped(path: str) -> str:
-    """Undoes the escapes of what need none, so that ``/%61`` and ``/a`` are one path."""
+    """Decodes unnecessary escapes, so that ``/%61`` and ``/a`` are the same path."""
     return _ESCAPE.sub(lambda m: _plain(int(m[1], 16)) or m[0].upper(), path)
 
 
@@ -202,7 +202,9 @@ def _plain(code: int) -> str | None:
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Returns whether ``path`` begins like ``pattern``: ``*`` matches anything, ``$`` the end."""
+    """Returns whether the start of ``path`` matches ``pattern``: ``*`` matches anything, ``$`` the
+    end.
+    """
     is_whole = pattern.endswith("$")
     first, *parts = pattern.removesuffix("$").split("*")
     if not path.startswith(first):

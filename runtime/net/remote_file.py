@@ -1,6 +1,7 @@
-"""A file on the web as a seekable file: read by ranges, retried, never of a private address.
+"""Opens a file on the web as a seekable file: read by ranges, retried, never from a private
+address.
 
-:func:`fetch_part` alone talks to the network.
+Only :func:`fetch_part` accesses the network.
 """
 
 import io
@@ -26,19 +27,19 @@ if TYPE_CHECKING:  # help texts read this file, without an extra
 TRIES = 6
 BACKOFF_S = 1.0  # doubled from try to try
 MOST_WAIT_S = 60.0
-SLOW_S, PART_S = 30, 300.0  # below some bytes a second; a whole part
+SLOW_S, PART_S = 30, 300.0  # below some bytes a second; an entire part
 REDIRECTS = 5
-FIRST_BYTES, MOST_BYTES = 64 << 10, 8 << 20  # of one request: more, the longer a file is read on
+FIRST_BYTES, MOST_BYTES = 64 << 10, 8 << 20  # of one request: it grows while reading is sequential
 S3_HOST = "https://{bucket}.s3.amazonaws.com/{key}"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _NO_RANGE = re.compile(r"bytes \*/(\d{1,18})")
-# By process and thread: a fork leaves its parent's alone, which must not be closed there either.
+# By process and thread: a fork does not use its parent's client, and must not close it either.
 _clients: dict[tuple[int, int], "Client"] = {}
 
 
 class Unreachable(Exception):
-    """A file on the web cannot be read: the message states which, why and what to do.
+    """Raised for an unreadable file on the web; the message states URL, reason and remedy.
 
     It is not an OSError, because readers of archives treat those as damaged bytes.
     """
@@ -54,7 +55,7 @@ class _TryAgain(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Bytes of a file, and the file's size and version according to the server."""
+    """Holds bytes of a file, and the file's size and version according to the server."""
 
     content: bytes
     total: int
@@ -95,7 +96,7 @@ def allowed_networks(path: str, allowed: Sequence[str]) -> tuple[Network, ...]:
 def endpoint_networks(url: str, variable: str) -> tuple[Network, ...]:
     """Returns the addresses of a server that the user's environment names, by ``variable``.
 
-    Raises OSError where its name cannot be looked up.
+    Raises OSError if its name cannot be resolved.
     """
     host = urlsplit(url).hostname
     answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
@@ -115,7 +116,7 @@ def fetch_part(
     """Reads the bytes from ``start`` to before ``stop``, fewer at the end of the file.
 
     ``authorization`` is that header's value, which only the server of ``url`` gets. ``whole``
-    accepts a small file from a server that gives no ranges, if ``start`` is 0.
+    accepts a small file from a server without ranges, if ``start`` is 0.
 
     Raises Unreachable after several tries, or immediately if a retry cannot help.
     """
@@ -173,7 +174,7 @@ def _answer(
 
 
 def _client(allowed: tuple[Network, ...]) -> "Client":
-    """This thread's client, whose connections are kept; a new one where other networks count."""
+    """Returns this thread's client, which keeps its connections; a new one for other networks."""
     from vlmill.runtime.net.client import Client
 
     key = os.getpid(), threading.get_ident()
@@ -223,9 +224,9 @@ Fetch = Callable[[int, int], Part]
 
 
 class RangedFile(PositionedFile):
-    """A seekable file over ranges; memory: one part, which grows while reading goes straight on.
+    """Reads ranges as a seekable file. Memory: one part, which grows while reading is sequential.
 
-    Raises Unreachable where the file changes while it is read.
+    Raises Unreachable if the file changes while it is read.
     """
 
     def __init__(self, name: str, fetch: Fetch) -> None:
@@ -237,13 +238,13 @@ class RangedFile(PositionedFile):
         self._part, self.total, self._version = first.content, first.total, first.version
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a position; nothing is read for it."""
+        """Sets the position without reading."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.total}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Returns ``size`` bytes, fewer at the end; all that are left if it is negative."""
+        """Returns ``size`` bytes, fewer at the end; all remaining bytes if it is negative."""
         stop = self.total if size < 0 else min(self._position + size, self.total)
         parts = []
         while self._position < stop:

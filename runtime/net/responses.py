@@ -1,7 +1,7 @@
-"""HTTP responses as crawlers store them: the head, and the body without its encodings.
+"""Parses HTTP responses in crawlers' archives: the head, and the decoded body.
 
-Nothing is trusted: sizes are bounded before anything is unpacked, and a body that is not in the
-encoding that its header names is taken as it is, because many crawlers store it decoded.
+Nothing is trusted: sizes are bounded before decompression, and a body that is not in the encoding
+of its header is used unchanged, because many crawlers store it decoded.
 """
 
 import io
@@ -38,14 +38,14 @@ def split_http(block: bytes) -> tuple[int, dict[str, str], bytes]:
             continue
         name, value = name.strip().lower(), value.strip()
         if name in _LISTS and name in headers:
-            # A line end keeps directives apart that each header gives to another robot.
+            # A line end separates directives that headers give to different robots.
             value = f"{headers[name]}{chr(10) if name == 'x-robots-tag' else ','}{value}"
         headers[name] = value
     return int(status[1]), headers, block[end.end() :] if end else b""
 
 
 def decode_body(body: bytes, headers: dict[str, str], max_bytes: int) -> bytes | None:
-    """Undoes transfer and content encodings; None when more than ``max_bytes`` come out.
+    """Undoes transfer and content encodings; None if the result exceeds ``max_bytes``.
 
     None too for a body of more than ``MAX_CHUNKS`` chunks.
     """
@@ -88,7 +88,7 @@ def unchunk(body: bytes) -> bytes | None:
 def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes | None:
     """Returns at most ``max_bytes`` + 1 decoded bytes; None if ``body`` is not in this encoding.
 
-    Of a body that is cut, what can be read.
+    For a truncated body, the readable part.
     """
     if encoding in ("gzip", "x-gzip"):
         return _inflate(body, zlib.MAX_WBITS | 16, max_bytes)
@@ -120,7 +120,7 @@ def _inflate(body: bytes, window: int, max_bytes: int) -> bytes | None:
 
 
 def _read(stream: Any, max_bytes: int) -> tuple[bytes | None, bool]:
-    """Reads a FastWARC stream; returns what came, or None, and whether it came to its end."""
+    """Reads a FastWARC stream; returns its bytes, or None, and whether it was complete."""
     parts: list[bytes] = []
     left = max_bytes + 1
     try:

@@ -1,7 +1,7 @@
-"""Reads robots.txt by RFC 9309: which URLs a site lets us request, and how fast.
+"""Reads robots.txt by RFC 9309: which URLs a site allows us to request, and how fast.
 
-Protego reads the rules. Before that, groups of other robots are merged: each group costs its lines
-times its robots, which half a megabyte of names and rules can turn into gigabytes.
+Protego reads the rules. Before that, groups of other robots are merged: each group needs memory for
+its lines times its robots, so half a megabyte of names and rules could become gigabytes.
 """
 
 import re
@@ -23,27 +23,27 @@ _OTHER = "another-robot"
 
 @dataclass(frozen=True, kw_only=True)
 class Robots:
-    """The rules of a site's robots.txt for this client."""
+    """Holds the rules of a site's robots.txt for this client."""
 
     crawl_delay: float | None = None  # seconds between two requests; any number from 0 on
-    is_closed: bool = False  # nothing may be fetched: the file could not be had
+    is_closed: bool = False  # nothing may be fetched: the file was not available
     rules: Protego | None = field(default=None, repr=False)
     agent: str = AGENT
     signals: tuple[tuple[str, bool], ...] = ()  # see opt_outs.robots_signals
 
     def forbids_training(self, url: str) -> bool:
-        """Returns whether the site forbids to train models on ``url``."""
+        """Returns whether the site forbids training models on ``url``."""
         return signals_forbid(self.signals, url)
 
     def allows(self, url: str) -> bool:
-        """Returns whether we may fetch ``url``, a URL of this site as ``urls.resolve`` gives it."""
+        """Returns whether we may fetch ``url``, a URL of this site from ``urls.resolve``."""
         if self.is_closed:
             return False
         return self.rules is None or self.rules.can_fetch(url, self.agent)
 
 
 def robots_url(url: str) -> str:
-    """Returns the address of the robots.txt that rules ``url``: of its scheme, host and port."""
+    """Returns the address of the robots.txt for ``url``: that of its scheme, host and port."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}/robots.txt"
 
@@ -52,7 +52,7 @@ def read_robots(status: int, content: bytes, agent: str = AGENT) -> Robots:
     """Returns the meaning of an answer to a request for robots.txt (RFC 9309, 2.3.1).
 
     ``status`` 0 means no answer. 2xx: the rules of ``content``, up to ``MAX_BYTES``. 3xx (after
-    five redirects) and 4xx: everything is allowed. 429, 5xx and no answer: nothing is.
+    five redirects) and 4xx: everything is allowed. 429, 5xx and no answer: nothing is allowed.
     """
     if status < 200 or status == 429 or status >= 500:
         return Robots(is_closed=True, agent=agent)

@@ -24,7 +24,7 @@ _HEAD_ENDS = (b"\n\r\n", b"\n\n")
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _VALIDATOR = re.compile(r"[\x20-\x7e]{1,1000}")
 _TYPES = "Accept: text/html,application/xhtml+xml,image/*;q=0.9,*/*;q=0.8"
-# gzip alone: what reads WARC elsewhere may know no other.
+# Only gzip: other readers of WARC may not support more.
 _ACCEPT = [_TYPES, "Accept-Encoding: gzip"]
 _ACCEPT_STORED = [_TYPES, "Accept-Encoding: identity"]  # ranges are of the bytes as stored
 
@@ -57,12 +57,12 @@ _OURS = (
     *(pycurl.E_OUT_OF_MEMORY, pycurl.E_FAILED_INIT, pycurl.E_BAD_FUNCTION_ARGUMENT),
     *(pycurl.E_SSL_CACERT_BADFILE, pycurl.E_UNKNOWN_OPTION, pycurl.E_ABORTED_BY_CALLBACK),
 )
-# Of opening a socket: this machine's trouble, not the server's.
+# Errors of opening a socket that come from this machine, not the server.
 _OUR_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 def usable_url(url: str) -> str:
-    """Returns ``url`` in its one spelling; raises Rejected if it cannot be asked for at all."""
+    """Returns the normalised ``url``; raises Rejected if it cannot be requested."""
     normal = resolve("", url)
     if normal is None:
         raise Rejected(Reason.BAD_URL, "no http or https URL")
@@ -81,7 +81,7 @@ def host_to_look_up(url: str) -> str | None:
 
 
 class Transfer:
-    """A libcurl handle for one exchange at a time; it is reused."""
+    """Holds a libcurl handle, which is reused for one exchange at a time."""
 
     def __init__(self, settings: ClientSettings, user_agent: str, ca_file: str) -> None:
         self.settings = settings
@@ -95,9 +95,9 @@ class Transfer:
         self._is_plain, self._is_pinned = True, False
 
     def begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
-        """Readies the handle for ``request``, whose URL is ``url`` by :func:`usable_url`.
+        """Prepares the handle for ``request``, whose URL is ``url`` from :func:`usable_url`.
 
-        ``addresses`` are its host's; none where the host is an address itself.
+        ``addresses`` are its host's; empty if the host is an address itself.
         """
         self.request, self.url = request, url
         self.limit = self.settings.max_bytes if request.max_bytes is None else request.max_bytes
@@ -106,7 +106,7 @@ class Transfer:
         self.body: list[bytes] = []
         self.num_body_bytes = 0
         self.failure: tuple[Reason, str] | None = None
-        self.refused: str | None = None  # the last address that was not connected to
+        self.refused: str | None = None  # the last refused address
         self.error: OSError | None = None
         self.curl.setopt(pycurl.URL, self.url)
         self.curl.setopt(pycurl.MAXFILESIZE_LARGE, self.limit)
@@ -156,7 +156,7 @@ class Transfer:
         if self.failure is not None:
             return self.failure
         if code == pycurl.E_OK:
-            # libcurl takes a head that the connection's end cuts for a whole one.
+            # libcurl treats a head that is truncated by the connection's end as complete.
             is_whole = self.head.endswith(_HEAD_ENDS)
             return None if is_whole else (Reason.CUT_OFF, "closed within the headers")
         if code in _OURS:
@@ -165,7 +165,7 @@ class Transfer:
             return Reason.BAD_ADDRESS, f"{self.refused} is not an address of the web"
         reason = _FAILURES.get(code, Reason.BAD_RESPONSE)
         if code == pycurl.E_RECV_ERROR and self.curl.getinfo(pycurl.OS_ERRNO):
-            reason = Reason.CUT_OFF  # by the system; without its word, the bytes were bad
+            reason = Reason.CUT_OFF  # by the system; without its error, the bytes were invalid
         return reason, message or f"error {code} of libcurl"
 
     def _location(self, status: int, headers: dict[str, str]) -> str | None:
@@ -208,7 +208,7 @@ class Transfer:
             self.curl.unsetopt(pycurl.RESOLVE)
         self._is_pinned = bool(addresses)
 
-    # What libcurl calls back: another number than that of the bytes ends the exchange.
+    # Callbacks of libcurl: returning a number other than that of the bytes ends the exchange.
 
     def _on_header(self, line: bytes) -> int:
         self.num_header_bytes += len(line)
@@ -217,7 +217,7 @@ class Transfer:
             self.failure = Reason.HEADERS_TOO_LARGE, f"more than {limit} bytes of headers"
             return -1
         if line.startswith(b"HTTP/") and self.head.endswith(_HEAD_ENDS):
-            self.head.clear()  # what came before was an interim response, as 103 is
+            self.head.clear()  # the previous head was an interim response, such as 103
         self.head += line
         return len(line)
 
@@ -254,12 +254,12 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
         pycurl.FOLLOWLOCATION: 0,
-        pycurl.PROXY: "",  # the environment's, too: a proxy would look names up again
+        pycurl.PROXY: "",  # ignores the environment: a proxy would resolve names again
         pycurl.NETRC: pycurl.NETRC_IGNORED,
         pycurl.NOSIGNAL: 1,
-        pycurl.PATH_AS_IS: 1,  # resolve() has done the dots
+        pycurl.PATH_AS_IS: 1,  # resolve() has removed the dots
         pycurl.USERAGENT: user_agent,
-        pycurl.HTTP_TRANSFER_DECODING: 0,  # bytes stay as they came: WARC keeps those
+        pycurl.HTTP_TRANSFER_DECODING: 0,  # bytes stay as received: WARC stores them
         pycurl.HTTP_CONTENT_DECODING: 0,
         pycurl.HTTP09_ALLOWED: 0,
         pycurl.BUFFERSIZE: 128 << 10,

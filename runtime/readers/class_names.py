@@ -10,12 +10,12 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 
-NAMES = "names"  # in the producer record of tables, where their detector's names are known
+NAMES = "names"  # in the producer record of tables whose detector's names are known
 
 
 def stored_names(producer: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Returns the names of the classes and the attributes that a table of regions carries, by
-    "classes" and "attributes"; empty lists where it carries none.
+    """Returns the names of the classes and the attributes in a table of regions, by "classes" and
+    "attributes"; empty lists if it has none.
     """
     record = producer.get(NAMES)
     names = {}
@@ -57,8 +57,8 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
 def require_names(
     names: Mapping[str, Sequence[object]], producer: Mapping[str, Any], regions: str
 ) -> None:
-    """Raises InputError for another number of ``names["classes"]`` or ``["attributes"]`` than the
-    detector of ``regions`` has; the flags have the same names.
+    """Raises InputError if the number of ``names["classes"]`` or ``["attributes"]`` differs from
+    the detector of ``regions``; the flags have the same names.
     """
     for what, class_names in names.items():
         require_number(class_names, producer, what, flag=f"--{what}", regions=regions)
@@ -67,10 +67,10 @@ def require_names(
 def require_number(
     names: Sequence[object], producer: Mapping[str, Any], what: str, *, flag: str, regions: str
 ) -> None:
-    """Raises InputError for another number of names than the detector of ``regions`` has.
+    """Raises InputError if the number of names differs from the detector of ``regions``.
 
-    ``what`` is "classes" or "attributes". Of regions that another program has made the number is
-    not known, and no list is refused.
+    ``what`` is "classes" or "attributes". For regions of other programs the number is not known,
+    and no list is refused.
     """
     detector = producer.get("detector")
     number = detector.get(f"num_{what}") if isinstance(detector, dict) else None

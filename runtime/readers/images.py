@@ -1,4 +1,4 @@
-"""Random access to the images of an ``images`` table."""
+"""Provides random access to the images of an ``images`` table."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -42,7 +42,7 @@ class ImageReader:
         self._groups, self._starts = groups, np.cumsum(rows, dtype=np.int64)
         self._open()
         self._index: RowIndex | None = None
-        self._ids  # noqa: B018  # an id that appears twice is found here
+        self._ids  # noqa: B018  # raises InputError for a repeated id
 
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]

@@ -17,7 +17,7 @@ SAMPLES = 3
 
 
 class Indexed(Protocol):
-    """A table whose rows are found by image_id."""
+    """Defines a table whose rows are found by image_id."""
 
     @property
     def index(self) -> IdIndex:
@@ -28,10 +28,10 @@ class Indexed(Protocol):
 class Join:
     """Finds rows of ``holding`` (a flag: --regions) by the ids of ``asking`` (--pairs).
 
-    Where ids are equal that is all, at the cost of the index. An id that is missing meets the one
-    that differs least in how an image is named (:mod:`vlmill.schemas.names`). Raises InputError
-    where that could be two, and where two ids would meet the same row: neither is guessed. Memory:
-    a byte a row, and some 300 bytes for each row that was met by name.
+    Equal ids match, at the cost of the index. A missing id matches the id whose name for an image
+    differs least (:mod:`vlmill.schemas.names`). Raises InputError if several ids differ equally,
+    and if two ids would match the same row: neither is guessed. Memory: one byte per row, and about
+    300 bytes for each row that was matched by name.
     """
 
     def __init__(self, index: IdIndex, *, asking: str, holding: str) -> None:
@@ -43,7 +43,7 @@ class Join:
         self._samples: dict[Difference, tuple[str, str]] = {}
 
     def find(self, image_ids: Sequence[str]) -> Numbers:
-        """Returns row numbers, ABSENT where no row is of that image. Raises InputError."""
+        """Returns row numbers, ABSENT for images without a row. Raises InputError."""
         numbers = self._index.find(image_ids)
         equal = numbers[numbers != ABSENT]
         self._equal[equal] = True
@@ -83,7 +83,7 @@ class Join:
         )
 
     def summary(self) -> str:
-        """Returns a sentence on what met by name; empty where all ids were equal or missing."""
+        """Returns a sentence about matches by name; empty if all ids were equal or missing."""
         if not self._counts:
             return ""
         parts = []

@@ -1,4 +1,4 @@
-"""A shard is mapped into memory here, as it is first read."""
+"""Maps a shard into memory when it is first read."""
 
 import mmap
 from pathlib import Path
@@ -13,9 +13,7 @@ from vlmill.schemas.errors import InputError
 
 
 class Footer(NamedTuple):
-    """A shard's footer has been read: ``file`` reads row groups, ``byte_ranges`` gives their
-    values.
-    """
+    """Holds a shard's footer: ``file`` reads row groups, ``byte_ranges`` gives their values."""
 
     file: pq.ParquetFile
     byte_ranges: ShardByteRanges
@@ -28,7 +26,7 @@ def read_footer(path: Path) -> Footer:
 
 
 class MappedShard:
-    """A shard of a regions table, mapped into memory as it is first read."""
+    """Holds a shard of a regions table, mapped into memory when it is first read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +37,7 @@ class MappedShard:
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Returns the whole file."""
         if self._bytes is None:
-            with open(self.path, "rb") as file:  # of a store: its local copy
+            with open(self.path, "rb") as file:  # in a store: its local copy
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         return self._bytes
@@ -50,7 +48,8 @@ class MappedShard:
             return True
         assert self.bytes is not None and self._map is not None
         if self._map.size() < len(self._map):
-            # Zeros up to the end of the last page, and SIGBUS after it (runtime/bus_errors.py).
+            # Reading gives zeros up to the end of the last page, and SIGBUS after it
+            # (runtime/bus_errors.py).
             raise InputError(
                 f"{self.path} has shrunk from {len(self._map)} to {self._map.size()} bytes while "
                 "it was read; put the whole file back and run the command again"
@@ -65,7 +64,7 @@ class MappedShard:
         )
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """Have the system read these bytes in the background."""
+        """Makes the system read these bytes in the background."""
         assert self.bytes is not None and self._map is not None
         start = offset - offset % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_WILLNEED, start, offset + size - start)

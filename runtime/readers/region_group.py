@@ -26,7 +26,7 @@ from vlmill.schemas.tables import REGIONS, breaks_contract
 Array = npt.NDArray[Any]
 BINARY = tuple(binary_columns(REGIONS))
 SMALL = tuple(name for name in REGIONS.schema.names if name not in BINARY)
-# The index of ids has looked at them.
+# The index of ids has checked them.
 CHECKED = {name: REGIONS.fields[name] for name in SMALL if name != "image_id"}
 LISTS: dict[str, np.dtype[Any]] = {
     "class_ids": np.dtype(np.int16),
@@ -36,12 +36,12 @@ LISTS: dict[str, np.dtype[Any]] = {
 }
 COLUMNS = (*PER_BOX, "global_feature")
 SCORES = ("class_scores", "attribute_scores")
-ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that may not be finite
+ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that must be finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _List:
-    """A list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
+    """Holds a list column: the values of row i are ``values[starts[i] : starts[i + 1]]``."""
 
     values: Array
     starts: list[int]
@@ -52,7 +52,7 @@ class _List:
 
 
 class RegionGroup:
-    """A row group of shard ``shard_number``, small columns read.
+    """Holds a row group of shard ``shard_number``, with the small columns read.
 
     ``arrays`` is the shard's metadata of binary columns.
     """
@@ -114,7 +114,7 @@ class RegionGroup:
             if name in self._lists:
                 arrays[name] = self._lists[name][number]
             elif name == "global_feature":
-                # Wider or narrower than the regions' if other networks computed it.
+                # Its width may differ from the regions' if other networks computed it.
                 like = name if name in self._arrays else "features"
                 stored_rows = self._values(name, like, number, 1)
                 arrays[name] = None if stored_rows is None else stored_rows[0]
@@ -142,7 +142,7 @@ class RegionGroup:
         return True
 
     def _dtype(self, name: str) -> str:
-        self._kind(name)  # refuses metadata that lacks it
+        self._kind(name)  # raises InputError if the metadata lacks it
         dtype: str = self._arrays[name]["dtype"]
         return dtype
 
@@ -195,13 +195,13 @@ class RegionGroup:
             return None
         kind, width = self._kind(like)
         self._check_size(name, like, number, count, len(data))
-        # Not ndarray.view: a file gives its values no alignment.
+        # Not ndarray.view: values in a file are not aligned.
         values = np.frombuffer(data, dtype=kind).reshape(count, width)
         return from_stored(values, self._arrays[like]["dtype"])
 
     def locate_features(self, number: int) -> tuple[int, int] | None:
-        """Returns :meth:`locate_value` of the features. Raises InputError if there are not as many
-        as boxes.
+        """Returns :meth:`locate_value` of the features. Raises InputError if their number is not
+        that of the boxes.
         """
         location = self.locate_value("features", number)
         if location is not None:

@@ -1,8 +1,8 @@
-"""Rows of the regions table, and how they are stored.
+"""Defines the rows of the regions table, and how they are stored.
 
-R boxes of an image, D feature width, K class probabilities. ``features`` is row-major
-little-endian [R, D] in a ``large_binary`` value: measured on 512 images of 100 x 2048 float16,
-one thread, that reads at the raw size's 4.4 GB/s where nested Arrow lists give 0.25.
+R boxes of an image, D feature width, K class probabilities. ``features`` is row-major little-endian
+[R, D] in a ``large_binary`` value: measured on 512 images of 100 x 2048 float16, one thread, this
+reads at 4.4 GB/s, the speed of raw bytes; nested Arrow lists reach 0.25.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ PER_BOX = (
     "attribute_ids",
     "attribute_scores",
 )
-LISTS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")  # a number a box
-# numpy's type of the stored bytes. numpy has no bfloat16: its 16 bits are kept as they are, and
+LISTS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")  # one number per box
+# numpy's type of the stored bytes. numpy has no bfloat16: its 16 bits are stored unchanged, and
 # readers get float32, which holds every bfloat16 exactly.
 FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
@@ -40,7 +40,7 @@ NO_BYTES = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRow:
-    """An image's regions.
+    """Holds an image's regions.
 
     ``boxes`` float32 [R, 4] in pixels of the original image; ``features`` [R, D] in the stored
     dtype, or None; ``class_ids``/``attribute_ids`` int16 [R] without background, scores float32
@@ -77,8 +77,8 @@ def region_arrays(
     """Returns the ``arrays`` metadata of a regions shard
     (:class:`~vlmill.runtime.files.shards.ShardWriter`).
 
-    ``class_probs_dim`` is the width of the whole distribution, ``top_k`` how many of it are kept,
-    ``global_dim`` the width of a full image's feature where it is not the regions'.
+    ``class_probs_dim`` is the width of the full distribution, ``top_k`` the number of stored
+    values, ``global_dim`` the width of an image-level feature if it differs from the regions'.
     ``background`` states whether the distribution's first column is the background ("first") or no
     column is ("none"); None states nothing.
     """
@@ -98,13 +98,13 @@ def region_arrays(
 
 
 def to_stored(values: Array, dtype: str) -> Array:
-    """Values rounded to ``dtype`` (half to even), as the array whose bytes are stored.
+    """Rounds values to ``dtype`` (half to even); returns the array whose bytes are stored.
 
-    Raises ValueError for values that it cannot hold, and for larger ones than :data:`LARGEST`.
+    Raises ValueError for values that it cannot hold, and for values above :data:`LARGEST`.
     """
     array = _round(values, dtype)
     finite = are_finite(_view_bytes(array), dtype)
-    if dtype == "bfloat16":  # rounding takes some NaN to 0
+    if dtype == "bfloat16":  # rounding turns some NaN into 0
         exact = np.ascontiguousarray(values, dtype="<f4")
         finite = finite and are_finite(_view_bytes(exact), "float32")
     if not finite:
@@ -134,7 +134,7 @@ def _view_bytes(array: Array) -> npt.NDArray[np.uint8]:
 # Larger numbers overflow float32 once a model has multiplied them. Detectors' are below 1e3.
 LARGEST = 1e10
 _LARGEST_BITS = int(np.float32(LARGEST).view(np.uint32))
-LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32))  # at most that
+LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32))  # at most LARGEST
 # The bits of a number without its sign, and those of the largest one. A number has larger bits the
 # larger it is, and infinity and NaN have larger ones than all numbers.
 MAGNITUDES = {
@@ -149,18 +149,18 @@ def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
     :data:`LARGEST`.
     """
     mask, largest = MAGNITUDES[dtype]
-    # By their bits: NumPy asks float16 one by one.
+    # Compares bits: NumPy checks float16 values one by one.
     bits = np.frombuffer(stored, np.dtype(f"<u{FEATURE_DTYPES[dtype].itemsize}"))
     return not ((bits & mask) > largest).any()
 
 
 def is_in_range(array: Array) -> bool:
-    """Returns whether an array of numbers holds finite ones of at most :data:`LARGEST` alone."""
-    return bool((np.abs(array) <= np.float32(LARGEST)).all())  # as float32 also of float16
+    """Returns whether all numbers of an array are finite and at most :data:`LARGEST`."""
+    return bool((np.abs(array) <= np.float32(LARGEST)).all())  # as float32, also for float16
 
 
 def from_stored(array: Array, dtype: str) -> Array:
-    """Returns what :func:`to_stored` stored: the same array, or float32 for bfloat16."""
+    """Returns the values that :func:`to_stored` stored: the same array, or float32 for bfloat16."""
     if dtype != "bfloat16":
         return array
     return (array.astype("<u4") << 16).view("<f4")
@@ -195,7 +195,7 @@ def _encode(row: RegionRow, dtype: str, checked: bool) -> dict[str, Any]:
             raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
         if array is not None and name in LISTS and array.ndim != 1:
             raise ValueError(f"{row.image_id}: {name} are {array.shape}, must be ({count},)")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf
+    with np.errstate(over="ignore"):  # values beyond float32 become inf
         boxes = row.boxes.astype(np.float32)
     for name, array in (
         ("a box", boxes),
@@ -242,7 +242,7 @@ def _encode_array(row: RegionRow, name: str, dtype: str, checked: bool) -> Array
 def _encode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Returns a column of the rows' values, with arrays copied in one piece.
 
-    Lists of Python numbers would hold the interpreter ten times as long.
+    Lists of Python numbers would block the interpreter ten times as long.
     """
     if pa.types.is_large_binary(kind):
         return _encode_bytes(values)
@@ -267,7 +267,7 @@ def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array
     inner = kind.value_type
     rows = inner if pa.types.is_fixed_size_list(inner) else None
     number = inner if rows is None else rows.value_type
-    # Of the narrowest type: it widens no other array.
+    # Of the narrowest type, so that it widens no other array.
     empty = np.empty((0,) if rows is None else (0, rows.list_size), np.int16)
     contents = [empty if array is None else array for array in arrays]
     values = pa.array(np.concatenate([empty, *contents]).reshape(-1)).cast(number)
@@ -278,11 +278,11 @@ def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array
 
 
 def _mask_buffer(values: Sequence[Any]) -> pa.Buffer | None:
-    """Returns a bit for each value that is there; None if all are."""
+    """Returns a validity bit for each value; None if all are present."""
     mask = np.array([value is not None for value in values], dtype=bool)
     return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def _offset_buffer(arrays: Sequence[Array], kind: type[np.signedinteger[Any]]) -> pa.Buffer:
-    """Returns where each array begins among all that follow each other, and the end of the last."""
+    """Returns the start of each array in their concatenation, and the end of the last one."""
     return pa.py_buffer(np.cumsum([0, *map(len, arrays)], dtype=kind))

@@ -1,4 +1,4 @@
-"""The regions table: rows, encoding, and random access by image_id.
+"""Reads the regions table: rows, encoding, and random access by image_id.
 
 R boxes of an image, D feature width, K class probabilities.
 """
@@ -34,7 +34,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS
 
 OPEN_FOOTERS = 64
-UNKNOWN = -1  # of a row: whether it is finite
+UNKNOWN = -1  # state of a row that was not checked for finite numbers
 
 
 class RegionReader:
@@ -73,7 +73,7 @@ class RegionReader:
         self._marked = [is_marked_finite(read_parquet_footer(path).metadata) for path in self.paths]
         self._looked_at: npt.NDArray[np.int8] | None = None
         self._index: RowIndex | None = None
-        self._ids  # noqa: B018  # an id that appears twice is found here
+        self._ids  # noqa: B018  # raises InputError for a repeated id
 
     def _open(self) -> None:
         self._shards = [MappedShard(path) for path in self.paths]
@@ -131,11 +131,11 @@ class RegionReader:
         return self._ids
 
     def box_counts(self) -> npt.NDArray[np.int32]:
-        """Returns R of each row from the index: no row is read."""
+        """Returns R of each row from the index, without reading rows."""
         return self._ids.counts("num_boxes")
 
     def num_boxes(self, image_id: str) -> int:
-        """Returns R of an image from the index: its row is not read. Raises KeyError."""
+        """Returns R of an image from the index, without reading its row. Raises KeyError."""
         return int(self.box_counts()[self._number(image_id)])
 
     def _number(self, image_id: str) -> int:
@@ -155,9 +155,9 @@ class RegionReader:
         return self.row(self._number(image_id))
 
     def row(self, number: int) -> RegionRow:
-        """Row ``number``; its arrays are read-only views where the file allows it.
+        """Returns row ``number``; its arrays are read-only views if the file allows it.
 
-        Raises InputError where the file contradicts itself.
+        Raises InputError if the file is inconsistent.
         """
         group, within = self.locate_row(number)
         return group.row(within)
@@ -212,7 +212,7 @@ class RegionReader:
         return bisect_right(self._starts, number) - 1
 
     def locate_row(self, number: int) -> tuple[RegionGroup, int]:
-        """Returns a row's group and its number in it: for what needs some columns only."""
+        """Returns a row's group and its number in it: to read only some columns."""
         group_index = self._find_group(number)
         group = self._cache.get(group_index)
         if group is None:

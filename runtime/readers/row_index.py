@@ -1,4 +1,4 @@
-"""Rows of a table by image_id."""
+"""Finds rows of a table by image_id."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -18,13 +18,13 @@ from vlmill.schemas.names import Difference, composed, difference, extract_core,
 from vlmill.schemas.tables import Table
 
 ABSENT = -1
-MOST_ALIKE = 64  # ids with the same last part that are compared: a folder's frame_0001 is in all
+MOST_ALIKE = 64  # ids with the same last part that are compared: every folder may have a frame_0001
 IDS_AT_ONCE = 65_536
 Numbers = npt.NDArray[np.int64]
 
 
 class _Keys:
-    """Rows by 64 bits of a text each, 16 bytes a row; several rows may have the same."""
+    """Indexes rows by 64 bits of a text, 16 bytes per row; several rows may have the same key."""
 
     def __init__(self, texts: Iterable[str], count: int) -> None:
         unordered = np.fromiter((key64(text) for text in texts), dtype=np.uint64, count=count)
@@ -32,7 +32,7 @@ class _Keys:
         self.keys = unordered[self.order]
 
     def find_rows(self, text: str) -> Iterator[int]:
-        """Yields the rows whose key is a text's."""
+        """Yields the rows with the key of a text."""
         key = np.uint64(key64(text))
         start = int(np.searchsorted(self.keys, key))
         for position in range(start, len(self.keys)):
@@ -129,8 +129,8 @@ class IdIndex:
 class RowIndex(IdIndex):
     """Holds the ids of a table's rows, in the order of shards and rows, and finds rows by id.
 
-    Takes some 100 bytes a row. ``columns`` are int32 columns that it keeps too. Raises InputError
-    for an id that has two rows, and for values that break the contract of ``spec``.
+    Uses about 100 bytes per row. ``columns`` are int32 columns to store too. Raises InputError for
+    an id with two rows, and for values that break the contract of ``spec``.
     """
 
     def __init__(

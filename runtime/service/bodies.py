@@ -1,4 +1,4 @@
-"""Bodies of requests become images and words: one image, a form of files, or JSON.
+"""Parses request bodies into images and words: one image, a form of files, or JSON.
 
 Parsers copy images once and never decode them as text. JSON needs up to nine times the size of
 its texts, which is bounded.
@@ -18,24 +18,24 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 
 FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
-MOST_FIELDS = 1_000  # besides images
+MOST_FIELDS = 1_000  # in addition to images
 LONGEST_NAME, LONGEST_TEXT = 200, 20_000
 HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
-# Limit of JSON outside of its strings: brackets, commas, quotes, white space.
-# Unbounded, 31 MiB of empty lists became 900 MiB, and of empty objects 1.9 GiB.
+# Limit of JSON outside its strings: brackets, commas, quotes, white space. Unbounded, 31 MiB of
+# empty lists became 900 MiB, and of empty objects 1.9 GiB.
 MOST_BESIDE_STRINGS = 65_536
 # Of all strings of JSON except images in base64. One character outside of Unicode's basic plane
 # makes every character of its text take four bytes, in the whole text and again in the string.
 MOST_TEXT_BYTES = 8 * 2**20
-# A string, or the beginning of one: it continues from its end with any content, so that a
-# body is read once.
+# A string, or its beginning: matching continues at its end with any content, so a body is read
+# once.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{1024,}={0,2}"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestImage:
-    """An image of a request. ``name`` is what its sender calls it; it is never a path here."""
+    """Holds an image of a request. ``name`` is the sender's name for it, never used as a path."""
 
     name: str
     content: bytes
@@ -43,20 +43,20 @@ class RequestImage:
 
 @dataclass(kw_only=True)
 class Form:
-    """The content of a request: its images in order, and the texts by field."""
+    """Holds the content of a request: its images in order, and the texts by field."""
 
     images: list[RequestImage] = field(default_factory=list)
     words: dict[str, list[str]] = field(default_factory=dict)
 
     def get_word(self, name: str) -> str:
-        """Returns the only word of a field. Raises Refused."""
+        """Returns the only word of a field. Raises RequestRefused."""
         words = self.words.get(name, [])
         if len(words) != 1:
             raise bad_request(f"field {name}: expected it once, got it {len(words)} times")
         return words[0]
 
     def image(self) -> RequestImage:
-        """Returns the only image. Raises Refused."""
+        """Returns the only image. Raises RequestRefused."""
         if len(self.images) != 1:
             raise bad_request(f"expected one image, got {len(self.images)}")
         return self.images[0]
@@ -65,7 +65,7 @@ class Form:
 def read_form(
     content_type: str, body: bytes, *, words: Collection[str] = (), most_images: int
 ) -> Form:
-    """Parses a body by its type; ``words`` are the known fields besides images.
+    """Parses a body by its type; ``words`` are the known fields in addition to images.
 
     A part of a form is an image if it has a file name, regardless of its field's name. In JSON
     images are ``pictures``, in base64. Raises RequestRefused for everything else.
@@ -92,7 +92,7 @@ def read_form(
 
 
 def require_few(images: Sequence[Any], max_images: int) -> None:
-    """Raises Refused for more images than a request may have."""
+    """Raises RequestRefused for more images than a request may have."""
     if len(images) > max_images:
         raise RequestRefused(
             413, "too_many_pictures", f"over {max_images} images; send several requests"
@@ -110,7 +110,7 @@ class Parts:
         self._is_whole = False
 
     def read(self, boundary: bytes, body: bytes) -> None:
-        """Reads all parts. Raises Refused for a body that is cut or no form."""
+        """Reads all parts. Raises RequestRefused for a body that is truncated or not a form."""
         parser = MultipartParser(
             boundary,
             {
@@ -126,7 +126,7 @@ class Parts:
             max_header_size=HEADER_BYTES,
         )
         try:
-            parser.write(body.lstrip(b"\r\n"))  # which the parser skips, too, at 1 MB/s
+            parser.write(body.lstrip(b"\r\n"))  # the parser skips these too, but at 1 MB/s
             parser.finalize()
         except FormParserError as error:
             raise bad_request(f"multipart: {str(error)[:200]}", "bad_form") from None
@@ -190,7 +190,7 @@ def require_image_type(content_type: str) -> None:
 
 
 def plain_name(raw: bytes) -> str:
-    """Returns a file's name. Raises Refused for a path, and for what can be no name."""
+    """Returns a file's name. Raises RequestRefused for a path or an invalid name."""
     name = raw.decode("utf-8", "replace")
     is_path = "/" in name or "\\" in name or name in ("", ".", "..")
     if is_path or len(name) > LONGEST_NAME or not name.isprintable():
@@ -201,7 +201,7 @@ def plain_name(raw: bytes) -> str:
 
 
 def decode_text(content: bytes) -> str:
-    """Decodes a word. Raises Refused."""
+    """Decodes a word. Raises RequestRefused."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -209,7 +209,7 @@ def decode_text(content: bytes) -> str:
 
 
 def add_word(form: Form, name: str, text: str, known: Collection[str]) -> None:
-    """Adds a field's word. Raises Refused for a field that there is not, and for too long ones."""
+    """Adds a field's word. Raises RequestRefused for unknown fields and for long words."""
     if name not in known:
         there = f"there are {', '.join(sorted(known))}" if known else "none is known"
         raise bad_request(f"unknown field {name[:80]!r}; besides files {there}", "unknown_field")
@@ -271,7 +271,7 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
         raise bad_request("the body is not JSON", "bad_json")
     nonce = secrets.token_hex(16)  # no string of the body can equal such a name
     rest, images, end = [], dict[str, memoryview](), 0
-    num_besides = num_text_bytes = 0  # outside of strings, with one byte of each; in other strings
+    num_besides = num_text_bytes = 0  # outside strings, plus one byte of each; in other strings
     for match in STRING.finditer(body):
         num_besides += match.start() - end + 1
         is_image = LONG_BASE64.fullmatch(body, *match.span()) is not None
@@ -305,7 +305,7 @@ def _no_number(word: str) -> None:
 
 
 def decode_base64(encoded: str | memoryview) -> bytes:
-    """Decodes base64. Raises Refused."""
+    """Decodes base64. Raises RequestRefused."""
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError):

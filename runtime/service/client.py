@@ -30,7 +30,7 @@ AGAIN = (429, 503)
 
 
 class ServiceError(Exception):
-    """A service has refused a request: its status, its reason and its message."""
+    """Raised if a service has refused a request, with its status, its reason and its message."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -39,7 +39,7 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """The response of a service."""
+    """Holds the response of a service."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -97,7 +97,7 @@ class ServiceClient:
     def request_json(
         self, path: str, images: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """Asks, and returns the JSON of the answer."""
+        """Sends a request, and returns the JSON of the response."""
         answer = self.ask(path, images=images, words=words, accept=JSON)
         content: dict[str, Any] = parse_json(answer.content)
         return content
@@ -110,9 +110,7 @@ class ServiceClient:
         words: Mapping[str, Sequence[str]] | None = None,
         accept: str = JSON,
     ) -> Response:
-        """Sends a form, and retries when the service asks for it. Raises ServiceError and
-        OSError.
-        """
+        """Sends a form, and retries if the service requests it. Raises ServiceError and OSError."""
         body, content_type = encode_form(images, words or {})
         headers = {"content-type": content_type, "accept": accept}
         if self.token is not None:

@@ -22,7 +22,7 @@ REPORT_SECONDS = 60.0
 
 
 class ClientConnection(Protocol):
-    """A client's connection, as the guard and the acceptor see it."""
+    """Defines a client's connection for the guard and the acceptor."""
 
     @property
     def is_spare(self) -> bool:

@@ -1,4 +1,4 @@
-"""Images that requests name by URLs, through the client that reaches no address inside."""
+"""Fetches images that requests name by URL, never from internal addresses."""
 
 from collections.abc import Sequence
 
@@ -62,7 +62,7 @@ def fetch_images(urls: Sequence[str], settings: ServiceSettings) -> list[Request
 
 
 def require_content(url: str, answer: Answer) -> None:
-    """Raises Refused unless there is a whole response of status 200."""
+    """Raises RequestRefused unless the response is complete and has status 200."""
     short = url[:200]
     if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
         raise bad_request(f"{short}: not a web address", "bad_address")

@@ -1,4 +1,4 @@
-"""Applies to every request: its number, its token, its limits, its line in the log.
+"""Handles the number, the token, the limits and the log line of every request.
 
 It is a layer of plain ASGI around the application, so it covers every route. A body is counted as
 it arrives, regardless of its headers. Reading, computing and sending end at the request's deadline.
@@ -48,8 +48,8 @@ class Guard:
     ) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.held_bytes = 0
-        self.reading: dict[Exchange, None] = {}  # those whose body is being read, the oldest first
-        self.is_local = False  # whether only this machine reaches it, and no token is asked for
+        self.reading: dict[Exchange, None] = {}  # whose body is being read, the oldest first
+        self.is_local = False  # whether only this machine reaches it, without a token
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -81,7 +81,7 @@ class Guard:
 
 
 class Exchange:
-    """Holds one request with its answer."""
+    """Holds one request with its response."""
 
     def __init__(
         self, guard: Guard, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -103,13 +103,13 @@ class Exchange:
         self.connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
 
     async def run(self) -> None:
-        """Lets the application answer; answers itself where that fails."""
+        """Calls the application; responds itself if that fails."""
         try:
             self.check()
             await self.guard.app(self.scope, self.receive, self.send)
         except RequestRefused as why:
             await self.refuse(why)
-        except ClientGone:  # no client, or one that the connection has already answered
+        except ClientGone:  # no client, or the connection has already responded
             if self.connection is not None and self.connection.is_malformed:
                 self.account["reason"] = "bad_http"
         except Exception:
@@ -120,7 +120,7 @@ class Exchange:
             )
 
     def check(self) -> None:
-        """Refuses requests that are invalid by their headers alone."""
+        """Refuses requests with invalid headers."""
         settings = self.settings
         if self.is_spare() and self.scope["path"] not in HEALTH:
             raise RequestRefused(
@@ -204,7 +204,7 @@ class Exchange:
             self.reading.reschedule(asyncio.get_running_loop().time())
 
     def require_size(self, size: int) -> None:
-        """Raises Refused for a body over the limit."""
+        """Raises RequestRefused for a body over the limit."""
         if size > self.settings.max_bytes:
             raise RequestRefused(
                 413,
@@ -213,9 +213,9 @@ class Exchange:
             )
 
     async def receive(self) -> Message:
-        """Gives the application a part of the body; counts it, and ends at the deadline."""
+        """Returns a part of the body to the application; counts it, and ends at the deadline."""
         left = self.deadline - time.monotonic()
-        if self.has_body:  # only the client's leaving can come
+        if self.has_body:  # only a disconnect can follow
             message = await self._receive()
             self.is_gone |= message["type"] == "http.disconnect"
             return message
@@ -243,7 +243,7 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Sends a part of the answer; gives up on who does not read it in time."""
+        """Sends a part of the response; aborts if the client does not read it in time."""
         if self.is_gone:
             return
         if message["type"] == "http.response.start":
@@ -278,8 +278,8 @@ class Exchange:
         return self.has_body or none
 
     async def linger(self) -> None:
-        """Reads on for a moment: closing immediately could drop the response to a client that still
-        sends.
+        """Continues to read for a moment: closing immediately could drop the response to a client
+        that still sends.
         """
         self.release()
         end = time.monotonic() + LINGER_SECONDS
@@ -293,7 +293,7 @@ class Exchange:
                 return
 
     async def refuse(self, why: RequestRefused) -> None:
-        """Answers with the refusal, unless an answer has begun."""
+        """Responds with the refusal, unless a response has begun."""
         self.account["reason"] = why.reason
         if self.status or self.is_gone:
             return
@@ -334,13 +334,13 @@ class Exchange:
 
 
 class ClientGone(Exception):
-    """Raised where the client has hung up before its request was whole."""
+    """Raised if the client has disconnected before its request was complete."""
 
 
 def names_no_site(host: bytes) -> bool:
     """Returns whether a Host header is an IP address or localhost.
 
-    A domain name may belong to a web site whose owner lets it resolve to this machine, so that its
+    A domain name may belong to a web site whose owner makes it resolve to this machine, so that its
     pages could read the responses.
     """
     try:
@@ -351,7 +351,7 @@ def names_no_site(host: bytes) -> bool:
 
 
 def is_cross_site(headers: Mapping[bytes, bytes]) -> bool:
-    """Returns whether a browser sends a request for a page of another site.
+    """Returns whether a browser sends a request from a page of another site.
 
     Current browsers state that in Sec-Fetch-Site, which no page can change; older ones send the
     page's Origin. Programs send neither.

@@ -1,4 +1,4 @@
-"""Rows of tables as JSON has them."""
+"""Converts rows of tables to JSON."""
 
 import base64
 from collections.abc import Mapping

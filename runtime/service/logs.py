@@ -1,7 +1,7 @@
-"""The log of a service: one JSON object per line, on standard error.
+"""Writes the log of a service: one JSON object per line, on standard error.
 
 Logging never blocks and never raises, because a thread writes the lines. If the disk is full or
-nobody reads standard error, lines are dropped and counted.
+standard error is not read, lines are dropped and counted.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ WRITER = LineWriter(STANDARD_ERROR)
 
 
 def log(event: str, **fields: Any) -> None:
-    """Writes a line: when, what, and the fields."""
+    """Writes a line with the time, the event and the fields."""
     WRITER.put(encode_line(event, **fields))
 
 
@@ -164,7 +164,7 @@ def log_standard_error() -> Iterator[None]:
 
 
 class JsonLines(logging.Handler):
-    """Writes the records of libraries as the others."""
+    """Writes the records of libraries like other lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -177,7 +177,7 @@ class JsonLines(logging.Handler):
 
 
 def log_libraries() -> None:
-    """Lets warnings and errors of the libraries that serve become such lines."""
+    """Logs warnings and errors of the serving libraries as such lines."""
     root = logging.getLogger()
     root.handlers = [JsonLines(logging.WARNING)]
     # It would repeat the response's message for every invalid form.

@@ -48,7 +48,7 @@ class Metrics:
         return Counter(f"vlmill_{name}", what, labels, registry=self.registry)
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """Adds a number that is asked for whenever the metrics are read."""
+        """Adds a number that is computed whenever the metrics are read."""
         Gauge(f"vlmill_{name}", what, registry=self.registry).set_function(value)
 
     def computed(self, items: int, seconds: float) -> None:
@@ -58,7 +58,7 @@ class Metrics:
         self.batch_items.observe(items)
 
     def text(self) -> bytes:
-        """Returns everything in Prometheus's text format."""
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

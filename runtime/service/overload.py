@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 BATCHES = 16  # number of batches in the mean of a worker's pace
 # A request is refused if the expected time, multiplied by this, exceeds the time to its deadline.
-# Images differ, and a client that waits for nothing loses more than one that is refused.
+# Images differ, and a client that waits in vain loses more than one that is refused.
 CAUTION = 1.25
 LONGEST_RETRY = 60  # seconds
 
@@ -35,7 +35,9 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLoad:
-    """The work of a worker: its pace, the weights of its batches, and the time it has computed."""
+    """Describes the work of a worker: its pace, the weights of its batches, and the time it has
+    computed.
+    """
 
     seconds_per_weight: float = 0.0
     weights: Sequence[float] = ()  # of its batches; it is computing the first
@@ -49,13 +51,13 @@ class WorkerLoad:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds until the worker has computed its batches."""
+        """Returns the seconds until the worker has computed its batches."""
         return max(0.0, self.pace * sum(self.weights) - self.elapsed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """When the workers will reach an item of the queue.
+    """Forecasts when the workers will reach an item of the queue.
 
     That takes ``base`` seconds, and ``each`` seconds for a unit of weight ahead of the item.
     """

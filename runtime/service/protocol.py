@@ -1,4 +1,5 @@
-"""HTTP/1.1 on a connection: uvicorn's protocol with timeouts, limits and half-closed clients.
+"""Implements HTTP/1.1 on a connection: uvicorn's protocol with timeouts, limits and half-closed
+clients.
 
 Two parts of uvicorn that it does not document are used: the attribute ``conn``, the connection's
 state in h11, and the method ``send_400_response``. :func:`probe_uvicorn` tests both. Without
@@ -31,7 +32,7 @@ TCP_CLOSE = 7  # the state of a reset connection in TCP_INFO, on Linux
 
 
 class HttpConnection(H11Protocol):
-    """A client's connection.
+    """Handles a client's connection.
 
     It is closed if the headers of a request take too long, or if the client does not read the
     response: a regular close would wait for such a client forever. A client that has closed its

@@ -1,4 +1,4 @@
-"""A bounded queue that gives workers batches formed over requests."""
+"""Defines a bounded queue that forms workers' batches across requests."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(kw_only=True, eq=False)
 class Item:
-    """One thing to compute, and where its result goes.
+    """Holds one input to compute, and the destination of its result.
 
     ``weight`` is its part of a batch, ``deadline`` the time of ``time.monotonic`` at which its
     result is useless.
@@ -24,7 +24,7 @@ class Item:
 
 
 class BatchQueue:
-    """Holds up to ``limit`` items in the order of their coming; for any threads.
+    """Holds up to ``limit`` items in the order of arrival. Thread-safe.
 
     An item whose future was cancelled is dropped when its turn comes.
     """
@@ -115,12 +115,12 @@ class BatchQueue:
             return late
 
     def wake(self) -> None:
-        """Lets those who wait look again."""
+        """Makes waiting takers check the queue again."""
         with self._changed:
             self._changed.notify_all()
 
     def drain(self) -> list[Item]:
-        """Takes everything that waits."""
+        """Removes and returns all waiting items."""
         with self._changed:
             items, self._items = list(self._items), deque()
             return items

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 class RequestRefused(Exception):
     """Raised for a request that gets a status of 4xx or 503 instead of a result.
 
-    ``message`` is one line for its sender: the problem and the remedy. It contains nothing about
-    the server's files and settings except its limits. ``reason`` is for programs.
+    ``message`` is one line for its sender: the problem and the remedy. It reveals no files or
+    settings of the server except its limits. ``reason`` is for programs.
     """
 
     def __init__(
@@ -38,5 +38,5 @@ class RequestRefused(Exception):
 
 
 def bad_request(message: str, reason: str = "bad_request") -> RequestRefused:
-    """Makes the refusal of a request that its sender has to write otherwise."""
+    """Returns the refusal of an invalid request."""
     return RequestRefused(400, reason, message)

@@ -1,4 +1,4 @@
-"""Listens, and stops so that no request that was accepted is lost.
+"""Listens, and stops without losing an accepted request.
 
 Connections are accepted up to a limit. The listener of asyncio accepts connections until no file
 descriptor is left, and then logs a traceback for each waiting connection. This one keeps
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])  # none that uvicorn accepts from
+        await super().startup(sockets=[])  # uvicorn accepts from none
         shell, lacking = self._shell, probe_uvicorn(self.config)
         if lacking:
             log("uvicorn_differs", version=uvicorn.__version__, lacks=lacking)
@@ -255,7 +255,7 @@ def run_service(
 
 
 def serve(shell: Shell, application: Guard, listener: socket.socket, name: str) -> None:
-    """Serves on a socket until a stop is asked for."""
+    """Serves on a socket until a stop is requested."""
     settings = shell.settings
     config = uvicorn.Config(
         application,

@@ -1,4 +1,4 @@
-"""The limits of a service, and the flags that set them."""
+"""Defines the limits of a service, and the flags that set them."""
 
 import argparse
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 from vlmill.schemas.errors import InputError
 
 MEBIBYTE = 2**20
-TOKEN = re.compile(r"[!-~]{8,512}")  # characters that a header needs no quotes for
+TOKEN = re.compile(r"[!-~]{8,512}")  # characters that need no quotes in a header
 NAME_FLAGS = ("classes", "attributes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """The address and the limits of a service."""
+    """Holds the address and the limits of a service."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -25,12 +25,12 @@ class ServiceSettings:
     max_connections: int = 512
     queue: int = 256  # images, or questions, that wait for a worker
     batch: int = 1  # items in a batch for a worker, or its weight
-    batch_seconds: float | None = None  # that a batch may take, as far as is known; None: any
+    batch_seconds: float | None = None  # that a batch may take, as estimated; None: any
     batch_wait: float = 0.004  # seconds until a batch that is not full goes to an idle worker
     seconds: float = 60.0  # from the end of a request's headers to the end of its answer
-    header_seconds: float = 10.0  # for the headers alone
+    header_seconds: float = 10.0  # for the headers only
     allow_urls: bool = False
-    contact: str | None = None  # how site owners reach who runs the service
+    contact: str | None = None  # how site owners reach the operator of the service
     allowed_addresses: tuple[str, ...] = ()  # private networks that URLs may lead to: for tests
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ServiceSettings:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Returns how many bytes of bodies, or of their images, all requests hold together.
+        """Returns the maximum bytes of bodies, or of their images, of all requests together.
 
         Parsers hold up to twice ``max_bytes`` more, and the parsed texts.
         """

@@ -82,7 +82,7 @@ URLS = "urls"  # the field that names images
 
 @dataclass(kw_only=True)
 class Shell:
-    """Holds what endpoints need: they read a request, ask the workers, and answer."""
+    """Provides the functions of endpoints: they read a request, use the workers, and respond."""
 
     settings: ServiceSettings
     metrics: Metrics = field(default_factory=Metrics)
@@ -140,7 +140,7 @@ class Shell:
             raise
 
     def stop(self) -> None:
-        """Ends the workers; what still waits is refused."""
+        """Ends the workers; waiting items are refused."""
         for worker in self.workers:
             worker.stop()
         for item in self.queue.drain():
@@ -180,7 +180,7 @@ class Shell:
         log(name, **fields)
 
     async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
-        """Reads a request's body; images that it names by URLs are fetched. Raises Refused."""
+        """Reads a request's body and fetches images that it names by URL. Raises RequestRefused."""
         require_query(request, ())
         self.require_time(request)  # before the body is read
         body = await read_body(request)
@@ -209,10 +209,11 @@ class Shell:
         return images
 
     async def ask(self, request: Request, payloads: Sequence[Any], *, weight: int = 1) -> list[Any]:
-        """Lets the workers compute, and gives their results in order; each weighs ``weight``.
+        """Makes the workers compute, and returns their results in order; each item weighs
+        ``weight``.
 
-        Raises Refused where the queue is full or would take too long, where they are late, and
-        where a worker was lost.
+        Raises RequestRefused if the queue is full or would take too long, if results are late, and
+        if a worker was lost.
         """
         deadline = request.scope[DEADLINE]
         items = [Item(payload=payload, weight=weight, deadline=deadline) for payload in payloads]
@@ -228,7 +229,7 @@ class Shell:
             )
         loop = asyncio.get_running_loop()
         results = asyncio.gather(*(asyncio.wrap_future(item.future) for item in items))
-        # Of one that is given up nobody asks why, which asyncio would report as an error.
+        # The error of an abandoned task is never read, which asyncio would report.
         results.add_done_callback(lambda done: done.cancelled() or done.exception())
         gone = loop.create_task(hung_up(request))
         try:
@@ -277,7 +278,7 @@ def account(request: Request) -> dict[str, Any]:
 
 
 def require_query(request: Request, known: Sequence[str]) -> None:
-    """Raises Refused for a parameter that there is not, or that comes twice."""
+    """Raises RequestRefused for an unknown or repeated parameter."""
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known or names.count(name) > 1:
@@ -288,14 +289,14 @@ def require_query(request: Request, known: Sequence[str]) -> None:
 def new_application(
     shell: Shell, title: str, description: str, about: Callable[[], Mapping[str, Any]]
 ) -> FastAPI:
-    """Makes the application with the paths that all services have."""
+    """Creates the application with the paths that all services have."""
     application = FastAPI(
         title=title,
         description=description,
         version=__version__,
-        docs_url=None,  # its page would load scripts from elsewhere
+        docs_url=None,  # its page would load scripts from other servers
         redoc_url=None,
-        redirect_slashes=False,  # it would redirect to any host that the request names
+        redirect_slashes=False,  # it would redirect to any host in the request
     )
 
     @application.exception_handler(RequestRefused)
@@ -362,6 +363,6 @@ def add_page(application: FastAPI, name: str, kind: str) -> None:
 
 
 def guard_application(shell: Shell, application: FastAPI) -> Guard:
-    """Puts the limits around a finished application."""
+    """Wraps an application in the limits."""
     paths = {getattr(route, "path", "") for route in application.routes}
     return Guard(application, shell.settings, shell.metrics, frozenset(paths))

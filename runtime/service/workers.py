@@ -1,6 +1,6 @@
-"""Worker processes compute batches; one that dies loses its batches and is started again.
+"""Computes batches in worker processes; one that dies loses its batches and is restarted.
 
-The thread that feeds a worker survives a full disk and missing descriptors, threads and memory.
+The thread that feeds a worker survives a full disk and a lack of descriptors, threads and memory.
 """
 
 import signal
@@ -24,16 +24,16 @@ from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.schemas.errors import InputError
 
-AHEAD = 2  # batches that a worker has: one that it computes, a full one that comes next
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds before a worker that died is started again
-STUCK_SECONDS = 600.0  # a batch that takes longer is given up, and its worker killed
+AHEAD = 2  # batches of a worker: the one that it computes, and a full one that is next
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds before a dead worker is restarted
+STUCK_SECONDS = 600.0  # a batch that takes longer is abandoned, and its worker killed
 POLL_SECONDS = 5.0
 START_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """The work function of a worker and its description; ``about`` is plain JSON values."""
+    """Holds the work function of a worker and its description; ``about`` is plain JSON values."""
 
     compute: Callable[[Sequence[Any]], Sequence[Any]]
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Watcher:
 
 
 class Worker:
-    """Keeps one worker process, and feeds it from the queue by two threads."""
+    """Manages one worker process, and feeds it from the queue with two threads."""
 
     def __init__(
         self, plan: Plan, queue: BatchQueue, settings: ServiceSettings, watcher: Watcher
@@ -102,7 +102,7 @@ class Worker:
         return parent_end
 
     def welcome(self, connection: Connection) -> None:
-        """Waits until the process is ready. Raises InputError or OSError where it will not be."""
+        """Waits until the process is ready. Raises InputError or OSError if it cannot be."""
         try:
             if not connection.poll(START_SECONDS):
                 raise EOFError
@@ -121,7 +121,7 @@ class Worker:
         self.about, self.is_ready = payload, True
 
     def feed(self, connection: Connection) -> None:
-        """Begins to give the process what waits, and to start it again whenever it ends."""
+        """Starts to send waiting items to the process, and to restart it whenever it ends."""
         self._thread = threading.Thread(target=self._keep, args=(connection,), daemon=True)
         self._thread.start()
 
@@ -189,7 +189,7 @@ class Worker:
             if self._stopped.is_set():
                 return
             self._watcher.event("worker_ended", {"worker": self.plan.name, "status": status})
-            # A worker that has computed a batch was well until something ended it.
+            # A worker that has computed a batch worked until it was ended from outside.
             if self._has_computed or time.monotonic() - begin > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             self._stopped.wait(pause)
@@ -230,7 +230,7 @@ class Worker:
     ) -> None:
         while not has_ended():
             free_slots.acquire()
-            # While one is computed, only a full one goes ahead: others may still be joined.
+            # While a batch is computed, only a full one is sent in advance: others may still grow.
             batch = self._queue.take(
                 self.max_weight,
                 self._settings.batch_wait if self._settings.batch > 1 else 0.0,
@@ -289,7 +289,7 @@ def fail_item(item: Item, why: RequestRefused) -> None:
 
 
 def work(connection: Connection, open_: Callable[[], WorkerContext]) -> None:
-    """Computes the batches that come, until the other end is closed."""
+    """Computes incoming batches until the other end is closed."""
     live_as_long_as_the_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the front process drains, and ends this one
     # A warning must not block if nobody reads standard error.
@@ -322,7 +322,7 @@ def compute_batches(connection: Connection, open_: Callable[[], WorkerContext]) 
                 results = compute_batch(context.compute, payloads)
             except (
                 OSError
-            ) as error:  # for example, the device is gone: another process may get it again
+            ) as error:  # for example, the device is lost: another process may get it again
                 log("worker_failed", error=str(error))
                 return
             connection.send((results, time.perf_counter() - begin))

@@ -1,5 +1,5 @@
-"""Settings as plain data.
+"""Reads and writes settings as plain data.
 
-Reading order: ``plain_yaml`` (YAML without anchors or tags), ``numbers`` (how large they may be)
-and ``plain_fields`` (dataclasses to plain fields and back).
+Reading order: ``plain_yaml`` (YAML without anchors or tags), ``numbers`` (their limits) and
+``plain_fields`` (dataclasses to plain fields and back).
 """

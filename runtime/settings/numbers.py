@@ -1,3 +1,3 @@
-"""How large a number may be that a flag, a recipe or a file gives."""
+"""Limits the numbers of flags, recipes and files."""
 
-MAX_WHOLE = (1 << 63) - 1  # what tensors, files and operating systems count with
+MAX_WHOLE = (1 << 63) - 1  # the counters of tensors, files and operating systems

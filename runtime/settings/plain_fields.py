@@ -88,7 +88,7 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
 
 
 def from_plain(cls: type[T], values: Mapping[Any, Any], where: str = "") -> T:
-    """Build ``cls`` from plain values; unknown fields and wrong values raise InputError."""
+    """Builds ``cls`` from plain values; unknown fields and wrong values raise InputError."""
     hints = _field_types(cls, values, where)
     for key in values:
         if key not in hints:
@@ -113,7 +113,7 @@ def _field_types(cls: type[Any], values: Mapping[Any, Any], where: str) -> dict[
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
-    """Apply ``optimizer.lr=3e-5`` style assignments, then check the whole; values are YAML.
+    """Applies ``optimizer.lr=3e-5`` style assignments, then checks all fields; values are YAML.
 
     Members of a list are counted from 0: ``stages.1.steps=10``. Raises InputError for an unknown
     field, with the nearest name, and for a value of the wrong type.
@@ -150,7 +150,7 @@ def _assign(plain: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _key(node: Any, name: str, path: str, plain: Mapping[str, Any]) -> Any:
-    """``name`` as a key of ``node``, a mapping or a list."""
+    """Returns ``name`` as a key of ``node``, a mapping or a list."""
     if isinstance(node, Mapping) and name in node:
         return name
     if isinstance(node, list):
@@ -163,7 +163,9 @@ def _key(node: Any, name: str, path: str, plain: Mapping[str, Any]) -> Any:
 
 
 def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one mapping of dotted paths to scalars (or empty containers)."""
+    """Returns nested mappings and lists as one mapping of dotted paths to scalars (or empty
+    containers).
+    """
     return dict(_leaves(plain, prefix))
 
 
@@ -184,7 +186,7 @@ def _build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         return cls(**values)
     except InputError:
         raise
-    except ValueError as error:  # a dataclass that checks itself
+    except ValueError as error:  # from a dataclass that validates itself
         raise InputError(f"{where}: {error}" if where else str(error)) from None
 
 
@@ -216,7 +218,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def _member(kinds: Sequence[Any], value: Any) -> Any:
-    """Returns the type among several that ``value`` fits; the best one of dataclasses."""
+    """Returns the type among several that ``value`` matches; of dataclasses the best match."""
     if len(kinds) > 1 and isinstance(value, Mapping):
         by_names = {kind: {f.name for f in dataclasses.fields(kind)} for kind in kinds}
         return min(kinds, key=lambda kind: len(by_names[kind] ^ value.keys()))

@@ -1,7 +1,7 @@
 """Reads YAML as plain data: sections, lists, texts, numbers, true, false and null.
 
-Nothing is built that a tag names, no key may come twice in a section, and aliases count as often as
-they are used, so that a small file stays small.
+Tags create no objects, no key may occur twice in a section, and aliases count as often as they are
+used, so that a small file stays small.
 """
 
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ PLAIN = ("null", "bool", "int", "float")
 
 
 class BadYaml(ValueError):
-    """A text that is not YAML, or YAML that is not accepted; with the reason and the line
-    from 1.
+    """Raised for a text that is not YAML, or YAML that is not accepted; with the reason and the
+    line from 1.
     """
 
     def __init__(self, reason: str, line: int) -> None:
@@ -27,7 +27,7 @@ class BadYaml(ValueError):
 
 @dataclass
 class Document:
-    """A document's plain value, and the line of each dotted key of its sections."""
+    """Holds a document's plain value, and the line of each dotted key of its sections."""
 
     value: Any = None
     lines: dict[str, int] = field(default_factory=dict)
@@ -53,9 +53,9 @@ class Reader:
     """Builds the values of a document from the parser's events."""
 
     def __init__(self, text: str, *, lists_in_texts: bool = False) -> None:
-        self.parser: Any = yaml.SafeLoader(text)  # its methods have no types
+        self.parser: Any = yaml.SafeLoader(text)  # its methods are untyped
         self.lists_in_texts = lists_in_texts
-        self.anchors: dict[str, tuple[Any, int]] = {}  # with how many values they have
+        self.anchors: dict[str, tuple[Any, int]] = {}  # with their number of values
         self.count = 0
         self.result = Document()
 
@@ -125,7 +125,7 @@ class Reader:
             tag = event.tag
             refuse_tag(tag, line, "str", *PLAIN)
         kind = tag.removeprefix(CORE)
-        if kind not in PLAIN:  # dates too are texts here
+        if kind not in PLAIN:  # dates are texts here too
             return self.text(event.value)
         if len(event.value) > MAX_DIGITS:
             raise BadYaml(f"a number of over {MAX_DIGITS} characters", line)

@@ -1,6 +1,6 @@
-"""What all steps of a job share: they count what came in, went on and was dropped.
+"""Counts the items that the steps of a job read, pass on and drop.
 
-Counts are kept by stage; each thing that is dropped becomes a row of ``rejects``.
+Counts are kept by stage; each dropped item becomes a row of ``rejects``.
 """
 
 from collections import Counter
@@ -13,27 +13,27 @@ KeepReject = Callable[[dict[str, object]], None]
 
 
 class Counts:
-    """Counts of one unit of work; ``keep`` receives the rows of dropped items."""
+    """Holds the counts of one unit of work; ``keep`` receives the rows of dropped items."""
 
     def __init__(self, keep: KeepReject) -> None:
         self.tallies: Counter[Tally] = Counter()
         self._keep = keep
 
     def entered(self, stage: Stage, count: int = 1) -> None:
-        """Counts what came into ``stage``."""
+        """Counts ``count`` items that entered ``stage``."""
         self.tallies[stage.name, IN] += count
 
     def left(self, stage: Stage, count: int = 1) -> None:
-        """Counts what left ``stage``."""
+        """Counts ``count`` items that left ``stage``."""
         self.tallies[stage.name, OUT] += count
 
     def passed(self, stage: Stage, count: int = 1) -> None:
-        """Counts what came into ``stage`` and left it."""
+        """Counts ``count`` items that entered and left ``stage``."""
         self.tallies[stage.name, IN] += count
         self.tallies[stage.name, OUT] += count
 
     def dropped(self, stage: Stage, key: str, drop: Drop) -> None:
-        """Counts one that came into ``stage`` and went no further, and keeps its row."""
+        """Counts an item that entered ``stage`` and was dropped, and keeps its reject."""
         self.entered(stage)
         self.tallies[stage.name, drop.reason.value] += 1
         self._keep(reject(stage.name, key, drop.reason, drop.detail))

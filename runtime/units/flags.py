@@ -1,4 +1,4 @@
-"""The flags of jobs whose units are done in processes: loaded with a help text, so light."""
+"""Declares the flags of jobs with units in processes. Help texts load it, so it imports little."""
 
 import argparse
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def add_part(parser: argparse.ArgumentParser) -> None:
 
 
 def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> None:
-    """Raises InputError for ``--part`` with flags that do not go with it."""
+    """Raises InputError for ``--part`` with incompatible flags."""
     if args.part is None:
         return
     if beam_flags:
@@ -47,14 +47,14 @@ def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> No
 
 
 def part_name(args: argparse.Namespace) -> str | None:
-    """Returns the name by which an output is locked for ``--part``; None for the whole of it."""
+    """Returns the name of the lock of an output for ``--part``; None for the entire output."""
     return None if args.part is None or getattr(args, "dry_run", False) else args.part.name
 
 
 def local_workers(workers: int | None, beam_flags: Sequence[str]) -> int:
-    """Returns the processes of a job on this machine: ``--workers``, by default one a core.
+    """Returns the number of processes of a job on this machine: ``--workers``, else one per core.
 
-    Raises InputError for ``--workers`` in addition to flags for Beam, which would not hear of it.
+    Raises InputError for ``--workers`` in addition to flags for Beam, which would ignore it.
     """
     require_flags(beam_flags)
     if workers is not None and beam_flags:

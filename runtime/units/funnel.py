@@ -14,7 +14,7 @@ IN, OUT = "in", "out"
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Why something goes no further; ``detail`` is free text for a reader."""
+    """Holds the reason why an item is dropped; ``detail`` is free text for a reader."""
 
     reason: Reason
     detail: str | None = None
@@ -22,7 +22,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A line of the funnel; ``unit`` names the counted items."""
+    """Describes a line of the funnel; ``unit`` names the counted items."""
 
     name: str
     unit: str
@@ -35,7 +35,7 @@ Tally = tuple[str, str]
 def build_funnel(
     tallies: Iterable[tuple[Tally, int]], stages: Sequence[Stage]
 ) -> list[dict[str, Any]]:
-    """Counts as the list that ``funnel.json`` holds, one entry for each of ``stages`` in order.
+    """Returns counts as the list for ``funnel.json``, one entry for each of ``stages`` in order.
 
     Raises AssertionError if a stage lost or invented something: in = out + rejects.
     """

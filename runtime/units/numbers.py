@@ -53,7 +53,7 @@ class UnitProgress:
         self._start = time.monotonic()
 
     def add(self, numbers: Numbers | None) -> None:
-        """Counts one more unit; None is one that was finished before."""
+        """Counts one more unit; None is a unit that was finished before."""
         if numbers is None:
             self._before += 1
             self._progress.advance(1)
@@ -63,7 +63,7 @@ class UnitProgress:
         self._progress.advance(1, rejects=numbers[REJECTS], **format_notes(self._sums, seconds))
 
     def idle(self) -> None:
-        """Shows that the work continues if nothing was shown for long."""
+        """Shows that the work continues, if nothing was shown for a long time."""
         self._progress.advance(0)
 
     def __enter__(self) -> "UnitProgress":

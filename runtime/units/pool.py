@@ -25,14 +25,14 @@ from vlmill.schemas.errors import InputError
 Shared = TypeVar("Shared")
 Unit = TypeVar("Unit")
 Answer = TypeVar("Answer")
-GRACE_S = 10.0  # for a process that is told to stop: it removes its partial files
+GRACE_S = 10.0  # for a process that was asked to stop: it removes its partial files
 TICK_S = 1.0
-ATTEMPTS = 3  # at a unit whose process is killed: with too little memory it will be each time
+ATTEMPTS = 3  # at a unit whose process is killed: with too little memory every attempt fails
 
 
 @dataclass(kw_only=True)
 class _Worker(Generic[Unit]):
-    """A process, the unit that it is doing, and how many processes were killed at it."""
+    """Holds a process, its current unit, and the number of processes that were killed at it."""
 
     process: BaseProcess
     connection: Connection
@@ -41,10 +41,10 @@ class _Worker(Generic[Unit]):
 
 
 class Workers(Generic[Shared]):
-    """Does units in processes, which are started at the first need and stay for later steps.
+    """Does units in processes, which are started at the first use and stay for later steps.
 
     ``shared`` is sent to each process once. ``module`` is imported before they are forked. With one
-    worker, or one unit, everything is done in this process.
+    worker, or one unit, all work is done in this process.
     """
 
     def __init__(self, number: int, shared: Shared, module: str) -> None:
@@ -141,7 +141,7 @@ class Workers(Generic[Shared]):
 
 @contextmanager
 def open_workers(number: int, shared: Shared, module: str) -> Iterator[Workers[Shared]]:
-    """Gives workers, which end with the block."""
+    """Yields workers, which end with the block."""
     workers = Workers(number, shared, module)
     try:
         yield workers

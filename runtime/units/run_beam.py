@@ -1,6 +1,6 @@
-"""Steps on a Beam runner: groups spread a step's units over the workers, and await them all.
+"""Runs steps on a Beam runner: groups spread a step's units over the workers, and await them all.
 
-Which units a step has is asked on a worker, when the step before is done.
+A worker computes the units of a step when the previous step is done.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ def list_units(stored: StoredJob, number: int, _: Any) -> list[tuple[int, Unit |
 
 
 def run_beam(job: AnyJob, steps: Sequence[Step[AnyJob]], *, options: PipelineOptions) -> None:
-    """Does the steps on the runner that the options name, and waits for its end."""
+    """Runs the steps on the runner of the options, and waits for its end."""
     stored = store_job(job, steps)
     with run_pipeline(options) as p:
         build(p, stored, [step.name for step in steps])

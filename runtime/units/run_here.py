@@ -1,4 +1,4 @@
-"""Steps on this machine: a process that is free takes the next unit."""
+"""Runs steps on this machine: an idle process takes the next unit."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from vlmill.runtime.units.unit import AnyJob, Unit, is_finished, record_path
 if TYPE_CHECKING:
     from vlmill.runtime.units.pool import Workers
 
-START_S = 30.0  # in which the other parts of a job may begin
+START_S = 30.0  # within which the other parts of a job may start
 
 Shared = tuple[AnyJob, Sequence[Step[AnyJob]]]
 
@@ -33,7 +33,7 @@ def run_here(
     """Runs steps one after another in ``workers`` processes, each with the job.
 
     ``module`` is imported before processes start: it imports the modules of the steps. With a
-    ``share`` only its units are done; those of the others are awaited, in the last step only by the
+    ``share`` only its units are done; the units of others are awaited, in the last step only by the
     first share. Raises StoreFailed if another run has taken over an output in a store.
     """
     with ExitStack() as stack:
@@ -60,13 +60,13 @@ def run_here(
 def _open_pool(
     workers: int, shared: Shared[AnyJob], module: str
 ) -> "AbstractContextManager[Workers[Any]]":
-    from vlmill.runtime.units.pool import open_workers  # multiprocessing takes its time
+    from vlmill.runtime.units.pool import open_workers  # multiprocessing loads slowly
 
     return open_workers(workers, shared, module)
 
 
 def _wait(job: AnyJob, progress: UnitProgress) -> None:
-    """Is called about once a second while processes work."""
+    """Called about once a second while processes work."""
     require_held(str(job.output))
     progress.idle()
 
@@ -80,7 +80,7 @@ def _do(shared: Shared[AnyJob], numbered: tuple[int, Unit]) -> Numbers | None:
 def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], share: Share) -> None:
     """Waits until the other parts have finished their units of a step.
 
-    Raises OSError for units of parts that are not at work, and for a damaged file of another part.
+    Raises OSError for units of parts that are not running, and for a damaged file of another part.
     """
     waiting = [
         (other, units[number])
@@ -89,7 +89,7 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
     ]
     begin, told = time.monotonic(), False
     while True:
-        # In this order: a part may end its last unit, and itself, between the two.
+        # In this order: a part may finish its last unit and exit between the two.
         working = parts_at_work(job.output, {other.name for other, _ in waiting})
         waiting = [(other, unit) for other, unit in waiting if not _is_done(job, step, unit)]
         if not waiting:

@@ -1,4 +1,4 @@
-"""Which runner does a job's steps: ``--workers`` processes of this machine, or Apache Beam's."""
+"""Selects the runner of a job's steps: ``--workers`` processes on this machine, or Apache Beam."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from vlmill.runtime.units.unit import AnyJob
 
 
 class RunSteps(Protocol):
-    """Does steps of a job, one after the other."""
+    """Runs steps of a job, one after the other."""
 
     def __call__(self, job: AnyJob, steps: Sequence[Step[AnyJob]], /) -> None:
         """Returns when all units are done."""
@@ -28,9 +28,9 @@ def select_runner(
 ) -> RunSteps:
     """Returns the runner of steps: ``workers`` processes, or the Beam runner of the flags.
 
-    ``share``: the processes do only its units. ``module`` is the job's, which imports the modules
-    of its steps; ``paths`` are the flags that name files, with their paths. Raises InputError for
-    unknown flags, and for paths that the workers of a cluster would not find.
+    ``share``: the processes do only its units. ``module`` is the job's module, which imports the
+    modules of its steps; ``paths`` are the flags that name files, with their paths. Raises
+    InputError for unknown flags, and for paths that the workers of a cluster would not find.
     """
     if not beam_flags:
         return partial(run_here, workers=workers, module=module, share=share)

@@ -1,7 +1,7 @@
-"""A share of a job: the units that one of several processes does, on as many machines.
+"""Defines a share of a job: the units of one of several processes, on any number of machines.
 
 Each process does every n-th unit of every step, and before the next step it waits for the units of
-the others as long as these are at work. The first one ends the job when all others have ended.
+the others as long as these are running. The first one ends the job when all others have ended.
 """
 
 import argparse
@@ -21,7 +21,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The ``number``-th, from 1, of ``count`` shares."""
+    """Identifies share ``number``, from 1, of ``count`` shares."""
 
     number: int
     count: int
@@ -51,9 +51,9 @@ def parse_share(text: str) -> Share:
 
 @contextmanager
 def end_job(output: str | Path, share: Share | None) -> Iterator[bool]:
-    """Says whether this process ends the job: without parts, or as the first part.
+    """Yields whether this process ends the job: without parts, or as the first part.
 
-    That one waits until the others have ended, so that nobody needs what it removes.
+    The first part waits until the others have ended, so that no process needs the removed files.
     """
     if share is None:
         yield True

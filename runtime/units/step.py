@@ -16,7 +16,7 @@ Work = Callable[[AnyJob, Unit], Result | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Generic[AnyJob]):
-    """``work`` writes the files of one of ``units``, which are done in any order.
+    """Defines a step: ``work`` writes the files of one of ``units``, which are done in any order.
 
     All three functions belong to modules, or are partials of such, because remote workers find them
     by name. ``folder`` has the records. ``threads``: each unit uses all cores of a machine, so one
@@ -44,7 +44,7 @@ class Step(Generic[AnyJob]):
         return numbers + result.numbers + written + count_tallies(result.tallies)
 
     def results(self, job: AnyJob) -> Iterator[Result]:
-        """Yields the results of all units. Raises OSError where one of them cannot be seen."""
+        """Yields the results of all units. Raises OSError if one of them is not visible."""
         for unit in self.units(job):
             try:
                 yield read_result(self.folder(job), unit)
@@ -56,5 +56,5 @@ class Step(Generic[AnyJob]):
 
 
 def single_unit(name: str, job: object) -> list[Unit]:
-    """Returns the one unit of a step; ``partial(single_unit, NAME)`` is the step's ``units``."""
+    """Returns the single unit of a step; ``partial(single_unit, NAME)`` is the step's ``units``."""
     return [Unit(name=name, number=0)]

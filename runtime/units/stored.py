@@ -3,7 +3,7 @@ to it.
 
 With 90,000 archives or the images of a crawl a job has megabytes; runners refuse a graph that
 contains it in every step. The graph has the file's path and SHA-256, which a worker compares before
-it unpickles anything.
+unpickling.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ _keeping = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class StoredJob:
-    """Where a job and its steps are."""
+    """Holds the locations of a job and its steps."""
 
     path: str
     sha256: str
 
     def load(self) -> JobAndSteps:
-        """Returns both, read once a process.
+        """Returns job and steps, read once per process.
 
-        Raises OSError for a file that is not the one of this run.
+        Raises OSError for a file of another run.
         """
         if self not in _loaded:
             _keep(self, self._read())

@@ -1,8 +1,9 @@
-"""A unit of work leaves files and, last, a record of them; without a valid record it is done again.
+"""Defines a unit of work. It writes files and, last, a record of them; without a valid record it is
+repeated.
 
 The record has the size and the SHA-256 of each file at the moment it was finished. A run that
-continues compares them, so that a damaged file, or one that another run has put there, is replaced
-and not passed on.
+continues compares them, so that a damaged file, or a file of another run, is replaced and not
+passed on.
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ from vlmill.schemas.plain_json import read_json
 
 
 class Job(Protocol):
-    """The part of a job that the engine needs: the folder below which its units write."""
+    """Defines the part of a job that the engine needs: the folder below which its units write."""
 
     @property
     def output(self) -> str | Path:
@@ -36,7 +37,8 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One unit of a step: a ``number`` (of an archive, a shard, a block), ``slices`` of its keys.
+    """Describes one unit of a step: a ``number`` (of an archive, a shard, a block), ``slices`` of
+    its keys.
 
     ``name`` is that of its record, which differs from those of all other units in one folder.
     """
@@ -48,7 +50,7 @@ class Unit:
 
 @dataclass(kw_only=True)
 class Result:
-    """The result of a unit in addition to its files.
+    """Holds the result of a unit in addition to its files.
 
     ``tallies`` count inputs, outputs and drops; ``shards`` are the unit's files of the job's
     tables; ``metrics`` are plain values for the end of the job; ``about`` is the unit's own part of
@@ -63,7 +65,7 @@ class Result:
 
 
 def work_folder(job: Job) -> Path:
-    """Returns the folder of a job's records, where a step names no other."""
+    """Returns the folder of a job's records, unless a step names another."""
     return to_path(job.output) / WORK / "units"
 
 
@@ -88,9 +90,7 @@ def run_unit(
 def write_record(
     job: Job, folder: Path, unit: Unit, result: Result, files: Iterable[WrittenFile]
 ) -> None:
-    """Records a unit after all of its files are written; files in this machine's scratch do not
-    count.
-    """
+    """Records a unit after all of its files are written, except temporary files of this machine."""
     entries = {
         name: {"bytes": file.bytes, "sha256": file.sha256}
         for file in files
@@ -147,7 +147,7 @@ def is_finished(job: Job, folder: Path, unit: Unit) -> bool:
 def _relative(job: Job, path: Path) -> str | None:
     """Returns the name of a file below the job's output, or None.
 
-    None too in a folder that had a temporary name, which it was listed again without.
+    Also None for a file in a folder with a temporary name, which is listed again after its rename.
     """
     root, name = f"{to_path(job.output)}/", str(path)
     is_below = name.startswith(root) and f"/{TEMPORARY_PREFIX}" not in name

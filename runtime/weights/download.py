@@ -1,8 +1,8 @@
-"""Downloads one file of the web: by parts, continued after a kill, compared with its SHA-256.
+"""Downloads one file of the web in parts, resumable, and compares it with its SHA-256.
 
-A file is kept in ``weights/`` of the cache (``VLMILL_CACHE``, ~/.cache/vlmill), in a folder that is
-named after its address. Until it is complete it is ``NAME.part``, alongside the size and version
-that the server stated, so that the rest of another version is never appended.
+A file is kept in ``weights/`` of the cache (``VLMILL_CACHE``, ~/.cache/vlmill), in a folder named
+after its address. Until it is complete it is ``NAME.part``, alongside the size and version that the
+server stated, so that parts of different versions are never mixed.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from vlmill.schemas.plain_json import read_json
 MB = 10**6
 MAX_BYTES = 50_000 * MB
 SHOWN_BYTES = 10 * MB  # the progress of smaller files is not shown
-FIRST_TRIES = 2  # until a server has given something: without a network nobody waits for long
+FIRST_TRIES = 2  # until a server has responded: without a network the wait is short
 PAGES = (b"<!doctype html", b"<html")
 
 
@@ -40,7 +40,7 @@ def download_file(
 
     ``folder`` takes the place of the folder of the address. ``allowed`` are private networks that
     may be connected to. Memory: one part of 8 MiB. Raises InputError for an address without a file,
-    a file that has another SHA-256 than the location says, and where the server cannot be reached;
+    a file whose SHA-256 differs from that of the location, and if the server cannot be reached;
     OSError for a full disk.
     """
     folder = folder or cached_folder(location.url)
@@ -64,8 +64,8 @@ def download_recorded(
     SHA-256; returns the local folder.
 
     The location is the folder's address, which ends in a slash, or the file's. Listed files whose
-    names are not ``known`` are not fetched. Raises what :func:`download_file` does, and InputError
-    for a record that lists nothing.
+    names are not ``known`` are not fetched. Raises the errors of :func:`download_file`, and
+    InputError for a record that lists nothing.
     """
     base = location.url.removesuffix(record)
     if not base.endswith("/"):
@@ -88,12 +88,12 @@ def download_recorded(
 
 
 def cached_folder(url: str) -> Path:
-    """Returns the folder of the cache for what an address holds."""
+    """Returns the cache folder of an address."""
     return cache_folder() / "weights" / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def file_name(url: str) -> str:
-    """Returns the name of a file in its address, with safe characters alone."""
+    """Returns the name of a file in its address, with only safe characters."""
     name = unquote(urlsplit(url).path).rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[-100:] or "weights"
 
@@ -117,9 +117,9 @@ def download_to(
     allowed: Sequence[Network],
     authorization: str | None = None,
 ) -> None:
-    """Downloads a file to a path, continuing what an earlier call has left alongside it.
+    """Downloads a file to a path, continuing a partial file of an earlier call.
 
-    One process at a time. Raises what :func:`download_file` does.
+    Only one process at a time may call it. Raises the errors of :func:`download_file`.
     """
     part, about = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.part.json")
     url = location.url
@@ -205,7 +205,7 @@ def _require_file(url: str, first: Part) -> None:
 
 
 def _require_space(url: str, size: int, folder: Path) -> None:
-    """Raises InputError where a disk has less free space than a download needs."""
+    """Raises InputError if a disk has less free space than a download needs."""
     free = shutil.disk_usage(folder).free
     if free < size:
         raise InputError(

@@ -1,8 +1,7 @@
-"""Files of a repository of the Hugging Face hub: ``hf://OWNER/NAME`` becomes a folder here.
+"""Downloads files of a Hugging Face hub repository: ``hf://OWNER/NAME`` becomes a local folder.
 
-The files are listed first, and the caller chooses by names and sizes. The downloads continue after
-a kill, are compared with the SHA-256 that the hub states of large files, and are kept where the
-hub's library looks for them.
+The files are listed first, and the caller chooses by names and sizes. Downloads are resumable, are
+compared with the hub's SHA-256 of large files, and are stored in the cache of the hub's library.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ from vlmill.runtime.weights.download import download_to, require_digest
 from vlmill.runtime.weights.names import HubLocation, WebLocation
 from vlmill.schemas.errors import InputError
 
-# Chooses what to fetch from the sizes of all files by name; raises InputError where nothing fits.
+# Selects the files to fetch from the sizes of all files by name; raises InputError if none match.
 Choose = Callable[[Mapping[str, int | None]], Sequence[str]]
 # Prints that files come from the cache because the hub cannot be reached.
 Warn = Callable[[str], None]
@@ -31,7 +30,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """Holds the size that the hub states of a file and, of a large file, its SHA-256."""
+    """Holds the hub's size of a file and, for a large file, its SHA-256."""
 
     size: int | None
     sha256: str | None = None
@@ -62,7 +61,7 @@ def fetch_files(
         if (refused := refusal(location, error)) is not None:
             raise refused from None
         return _find_cached(location, choose, cache, error, warn)
-    except Exception as error:  # what its HTTP library raises, which has changed by version
+    except Exception as error:  # the errors of its HTTP library differ between versions
         return _find_cached(location, choose, cache, error, warn)
     names = list(choose({name: file.size for name, file in files.items()}))
     base = cache / f"models--{location.repo.replace('/', '--')}"
@@ -156,8 +155,8 @@ class Below(dict[str, int | None]):
 
 
 def select_below(location: HubLocation, sizes: Mapping[str, int | None]) -> Below:
-    """Returns the files of the folder that a location names. Raises InputError for one that is not
-    in the repository.
+    """Returns the files of the folder that a location names. Raises InputError for a folder that is
+    not in the repository.
     """
     below = Below(location.path, sizes)
     if location.path and not below:
@@ -167,7 +166,7 @@ def select_below(location: HubLocation, sizes: Mapping[str, int | None]) -> Belo
 
 
 def refusal(location: HubLocation, error: Any) -> InputError | None:
-    """Returns the error of a hub that has refused; None where it has only failed."""
+    """Returns the error of a hub that has refused; None for a temporary failure."""
     status = error.response.status_code
     if status in (401, 403, 404):
         return InputError(
@@ -195,7 +194,7 @@ def shorten(error: Exception) -> str:
 
 
 def _list_files(location: HubLocation) -> tuple[str, dict[str, HubFile]]:
-    """Asks for the commit, and for the names, sizes and digests of its files."""
+    """Requests the commit, and the names, sizes and digests of its files."""
     from huggingface_hub import HfApi
 
     info = HfApi(endpoint=endpoint()).model_info(
@@ -213,7 +212,7 @@ def _list_files(location: HubLocation) -> tuple[str, dict[str, HubFile]]:
 def _find_cached(
     location: HubLocation, choose: Choose, cache: Path, error: Exception, warn: Warn
 ) -> Path:
-    """Returns what an earlier call has fetched, and warns. Raises InputError without any."""
+    """Returns the files of an earlier call, and warns. Raises InputError if there are none."""
     unreachable = f"{location}: the hub cannot be reached ({shorten(error)})"
     remedy = (
         "try again with a network, or copy the cache from where there is one and name it by "

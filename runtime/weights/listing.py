@@ -105,7 +105,7 @@ def render_page() -> str:
 
 
 def _linked(text: str) -> str:
-    """Returns a text whose addresses are code, so that no page links to what may be gone."""
+    """Returns a text with addresses as code, so that no page links to dead addresses."""
     words = text.split(" ")
     return " ".join(f"`{word}`" if "://" in word else word for word in words)
 

@@ -1,4 +1,4 @@
-"""Names of weights that are not on this machine.
+"""Parses names of weights that are not on this machine.
 
 ``hf://OWNER/NAME[/PATH][@REVISION]`` is a repository of the Hugging Face hub, or a file or folder
 in it; ``https://HOST/PATH`` is a file of the web. Either may end in ``#sha256=`` and the 64
@@ -24,8 +24,8 @@ _DIGEST = re.compile(r"sha256[=:-]([0-9a-fA-F]{64})")
 
 @dataclass(frozen=True, kw_only=True)
 class HubLocation:
-    """Names a repository of the hub, which ``revision`` of it (a commit, a tag or a branch) and,
-    where ``path`` is not empty, which file or folder.
+    """Identifies a repository of the hub, its ``revision`` (a commit, a tag or a branch) and, if
+    ``path`` is not empty, a file or folder.
     """
 
     repo: str
@@ -40,7 +40,7 @@ class HubLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class WebLocation:
-    """Names a file of the web."""
+    """Identifies a file of the web."""
 
     url: str
     sha256: str | None = None  # 64 hexadecimal digits

@@ -1,7 +1,7 @@
-"""The table of published detectors and models, of ``published.toml``.
+"""Reads the table of published detectors and models in ``published.toml``.
 
-Its facts come from public pages and threads, which each row names. An address may have stopped
-responding since.
+Its facts come from public pages and threads, which each row names. An address may no longer
+respond.
 """
 
 import tomllib
@@ -18,10 +18,10 @@ TABLE = Path(__file__).with_name("published.toml")
 class Published:
     """Describes one published file of weights.
 
-    ``url`` is an address that gives the file to a program; empty where none is known. ``mirrors``
-    and ``gone`` are further addresses, with their source and date. ``sha256`` is that of the file
-    at ``url``, and is stated by ``sha256_source``. ``selection`` states the regions of known
-    features, or those that a model was trained on.
+    ``url`` is a direct download address; empty if none is known. ``mirrors`` and ``gone`` are
+    further addresses, with their source and date. ``sha256`` is the digest of the file at ``url``,
+    as stated by ``sha256_source``. ``selection`` states the regions of known features, or those
+    that a model was trained on.
     """
 
     kind: Kind

@@ -1,6 +1,6 @@
-"""Bytes become upright pixels here, within bounds: for mining, extraction, training, evaluation.
+"""Decodes bytes to upright pixels, within limits: for mining, extraction, training, evaluation.
 
-Everything that can be wrong with an image ends in a ``Rejected`` with a reason of the closed list.
+Every problem of an image raises ``Rejected`` with a reason of the closed list.
 """
 
 import functools
@@ -30,7 +30,7 @@ _NEW_SUBFILE_TYPE, _DNG_VERSION = 254, 50706  # tags of a TIFF
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Limits of an image, checked before anything is decoded.
+    """Holds the limits of an image, which are checked before decoding.
 
     ``max_bytes`` None: the caller has already limited the bytes.
     """
@@ -41,7 +41,7 @@ class Bounds:
 
 
 class UprightImage(NamedTuple):
-    """A decoded image, RGB and upright, and the ``orientation`` that it was stored in."""
+    """Holds a decoded image, RGB and upright, and the ``orientation`` that it was stored in."""
 
     image: Image.Image
     orientation: int
@@ -50,8 +50,8 @@ class UprightImage(NamedTuple):
 def decode(data: bytes, bounds: Bounds) -> UprightImage:
     """Decodes the first frame, upright.
 
-    Grey, palette and CMYK images are converted, 16 bits are cut to the upper 8, alpha is dropped:
-    what OpenCV's reader gives the original detectors. Raises Rejected.
+    Grey, palette and CMYK images are converted, 16 bits are truncated to the upper 8, alpha is
+    dropped, like OpenCV's reader for the original detectors. Raises Rejected.
     """
     with open_image(data, bounds) as image:
         return upright(image, bounds)
@@ -61,14 +61,14 @@ def decode(data: bytes, bounds: Bounds) -> UprightImage:
 def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     """Opens an image: its header has been read, not its pixels. Raises Rejected.
 
-    Its first bytes choose the decoder, and its parts are counted before that sees it. What pillow
-    raises while it is used is raised as Rejected, too.
+    Its first bytes select the decoder, and its parts are counted before decoding. Pillow's errors
+    inside the block are also raised as Rejected.
     """
     if not data:
         raise Rejected(Reason.EMPTY, "no bytes")
     if bounds.max_bytes is not None and len(data) > bounds.max_bytes:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, limit {bounds.max_bytes}")
-    Image.init()  # pillow would otherwise know only the formats that it has met
+    Image.init()  # pillow would otherwise know only the formats of earlier images
     name = format_name(data)
     if name in _HEIF:
         register_heif()
@@ -99,7 +99,7 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
 
 @functools.cache
 def register_heif() -> None:
-    """Lets pillow open HEIC and HEIF files, if the extra `heif` is installed."""
+    """Registers HEIC and HEIF with Pillow, if the extra `heif` is installed."""
     try:
         from pillow_heif import register_heif_opener
     except ImportError:
@@ -121,7 +121,7 @@ def check_photograph(image: Image.Image) -> None:
 
 
 def describe_unidentified(data: bytes, name: str | None, bounds: Bounds) -> Rejected:
-    """Returns why no decoder takes a file whose bytes begin like the format ``name``, or None."""
+    """Returns why no decoder accepts a file that begins like the format ``name``, or None."""
     known = ", ".join(bounds.formats)
     if name in _HEIF and "HEIF" not in Image.OPEN:
         remedy = "run pip install -e '.[heif]' in the checkout to read it"
@@ -143,7 +143,7 @@ def upright(image: Image.Image, bounds: Bounds) -> UprightImage:
 
 
 def check_size(image: Image.Image, bounds: Bounds) -> None:
-    """Refuses by the header alone: decoding is what would cost the memory. Raises Rejected."""
+    """Checks the limits in the header, before decoding needs memory. Raises Rejected."""
     if image.width * image.height > bounds.max_pixels:
         raise Rejected(
             Reason.TOO_LARGE,
@@ -166,7 +166,7 @@ def load(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 
 
 def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
-    """Returns an opened image's upright width and height; decodes it, so that it is whole.
+    """Returns an opened image's upright width and height; decodes it, to check that it is complete.
 
     Raises Rejected.
     """
@@ -175,7 +175,7 @@ def upright_size(image: Image.Image, bounds: Bounds) -> tuple[int, int]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts any mode to RGB; an image that is RGB is returned itself, decoded.
+    """Converts any mode to RGB; an RGB image is decoded and returned itself.
 
     Raises Rejected for floating-point pixels: of unknown range.
     """
@@ -190,7 +190,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def upper_bits(grey: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Returns the upper 8 of 16 bits, uint8 [H, W]; row by row, as whole copies are gigabytes."""
+    """Returns the upper 8 of 16 bits, uint8 [H, W]; row by row, since full copies are gigabytes."""
     upper = np.empty(grey.shape, dtype=np.uint8)
     for row, values in zip(upper, grey, strict=True):
         row[:] = values.astype(np.int64).clip(0, 65535) >> 8

@@ -2,14 +2,14 @@
 
 import re
 
-HEAD_BYTES = 4_096  # what :func:`format_name` reads: an SVG may begin with a licence
+HEAD_BYTES = 4_096  # read by :func:`format_name`: an SVG may begin with a licence
 # The start of a file, at a fixed offset, and the name. Formats of Pillow have Pillow's names.
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xd8\xff", "JPEG"),
     (0, b"\x89PNG\r\n\x1a\n", "PNG"),
     (0, b"GIF87a", "GIF"),
     (0, b"GIF89a", "GIF"),
-    (8, b"CR\x02\x00", "camera raw (CR2)"),  # a TIFF, to those who do not know it
+    (8, b"CR\x02\x00", "camera raw (CR2)"),  # looks like a TIFF to other readers
     (0, b"II*\0", "TIFF"),
     (0, b"MM\0*", "TIFF"),
     (0, b"II+\0", "TIFF"),
@@ -68,7 +68,7 @@ _AUDIO = {b"M4A ", b"M4B ", b"M4P "}
 # A BMP's own two bytes also begin texts: its reserved bytes and its header's size do not.
 _BMP = re.compile(rb"BM.{4}\0{4}.{4}(?:\x0c|\x28|\x34|\x38|\x40|\x6c|\x7c)\0\0\0", re.DOTALL)
 _NETPBM = re.compile(rb"P[1-6]\s+(?:#[^\n]*\n\s*)*\d+\s+\d+\s")
-# What XML may have before its first element.
+# The content that XML may have before its first element.
 _PROLOGUE = ((b"<?", b"?>"), (b"<!--", b"-->"))
 _DRAWING = (b"<svg", b"<!doctype svg")
 _PAGE = (b"<!doctype html", b"<html", b"<head", b"<body")

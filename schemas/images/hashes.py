@@ -33,7 +33,7 @@ _COSINES = _cosines()
 
 
 def perceptual_hash(image: Image.Image) -> int:
-    """Returns the 64-bit hash of a decoded, upright image; the top bit is of its mean."""
+    """Returns the 64-bit hash of a decoded, upright image; the top bit belongs to its mean."""
     if image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
     grey = image if image.mode == "L" else image.convert("L")
@@ -47,8 +47,8 @@ def near_pairs(hashes: Hashes, distance: int = NEAR) -> Iterator[tuple[Numbers, 
     """Yields numbers of ``hashes`` within ``distance`` bits of each other; all are different.
 
     Two hashes that differ in at most ``distance`` bits agree in one of ``distance`` + 1 bands of
-    bits: only such are compared. A pair comes once for each band that it shares. Memory: that of a
-    few copies of ``hashes``, and one block of comparisons.
+    bits: only such pairs are compared. A pair is yielded once for each band that it shares. Memory:
+    a few copies of ``hashes``, and one block of comparisons.
     """
     for shift, mask in bands(distance):
         band = (hashes >> np.uint64(shift)) & np.uint64(mask)
@@ -84,7 +84,8 @@ def _pairs_within(
 def group_hashes(hashes: Hashes, distance: int = NEAR) -> Hashes:
     """Returns for each of the different ``hashes`` the least hash of its group.
 
-    A group is what chains of hashes within ``distance`` bits connect. Memory: some 40 bytes a hash.
+    A group is connected by chains of hashes within ``distance`` bits. Memory: about 40 bytes per
+    hash.
     """
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
@@ -110,7 +111,7 @@ def _root(parents: Numbers, number: int) -> int:
 
 
 class Neighbours:
-    """Finds hashes near to others, which are sorted once by each band: 16 bytes a band of each."""
+    """Finds hashes near others. They are sorted once by each band: 16 bytes per hash and band."""
 
     def __init__(self, hashes: Hashes, distance: int) -> None:
         self._distance = distance
@@ -122,7 +123,7 @@ class Neighbours:
 
 
 class _Band(NamedTuple):
-    """Hashes in the order of one band of their bits."""
+    """Holds hashes in the order of one band of their bits."""
 
     shift: int
     mask: int

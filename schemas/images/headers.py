@@ -1,6 +1,6 @@
 """Reads the size of an image from the first bytes of its file, without a decoder.
 
-Unusual files give None and are left to a decoder.
+For unusual files it returns None, and a decoder reads them.
 """
 
 import struct
@@ -15,7 +15,7 @@ _BARE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
 
 
 class Header(NamedTuple):
-    """An image's format in lower case, and its width and height in pixels as it is stored."""
+    """Holds an image's format in lower case, and its width and height in pixels as it is stored."""
 
     format: str
     width: int

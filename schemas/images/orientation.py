@@ -60,7 +60,7 @@ def turn_boxes(boxes: Boxes, orientation: int, width: int, height: int) -> Boxes
 
 
 def read_orientation(image: Image.Image) -> int:
-    """Returns the orientation of an opened image, 1 if it has none that can be read.
+    """Returns the orientation of an opened image; 1 if it has no readable one.
 
     A PNG may store it after the pixels, where it is known only after decoding. A TIFF loses its
     orientation when it is decoded, because pillow rotates it then.

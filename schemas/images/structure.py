@@ -3,7 +3,7 @@
 A file of some 100 KB can make a decoder use minutes or gigabytes: with thousands of scans that each
 touch every pixel, with tags that share their bytes, with millions of empty markers. No photograph
 has a hundredth of these. The parsers here read the same parts as the decoders, stop when a count
-exceeds its limit, and leave damage to the decoder.
+exceeds its limit, and do not report damage, which the decoder does.
 """
 
 import re
@@ -83,7 +83,7 @@ _NEXT_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 
 def jpeg_parts(data: bytes) -> Parts:
-    """Yields what Pillow reads of a JPEG's header, then the markers up to its end."""
+    """Yields the parts of a JPEG's header that Pillow reads, then the markers up to its end."""
     exif: list[bytes] = []
     offset = 2
     while True:
@@ -146,7 +146,7 @@ TEXTS = (1, 2, 7)  # types whose values stay one string of bytes
 
 @dataclass(frozen=True)
 class Directory:
-    """The tags of one directory that can be read, and where the next directory is, or 0."""
+    """Holds the readable tags of one directory, and the offset of the next directory, or 0."""
 
     data: bytes
     tags: npt.NDArray[np.void]
@@ -176,7 +176,7 @@ class Directory:
         return cls(data, tags, int(following), order, is_big)
 
     def count(self, tag: int) -> int:
-        """Returns how many values a tag has."""
+        """Returns the number of values of a tag."""
         return int(self.tags["count"][self.tags["tag"] == tag].sum())
 
     def values(self, tag: int) -> npt.NDArray[np.float64]:

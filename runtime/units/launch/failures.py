@@ -14,7 +14,7 @@ RAISED = re.compile(r"^(?P<name>[\w.]+): (?P<said>.+)$", re.MULTILINE)
 STEP = re.compile(r" \[while running '(?P<step>.+?)(?:-ptransform-\d+)?'\]\s*$")
 UNSTARTED = re.compile(
     r"java\.io\.IOException: (?:Cannot run program .*?)?error=\d+, (?P<said>.+)"
-    # From 128 on it was killed: the next one may live.
+    # From 128 on it was killed: the next one may succeed.
     r"|IllegalStateException: (?P<died>Process died with exit code (?:1[01]\d|12[0-7]|\d{1,2})\b)"
 )
 JAVA = ("java.", "org.apache.")
@@ -22,7 +22,7 @@ OURS = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (InputError, 
 
 
 def without_step(error: BaseException) -> BaseException:
-    """Returns the error as it was raised: Beam appends the step's name."""
+    """Returns the original error: Beam appends the step's name."""
     error.args = tuple(STEP.sub("", arg) if isinstance(arg, str) else arg for arg in error.args)
     return error
 

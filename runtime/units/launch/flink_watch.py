@@ -83,9 +83,7 @@ def _find_running_jobs(master: str, name: str) -> list[str]:
 
 
 def _print_status(master: str, job: str, parallelism: int) -> None:
-    """Prints where the job's progress is shown, and what it waits for if the cluster is
-    too small.
-    """
+    """Prints the address of the job's progress, and what is missing if the cluster is too small."""
     print(f"Flink has the job; its progress: {master}/#/job/{job}", file=sys.stderr, flush=True)
     slots = int(_fetch_json(f"{master}/overview")["slots-total"])
     if slots < parallelism:
@@ -99,7 +97,7 @@ def _print_status(master: str, job: str, parallelism: int) -> None:
 
 
 def _find_fatal_errors(job: str) -> list[OSError]:
-    """Returns failures of a job that no worker can fix."""
+    """Returns the failures of a job that no worker can fix."""
     failures = _fetch_json(f"{job}/exceptions")["exceptionHistory"]["entries"]
     worker_errors = (useless_worker(failure["stacktrace"]) for failure in failures)
     return [error for error in worker_errors if error is not None]

@@ -113,7 +113,7 @@ def worker_environment(info: Any, worker_id: str) -> Mapping[str, str]:
 def find_missing(options: Mapping[str, Any]) -> str | None:
     """Returns why this worker cannot do a job with these Beam options, or None.
 
-    A job that is not vlmill's has no requirements.
+    A job of another program has no requirements.
     """
     names = ("beam:option:vlmill_version:v1", "beam:option:vlmill_module:v1")
     version, module = (options.get(name) for name in names)
@@ -137,7 +137,7 @@ def refuse(endpoint: str, worker_id: str, message: str) -> None:
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    fetching = []  # a call that nobody holds is cancelled
+    fetching = []  # a call without a reference is cancelled
     with ExitStack() as channels:
 
         def channel_to(url: str) -> Any:
@@ -146,7 +146,7 @@ def refuse(endpoint: str, worker_id: str, message: str) -> None:
 
         control = beam_fn_api_pb2_grpc.BeamFnControlStub(channel_to(endpoint))
         for instruction in control.Control(iter(answers.get, None)):
-            # A task manager hears no answer before somebody has come to fetch the data: it would
+            # A task manager receives no response before a worker has fetched the data: it would
             # wait three minutes, each time that it starts the task again.
             for url in data_endpoints(control, instruction.process_bundle):
                 stub = beam_fn_api_pb2_grpc.BeamFnDataStub(channel_to(url))

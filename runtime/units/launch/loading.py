@@ -15,7 +15,7 @@ from pathlib import Path
 from vlmill.runtime.extras import missing_line
 from vlmill.schemas.errors import InputError
 
-OPTIONS = "options/pipeline_options.py"  # where Beam declares every flag
+OPTIONS = "options/pipeline_options.py"  # the module in which Beam declares every flag
 
 
 def parsed(
@@ -23,8 +23,8 @@ def parsed(
 ) -> tuple[argparse.Namespace, list[str]]:
     """Returns a job's own arguments, and the words for Beam.
 
-    Raises InputError for a flag that neither knows, without loading Beam, and for one of Beam's
-    where Beam is not installed.
+    Raises InputError for a flag that neither knows, without loading Beam, and for a flag of Beam if
+    Beam is not installed.
     """
     args, words = parser.parse_known_args(arguments)
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
@@ -46,7 +46,7 @@ def require_flags(words: Sequence[str]) -> None:
 
 
 def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:
-    """Returns the error for an unknown argument; Beam alone would ignore it."""
+    """Returns the error for an unknown argument; Beam itself would ignore it."""
     return InputError(f"{flag}: neither this job nor Apache Beam knows it; {remedy}")
 
 
@@ -63,7 +63,7 @@ def quiet_beam_import() -> Iterator[None]:
     """Drops Beam's warning that "apitools" was not found while the block imports a job.
 
     A job needs no Google Cloud, and its user can do nothing about the warning. All other records
-    pass, and after the block the root logger is as it was.
+    pass, and after the block the root logger is restored.
     """
     root = logging.getLogger()
     root.addFilter(_passes)

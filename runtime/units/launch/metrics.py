@@ -1,4 +1,4 @@
-"""A unit's numbers as Beam's metrics: every runner shows them in its own pages."""
+"""Reports a unit's numbers as Beam metrics, which every runner shows in its own pages."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What every Beam job shares: options (the job's own first, the rest goes to Beam) and errors."""
+"""Defines the options of all Beam jobs (the job's own first, the others go to Beam) and errors."""
 
 import argparse
 import logging
@@ -22,12 +22,12 @@ from vlmill.schemas.errors import InputError, StoreFailed
 
 # Beam's own default tries to download another runner first; this one is inside the package.
 LOCAL_RUNNER = "FnApiRunner"
-# What `vlmill.runtime.console.command.run_command` answers with one line.
+# The errors for which `vlmill.runtime.console.command.run_command` prints one line.
 ANSWERED = (OSError, InputError, StoreFailed)
 
 
 class WorkerOptions(PipelineOptions):
-    """Requirements of a worker; these are not flags for users."""
+    """Declares the requirements of a worker, which are not flags for users."""
 
     @classmethod
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -40,10 +40,10 @@ class WorkerOptions(PipelineOptions):
 
 
 class _PlainParser(argparse.ArgumentParser):
-    """Takes the declarations of Beam's options where Beam's parser is not found."""
+    """Accepts the declarations of Beam's options if Beam's parser is missing."""
 
     def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
-        """Adds an argument whose value templates of pipelines learn later: here a plain one."""
+        """Adds an argument whose value pipeline templates get later: here a plain argument."""
         self.add_argument(*args, **kwargs)
 
 
@@ -63,7 +63,7 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
 
     The runner is the local one unless ``--runner`` is given. ``module`` contains or imports the
     steps of the job: a worker must be able to import it. Raises InputError for a flag that Beam
-    does not define either; Beam alone would ignore it.
+    does not define either; Beam itself would ignore it.
     """
     parser = make_parser()
     for group in PipelineOptions.__subclasses__():
@@ -76,7 +76,7 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
     options = PipelineOptions([*flags] if chosen else [*flags, f"--runner={LOCAL_RUNNER}"])
     if not chosen:
         # Inferring the types of steps is a quarter of a small job's cost; mypy checks them. A
-        # cluster's runner takes coders from them.
+        # cluster's runner derives coders from them.
         options.view_as(TypeOptions).pipeline_type_check = False
     worker = options.view_as(WorkerOptions)
     worker.vlmill_version, worker.vlmill_module = __version__, module
