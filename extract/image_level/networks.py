@@ -21,6 +21,7 @@ from vlmill.extract.image_level.settings import NETWORKS
 from vlmill.models.convert.files import read_state
 from vlmill.models.detector.fit import misfits
 from vlmill.models.detector.random_weights import centred_normal
+from vlmill.runtime.files.listed import hash_file
 from vlmill.schemas.errors import InputError
 
 # Not needed for the vectors: the classifier, and GoogLeNet's auxiliary heads for training.
@@ -158,8 +159,7 @@ def find_preset(path: Path, presets: Sequence[Preset]) -> Preset:
     """
     if len(presets) == 1:
         return presets[0]
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hash_file(path)
     return next((preset for preset in presets if digest.startswith(preset.digits)), presets[0])
 
 

@@ -1,6 +1,5 @@
 """Writes pairs as tar shards for open_clip and webdataset: KEY.jpg, KEY.txt and KEY.json each."""
 
-import hashlib
 import io
 import json
 import tarfile
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlmill.runtime.files.atomic import atomic_path, write_json
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.paths import to_path
 
 INDEX = "webdataset.json"
@@ -37,8 +37,7 @@ def write_tar(folder: str, number: int, total: int, samples: Iterable[Sample]) -
             for sample in samples:
                 _add_sample(tar, sample)
                 count += 1
-        with temporary.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hash_file(temporary)
         size = temporary.stat().st_size
     return {"url": path.name, "nsamples": count, "filesize": size, "sha256": digest}
 

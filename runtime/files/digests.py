@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmill.runtime.files.inputs import Input, Rule
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.files.outputs import PLAN
 from vlmill.runtime.files.paths import is_web, matches, readable, to_path
@@ -124,9 +125,7 @@ def _read_job(folder: Path) -> str | None:
 
 def _by_content(path: str, _: Table | None) -> Measure:
     file = to_path(path)
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return Measure(digest=digest, files=1, bytes=file.stat().st_size)
+    return Measure(digest=hash_file(file), files=1, bytes=file.stat().st_size)
 
 
 def _by_ends(path: str, spec: Table | None) -> Measure:

@@ -7,7 +7,6 @@ array), ``vlmill.places`` (JSON: the position of each binary value,
 :mod:`vlmill.runtime.files.value_offsets`) and, for checked arrays, ``vlmill.finite``.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 import vlmill
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.growing import GrowingFile
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.files.value_offsets import ByteRangesWriter, binary_columns
 from vlmill.runtime.files.written import note_digest
@@ -207,7 +207,6 @@ def describe_finished(files: Iterable[tuple[Table, Path]]) -> list[Shard]:
 
 def describe_shard(path: Path, table: str) -> Shard:
     """Returns size, checksum and row count (from the footer) of a finished shard."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hash_file(path)
     rows = pq.read_metadata(readable(path)).num_rows
     return Shard(table=table, name=path.name, rows=rows, bytes=path.stat().st_size, sha256=digest)

@@ -19,7 +19,7 @@ from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import sync, write_json
 from vlmill.runtime.files.copies import FOLDER, FULL, cache_folder, disk_full_error, one_at_a_time
-from vlmill.runtime.files.listed import FILE_RECORD, parse_record
+from vlmill.runtime.files.listed import FILE_RECORD, hash_file, parse_record
 from vlmill.runtime.net.exchange import Network
 from vlmill.runtime.net.remote_file import MOST_BYTES, Part, Unreachable, fetch_part
 from vlmill.runtime.weights.names import WebLocation
@@ -100,8 +100,7 @@ def file_name(url: str) -> str:
 
 def require_digest(location: object, path: Path, sha256: str) -> None:
     """Raises InputError, and deletes the file, unless its SHA-256 is ``sha256``."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hash_file(path)
     if digest == sha256:
         return
     path.unlink()

@@ -1,7 +1,6 @@
 """Opens the inputs of a task's evaluation, and checks that they fit together."""
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import pyarrow.compute as pc
 import torch
 
 from vlmill.models.registry import get_variant
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError, with_article
@@ -223,8 +223,7 @@ def list_splits(examples: Examples) -> list[str]:
 def collect_settings(setup: EvaluationSetup) -> dict[str, Any]:
     """Returns the settings that decide the figures, contents included."""
     options, loaded, sources = setup.options, setup.loaded, setup.sources
-    with (loaded.path / MODEL).open("rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    weights = hash_file(loaded.path / MODEL)
     return {
         "checkpoint": str(options.checkpoint),
         "variant": loaded.variant,

@@ -1,6 +1,5 @@
 """Opens the inputs of a retrieval evaluation, checks that they fit together, and scores them."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.digests import table_input
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError, with_article
@@ -180,8 +180,7 @@ def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
     """
     options, loaded, reader = setup.options, setup.loaded, setup.regions or setup.images
     assert reader is not None
-    with (loaded.path / MODEL).open("rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    weights = hash_file(loaded.path / MODEL)
     about: dict[str, Any] = {}
     if setup.regions is not None:
         about["detector_fingerprint"] = setup.regions.detector_fingerprint
