@@ -12,7 +12,7 @@ from tests.factories import NO_MODELS, PLACES, Tables, caption, write_photograph
 from tests.pipelines.conftest import make_image, write_archive
 
 ROOT = Path(__file__).parents[2]
-ARCHIVES, PAGES = 8, 20
+ARCHIVES, PAGES = 48, 20  # enough that a kill after the first finds some undone
 CAPTIONS, ROWS = 6_000, 200  # rows of a shard of negatives
 IMAGES = 24  # each a shard
 

@@ -52,19 +52,20 @@ def test_a_job_through_a_kill(
     units, output = UNITS[name], tmp_path / "out"
     job = start(inputs.command(name), output, *endpoint, *process)
     await_some(lambda: len(list(output.glob(units.files))), job)
-    kill(cluster, killed)
+    revive = kill(cluster, killed)
     assert len(list(output.glob(units.files))) < units.total
+    revive()
     finish(job)
     assert_same(local(name), output)
     assert failures_of(cluster) > 0
     assert len(task_managers_of(cluster, units.step)) == 2
 
 
-def kill(cluster: Cluster, killed: str) -> None:
-    """Kills one, and puts another in the place of a task manager."""
+def kill(cluster: Cluster, killed: str) -> Callable[[], None]:
+    """Kills one; the answer puts another in the place of a task manager, which takes seconds."""
     if killed == "a Python worker":
         busiest_worker(cluster).kill()  # others may wait for a step that has ended
-        return
+        return lambda: None
     name = next(name for name in cluster.processes if name.startswith("tm"))
     cluster.kill(name)
-    cluster.start_task_manager(f"{name}-again")  # a name of a dead one is not taken
+    return lambda: cluster.start_task_manager(f"{name}-again")  # a dead one's name is not taken
