@@ -7,6 +7,8 @@ from typing import Any
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.classification import row as classification
+from vlmill.train.tasks.entailment import row as entailment
 from vlmill.train.tasks.glue import row as glue
 from vlmill.train.tasks.nlvr2 import row as nlvr2
 from vlmill.train.tasks.refcoco import row as refcoco
@@ -17,7 +19,11 @@ from vlmill.train.tasks.vqa import row as vqa
 
 # A new task is a folder in ``train/tasks`` and a name here.
 TASKS: dict[str, TaskRow] = {
-    row.name: row for row in (glue.ROW, nlvr2.ROW, refcoco.ROW, vcr.ROW, vqa.ROW, retrieval.ROW)
+    row.name: row
+    for row in (
+        *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
+        *(vcr.ROW, vqa.ROW, retrieval.ROW),
+    )
 }
 
 

@@ -19,6 +19,7 @@ class TaskRow:
     recipe: type[TaskRecipe]  # with the class of the fields that only this task has
     recipes: Mapping[str, Callable[[], TaskRecipe]]
     make: Callable[..., Any]
+    keeps_labels: bool = True  # whether a run has the list of labels that its --init has, if any
     negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
     # Evaluates the task with the command's arguments; None: its examples are predicted one by one.
     evaluate: Callable[[Namespace], int] | None = None

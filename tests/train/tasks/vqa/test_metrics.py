@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.answers import soft_score as score_of_votes
 from vlmill.schemas.errors import InputError
-from vlmill.train.tasks.vqa.evaluation import write_results
+from vlmill.train.tasks.vqa.submission import write_results
 from vlmill.train.tasks.vqa.metrics import (
     Annotation,
     accuracy,
