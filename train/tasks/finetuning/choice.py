@@ -84,7 +84,10 @@ def _lacks_inputs(recipe: TaskRecipe, inputs: Collection[str]) -> bool:
 
 def _distance(model: Any, sizes: Mapping[str, Any]) -> float:
     """Returns the sum of logarithms of the ratios between a model's sizes and a checkpoint's."""
-    expected, actual = _collect_sizes(flatten(to_plain(model))), _collect_sizes(flatten(dict(sizes)))
+    expected, actual = (
+        _collect_sizes(flatten(to_plain(model))),
+        _collect_sizes(flatten(dict(sizes))),
+    )
     common = expected.keys() & actual.keys()
     return sum(abs(math.log(expected[name] / actual[name])) for name in common)
 
