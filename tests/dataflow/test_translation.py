@@ -48,7 +48,7 @@ PLAN = Plan(
 JOBS: dict[str, Sequence[Step[Any]]] = {
     "web_pairs": STEPS,
     "hard_negatives": list_steps(PLAN),
-    "crawl": [make_round([0, 2])],
+    "crawl": [make_round([0, 2], 0)],
     "manifest": [READ, JUDGE, MAKE],
     "manifest own": own.STEPS,
     "tables": [*REPEATS, WRITE],
