@@ -160,6 +160,8 @@ def own_job(args: argparse.Namespace) -> OwnJob:
         raise InputError(f"--min-questions {args.min_questions}: want at least 1")
     columns = named_columns(args)
     kind = choose_kind(columns)
+    if kind.number is None and args.labels is not None:
+        raise InputError("--labels goes with --question-column and --label-column; leave it out")
     table = open_table(args, columns)
     columns = with_split_column(args, table, columns)
     column_indices = tuple(find_column_indices(table, columns.flagged))

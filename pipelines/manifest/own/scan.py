@@ -82,8 +82,6 @@ def list_labels(
     """
     kind = job.example_kind
     if kind is CAPTIONS:
-        if path is not None:
-            raise InputError("--labels goes with --question-column and --label-column; drop it")
         return None, ""
     if path is not None:
         labels = read_labels(path)
@@ -107,7 +105,8 @@ def list_labels(
 
 
 def _all_classes(columns: Columns, counts: Counter[str]) -> list[str]:
-    named = dict.fromkeys(name for names in columns.label_names.values() for name in names)
+    classes = (columns.label_names.get(column, ()) for column in columns.label)
+    named = dict.fromkeys(name for names in classes for name in names)
     if columns.flags:
         return list(columns.label)
     if named and set(counts) <= set(named):

@@ -27,7 +27,7 @@ def is_workbook(path: Path) -> bool:
     if not head.startswith(ZIP_HEAD):
         return False
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return "xl/workbook.xml" in archive.namelist()
     except (zipfile.BadZipFile, OSError):
         return False
@@ -43,36 +43,32 @@ def sheet_rows(path: Path, sheet: str | None) -> Iterator[tuple[int, list[Any]]]
     import openpyxl
 
     _check_size(path)
-    try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-    except Exception as error:  # openpyxl raises many types for a broken workbook
-        raise _broken(path, error) from None
-    try:
+    with path.open("rb") as file:
+        try:
+            book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        except Exception as error:  # openpyxl raises many types for a broken workbook
+            raise _broken(path, error) from None
         if sheet is not None and sheet not in book.sheetnames:
             names = ", ".join(book.sheetnames)[:300]
             raise InputError(f"--sheet {sheet}: the Excel workbook {path} has {names}")
         worksheet = book[sheet or book.sheetnames[0]]
         worksheet.reset_dimensions()  # some programs write a wrong size
-        rows = worksheet.iter_rows(values_only=True)
-        number = 0
+        rows = enumerate(worksheet.iter_rows(values_only=True), 1)
         while True:
             try:
-                row = next(rows, None)
+                numbered = next(rows, None)
             except Exception as error:
                 raise _broken(path, error) from None
-            if row is None:
+            if numbered is None:
                 return
-            number += 1
-            values = [_cell(value) for value in row]
+            values = [_cell(value) for value in numbered[1]]
             if any(value is not None for value in values):
-                yield number, values
-    finally:
-        book.close()
+                yield numbered[0], values
 
 
 def _check_size(path: Path) -> None:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
     except (zipfile.BadZipFile, OSError) as error:
         raise _broken(path, error) from None
