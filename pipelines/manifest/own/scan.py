@@ -20,7 +20,8 @@ from vlmill.pipelines.manifest.own.kinds import (
     Columns,
     Example,
 )
-from vlmill.pipelines.manifest.reading.rows import BATCH_ROWS, TableFile, read_values
+from vlmill.pipelines.manifest.reading.parquet_files import BATCH_ROWS
+from vlmill.pipelines.manifest.reading.rows import TableFile, read_values
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.units.funnel import Drop
@@ -198,6 +199,6 @@ def _is_number(cell: Any) -> bool:
 def _parquet_names(table: TableFile, columns: Columns) -> dict[str, tuple[str, ...]]:
     if table.format != "parquet":
         return {}
-    schema = pq.read_schema(readable(table.path))
+    schema = pq.read_schema(readable(table.files[0]))
     names = {name: read_label_names(schema, name) for name in (*columns.label, *columns.split)}
     return {name: classes for name, classes in names.items() if classes}
