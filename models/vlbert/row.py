@@ -100,7 +100,7 @@ ROW = Paper(
             name="vl-bert-vqa",
             config=VlBertVqaConfig,
             body="body",
-            heads={"vqa": "mask"},
+            heads={"vqa": "mask", "classification": "mask", "entailment": "mask"},
         ),
     ),
     presets=PRESETS,

@@ -74,7 +74,7 @@ ROW = Paper(
         task(
             name="vlmo-vqa",
             config=VlmoVqaConfig,
-            heads={"vqa": "pixels"},
+            heads={"vqa": "pixels", "classification": "pixels", "entailment": "pixels"},
         ),
     ),
     presets=PRESETS,

@@ -8,6 +8,8 @@ from typing import Any
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.classification import row as classification
+from vlmill.train.tasks.entailment import row as entailment
 from vlmill.train.tasks.glue import row as glue
 from vlmill.train.tasks.nlvr2 import row as nlvr2
 from vlmill.train.tasks.recipes import bert, imagebert, interbert, vilbert, vlbert, vlmo
@@ -20,7 +22,10 @@ from vlmill.train.tasks.vqa import row as vqa
 # A new task is a folder in ``train/tasks`` and a name here; a new paper's tasks are a file in
 # ``train/tasks/recipes`` and a name in `PAPERS`. BERT's own recipes come before other papers' runs
 # that start from BERT, and those for trials last.
-ROWS = (glue.ROW, nlvr2.ROW, refcoco.ROW, vcr.ROW, vqa.ROW, retrieval.ROW)
+ROWS = (
+    *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
+    *(vcr.ROW, vqa.ROW, retrieval.ROW),
+)
 PAPERS = (bert, vilbert, vlbert, imagebert, interbert, vlmo)
 
 

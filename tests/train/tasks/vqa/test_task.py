@@ -36,7 +36,7 @@ class Labelled:
 
 
 def vqa(**settings: object) -> Vqa:
-    return Vqa(settings=VqaSettings(**settings), variant="vl-bert-vqa", answers=ANSWERS)  # type: ignore[arg-type]
+    return Vqa(settings=VqaSettings(**settings), variant="vl-bert-vqa", names=ANSWERS)  # type: ignore[arg-type]
 
 
 def test_labels_are_the_annotators_answers_in_the_list() -> None:
