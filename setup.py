@@ -160,5 +160,6 @@ setup(
     package_data={
         "": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"],
         "vlmill.extract.detect": ["vocabularies/*.txt"],
+        "vlmill.pipelines.web.texts": ["languages/*.toml"],
     },
 )
