@@ -35,6 +35,7 @@ from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP, resolve_arguments
+from vlmill.train.devices.flags import add_device_batch, device_batch_words
 from vlmill.train.recipes import (
     RECIPES,
     Recipe,
@@ -213,6 +214,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="BERT vocab.txt (default: that of --init, else trained on the pairs)",
     )
+    add_device_batch(parser)
     parser.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     add_lock_seconds(parser)
     add_allow_address(parser)
@@ -229,6 +231,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
+    words = [*words, *device_batch_words(args)]
     recipe = _recipe(args.config, words)
     for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
         print_status(f"warning: {sentence}")
@@ -241,6 +244,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 
     tables = ("pairs", "regions", "images", "negatives")
     require_tables({f"--{name}": getattr(args, name) for name in tables})
+    from vlmill.train.run.device_batch import OutOfMemory
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
@@ -263,7 +267,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         print(error)
         stopped: int = args.stopped_status
         return stopped
-    except NonFiniteLoss as error:
+    except (NonFiniteLoss, OutOfMemory) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     return 0

@@ -4,6 +4,7 @@ A finished run has the files that evaluation needs at its top, too.
 """
 
 from pathlib import Path
+from typing import Any
 
 from vlmill.runtime.files.checkpoints import checkpoints_with
 from vlmill.runtime.files.paths import to_path
@@ -40,6 +41,15 @@ def saved_variant(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None  # reading the checkpoint reports its fault
     return variant if isinstance(variant, str) else None
+
+
+def saved_model(folder: Path) -> dict[str, Any]:
+    """Returns the fields of a checkpoint's model, as plain values; none if the file has none."""
+    try:
+        model = read_json(folder / SETTINGS)["model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return model if isinstance(model, dict) else {}
 
 
 def saved_steps(output: str | Path) -> dict[int, Path]:
