@@ -32,6 +32,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "cloud": ("gcsfs", "s3fs"),
     "coco": ("pycocotools",),
     "heif": ("pillow_heif",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
 }

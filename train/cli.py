@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlmill.inference.convert.command import add_convert_arguments, run_convert
+from vlmill.inference.export.command import EXPORT_HELP, add_export_arguments, run_export
 from vlmill.inference.push.command import PUSH_HELP, add_push_arguments, run_push
 from vlmill.inference.search.command import (
     EMBED_HELP,
@@ -113,7 +114,7 @@ def _main(argv: Sequence[str]) -> int:
     # A converted checkpoint is renamed to its path as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
     seconds = getattr(args, "lock_seconds", None)
-    with lock_output(output, alongside=args.command == "convert", seconds=seconds):
+    with lock_output(output, alongside=args.command in ("convert", "export"), seconds=seconds):
         return _run(args, extras)
 
 
@@ -137,6 +138,8 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return run_search(args)
     if args.command == "serve":
         return run_serve(args)
+    if args.command == "export":
+        return run_export(args)
     if args.command == "push":
         return run_push(args)
     return run_evaluate(args)
@@ -172,6 +175,10 @@ def _parser() -> Parser:
     )
     add_convert_arguments(convert)
     add_show_arguments(commands.add_parser("show", help="show the contents of a run or checkpoint"))
+    export = commands.add_parser(
+        "export", help="export a checkpoint to ONNX", description=EXPORT_HELP
+    )
+    add_export_arguments(export)
     push = commands.add_parser("push", help="upload a checkpoint to the hub", description=PUSH_HELP)
     add_push_arguments(push)
     add_weights_arguments(

@@ -302,8 +302,9 @@ def _start(
 ) -> Converted:
     """Returns a new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
+    published = read_weights(weights)
     try:
-        published = unwrap_network(read_weights(weights), start.prepare, start.known)
+        published = unwrap_network(published, start.prepare, start.known)
     except ValueError as error:
         raise InputError(f"--checkpoint {weights}: {error}") from None
     state = start.prepare(published)

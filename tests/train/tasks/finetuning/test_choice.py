@@ -91,8 +91,8 @@ def test_steps_follow_from_rows_up_to_those_of_the_recipe() -> None:
         fit = Fit(rows=rows, inputs=("regions",), has_gpu=False)
         fitted, _ = fit_recipe(recipe, fit, given=())
         steps[rows] = fitted.stages[0].length(rows)
-    batch = recipe.stages[0].batch_size
-    assert steps == {60: FEWEST_STEPS, 400: -(-20 * 400 // batch), 100_000: 600}
+    assert recipe.stages[0].batch_size == 64 and recipe.stages[0].epoch_steps == "ceil"
+    assert steps == {60: FEWEST_STEPS, 400: 20 * 7, 100_000: 600}
 
 
 def test_few_questions_need_few_of_each_answer() -> None:
