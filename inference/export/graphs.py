@@ -124,7 +124,7 @@ def _text_graph(loaded: LoadedCheckpoint) -> Graph:
         module=TextVectors(loaded.model),
         inputs=TEXT_INPUTS,
         output=("vectors", f"float32 [B, {config.width}] of length 1"),
-        axes=dict.fromkeys(TEXT_INPUTS, {0: "B", 1: "T"}),
+        axes={name: {0: "B", 1: "T"} for name in TEXT_INPUTS},
         make_inputs=lambda rows: _random_texts(rows, longest, config.vocab_size),
     )
 
