@@ -82,8 +82,8 @@ def answer_questions(
     ]
     evaluation, values = _predict(answer_task, folder, ANSWER, QUESTIONS, rows, tables)
     assert isinstance(evaluation.task, Vqa)
-    answers = evaluation.task.answers
-    return {name: answers[int(value)] for name, value in values.items()}
+    answers = evaluation.task.names
+    return {name: answers[value.index] for name, value in values.items()}
 
 
 def ground_expressions(

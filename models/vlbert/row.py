@@ -105,7 +105,7 @@ ROW = Paper(
             config=VlBertVqaConfig,
             pretrains=False,
             body="body",
-            heads={"vqa": "mask"},
+            heads={"vqa": "mask", "classification": "mask", "entailment": "mask"},
             fit_body=fit_body,
         ),
     ),

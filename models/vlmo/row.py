@@ -75,7 +75,7 @@ ROW = Paper(
             config=VlmoVqaConfig,
             pretrains=False,
             body="encoder",
-            heads={"vqa": "pixels"},
+            heads={"vqa": "pixels", "classification": "pixels", "entailment": "pixels"},
             task_sizes=TASK_SIZES,
         ),
     ),

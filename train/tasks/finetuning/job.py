@@ -247,7 +247,11 @@ def open_task(
         )
     if speaks:
         _say_what_is_not_read(recipe, inputs)
-    task = TASKS[recipe.task].make(recipe, inputs.examples, inputs.labels, init)
+    row = TASKS[recipe.task]
+    # The head is new: its classes are those of the examples, or of a given list.
+    keeps_labels = row.keeps_labels and inputs.labels is None
+    labelled_by = init if init is None or keeps_labels else dataclasses.replace(init, task=None)
+    task = row.make(recipe, inputs.examples, inputs.labels, labelled_by)
     run_inputs = Inputs(
         examples=task.examples(inputs.examples),
         regions=inputs.regions,
@@ -336,7 +340,11 @@ def open_task_runner(
         words,
         FineTuning(task=task, blind=recipe.blind),
         partial(first_task_model, recipe, sources, task.label_pieces(words), images),
-        dataclasses.replace(task.record, blind=recipe.blind, settings=to_plain(recipe.settings)),
+        dataclasses.replace(
+            task.record,
+            blind=recipe.blind,
+            settings=task.record.settings or to_plain(recipe.settings),
+        ),
     )
 
 
