@@ -1,6 +1,7 @@
 """Declares the arguments of ``train-vl export``, and runs it."""
 
 import argparse
+import sys
 
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.runtime.extras import require_extra
@@ -45,7 +46,11 @@ def run_export(args: argparse.Namespace) -> int:
     find_checkpoint(args.checkpoint)
     require_extra("onnx")
     # torch loads slowly: import it only after the arguments are checked.
-    from vlmill.inference.export.job import export_onnx
+    from vlmill.inference.export.job import Differs, export_onnx
 
-    print(export_onnx(args.checkpoint, args.output))
+    try:
+        print(export_onnx(args.checkpoint, args.output))
+    except Differs as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
     return 0

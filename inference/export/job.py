@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vlmill.inference.export.graphs import Graph, make_graphs
 from vlmill.runtime.console.command import print_status
@@ -67,7 +68,9 @@ def export_graph(graph: Graph, folder: Path) -> None:
         for name, axes in graph.axes.items()
     }
     weights = sum(p.nbytes for p in graph.module.parameters())
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
+    # The strides of the plain computation hold in the graph; those of fused kernels do not.
+    plain = sdpa_kernel(SDPBackend.MATH)
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), plain:
         warnings.simplefilter("ignore")  # the exporter's, about its own parts
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         torch.onnx.export(
