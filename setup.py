@@ -63,6 +63,7 @@ SERVICE = [
 SAFETY = [*LEARNING, *VISION]
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
+EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
 ONNX = ["onnx>=1.19", "onnxruntime>=1.22", "onnxscript>=0.5"]
 
@@ -78,7 +79,11 @@ EXTRAS = {
     "safety": SAFETY,
     "cloud": CLOUD,
     "coco": COCO,
-    "all": [*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO, *HEIF],
+    "excel": EXCEL,
+    "all": [
+        *(*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO),
+        *(*EXCEL, *HEIF),
+    ],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "heif": HEIF,
     "onnx": ONNX,
