@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ MOST_COMMANDS = 8
 
 def commands_of(heading: str) -> list[str]:
     """The commands of the first block behind a heading."""
-    block = re.findall(r"^```sh\n(.*?)^```", PAGE.split(f"## {heading}\n")[1], re.M | re.S)[0]
+    block = re.findall(r"^```sh\n(.*?)^```", PAGE.split(f"# {heading}\n")[1], re.M | re.S)[0]
     return block.replace("\\\n", " ").splitlines()
 
 
@@ -104,13 +105,18 @@ def world(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with 60 images and a table of captions, in which commands run."""
     folder = tmp_path_factory.mktemp("road")
     (folder / "photos").mkdir()
-    rows = ["file,caption,split"]
+    tables = {"captions": ["file,caption,split"], "questions": ["file,question,answer,split"]}
+    tables["labels"] = ["file,label,split"]
     for number in range(COUNT):
         image, colour, shape = draw(number)
         image.save(folder / "photos" / f"{number}.png")
         split = "test" if number % 5 == 0 else "train"
-        rows.append(f"{number}.png,a {colour} {shape} with the number {number},{split}")
-    (folder / "captions.csv").write_text("\n".join(rows) + "\n")
+        name = f"{number}.png"
+        tables["captions"].append(f"{name},a {colour} {shape} with the number {number},{split}")
+        tables["questions"].append(f"{name},which colour has the {shape}?,{colour},{split}")
+        tables["labels"].append(f"{name},{shape},{split}")
+    for name, rows in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_HUB_CACHE", str(folder / "hub"))
@@ -126,22 +132,59 @@ def type_line(line: str) -> None:
     assert COMMANDS[name]([*words, *(["steps=2"] if words[0] == "finetune" else [])]) == 0, line
 
 
-@pytest.mark.slow
-def test_the_road_of_captions(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = commands_of("From a published checkpoint")
+def type_all(heading: str) -> list[str]:
+    """Runs a section's commands but for the service; returns all of them."""
+    lines = commands_of(heading)
     assert len(lines) <= MOST_COMMANDS and lines[-1].startswith("train-vl serve ")
     for line in lines[:-1]:
-        type_line(line)
+        if not (line.startswith("train-vl convert") and Path("start").is_dir()):
+            type_line(line)
+    return lines
+
+
+@contextmanager
+def service(line: str) -> Iterator[ServiceClient]:
+    """Runs the service of a command, at a free port."""
+    words = shlex.split(line.removeprefix("train-vl "))
+    words[words.index("--port") + 1] = "0"
+    with served(["-m", "vlmill.train.cli", *words]) as running:
+        yield ServiceClient(running.url)
+        assert running.stop() == 0
+
+
+@pytest.mark.slow
+def test_the_road_of_captions(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = type_all("From a published checkpoint")
     told = capsys.readouterr()
     assert "recipe retrieval-vlmo-small: the one for a vlmo of this size, with" in told.err
     assert "held out by the hash of their ids" in told.err
     metrics = json.loads((world / "results" / "metrics.json").read_text())
     assert metrics["pairs"] == COUNT / 5 and 0 <= metrics["image_retrieval/r1"] <= 1
     assert metrics["pairs_trained_on"] == 0
-    words = shlex.split(lines[-1].removeprefix("train-vl "))
-    words[words.index("--port") + 1] = "0"
-    with served(["-m", "vlmill.train.cli", *words]) as running:
+    with service(lines[-1]) as client:
         images = [(world / "photos" / f"{number}.png").read_bytes() for number in range(2)]
-        scores = ServiceClient(running.url).score(images, ["a red circle", "a green bar"])
-        assert np.isfinite(np.array(scores)).all() and np.array(scores).shape == (2, 2)
-        assert running.stop() == 0
+        scores = np.array(client.score(images, ["a red circle", "a green bar"]))
+        assert np.isfinite(scores).all() and scores.shape == (2, 2)
+
+
+@pytest.mark.slow
+def test_the_road_of_questions(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = type_all("Questions")
+    assert "recipe vqa-vlmo-small: the one for a vlmo of this size" in capsys.readouterr().err
+    metrics = json.loads((world / "results-questions" / "metrics.json").read_text())
+    assert 0 <= metrics["vqa/test/accuracy"] <= 1 and metrics["vqa/test/accuracy_n"] == COUNT / 5
+    with service(lines[-1]) as client:
+        image = (world / "photos" / "0.png").read_bytes()
+        assert client.answer(image, "which colour has the circle?") in COLOURS
+
+
+@pytest.mark.slow
+def test_the_road_of_labels(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = type_all("Labels")
+    assert "recipe classification-vlmo-small: the one" in capsys.readouterr().err
+    metrics = json.loads((world / "results-labels" / "metrics.json").read_text())
+    assert 0 <= metrics["classification/test/accuracy"] <= 1
+    with service(lines[-1]) as client:
+        classes = client.classify((world / "photos" / "0.png").read_bytes())
+        assert set(classes["labels"]) == set(SHAPES)
+        assert sum(classes["probabilities"]) == pytest.approx(1, abs=1e-3)

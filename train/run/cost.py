@@ -53,7 +53,8 @@ def measure(runner: Runner[Any, Any], run: StageRun, limit_s: float = SECONDS_ME
 
     Nothing is saved or logged. Where the limit leaves no second step, the first one counts.
     """
-    training, times = runner.build_training(run), [time.perf_counter()]
+    training = runner.build_training(run)
+    run, times = runner.divide(run, training, 0), [time.perf_counter()]
 
     def after_step() -> None:
         runner.after_step()

@@ -204,7 +204,7 @@ class Runner(Generic[L, C]):
             if self.accelerator.is_main_process:
                 rate = training.update.rate(done + 1)
                 print_status(f"stage {run.stage.name}: learning rate {rate:.3g} at step {done + 1}")
-        run = self._divide(run, training, done)
+        run = self.divide(run, training, done)
         values: list[float] = []  # of validation, at the current step
 
         def validate(step: int) -> dict[str, float]:
@@ -237,7 +237,7 @@ class Runner(Generic[L, C]):
         with name_remedy(run, self.processes):
             run_stage(run, batches, training, events, done=done)
 
-    def _divide(self, run: StageRun, training: Training, done: int) -> StageRun:
+    def divide(self, run: StageRun, training: Training, done: int) -> StageRun:
         """Returns the stage with its steps divided as ``device_batch`` requires."""
 
         def fits(trial: StageRun) -> bool:

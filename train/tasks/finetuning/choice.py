@@ -90,11 +90,15 @@ def choose_recipe(
             f"TASK {task}: no recipe starts from {with_article(variant)}; there are "
             f"{', '.join(TASKS[task].recipes)}"
         )
-    order = {recipe.name: number for number, recipe in enumerate(fitting)}
-    return min(
-        fitting,
-        key=lambda r: (_lacks_inputs(r, inputs), _distance(r.model, sizes), order[r.name]),
-    )
+
+    def rank(recipe: TaskRecipe) -> tuple[bool, float, int]:
+        """Ranks by inputs, sizes, and how special a recipe is: ``vqa-vilbert-gqa`` comes after
+        ``vqa-vilbert``.
+        """
+        distance = _distance(recipe.model, sizes)
+        return _lacks_inputs(recipe, inputs), round(distance, 6), recipe.name.count("-")
+
+    return min(fitting, key=rank)
 
 
 def _lacks_inputs(recipe: TaskRecipe, inputs: Collection[str]) -> bool:
