@@ -145,6 +145,7 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_parameter"): Name(_rebuild_parameter),
     ("torch.nn.parameter", "Parameter"): Name(_rebuild_parameter),
     ("torch._tensor", "_rebuild_from_type_v2"): Name(_rebuild_typed),
+    ("torch", "Tensor"): Name(_ignore),
     ("torch", "device"): Name(_ignore),
     ("torch", "Size"): Name(_ignore),
     **{(m, n): Name(_ignore) for m in ("builtins", "__builtin__") for n in BUILTINS},
