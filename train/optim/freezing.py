@@ -36,7 +36,9 @@ def require_parts(names: Iterable[str], parts: Sequence[str]) -> None:
     for part in parts:
         if not any(is_frozen(name, [part]) for name in names):
             known = merge_names(dict.fromkeys(_module(name) for name in names))
-            raise InputError(f"freeze: {part} is no part of the model; it has {', '.join(known)}")
+            raise InputError(
+                f"freeze: {part} is not a part of the model; it has {', '.join(known)}"
+            )
     if parts and all(is_frozen(name, parts) for name in names):
         raise InputError(f"freeze={list(parts)} leaves nothing to train; omit a part")
 

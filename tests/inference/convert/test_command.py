@@ -429,7 +429,7 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
         assert message in error and error.count("\n") == 1, error
 
     fails("no such file", tmp_path / "nowhere")
-    fails("has no model.safetensors or pytorch_model.bin", tmp_path)
+    fails("has no weights, its folder published has", tmp_path)
     config = json.loads((published / "bert_config.json").read_text())
     (published / "bert_config.json").write_text(json.dumps(config | {"vocab_size": 60}))
     fails("(mlm_head.bias is [60] here, [50] in the file); --explain lists all")

@@ -178,14 +178,15 @@ def lightning() -> Iterator[dict[str, type]]:
     """Classes with the names of PyTorch Lightning's, gone after the file was written."""
     names = {"pytorch_lightning.callbacks.model_checkpoint": "ModelCheckpoint"}
     names |= {"pytorch_lightning.utilities.parsing": "AttributeDict"}
+    parents = ("pytorch_lightning", "pytorch_lightning.callbacks", "pytorch_lightning.utilities")
+    sys.modules.update({module: types.ModuleType(module) for module in (*parents, *names)})
     classes: dict[str, type] = {}
     for module, name in names.items():
-        sys.modules[module] = types.ModuleType(module)
         base = dict if name == "AttributeDict" else object
         classes[name] = type(name, (base,), {"__module__": module})
         setattr(sys.modules[module], name, classes[name])
     yield classes
-    for module in names:
+    for module in (*parents, *names):
         sys.modules.pop(module, None)
 
 
@@ -202,7 +203,7 @@ def test_callbacks_that_are_keyed_by_their_class_do_not_hide_weights(
         "optimizer_states": [{"state": {0: {"step": 1}}, "param_groups": [{"params": [0]}]}],
     }
     torch.save(content, tmp_path / "last.ckpt", _use_new_zipfile_serialization=zipped)
-    for name in [name for name in sys.modules if name.startswith("pytorch_lightning.")]:
+    for name in [name for name in sys.modules if name.startswith("pytorch_lightning")]:
         del sys.modules[name]
     state = read_state(tmp_path / "last.ckpt")
     assert {name: value.tolist() for name, value in state.items()} == {

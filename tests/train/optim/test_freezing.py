@@ -38,7 +38,7 @@ def test_a_part_is_a_whole_name(part: str, frozen: list[int]) -> None:
 
 def test_a_part_of_nothing_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        InputError, match=r"text is no part.*text_embedding.word, encoder.layers.0-"
+        InputError, match=r"text is not a part.*text_embedding.word, encoder.layers.0-"
     ):
         require_parts(NAMES, ["layers.0-5", "text"])
     with pytest.raises(InputError, match="leaves nothing to train"):
