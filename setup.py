@@ -63,6 +63,7 @@ SERVICE = [
 SAFETY = [*LEARNING, *VISION]
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
+EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
@@ -77,7 +78,11 @@ EXTRAS = {
     "safety": SAFETY,
     "cloud": CLOUD,
     "coco": COCO,
-    "all": [*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO, *HEIF],
+    "excel": EXCEL,
+    "all": [
+        *(*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO),
+        *(*EXCEL, *HEIF),
+    ],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "heif": HEIF,
     "mlflow": ["mlflow-skinny>=3.1"],

@@ -31,6 +31,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "safety": ("sklearn", "torchvision"),
     "cloud": ("gcsfs", "s3fs"),
     "coco": ("pycocotools",),
+    "excel": ("openpyxl",),
     "heif": ("pillow_heif",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),

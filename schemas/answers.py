@@ -136,3 +136,20 @@ def number_scores(
     """Returns the sorted numbers of the labels that have one, and the score of each."""
     pairs = sorted((numbers[label], score) for label, score in scores.items() if label in numbers)
     return [number for number, _ in pairs], [score for _, score in pairs]
+
+
+TYPED_SOURCES = (None, "vqa1", "vqa2")  # the official code compares answers as they were typed
+EXACT_SOURCES = ("gqa",)  # one answer, which is compared unchanged
+
+
+def label_answers(
+    source: str | None, answers: Sequence[str], numbers: Mapping[str, int]
+) -> tuple[list[int], list[float]]:
+    """Returns the sorted numbers of the labels among a question's answers, and the score of each,
+    by the rule of the question's source.
+    """
+    if source in TYPED_SOURCES:
+        return soft_labels(answers, numbers)
+    if source in EXACT_SOURCES:
+        return number_scores(dict.fromkeys(answers, 1.0), numbers)
+    return number_scores(score_answers(answers), numbers)

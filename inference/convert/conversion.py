@@ -27,17 +27,21 @@ from vlmill.inference.convert.backbone import check_backbone, start_region_netwo
 from vlmill.inference.convert.origins import (
     Converted,
     explain,
+    name_differences,
     start_warnings,
     summary,
     unused_tensors,
 )
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.beit.published import BEIT
+from vlmill.models.beit.published import KNOWN as PATCHES
 from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.files import INDEX, read_state, shard_files
 from vlmill.models.convert.foreign import describe_foreign
 from vlmill.models.convert.names import DECODER
+from vlmill.models.convert.names import KNOWN as WORDS
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
 from vlmill.models.from_vit import canonical as vit_names
@@ -195,20 +199,21 @@ def _is_padding(tokens: int, rows: int) -> bool:
 class Start(NamedTuple):
     """Describes a network that new models start from.
 
-    ``prepare`` returns its tensors under their usual names, ``ignored`` are patterns of tensors
-    without content, ``initialise`` copies them.
+    ``prepare`` returns its tensors under their usual names, ``known`` are some of these,
+    ``ignored`` are patterns of tensors without content, ``initialise`` copies them.
     """
 
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    known: frozenset[str]
     ignored: tuple[str, ...]
     initialise: Callable[..., dict[str, Origin]]
 
 
 # The sources of new models; `arguments` has the names.
 STARTS: dict[str, Start] = {
-    "beit": Start(BEIT.prepare, BEIT.ignored, initialise_from_beit),
-    "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
-    "vit": Start(vit_names, (), initialise_from_vit),
+    "beit": Start(BEIT.prepare, PATCHES, BEIT.ignored, initialise_from_beit),
+    "bert": Start(BERT.prepare, WORDS, BERT.ignored, initialise_from_bert),
+    "vit": Start(vit_names, PATCHES, (), initialise_from_vit),
 }
 TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is lost
 
@@ -263,6 +268,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         )
     config = None if path is None else _configuration(path, words)
     state = read_weights(weights)
+    torch.manual_seed(0)  # of weights that the checkpoint lacks
     try:
         model, table = read_reference(args.family, state, config)
     except CheckpointMismatch:
@@ -271,8 +277,10 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         where = f"--checkpoint {weights}" if path is None else f"--config {path}"
         foreign = describe_foreign(state, args.family)
         raise InputError(f"{where}: {error}{foreign}") from None
-    links = FAMILIES[args.family].links(model)
-    return Converted(model, loaded_origins(model, links, table), table.unexpected)
+    origins = loaded_origins(model, FAMILIES[args.family].links(model), table)
+    for difference in name_differences(origins, table.unexpected):
+        print_status(f"warning: {difference}")
+    return Converted(model, origins, table.unexpected)
 
 
 def _configuration(path: Path, words: Sequence[str]) -> Any:
@@ -294,7 +302,10 @@ def _start(
 ) -> Converted:
     """Returns a new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
-    published = read_weights(weights)
+    try:
+        published = unwrap_network(read_weights(weights), start.prepare, start.known)
+    except ValueError as error:
+        raise InputError(f"--checkpoint {weights}: {error}") from None
     state = start.prepare(published)
     changes = preset_changes(words)
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vlmill.extract.weights import resolve_weights, select_shards, select_weights
-from vlmill.inference.convert.arguments import CONFIGS, VOCABULARIES
+from vlmill.inference.convert.arguments import CONFIGS, SUFFIXES, VOCABULARIES
 from vlmill.runtime.net.addresses import parse_networks
 from vlmill.runtime.weights.download import download_file
 from vlmill.runtime.weights.hub import fetch_files, select_below
@@ -14,7 +14,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.checkpoints.named import resolve_checkpoint
 
-SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
 # Files that are read alongside the weights: configurations, vocabularies, tokenizer settings.
 COMPANIONS = (*CONFIGS, *VOCABULARIES, "tokenizer_config.json", "added_tokens.json")
 MAX_BYTES = 20_000 << 20  # of one file

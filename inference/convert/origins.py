@@ -11,6 +11,7 @@ from vlmill.models.beit.published import SHARED_TABLE
 from vlmill.models.from_beit import TABLES
 from vlmill.models.from_bert import Origin
 from vlmill.models.from_vit import REGISTERS
+from vlmill.runtime.console.merged_names import merge_names
 
 
 class Converted(NamedTuple):
@@ -30,7 +31,6 @@ def unused_tensors(
     return [n for n in sorted(state) if not any(n == p or fnmatchcase(n, p) for p in passed)]
 
 
-NAMED = 6  # parameters that a message names
 LAYER = re.compile(r"^(?:blocks|bert\.encoder\.layer)\.(\d+)\.")
 # Tensors of a network on patches that VLMo lacks although they affect its results, and why.
 UNPLACED = (
@@ -70,13 +70,23 @@ def start_warnings(
             f"the checkpoint has {len(layers)} layers, the model takes {len(used)}: layers "
             f"{min(further)} to {max(further)} (from 0) are unused"
         )
-    lacking = [name for name, origin in origins.items() if origin.missing and not origin.names]
-    if lacking:
-        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+    yield from name_differences(origins, unused)
+
+
+def name_differences(origins: Mapping[str, Origin], unused: Sequence[str]) -> Iterator[str]:
+    """Yields warnings that name all parameters that the checkpoint lacks, and all unused tensors.
+    Names that differ in numbers only are one: ``blocks.0-11.norm1.weight``.
+    """
+    lacking = {name: origin for name, origin in origins.items() if origin.missing}
+    new = [name for name, origin in lacking.items() if not origin.names]
+    if new:
+        sources = sorted({source for name in new for source in lacking[name].missing})
         yield (
-            f"new, as the checkpoint has no {' + '.join(origins[lacking[0]].missing)}: "
-            f"{', '.join(lacking[:NAMED])}{more}"
+            f"new, as the checkpoint has no {', '.join(merge_names(sources))}: "
+            f"{', '.join(merge_names(new))}"
         )
+    if unused:
+        yield f"unused: {', '.join(merge_names(unused))}"
 
 
 def explain(converted: Converted) -> Iterator[str]:

@@ -29,7 +29,13 @@ from vlmill.models.convert.plain_pickle import (
 )
 
 # Objects of these classes are read as modules: their attributes are plain.
-MODULES = ("torch.nn.modules.", "dall_e.")
+MODULES = ("torch.nn.modules.", "dall_e.", "transformers.", "timm.")
+# Objects that training frameworks store next to the weights; PyTorch Lightning below 1.6 keys its
+# callbacks by their class.
+STORED_NEXT_TO_WEIGHTS = ("pytorch_lightning.", "lightning.", "lightning_fabric.", "omegaconf.")
+# Values of settings.
+PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+BUILTINS = ("set", "frozenset", "list", "dict", "tuple", "int", "float", "str", "bool", "complex")
 # Dictionaries of settings.
 SETTINGS = {
     *(("argparse", "Namespace"), ("yacs.config", "CfgNode"), ("easydict", "EasyDict")),
@@ -98,9 +104,12 @@ class InertModule:
 
 
 class InertSettings(dict[Any, Any]):
-    """Holds a pickled object of settings."""
+    """Holds a pickled object of settings, or one that a training framework stores."""
 
     __slots__ = ()
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()  # of pairs, their keys would be hashed
 
     def __setstate__(self, state: Any) -> None:
         pass  # the values of such objects are not used
@@ -129,8 +138,10 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ("torch.nn.parameter", "Parameter"): Name(_rebuild_parameter),
     ("torch", "device"): Name(_ignore),
     ("torch", "Size"): Name(_ignore),
-    ("builtins", "set"): Name(_ignore),
-    ("__builtin__", "set"): Name(_ignore),
+    **{(m, n): Name(_ignore) for m in ("builtins", "__builtin__") for n in BUILTINS},
+    **{(m, n): Name(_ignore) for m in ("pathlib", "pathlib._local") for n in PATHS},
+    ("collections", "defaultdict"): Name(lambda *_: {}),
+    ("collections", "Counter"): Name(lambda *_: {}),
     **{("torch", name): dtype for name, dtype in STORAGES.items()},
     **{("torch", str(dtype).removeprefix("torch.")): None for dtype in STORAGES.values()},
     **dict.fromkeys(SETTINGS, InertSettings),
@@ -152,6 +163,8 @@ class InertUnpickler(PlainUnpickler):
             return KNOWN[module, name]
         if module.startswith(MODULES):
             return InertModule
+        if module.startswith(STORED_NEXT_TO_WEIGHTS):
+            return InertSettings
         raise BadPickle(f"the pickle asks for {module}.{name}"[:100])
 
     def persistent_load(self, identity: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vlmill.runtime.settings.plain_fields import from_plain
@@ -11,20 +12,41 @@ from vlmill.train.tasks.classification import row as classification
 from vlmill.train.tasks.entailment import row as entailment
 from vlmill.train.tasks.glue import row as glue
 from vlmill.train.tasks.nlvr2 import row as nlvr2
+from vlmill.train.tasks.recipes import (
+    bert,
+    classes,
+    data_sets,
+    imagebert,
+    interbert,
+    vilbert,
+    vlbert,
+    vlmo,
+)
 from vlmill.train.tasks.refcoco import row as refcoco
 from vlmill.train.tasks.retrieval import row as retrieval
 from vlmill.train.tasks.rows import TaskRow
 from vlmill.train.tasks.vcr import row as vcr
 from vlmill.train.tasks.vqa import row as vqa
 
-# A new task is a folder in ``train/tasks`` and a name here.
-TASKS: dict[str, TaskRow] = {
-    row.name: row
-    for row in (
-        *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
-        *(vcr.ROW, vqa.ROW, retrieval.ROW),
-    )
-}
+# A new task is a folder in ``train/tasks`` and a name here; a new paper's tasks are a file in
+# ``train/tasks/recipes`` and a name in `PAPERS`. BERT's own recipes come before other papers' runs
+# that start from BERT, and those for trials last.
+ROWS = (
+    *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
+    *(vcr.ROW, vqa.ROW, retrieval.ROW),
+)
+PAPERS = (bert, vilbert, vlbert, imagebert, interbert, vlmo, data_sets, classes)
+
+
+def _with_papers_recipes(row: TaskRow) -> TaskRow:
+    recipes = dict(row.recipes)
+    for paper in PAPERS:
+        recipes |= paper.RECIPES.get(row.name, {})
+    order = sorted(recipes, key=lambda name: name.endswith("-small"))
+    return replace(row, recipes={name: recipes[name] for name in order})
+
+
+TASKS: dict[str, TaskRow] = {row.name: _with_papers_recipes(row) for row in ROWS}
 
 
 def task_recipes() -> dict[str, Callable[[], TaskRecipe]]:

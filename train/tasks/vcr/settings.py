@@ -51,7 +51,6 @@ class VcrSettings:
             raise ValueError("settings.max_tokens: want at least 8, and as many with an answer")
 
 
-NEEDS = "regions of VCR's images at detected and at annotated boxes"
 LONGEST = 512  # of the stored texts; `VcrSettings` has the length of the texts that are read
 
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 from vlmill.train.tasks.rows import TaskRow
-from vlmill.train.tasks.vqa.data_sets import DATA_SETS
-from vlmill.train.tasks.vqa.recipes import RECIPES, VqaRecipe
+from vlmill.train.tasks.vqa.settings import VqaRecipe
 
 
 def make(*run: Any) -> Any:
@@ -18,6 +17,5 @@ ROW = TaskRow(
     name="vqa",
     examples="questions",
     recipe=VqaRecipe,
-    recipes={**RECIPES, **DATA_SETS},
     make=make,
 )

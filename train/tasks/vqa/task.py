@@ -67,7 +67,7 @@ from vlmill.train.tasks.task import (
 )
 from vlmill.train.tasks.vqa.evaluation import Answer, evaluate_predictions, targets_of_row
 from vlmill.train.tasks.vqa.metrics import soft_scores
-from vlmill.train.tasks.vqa.recipes import VqaSettings
+from vlmill.train.tasks.vqa.settings import VqaSettings
 
 
 def select_answers(

@@ -25,25 +25,21 @@ from vlmill.models.vilbert.config import (
     single_stream_base,
     vilbert_base,
 )
-from vlmill.train.recipes.fine_tuning import (
-    from_bert,
-    on_single_stream,
-    task_recipe,
-    vilbert_task_optimizer,
-)
 from vlmill.train.recipes.imagebert import imagebert_feeding
 from vlmill.train.recipes.interbert import interbert_retrieval_feeding
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.vqa.recipes import (
-    VqaRecipe,
+from vlmill.train.tasks.recipes.shared import (
+    REGIONS,
+    from_bert,
+    milestones_optimizer,
     small_vqa,
-    vilbert_vqa_feeding,
-    vqa_vilbert,
+    task_recipe,
 )
+from vlmill.train.tasks.recipes.vilbert import on_single_stream, vilbert_vqa_feeding, vqa_vilbert
+from vlmill.train.tasks.vqa.settings import VqaRecipe
 
-REGIONS = "regions of the data set's images"
 MMF_STEPS = 60_000
 VQA_ANSWERS = 3129  # of VQA 2.0; a run has those of its examples
 
@@ -56,7 +52,7 @@ def vqa_vilbert_12in1(data_set: str, title: str, max_tokens: int, epochs: int) -
         epochs=epochs,
         batch_size=128,
         feeding=replace(vilbert_vqa_feeding(), max_tokens=max_tokens),
-        optimizer=vilbert_task_optimizer(4e-5),
+        optimizer=milestones_optimizer(4e-5),
     )
     return replace(
         like,
@@ -132,7 +128,7 @@ def vqa_interbert() -> TaskRecipe:
     stage = replace(
         vqa_vilbert().stages[0],
         feeding=replace(interbert_retrieval_feeding(), region_targets="class"),
-        optimizer=vilbert_task_optimizer(4e-5),
+        optimizer=milestones_optimizer(4e-5),
     )
     model = InterBertImagesConfig(trunk=interbert_paper(), num_labels=VQA_ANSWERS, num_pictures=1)
     return task_recipe(
@@ -187,7 +183,7 @@ def vqa_interbert_small() -> TaskRecipe:
     return small_vqa(vqa_interbert(), model)
 
 
-DATA_SETS: dict[str, Callable[[], TaskRecipe]] = {
+VQA: dict[str, Callable[[], TaskRecipe]] = {
     "vqa-vilbert-gqa": lambda: vqa_vilbert_12in1("gqa", "GQA", 26, 20),
     "vqa-vilbert-okvqa": lambda: vqa_vilbert_12in1("okvqa", "OK-VQA", 23, 200),
     "vqa-vilbert-vizwiz": vqa_vilbert_vizwiz,
@@ -199,3 +195,4 @@ DATA_SETS: dict[str, Callable[[], TaskRecipe]] = {
     "vqa-imagebert-small": vqa_imagebert_small,
     "vqa-interbert-small": vqa_interbert_small,
 }
+RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {"vqa": VQA}
