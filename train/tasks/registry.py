@@ -12,7 +12,16 @@ from vlmill.train.tasks.classification import row as classification
 from vlmill.train.tasks.entailment import row as entailment
 from vlmill.train.tasks.glue import row as glue
 from vlmill.train.tasks.nlvr2 import row as nlvr2
-from vlmill.train.tasks.recipes import bert, imagebert, interbert, vilbert, vlbert, vlmo
+from vlmill.train.tasks.recipes import (
+    bert,
+    classes,
+    data_sets,
+    imagebert,
+    interbert,
+    vilbert,
+    vlbert,
+    vlmo,
+)
 from vlmill.train.tasks.refcoco import row as refcoco
 from vlmill.train.tasks.retrieval import row as retrieval
 from vlmill.train.tasks.rows import TaskRow
@@ -26,7 +35,7 @@ ROWS = (
     *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
     *(vcr.ROW, vqa.ROW, retrieval.ROW),
 )
-PAPERS = (bert, vilbert, vlbert, imagebert, interbert, vlmo)
+PAPERS = (bert, vilbert, vlbert, imagebert, interbert, vlmo, data_sets, classes)
 
 
 def _with_papers_recipes(row: TaskRow) -> TaskRow:
