@@ -246,7 +246,7 @@ class Pretrained:
             results = predict(answer_task, folder, texts, there) if texts else {}
         for name in names:
             if name not in results:
-                why = faults.get(name, "nothing is known of it")
+                why = faults.get(name, "no reason is known")
                 unread = f"the image has no result: {why}; give another image"
                 errors[int(name)] = InputError(unread)
         return [

@@ -30,4 +30,4 @@ def say_what_is_new(names: Sequence[str]) -> None:
     """Prints which parameters keep their random start because a checkpoint lacks them."""
     if names:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        print_status(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")
+        print_status(f"new, because --init has no weights for it: {', '.join(names[:NAMED])}{more}")

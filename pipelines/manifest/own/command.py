@@ -35,7 +35,7 @@ from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
@@ -153,7 +153,7 @@ def run_own(args: argparse.Namespace) -> int:
     print_reading_hint(job.output, PAIRS.name)
     if "split" in job.columns:
         print(format_splits(job.columns["split"], count_splits(job.output)))
-    rejects = rejects_said(reject_counts(job.output))
+    rejects = format_rejects(reject_counts(job.output))
     print(f"{done}: {counts[PAIRS.name]} pairs{images}, {rejects}: {job.output}")
     return 0 if counts[PAIRS.name] or not job.rows else 1
 

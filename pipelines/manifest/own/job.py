@@ -148,7 +148,7 @@ class Ledger:
         if key in self.contents:
             if self.contents[key] == value:
                 return Drop(Reason.DUPLICATE, "the same caption of the same image came earlier")
-            return Drop(Reason.ID_CONFLICT, f"{pair_id} came earlier with another content")
+            return Drop(Reason.ID_CONFLICT, f"{pair_id} has different content in an earlier row")
         if value in self.texts:
             return Drop(Reason.DUPLICATE, "the same caption of the same image came earlier")
         self.contents[key] = value

@@ -36,7 +36,7 @@ def json_columns(path: Path) -> list[str]:
         if not isinstance(record, Drop):
             names |= dict.fromkeys(record)
     if not names:
-        raise InputError(f"--input {path}: its first lines are no JSON objects, one a line")
+        raise InputError(f"--input {path}: its first lines are not JSON objects, one per line")
     return list(names)
 
 
@@ -68,7 +68,9 @@ def _values(record: dict[str, Any], names: Sequence[str]) -> list[str | None] | 
     for name, value in zip(names, values, strict=True):
         if value is not None and type(value) not in (str, int):
             kind = type(value).__name__
-            return Drop(Reason.BAD_RECORD, f"{name!a:.80} is {kind}, want text or a whole number")
+            return Drop(
+                Reason.BAD_RECORD, f"{name!a:.80} is {kind}, expected text or a whole number"
+            )
     return [None if value is None else str(value) for value in values]
 
 
@@ -113,16 +115,18 @@ def table_file(
     format = format or FORMATS.get(path.suffix.lower())
     if format is None:
         raise InputError(
-            f"--input {path}: ends in none of {known}; say --format csv, tsv, jsonl, parquet"
+            f"--input {path}: does not end in {known}; give --format csv, tsv, jsonl or parquet"
         )
     if format == "jsonl" and (delimiter is not None or encoding != "utf-8" or not header):
         raise InputError(
-            f"--input {path}: JSON lines are UTF-8 and name their own columns; leave out "
+            f"--input {path}: JSON lines are UTF-8 and name their columns; remove "
             "--delimiter, --encoding and --no-header"
         )
     delimiter = delimiter or ("\t" if format == "tsv" else ",")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InputError(f"--delimiter {delimiter!r}: want one character, no quote or line break")
+        raise InputError(
+            f"--delimiter {delimiter!r}: expected one character, no quote or line break"
+        )
     try:
         plain = '"\r\n' + delimiter
         fits = plain.encode(encoding) == plain.encode("utf-8")
@@ -130,8 +134,8 @@ def table_file(
         fits = False
     if not fits:  # lines are split before they are decoded
         raise InputError(
-            f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
-            "are; convert the file with iconv"
+            f"--encoding {encoding}: unknown, or not a superset of ASCII (such as "
+            "utf-8, cp1252 and gb18030); convert the file with iconv"
         )
     return TableFile(
         path=path, format=format, delimiter=delimiter, encoding=encoding, header=header
@@ -150,7 +154,7 @@ def column_names(table: TableFile) -> list[str]:
         raise InputError(f"--input {table.path}: the file is empty")
     fields = first[1]
     if isinstance(fields, Drop):
-        raise InputError(f"--input {table.path}: its first line is no row ({fields.detail})")
+        raise InputError(f"--input {table.path}: its first line is not a row ({fields.detail})")
     if not table.header:
         return [str(number) for number in range(1, len(fields) + 1)]
     return [(field or "").strip() for field in fields]
@@ -226,7 +230,7 @@ def _readable(fields: Fields) -> Fields | Drop:
             try:
                 field.encode()
             except UnicodeEncodeError:
-                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
+                return Drop(Reason.BAD_ENCODING, f"bytes in another encoding: {field!a}")
     return fields
 
 
@@ -238,7 +242,7 @@ def _open_parquet(path: Path) -> Any:
         return pq.ParquetFile(readable(path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
+        raise InputError(f"--input {path} is not a readable Parquet file: {reason}") from None
 
 
 def _parquet_rows(path: Path, column_indices: Sequence[int]) -> Iterator[Row]:
@@ -266,7 +270,8 @@ def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
     if not any(is_it(inner) for is_it in texts):
         raise InputError(
-            f"--input {path}: the column {name} is {kind}; want text or whole numbers, one a row"
+            f"--input {path}: the column {name} is {kind}; expected text or whole "
+            "numbers, one per row"
         )
 
 

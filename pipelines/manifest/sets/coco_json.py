@@ -121,7 +121,7 @@ def _pair(
     claims: NamedClaims,
 ) -> tuple[dict[str, Any], ListedImage] | Drop:
     if not isinstance(annotation, dict):
-        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
+        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, expected an object")
     annotation_id, published_id = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
     if annotation_id is None or published_id is None:
         return Drop(Reason.BAD_ROW, "an annotation without id or image_id")

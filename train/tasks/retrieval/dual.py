@@ -118,8 +118,8 @@ def dual_encoder(recipe: TaskRecipe) -> DualEncoder:
     stage = recipe.stages[0]
     if stage.batch_size < 2:
         raise InputError(
-            f"stages.0.batch_size={stage.batch_size}: a pair alone has no negative; set it to at "
-            "least 2"
+            f"stages.0.batch_size={stage.batch_size}: a single pair has no negative; "
+            "set it to at least 2"
         )
     if not recipe.model.contrast:
         raise InputError("model.contrast=false: retrieval learns that head; set it to true")

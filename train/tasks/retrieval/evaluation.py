@@ -22,7 +22,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.report import WeighedImage
@@ -245,5 +245,5 @@ def _print_summary(
         print(f"{name}: {figures}")
     print(
         f"{folder}: {metrics['pairs']} pairs of {metrics['images']} images, "
-        f"{rejects_said(Counter(str(row['reason']) for row in rejects))}"
+        f"{format_rejects(Counter(str(row['reason']) for row in rejects))}"
     )

@@ -199,9 +199,9 @@ class CandidateRetrieval(RetrievalTask):
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (
-            "captions of the nearest images are negatives; give what `python -m "
-            "vlmill.pipelines.nearest_images` writes, or set settings.nearest=false for captions "
-            "of any"
+            "the captions of the nearest images are the negatives; give the output of "
+            "`python -m vlmill.pipelines.nearest_images`, or set settings.nearest=false "
+            "for captions of any image"
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
@@ -280,7 +280,7 @@ def retrieval(
 ) -> LearntTask:
     """Returns the task of a recipe. Raises InputError for settings that its model does not use."""
     if labels is not None:
-        raise InputError(f"--labels {labels}: retrieval tells no labels apart; leave it out")
+        raise InputError(f"--labels {labels}: retrieval has no labels; remove --labels")
     settings: RetrievalSettings = recipe.settings
     contrasts = get_variant(recipe.variant).contrasts
     if contrasts != (settings.negatives == "batch"):
@@ -295,8 +295,8 @@ def retrieval(
     trained = {"match" if loss == "binary" else "score" for loss in settings.losses}
     if rank_by is not None and rank_by not in trained:
         raise InputError(
-            f"model.rank_by={rank_by}: settings.losses={list(settings.losses)} train the other "
-            "head alone; set model.rank_by to it"
+            f"model.rank_by={rank_by}: settings.losses={list(settings.losses)} train "
+            "only the other head; set model.rank_by to it"
         )
     return CandidateRetrieval(
         settings=settings,

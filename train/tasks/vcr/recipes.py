@@ -146,7 +146,7 @@ def vlbert_vcr_settings(*subtasks: str, **changes: Any) -> VcrSettings:
 
 
 def vcr_vl_bert(subtask: str) -> TaskRecipe:
-    """Returns the released recipe, but on stored features: 20 epochs of 64, 7e-5 a question."""
+    """Returns the released recipe, but on stored features: 20 epochs of 64, 7e-5 per question."""
     stage = TrainingStage(
         name="vcr",
         epochs=20,
