@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.models.beit.published import KNOWN
 from vlmill.models.beit.published import canonical as beit_names
 from vlmill.models.beit.published import rename as beit_name
 from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.from_beit import Experts, initialise_from_patches
 from vlmill.models.from_bert import Origin
 
@@ -107,6 +109,7 @@ def initialise_from_vit(
     another model, BEiT's weights or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
+    state = unwrap_network(state, canonical, KNOWN)
     tensors = canonical(state)
     if any("relative_position_bias_table" in name for name in tensors):
         raise ValueError("these are BEiT's weights, with relative positions; give --family beit")

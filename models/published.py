@@ -16,7 +16,9 @@ from vlmill.models.convert.keymap import (
     LoadTable,
     export_state,
     import_state,
+    list_references,
 )
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.registry import PAPERS
 from vlmill.schemas.plain_json import read_json
 
@@ -42,10 +44,11 @@ def read_reference(
     """
     parts = _family(family)
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
-    state = parts.prepare(state)
-    model = parts.build(_configuration(family, config, state)).eval()
-    state = parts.fit(state, model)
-    table = import_state(model, parts.links(model), state, ignored=parts.ignored)
+    model = parts.build(_configuration(family, config, parts.prepare(state))).eval()
+    links = parts.links(model)
+    state = unwrap_network(state, parts.prepare, list_references(links))
+    state = parts.fit(parts.prepare(state), model)
+    table = import_state(model, links, state, ignored=parts.ignored)
     if table.mismatched:
         raise CheckpointMismatch(
             f"{len(table.mismatched)} tensors of the checkpoint have other shapes than this "

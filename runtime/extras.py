@@ -31,7 +31,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "safety": ("sklearn", "torchvision"),
     "cloud": ("gcsfs", "s3fs"),
     "coco": ("pycocotools",),
+    "excel": ("openpyxl",),
     "heif": ("pillow_heif",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
 }

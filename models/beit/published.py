@@ -106,6 +106,8 @@ RENAMES = (
     (re.compile(r"^layernorm\."), "norm."),
     (re.compile(r"^classifier\."), "head."),
 )
+# Tensors that show where a network on patches is in a larger one.
+KNOWN = frozenset(("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.norm1.weight"))
 QUERY = re.compile(r"^(blocks\.\d+\.attn)\.query\.weight$")
 
 

@@ -110,7 +110,8 @@ def put(target: object, items: list[Any]) -> None:
     if not isinstance(target, dict) or len(items) % 2:
         raise BadPickle("items for an object that is not a dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if key is not None and not isinstance(key, (str, bytes, int, float, np.integer)):
+        # A class is one of ours: names never resolve to classes of the file.
+        if key is not None and not isinstance(key, (str, bytes, int, float, np.integer, type)):
             raise BadPickle(f"a dict with a key of type {type(key).__name__}")
         target[key] = value
 

@@ -92,6 +92,19 @@ class ImageBertRetrievalConfig:
     rank_by: Literal["match", "score"] = "match"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageBertClassifierConfig:
+    """Configures a classifier of a text with an image, which the paper does not have [choice]."""
+
+    trunk: ImageBertConfig = field(default_factory=ImageBertConfig)
+    num_labels: int = 2
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
+
+
 PRESETS: dict[str, Callable[..., Any]] = {
     "imagebert-base": imagebert_base,
     "imagebert-small": imagebert_small,

@@ -243,7 +243,7 @@ class Vilbert12in1Config:
 class VilbertClassifierConfig:
     """Configures mmf's classifier over one image, or two with one text (NLVR2)."""
 
-    trunk: VilbertConfig
+    trunk: VilbertConfig | SingleStreamConfig
     num_labels: int
     num_pictures: int = 1
     dropout: float = 0.1

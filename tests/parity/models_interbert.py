@@ -23,7 +23,7 @@ from vlmill.models.interbert.model import InterBert
 from vlmill.models.interbert.published import links
 from vlmill.models.interbert.tasks import InterBertTasks
 from vlmill.models.layers.pair_heads import EncodedPair
-from vlmill.train.tasks.retrieval.recipes import retrieval_interbert
+from vlmill.train.tasks.recipes.interbert import retrieval_interbert
 from vlmill.train.tasks.retrieval.task import candidate_losses, pair_scores
 
 

@@ -57,7 +57,7 @@ def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) ->
     if not args.no_split_column:
         excluded = [*texts, image, *([args.id_column] if args.id_column else [])]
         split = split_column(names, args.split_column, excluded, display_name)
-    labels = () if split is None else _label_names(schema, split)
+    labels = () if split is None else read_label_names(schema, split)
     if split is not None:
         _check_type(schema, split, "--split-column", display_name, numbers=bool(labels))
         if args.split is not None and args.split_column is None:
@@ -87,7 +87,7 @@ def _check_type(
         )
 
 
-def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
+def read_label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
     """Returns the names of a class label from the schema's metadata; () for other columns."""
     try:
         about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))

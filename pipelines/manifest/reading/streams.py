@@ -148,6 +148,17 @@ class JsonLists:
                 names.append(name)
             return names
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yields the names and values of the file's object, one at a time."""
+        with self.source.open() as file:
+            text = _Text(self.source, file)
+            if text.peek() != "{":
+                raise self._other_layout("an object")
+            for name in _names(text):
+                yield name, text.value()
+            if text.peek():
+                raise text.broken("something follows the object")
+
     def is_list(self) -> bool:
         """Returns whether the file begins like a list."""
         with self.source.open() as file:

@@ -124,7 +124,7 @@ def _read_images(
             continue
         index += 1
         image = _image(element, split) if isinstance(element, dict) else None
-        drop = None if image else Drop(Reason.BAD_ROW, "an image without id or file_name")
+        drop = None if image else Drop(Reason.BAD_ROW, "an image without an id or a file_name")
         if image is not None and (earlier := images.get(element["id"])) is not None:
             drop = came_earlier(image.image_id, same=earlier[0] == image)
         if drop is not None or image is None:

@@ -101,7 +101,7 @@ def _read_images(
     for index, element in enumerate(file.elements("images")):
         image_id = _own_id(element.get("id")) if isinstance(element, dict) else None
         if image_id is None or not isinstance(element.get("file_name"), str):
-            drop: Drop | None = Drop(Reason.BAD_ROW, "an image without id or file_name")
+            drop: Drop | None = Drop(Reason.BAD_ROW, "an image without an id or a file_name")
         else:
             drop = claims.claim(image_id, element["file_name"])
         if image_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):

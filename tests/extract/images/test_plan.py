@@ -455,15 +455,15 @@ def test_what_is_no_list_of_boxes(boxes: Any) -> None:
     ("content", "said"),
     [
         ("", "no entry"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", "is not a JSON object"),
-        ("a,1,2,3,4", "no JSON"),
+        ("a,1,2,3,4", "not JSON"),
         ('{"images": [],\n "annotations": []}', "manifest boxes"),
         ('[{"image_id": 9, "bbox": [1, 2, 3, 4]}]', "COCO's results"),
         ('{"boxes": [], "width": 4}', "boxes without image_id.* folder"),
         ("PK\3\4", "ZIP archive"),
         ('{"image_id": "a", "boxes": [[0, 0, 0.5, 1]]}', "fractions of width and height.*multiply"),
-        ('{"boxes": []}', "no image_id"),
+        ('{"boxes": []}', "without image_id|no image_id"),
         ('{"image_id": "a", "boxes": []}\n{"image_id": "a", "boxes": []}', "two entries"),
     ],
 )

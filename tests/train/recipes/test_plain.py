@@ -69,7 +69,7 @@ def test_a_mixture_comes_from_the_command_line_and_back_from_yaml(tmp_path: Path
         (["max_pairs=0"], "max_pairs=0"),
         (
             ["mixture=[{source: books, captions_per_picture: 2}]", "feeding.kind=text"],
-            "texts alone",
+            "texts without images",
         ),
     ],
 )

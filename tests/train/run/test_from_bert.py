@@ -111,7 +111,7 @@ def test_other_heads_are_refused_before_anything_is_written(
     [
         ("bert-small", "objectives.itm=1", "itm=1: a bert learns only text_mlm; set it to 0"),
         ("bert-small", "feeding.kind=regions", "a bert reads only text; set it to text"),
-        ("vlmo-images-base", "objectives.mlm=1", "a beit learns mim alone"),
+        ("vlmo-images-base", "objectives.mlm=1", "a beit learns only mim"),
     ],
 )
 def test_what_it_has_no_head_for_is_refused(name: str, change: str, message: str) -> None:

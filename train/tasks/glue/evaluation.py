@@ -17,7 +17,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glue_metrics
-from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
+from vlmill.train.tasks.glue.settings import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import write_prediction_file
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures

@@ -35,7 +35,7 @@ from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
-from vlmill.train.tasks.nlvr2.recipes import NUM_IMAGES, Nlvr2Settings
+from vlmill.train.tasks.nlvr2.settings import NUM_IMAGES, Nlvr2Settings
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,

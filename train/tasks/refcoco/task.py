@@ -44,7 +44,7 @@ from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.evaluation import evaluate_predictions
 from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
-from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
+from vlmill.train.tasks.refcoco.settings import RefcocoSettings
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,

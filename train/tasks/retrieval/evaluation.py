@@ -130,8 +130,8 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
         metrics = _metrics(setup, ranked, candidates, rejects)
     except torch.OutOfMemoryError:
         raise InputError(
-            f"--batch-size {options.batch_size} does not fit into the memory of --device "
-            f"{options.device}; give a smaller one"
+            f"--batch-size {options.batch_size} does not fit into the memory of "
+            f"--device {options.device}; give a smaller batch size"
         ) from None
     overlap = count_overlap(setup.loaded.trained_on, candidates)
     metrics |= {} if overlap is None else overlap.metrics

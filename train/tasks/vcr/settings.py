@@ -53,7 +53,6 @@ class VcrSettings:
             )
 
 
-NEEDS = "regions of VCR's images at detected and at annotated boxes"
 LONGEST = 512  # of the stored texts; `VcrSettings` has the length of the texts that are read
 
 

@@ -30,7 +30,7 @@ from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.glue.evaluation import compute_averages, evaluate_predictions, parse_split
 from vlmill.train.tasks.glue.metrics import INTERBERT
 from vlmill.train.tasks.glue.metrics import TASKS as GLUE_TASKS
-from vlmill.train.tasks.glue.recipes import GlueSettings
+from vlmill.train.tasks.glue.settings import GlueSettings
 from vlmill.train.tasks.glue.task import Glue, join_texts, second_segments
 from vlmill.train.tasks.registry import TASKS, task_recipe_named
 

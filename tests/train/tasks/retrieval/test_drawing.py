@@ -116,7 +116,7 @@ def test_the_only_negative_of_many_pairs_is_found() -> None:
         ({"num_candidates": 3}, "negatives=alignment has 4"),
         ({"negatives": "both", "num_candidates": 1}, "expected at least 2"),
         ({"losses": ()}, "expected at least one"),
-        ({"losses": ("binary", "binary")}, "each once"),
+        ({"losses": ("binary", "binary")}, "each named once"),
         ({"margin": 2.0}, "from 0 to 1"),
     ],
 )

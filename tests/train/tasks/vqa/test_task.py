@@ -15,7 +15,7 @@ from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocabulary
 from vlmill.train.tasks.mirrored_texts import mirrored_text
-from vlmill.train.tasks.vqa.recipes import VqaSettings
+from vlmill.train.tasks.vqa.settings import VqaSettings
 from vlmill.train.tasks.vqa.task import Vqa, make_targets, select_answers, swap_sides
 
 ANSWERS = ("red", "left", "right", "2")
@@ -36,7 +36,7 @@ class Labelled:
 
 
 def vqa(**settings: object) -> Vqa:
-    return Vqa(settings=VqaSettings(**settings), variant="vl-bert-vqa", answers=ANSWERS)  # type: ignore[arg-type]
+    return Vqa(settings=VqaSettings(**settings), variant="vl-bert-vqa", names=ANSWERS)  # type: ignore[arg-type]
 
 
 def test_labels_are_the_annotators_answers_in_the_list() -> None:
