@@ -168,7 +168,9 @@ class Pages:
             heads = [os.pread(self._file, _PAGE.size, number * size) for number in (2, 3)]
             if [int.from_bytes(head[:8], "little") for head in heads] == [2, 3]:
                 return size
-        raise InputError(f"FILE {path} is no LMDB: {self._content()}; copy or download it again")
+        raise InputError(
+            f"FILE {path} is not an LMDB: {self._content()}; copy or download it again"
+        )
 
     def _content(self) -> str:
         """Returns a description of the content of a file that is not an LMDB."""

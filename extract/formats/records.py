@@ -116,7 +116,7 @@ def from_base64(name: str, text: bytes | memoryview | str) -> Array:
         raise BadRecord(f"{name}: {error}") from None
     kind = KINDS[name]
     if len(data) % kind.itemsize:
-        raise BadRecord(f"{name} has {len(data)} bytes, no multiple of {kind.itemsize}")
+        raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize}")
     return np.frombuffer(data, dtype=kind)
 
 

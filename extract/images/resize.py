@@ -202,7 +202,8 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
     if min(size) < spec.min_input_side:
         raise Rejected(
             Reason.TOO_SMALL,
-            f"{width} x {height}: at --long-side {long} under {spec.min_input_side} px are left",
+            f"{width} x {height}: with --long-side {long} the short side is below "
+            f"{spec.min_input_side} px",
         )
     if spec.channel_order == "rgb":
         pixels = np.ascontiguousarray(pixels[:, :, ::-1])

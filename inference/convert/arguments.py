@@ -44,9 +44,11 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
-        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+        raise InputError(
+            f"--backbone {args.backbone}: it is for starting a new model with --as PRESET"
+        )
     if args.seed is not None and args.preset is None:
-        raise InputError(f"--seed {args.seed}: only new weights are drawn; give --as PRESET too")
+        raise InputError(f"--seed {args.seed}: only new weights are random; give --as PRESET too")
     _check_export(args, words)
     _check_experts(args, chosen_experts(words))
     if words and args.preset is None and str(args.config) not in PRESETS:
@@ -120,7 +122,8 @@ def weights_file(checkpoint: Path) -> Path:
         return checkpoint
     if (checkpoint / SETTINGS).is_file():
         raise InputError(
-            f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
+            f"--checkpoint {checkpoint} is already in vlmill's format; add --to "
+            "reference to export it"
         )
     names = [path.name for path in checkpoint.iterdir() if path.is_file()]
     candidates = [n for n in names if not TRAINER_FILES.fullmatch(n) and not n.startswith(ADAPTER)]

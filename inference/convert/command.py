@@ -101,14 +101,14 @@ def add_convert_arguments(parser: Parser) -> None:
         "--backbone",
         type=path_or_name,
         metavar="FILE",
-        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, or a name of one as "
-        "--checkpoint takes it, from which its region network starts",
+        help="with --as vl-bert-*-end-to-end: weights for its region network: a ResNet "
+        "or a detector, as a file or as a name that --checkpoint accepts",
     )
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how that ResNet was trained (default: released, as VL-BERT's own; a detector "
-        "and MSRA's files state it themselves)",
+        help="how the ResNet of --backbone was trained (default: released, like "
+        "VL-BERT's own ResNet; not for detectors and MSRA's files, whose keys show it)",
     )
     add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 MAX_RECORD = 64 * 2**20  # of one image; a checkpoint may be as large as its file
 MAX_INSTRUCTIONS = 20_000_000  # of one pickle; one of 142,000 expressions (RefCOCO) has 5 million
-NO_MEMORY = "it needs more memory than it may take"
+NO_MEMORY = "it needs more memory than the limit"
 _NUMBER = re.compile(r"[<>|=]?([biu][1248]|f[248])")
 _TEXT = re.compile(r"[<>|=]?[SU][0-9]{1,6}")
 
@@ -54,7 +54,7 @@ class Kind:
         if self.kind is None or not isinstance(data, bytes):
             raise BadPickle("an array's numbers are not bytes")
         if not isinstance(shape, tuple) or not all(type(side) is int for side in shape):
-            raise BadPickle("an array's shape is no tuple of numbers")
+            raise BadPickle("the shape of an array is not a tuple of numbers")
         if min(shape, default=0) < 0 or math.prod(shape) * self.kind.itemsize != len(data):
             raise BadPickle(f"{len(data)} bytes for an array of shape {shape}")
         flat = np.frombuffer(data, self.kind)
@@ -72,7 +72,7 @@ class Pickled:
             raise BadPickle("an array without a type")
         if kind.kind is None:
             if not isinstance(data, list):
-                raise BadPickle("an array of objects that is no list")
+                raise BadPickle("an array of objects without a list of them")
             self.value = data
         else:
             self.value = kind.array(data, shape, "F" if fortran else "C")
@@ -86,7 +86,7 @@ class PickledDict(dict[Any, Any]):
     def __init__(self, items: object = ()) -> None:
         super().__init__()
         if not isinstance(items, list | tuple):
-            raise BadPickle("a dict of what are no pairs")
+            raise BadPickle("a dict whose items are not pairs")
         put(self, [part for pair in items for part in _pair(pair)])
 
     def __setstate__(self, state: Any) -> None:
@@ -97,7 +97,7 @@ class PickledDict(dict[Any, Any]):
 
 def _pair(pair: object) -> list[Any] | tuple[Any, ...]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise BadPickle("a dict of what are no pairs")
+        raise BadPickle("a dict whose items are not pairs")
     return pair
 
 
@@ -108,7 +108,7 @@ def put(target: object, items: list[Any]) -> None:
     ... takes practically forever.
     """
     if not isinstance(target, dict) or len(items) % 2:
-        raise BadPickle("items of what is no dict")
+        raise BadPickle("items for an object that is not a dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
         # A class is one of ours: names never resolve to classes of the file.
         if key is not None and not isinstance(key, (str, bytes, int, float, np.integer, type)):
@@ -148,7 +148,7 @@ class Name:
         return self._build(*arguments)
 
     def __setstate__(self, state: object) -> None:
-        raise BadPickle("a name whose state is set")
+        raise BadPickle("a function or class whose state is set")
 
 
 _ARRAYS = {

@@ -86,7 +86,9 @@ def edges(values: Sequence[object]) -> Box | Drop:
     """Returns x1, y1, x2, y2 of a published x, y, width, height."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(values) != 4 or len(numbers) != 4 or not all(abs(v) < 1e7 for v in numbers):
-        return Drop(Reason.BAD_ROW, f"a box of {list(values)!a}, want x, y, width, height"[:200])
+        return Drop(
+            Reason.BAD_ROW, f"a box of {list(values)!a}, expected x, y, width, height"[:200]
+        )
     x, y, width, height = map(float, numbers)
     return x, y, x + width, y + height
 

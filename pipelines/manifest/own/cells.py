@@ -36,7 +36,7 @@ def read_text(value: Any, column: str) -> str | Drop:
         return ""
     if not isinstance(value, str | int | float):
         kind = type(value).__name__
-        return Drop(Reason.BAD_RECORD, f"{column!a:.80} is {kind}, want text or a number")
+        return Drop(Reason.BAD_RECORD, f"{column!a:.80} is {kind}, expected text or a number")
     text = clean_text(value) if isinstance(value, str) else str(value)
     if len(text) > MAX_TEXT:
         return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {MAX_TEXT}")

@@ -182,7 +182,7 @@ class Ledger:
         key, content = _key(example_id), bytes.fromhex(example.content)
         value = zlib.crc32(example.value.encode("utf-8", "surrogatepass"))
         if self.contents.get(key, content) != content:
-            return Drop(Reason.ID_CONFLICT, f"{example_id} came earlier with another content")
+            return Drop(Reason.ID_CONFLICT, f"{example_id} has different content in an earlier row")
         if content in self.values:
             if self.values[content] == value:
                 return Drop(Reason.DUPLICATE, "the same content of the same image came earlier")

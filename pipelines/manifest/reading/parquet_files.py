@@ -23,7 +23,7 @@ def open_parquet(path: Path) -> Any:
         return pq.ParquetFile(readable(path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
+        raise InputError(f"--input {path} is not a readable Parquet file: {reason}") from None
 
 
 def parquet_parts(path: Path) -> tuple[Path, ...]:
@@ -98,7 +98,8 @@ def check_types(path: Path, column_indices: Sequence[int]) -> None:
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not _is_text(inner) and not pa.types.is_integer(inner):
             raise InputError(
-                f"--input {path}: the column {schema.names[index]} is {kind}; want text or whole "
+                f"--input {path}: the column {schema.names[index]} is {kind}; expected "
+                "text or whole "
                 "numbers, one a row"
             )
 

@@ -144,7 +144,7 @@ def test_a_file_that_is_no_lmdb_is_named(
     for argument in (path, path / "data.mdb"):
         assert run_import(argument, tmp_path / "out") == 2
         lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error:")]
-        assert len(lines) == 1 and f"FILE {argument} is no LMDB: " in lines[0]
+        assert len(lines) == 1 and f"FILE {argument} is not an LMDB: " in lines[0]
         assert reason in lines[0]
 
 

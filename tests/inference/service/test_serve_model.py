@@ -151,7 +151,7 @@ def test_what_loading_warns_of_is_in_the_log(
     flush_log(60)
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == ["note"]
-    assert "has random weights: its regions mean nothing" in lines[0]["message"]
+    assert "has random weights: its regions are meaningless" in lines[0]["message"]
 
 
 def test_a_checkpoint_may_lie_in_a_store_or_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,8 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="examples without their image: error, or skip and list them in `rejects` "
+        help="what to do with examples without their image: end with an error, or skip "
+        "them and list them in `rejects` "
         "(default: skip)",
     )
     add("--vocab", metavar="FILE", help="BERT vocab.txt, without --init")

@@ -216,7 +216,7 @@ class PixelImages:
         loaded = {image_id: self._load_kept(image_id) for image_id in image_ids}
         good = {name: p for name, p in loaded.items() if not isinstance(p, Reason)}
         for image_id in loaded.keys() - good.keys():
-            raise InputError(f"--images: {image_id} is {loaded[image_id]}; leave its pairs out")
+            raise InputError(f"--images: {image_id} is {loaded[image_id]}; remove its pairs")
         return self.collate_pixels(good)
 
     def collate_pixels(self, loaded: Mapping[str, NDArray[np.uint8]]) -> HostBatch:

@@ -107,7 +107,7 @@ def question_accuracy(prediction: str, annotation: Annotation) -> float:
     ten times "yes" is wrong. Raises ValueError without an answer.
     """
     if not annotation.answers:
-        raise ValueError("a question without answers has no accuracy; leave it out")
+        raise ValueError("a question without answers has no accuracy; remove the question")
     answers = [clean_answer(answer) for answer in annotation.answers]
     prediction = clean_answer(prediction)
     if len(set(answers)) > 1:
