@@ -11,7 +11,9 @@ from fastapi import Request, Response
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
+    CLASSIFY,
     EMBED,
+    ENTAIL,
     SCORE,
     SEARCH,
     NoAnswer,
@@ -71,6 +73,17 @@ HELP = {
         "Form: one file and `question`. Gives `answer`.",
         sample('client.answer("image.jpg", "what is this?")'),
     ),
+    CLASSIFY: (
+        "The classes of an image, or of an image with a text",
+        "Form: one file and, optionally, `text`. Gives `labels`, the predicted classes, and "
+        "`probabilities`, those of all classes by name, the likeliest first.",
+        sample('client.classify("image.jpg")["labels"]'),
+    ),
+    ENTAIL: (
+        "Whether an image entails a statement",
+        "Form: one file and `statement`. Gives `labels` and `probabilities` as classify does.",
+        sample('client.entail("image.jpg", "A man is asleep.")["labels"]'),
+    ),
 }
 
 
@@ -110,6 +123,20 @@ def answer_question(form: Form) -> Question:
     return Question(method=ANSWER, images=[image.content], texts=[form.get_word("question")])
 
 
+def classify_question(form: Form) -> Question:
+    """Parses an image with an optional text. Raises RequestRefused."""
+    texts = form.words.get("text", [""])
+    if len(texts) != 1:
+        raise bad_request("text: expected one at most")
+    return Question(method=CLASSIFY, images=[form.image().content], texts=texts)
+
+
+def entail_question(form: Form) -> Question:
+    """Parses an image and a statement. Raises RequestRefused."""
+    image = form.image()
+    return Question(method=ENTAIL, images=[image.content], texts=[form.get_word("statement")])
+
+
 def attend_question(form: Form) -> Question:
     """Reads an image and a text. Raises RequestRefused."""
     image = form.image()
@@ -136,6 +163,8 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
     EMBED: (("texts",), embed_question),
     SEARCH: (("text", "top"), search_question),
     ANSWER: (("question",), answer_question),
+    CLASSIFY: (("text",), classify_question),
+    ENTAIL: (("statement",), entail_question),
 }
 
 

@@ -12,7 +12,7 @@ from tests.serving import Served, form, served
 from tests.train.tasks.questions import tiny, world
 
 import vlmill
-from vlmill.inference.load.model import Pretrained
+from vlmill.inference.load.public import Pretrained
 from vlmill.inference.load.region_weights import measure_region_effects, without
 from vlmill.inference.service.app import answer_question, search_question
 from vlmill.inference.service.computing import make_methods, open_model
@@ -239,7 +239,7 @@ def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
     assert between["losses"] == said["losses"]
     assert both["scores"] == [[float(scores[0]), None], [None, None]]
     assert one["scores"] == model.score([other], ["two red kites"]).tolist()
-    found = measure_region_effects(model, image, "a dog")
+    found = measure_region_effects(model._engine, image, "a dog")
     less = without(found.row, 1)
     assert len(less.boxes) == count - 1
     np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])

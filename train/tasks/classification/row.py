@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmill.train.tasks.classification.recipes import RECIPES, ClassificationRecipe
+from vlmill.train.tasks.classification.settings import ClassificationRecipe
 from vlmill.train.tasks.rows import TaskRow
 
 
@@ -18,7 +18,6 @@ ROW = TaskRow(
     name="classification",
     examples="labels",
     recipe=ClassificationRecipe,
-    recipes=RECIPES,
     make=make,
     keeps_labels=False,
 )

@@ -1,9 +1,11 @@
-"""Defines the settings of classification and entailment."""
+"""Defines the fields of the recipes of classification; entailment has the same settings."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from vlmill.train.settings.tasks import TaskRecipe
 
 Figure = Literal[
     "auto",
@@ -68,3 +70,11 @@ def check_weights(weights: Mapping[str, float]) -> None:
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
             raise ValueError(f"class_weights: {name!r} has {weight!r}; want a number from 0 up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationRecipe(TaskRecipe):
+    """Describes a run of classification."""
+
+    task: str = "classification"
+    settings: ClassificationSettings = field(default_factory=ClassificationSettings)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmill.train.tasks.entailment.recipes import RECIPES, EntailmentRecipe
+from vlmill.train.tasks.entailment.settings import EntailmentRecipe
 from vlmill.train.tasks.rows import TaskRow
 
 
@@ -18,7 +18,6 @@ ROW = TaskRow(
     name="entailment",
     examples="statements",
     recipe=EntailmentRecipe,
-    recipes=RECIPES,
     make=make,
     keeps_labels=False,
 )

@@ -3,7 +3,6 @@
 from typing import Any
 
 from vlmill.train.tasks.rows import TaskRow
-from vlmill.train.tasks.vqa.data_sets import DATA_SETS
 from vlmill.train.tasks.vqa.settings import VqaRecipe
 
 
@@ -18,6 +17,5 @@ ROW = TaskRow(
     name="vqa",
     examples="questions",
     recipe=VqaRecipe,
-    recipes=DATA_SETS,
     make=make,
 )

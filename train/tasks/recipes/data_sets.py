@@ -31,6 +31,7 @@ from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.recipes.shared import (
+    REGIONS,
     from_bert,
     milestones_optimizer,
     small_vqa,
@@ -39,7 +40,6 @@ from vlmill.train.tasks.recipes.shared import (
 from vlmill.train.tasks.recipes.vilbert import on_single_stream, vilbert_vqa_feeding, vqa_vilbert
 from vlmill.train.tasks.vqa.settings import VqaRecipe
 
-REGIONS = "regions of the data set's images"
 MMF_STEPS = 60_000
 VQA_ANSWERS = 3129  # of VQA 2.0; a run has those of its examples
 
@@ -183,7 +183,7 @@ def vqa_interbert_small() -> TaskRecipe:
     return small_vqa(vqa_interbert(), model)
 
 
-DATA_SETS: dict[str, Callable[[], TaskRecipe]] = {
+VQA: dict[str, Callable[[], TaskRecipe]] = {
     "vqa-vilbert-gqa": lambda: vqa_vilbert_12in1("gqa", "GQA", 26, 20),
     "vqa-vilbert-okvqa": lambda: vqa_vilbert_12in1("okvqa", "OK-VQA", 23, 200),
     "vqa-vilbert-vizwiz": vqa_vilbert_vizwiz,
@@ -195,3 +195,4 @@ DATA_SETS: dict[str, Callable[[], TaskRecipe]] = {
     "vqa-imagebert-small": vqa_imagebert_small,
     "vqa-interbert-small": vqa_interbert_small,
 }
+RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {"vqa": VQA}

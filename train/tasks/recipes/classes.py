@@ -1,22 +1,24 @@
-"""Recipes of classification with every model, derived from the model's recipe of VQA.
+"""Recipes of classification and entailment with every model, derived from its recipe of VQA.
 
-[code] marks released code, [choice] ours. No paper of these models classifies by own labels, so the
-recipes are our choice but for Hateful Memes, which follows mmf.
+[code] marks released code, [choice] ours. No paper of these models classifies by own labels: the
+recipes are our choice but for Hateful Memes, which follows mmf. ViLBERT's recipes of entailment
+follow the code of 12-in-1 and mmf; no paper of the other models has the task.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from vlmill.models.vilbert.config import VilbertClassifierConfig
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.classification.settings import ClassificationSettings
-from vlmill.train.tasks.recipes.shared import from_bert
-from vlmill.train.tasks.recipes.vilbert import on_single_stream, vqa_vilbert, vqa_vilbert_small
-from vlmill.train.tasks.recipes.vlbert import vqa_vl_bert, vqa_vl_bert_small
-from vlmill.train.tasks.recipes.vlmo import vqa_vlmo, vqa_vlmo_small
-from vlmill.train.tasks.vqa.data_sets import (
+from vlmill.train.tasks.classification.settings import (
+    ClassificationRecipe,
+    ClassificationSettings,
+)
+from vlmill.train.tasks.entailment.settings import EntailmentRecipe
+from vlmill.train.tasks.recipes.data_sets import (
+    MMF_STEPS,
     mmf_optimizer,
     single_stream_small,
     vqa_imagebert,
@@ -24,17 +26,13 @@ from vlmill.train.tasks.vqa.data_sets import (
     vqa_interbert,
     vqa_interbert_small,
 )
+from vlmill.train.tasks.recipes.shared import from_bert, milestones_optimizer
+from vlmill.train.tasks.recipes.vilbert import on_single_stream, vqa_vilbert, vqa_vilbert_small
+from vlmill.train.tasks.recipes.vlbert import vqa_vl_bert, vqa_vl_bert_small
+from vlmill.train.tasks.recipes.vlmo import vqa_vlmo, vqa_vlmo_small
 
 R = TypeVar("R", bound=TaskRecipe)
 HEAD_SIZES = ("num_labels", "num_answers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassificationRecipe(TaskRecipe):
-    """Describes a run of classification."""
-
-    task: str = "classification"
-    settings: ClassificationSettings = field(default_factory=ClassificationSettings)
 
 
 def with_classifier(recipe: TaskRecipe) -> TaskRecipe:
@@ -130,11 +128,15 @@ def make_recipes(
     return {name: lambda recipe=recipe: recipe for name, recipe in by_name.items()}
 
 
+CLASSIFICATION = make_recipes(ClassificationRecipe, 2, "Classification")
+ENTAILMENT = make_recipes(EntailmentRecipe, 3, "Entailment")
+
+
 def classification_hateful_memes() -> TaskRecipe:
     """Returns mmf's run of Hateful Memes [code]: 22,000 steps of 32 at 1e-5, the checkpoint of the
     largest area under the ROC curve.
     """
-    recipe = RECIPES["classification-vilbert"]()
+    recipe = CLASSIFICATION["classification-vilbert"]()
     (stage,) = recipe.stages
     stage = replace(
         stage,
@@ -154,7 +156,57 @@ def classification_hateful_memes() -> TaskRecipe:
     )
 
 
-RECIPES: Mapping[str, Callable[[], TaskRecipe]] = {
-    **make_recipes(ClassificationRecipe, 2, "Classification"),
-    "classification-vilbert-hateful-memes": classification_hateful_memes,
+def entailment_vilbert_12in1() -> TaskRecipe:
+    """Returns 12-in-1's single-task run of SNLI-VE [code]: 20 epochs of 256 at 2e-5, 56 tokens,
+    binary cross-entropies of the three classes. Its head is one linear layer; ours is mmf's.
+    """
+    recipe = ENTAILMENT["entailment-vilbert"]()
+    (stage,) = recipe.stages
+    stage = replace(
+        stage,
+        epochs=20,
+        batch_size=256,
+        feeding=replace(stage.feeding, max_tokens=56),
+        optimizer=milestones_optimizer(2e-5),
+    )
+    return replace(
+        recipe,
+        name="entailment-vilbert-12in1",
+        stages=(stage,),
+        settings=ClassificationSettings(loss="binary"),
+        about="SNLI-VE with ViLBERT, as in 12-in-1's code",
+    )
+
+
+def entailment_vilbert_mmf() -> TaskRecipe:
+    """Returns mmf's run of SNLI-VE [code]: 60,000 steps of 480 at 5e-5, 128 tokens."""
+    recipe = ENTAILMENT["entailment-vilbert"]()
+    (stage,) = recipe.stages
+    stage = replace(
+        stage,
+        steps=MMF_STEPS,
+        epochs=None,
+        batch_size=480,
+        feeding=replace(stage.feeding, max_tokens=128),
+        optimizer=mmf_optimizer(5e-5, 6000),
+    )
+    return replace(
+        recipe,
+        name="entailment-vilbert-mmf",
+        stages=(stage,),
+        validate_every=1000,
+        about="SNLI-VE with ViLBERT, as mmf does",
+    )
+
+
+RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
+    "classification": {
+        **CLASSIFICATION,
+        "classification-vilbert-hateful-memes": classification_hateful_memes,
+    },
+    "entailment": {
+        **ENTAILMENT,
+        "entailment-vilbert-12in1": entailment_vilbert_12in1,
+        "entailment-vilbert-mmf": entailment_vilbert_mmf,
+    },
 }
