@@ -65,6 +65,7 @@ CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
 EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
+ONNX = ["onnx>=1.19", "onnxruntime>=1.22", "onnxscript>=0.5"]
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
 
@@ -85,6 +86,7 @@ EXTRAS = {
     ],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "heif": HEIF,
+    "onnx": ONNX,
     "mlflow": ["mlflow-skinny>=3.1"],
     "wandb": ["wandb>=0.19"],
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
@@ -92,6 +94,7 @@ EXTRAS = {
     "docs": DOCS,
     "test": [
         *DOCS,
+        *ONNX,
         "beartype>=0.20",
         "build>=1.2",
         "check-jsonschema>=0.33",
@@ -160,5 +163,6 @@ setup(
     package_data={
         "": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"],
         "vlmill.extract.detect": ["vocabularies/*.txt"],
+        "vlmill.pipelines.web.texts": ["languages/*.toml"],
     },
 )

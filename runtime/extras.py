@@ -33,6 +33,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "coco": ("pycocotools",),
     "excel": ("openpyxl",),
     "heif": ("pillow_heif",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
 }

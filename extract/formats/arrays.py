@@ -8,15 +8,17 @@ import ast
 import io
 import math
 import re
+import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vlmill.extract.formats.records import BadRecord
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads
 from vlmill.schemas.rejects import Reason
 
@@ -25,6 +27,13 @@ ZIP_MAGIC = b"PK\x03\x04"
 MAX_MEMBER = 64 * 2**20  # 1,000 boxes x 2048 float32 are 8 MB
 MAX_MEMBERS = 1_000  # of one image
 MAX_HEADER = 10_000
+# The records of a zip (APPNOTE 4.3.7, 4.3.12, 4.3.16), and what all members share: version 2.0, no
+# flags, stored, midnight of 1 January 1980.
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+DIRECTORY_ENTRY = struct.Struct("<4s6H3I5H2I")
+END_OF_DIRECTORY = struct.Struct("<4s4H2IH")
+ZIP_FACTS = (20, 0, 0, 0, 0x21)
+FILE_MODE = 0o600 << 16
 _KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|O8?)")
 ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
@@ -102,8 +111,44 @@ def only_item(value: Any) -> Any:
     return items[0] if isinstance(items, list) and len(items) == 1 else None
 
 
-def array_bytes(value: npt.NDArray[Any]) -> bytes:
-    """Returns an array as the bytes of a ``.npy`` file."""
-    out = io.BytesIO()
-    np.lib.format.write_array(out, value, allow_pickle=True)
-    return out.getvalue()
+def save_array(files: Unfinished, path: Path, value: Any) -> None:
+    """Writes an array, or the array of one object, as ``.npy``."""
+    with files.create_file(path) as file:
+        file.writelines(array_parts(value))
+
+
+def array_parts(value: Any) -> list[bytes | memoryview]:
+    """Returns the bytes of a ``.npy`` file: the header, and the array without a copy."""
+    array, out = np.asanyarray(value), io.BytesIO()
+    if array.dtype.hasobject:
+        np.lib.format.write_array(out, array, allow_pickle=True)
+        return [out.getvalue()]
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+    return [out.getvalue(), array.reshape(-1).view(np.uint8).data]
+
+
+def save_arrays(files: Unfinished, path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays by name as ``.npz``: a zip of ``.npy`` files, not compressed.
+
+    numpy's own function takes a third longer for the files of one image.
+    """
+    position, directory = 0, list[bytes]()
+    with files.create_file(path) as file:
+        for name, array in arrays.items():
+            parts, member = array_parts(array), f"{name}.npy".encode()
+            size, crc = sum(map(len, parts)), 0
+            for part in parts:
+                crc = zlib.crc32(part, crc)
+            facts = (*ZIP_FACTS, crc, size, size, len(member), 0)
+            file.write(LOCAL_HEADER.pack(ZIP_MAGIC, *facts) + member)
+            file.writelines(parts)
+            directory.append(
+                DIRECTORY_ENTRY.pack(b"PK\x01\x02", 20, *facts, 0, 0, 0, FILE_MODE, position)
+                + member
+            )
+            position += LOCAL_HEADER.size + len(member) + size
+        entries = b"".join(directory)
+        count = len(directory)
+        end = END_OF_DIRECTORY.pack(b"PK\x05\x06", 0, 0, count, count, len(entries), position, 0)
+        file.write(entries + end)

@@ -90,7 +90,12 @@ def add_convert_arguments(parser: Parser) -> None:
         "checkpoint of the same sizes; with --as: the source's configuration, whose "
         "heads and activation must equal the preset's",
     )
-    add("--vocab", type=path_or_url, metavar="FILE", help="published vocab.txt")
+    add(
+        "--vocab",
+        type=path_or_name,
+        metavar="FILE",
+        help="published vocab.txt or tokenizer.json: a file, or hf://OWNER/NAME[@REVISION]",
+    )
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",

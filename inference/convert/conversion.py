@@ -27,7 +27,7 @@ from vlmill.inference.convert.backbone import check_backbone, start_region_netwo
 from vlmill.inference.convert.origins import (
     Converted,
     explain,
-    name_differences,
+    name_new,
     start_warnings,
     summary,
     unused_tensors,
@@ -55,6 +55,7 @@ from vlmill.models.published import (
 )
 from vlmill.models.registry import find_variant
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.merged_names import merge_names
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
@@ -278,8 +279,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         foreign = describe_foreign(state, args.family)
         raise InputError(f"{where}: {error}{foreign}") from None
     origins = loaded_origins(model, FAMILIES[args.family].links(model), table)
-    for difference in name_differences(origins, table.unexpected):
-        print_status(f"warning: {difference}")
+    _print_differences(origins, table.unexpected)
     return Converted(model, origins, table.unexpected)
 
 
@@ -302,8 +302,9 @@ def _start(
 ) -> Converted:
     """Returns a new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
+    published = read_weights(weights)
     try:
-        published = unwrap_network(read_weights(weights), start.prepare, start.known)
+        published = unwrap_network(published, start.prepare, start.known)
     except ValueError as error:
         raise InputError(f"--checkpoint {weights}: {error}") from None
     state = start.prepare(published)
@@ -322,12 +323,22 @@ def _start(
         raise InputError(f"--as {args.preset}: {error}{foreign}") from None
     check_source(find_companion_file(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
-    for warning in start_warnings(state, origins, unused):
-        print_status(f"warning: {warning}")
+    network_origins: Mapping[str, Origin] = {}
+    network_unused: Sequence[str] = []
     if args.backbone is not None:
         network_origins, network_unused = start_region_network(args, model)
-        origins, unused = origins | network_origins, unused + network_unused
-    return Converted(model, origins, unused)
+    for warning in start_warnings(state, origins, unused):
+        print_status(f"warning: {warning}")
+    _print_differences(origins, [*unused, *network_unused])
+    return Converted(model, {**origins, **network_origins}, [*unused, *network_unused])
+
+
+def _print_differences(origins: Mapping[str, Origin], unused: Sequence[str]) -> None:
+    """Prints the names of all parameters that the checkpoint lacks and of its unused tensors."""
+    if new := name_new(origins):
+        print_status(f"warning: {new}")
+    if unused:
+        print_status(f"unused tensors: {', '.join(merge_names(unused))}")
 
 
 def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:

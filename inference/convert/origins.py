@@ -70,23 +70,18 @@ def start_warnings(
             f"the checkpoint has {len(layers)} layers, the model takes {len(used)}: layers "
             f"{min(further)} to {max(further)} (from 0) are unused"
         )
-    yield from name_differences(origins, unused)
 
 
-def name_differences(origins: Mapping[str, Origin], unused: Sequence[str]) -> Iterator[str]:
-    """Yields warnings that name all parameters that the checkpoint lacks, and all unused tensors.
-    Names that differ in numbers only are one: ``blocks.0-11.norm1.weight``.
+def name_new(origins: Mapping[str, Origin]) -> str:
+    """Returns a sentence that names all parameters that the checkpoint lacks; empty if it lacks
+    none. Names that differ in numbers only are one: ``layers.0-11.norm.weight``.
     """
-    lacking = {name: origin for name, origin in origins.items() if origin.missing}
-    new = [name for name, origin in lacking.items() if not origin.names]
-    if new:
-        sources = sorted({source for name in new for source in lacking[name].missing})
-        yield (
-            f"new, as the checkpoint has no {', '.join(merge_names(sources))}: "
-            f"{', '.join(merge_names(new))}"
-        )
-    if unused:
-        yield f"unused: {', '.join(merge_names(unused))}"
+    new = {name: origin for name, origin in origins.items() if origin.missing and not origin.names}
+    if not new:
+        return ""
+    sources = sorted({source for origin in new.values() for source in origin.missing})
+    missing = ", ".join(merge_names(sources))
+    return f"new, as the checkpoint has no {missing}: {', '.join(merge_names(new))}"
 
 
 def explain(converted: Converted) -> Iterator[str]:

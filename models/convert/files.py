@@ -169,7 +169,7 @@ def state_dict_in(content: object) -> object:
 
 
 def _only_state_dict(content: object) -> object:
-    """Returns the entry with tensors of a mapping that has none itself, whatever its key is.
+    """Returns the entry with tensors of a mapping that has none itself, regardless of its key.
 
     Raises ValueError if several entries have tensors.
     """

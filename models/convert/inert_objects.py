@@ -33,6 +33,7 @@ MODULES = ("torch.nn.modules.", "dall_e.", "transformers.", "timm.")
 # Objects that training frameworks store next to the weights; PyTorch Lightning below 1.6 keys its
 # callbacks by their class.
 STORED_NEXT_TO_WEIGHTS = ("pytorch_lightning.", "lightning.", "lightning_fabric.", "omegaconf.")
+FUNCTIONS = ("torch.nn.functional", "torch._C._nn")  # that modules keep as attributes
 # Values of settings.
 PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
 BUILTINS = ("set", "frozenset", "list", "dict", "tuple", "int", "float", "str", "bool", "complex")
@@ -126,6 +127,13 @@ def _rebuild_parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
+def _rebuild_typed(build: Any, kind: Any, arguments: Any, *_: Any) -> Any:
+    """Rebuilds a tensor that was pickled with its class."""
+    if not isinstance(build, Name) or not isinstance(arguments, tuple):
+        raise BadPickle("a tensor of an unknown class")
+    return build(*arguments)
+
+
 def _ignore(*_: Any) -> None:
     return None
 
@@ -136,6 +144,8 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor"): Name(_rebuild_tensor),
     ("torch._utils", "_rebuild_parameter"): Name(_rebuild_parameter),
     ("torch.nn.parameter", "Parameter"): Name(_rebuild_parameter),
+    ("torch._tensor", "_rebuild_from_type_v2"): Name(_rebuild_typed),
+    ("torch", "Tensor"): Name(_ignore),
     ("torch", "device"): Name(_ignore),
     ("torch", "Size"): Name(_ignore),
     **{(m, n): Name(_ignore) for m in ("builtins", "__builtin__") for n in BUILTINS},
@@ -163,6 +173,8 @@ class InertUnpickler(PlainUnpickler):
             return KNOWN[module, name]
         if module.startswith(MODULES):
             return InertModule
+        if module in FUNCTIONS:
+            return Name(_ignore)
         if module.startswith(STORED_NEXT_TO_WEIGHTS):
             return InertSettings
         raise BadPickle(f"the pickle asks for {module}.{name}"[:100])

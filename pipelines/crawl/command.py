@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
+from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -15,7 +16,7 @@ from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.flags import add_allow_address
-from vlmill.runtime.units.flags import local_workers
+from vlmill.runtime.units.flags import add_part, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.schemas.errors import InputError
 
@@ -71,7 +72,7 @@ def parser() -> Parser:
         type=int_at_least(1),
         metavar="N",
         help="number of buckets that hosts are distributed to; one worker at a time has "
-        "one (default: one per core)",
+        "one (default: one per core; with --part, 8 per part)",
     )
     p.add_argument(
         "--workers",
@@ -79,6 +80,7 @@ def parser() -> Parser:
         metavar="N",
         help="number of processes, each with one bucket (default: one per core)",
     )
+    add_part(p)
     p.add_argument(
         "--warc-bytes",
         type=int_at_least(1),
@@ -121,7 +123,9 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         manners = build_policy(args)
         _check(args)
         workers = local_workers(args.workers, beam_flags)
@@ -137,8 +141,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.buckets is not None and args.buckets > 1_000:
-        raise InputError(f"--buckets {args.buckets}: must be at most 1000")
+    if args.buckets is not None and args.buckets > MOST_BUCKETS:
+        raise InputError(f"--buckets {args.buckets}: must be at most {MOST_BUCKETS}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

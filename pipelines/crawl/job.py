@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from markupsafe import Markup
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
-from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS, get_host
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import run_rounds
+from vlmill.pipelines.web.fetching.rounds import run_alone, run_rounds
 from vlmill.pipelines.web.fetching.stages import STAGES
 from vlmill.pipelines.web.fetching.tables import (
     EXAMPLES,
@@ -58,8 +59,11 @@ from vlmill.runtime.files.manifest import (
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.funnel import Drop, build_funnel
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import Share, end_job
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import rejects_said
@@ -167,6 +171,7 @@ def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int)
 
 
 JOB = "crawl"
+BUCKETS_PER_PART = 8  # without --buckets
 
 
 def run(
@@ -179,8 +184,8 @@ def run(
 
     ``workers``: number of local processes, unless ``beam_flags`` name a runner.
     """
-    output = to_path(args.output)
-    buckets = args.buckets or _buckets_before(output) or all_cores()
+    output, share = to_path(args.output), args.part
+    buckets = args.buckets or _buckets_before(output) or _default_buckets(share)
     lists = find_lists(args.urls)
     job = Fetching(
         output=str(output),
@@ -198,20 +203,39 @@ def run(
         return print_estimate(estimate_cost(lines, policy, workers), output)
     inputs = [file_input("--urls", str(path)) for path in lists]
     settings = read_settings(args, job, inputs)
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
+    shared = share is not None
+    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     if state is State.FINISHED:
         if problems := digest_problems(output):
             raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)
         return say_result(output, "finished before")
     run_steps = select_runner(
-        beam_flags, workers=workers, module=__name__, paths={"--output": str(args.output)}
+        beam_flags,
+        workers=workers,
+        module=__name__,
+        paths={"--output": str(args.output)},
+        share=share,
     )
     with journal_errors(), use_local_scratch(job) as job:
-        distribute(job, lines)
-        run_rounds(job, run_steps)
-        finish(job, settings, inputs)
+        run_alone(job, "list", partial(_distribute, lines), share)
+        run_rounds(job, run_steps, share)
+        with end_job(output, share) as is_last:
+            if not is_last:
+                return 0
+            finish(job, settings, inputs)
     return say_result(output, "done")
+
+
+def _distribute(lines: Iterable[Line], job: Fetching, _: Unit) -> Result:
+    with record_files():  # journals change, so the unit's record must not list them
+        distribute(job, lines)
+    return Result()
+
+
+def _default_buckets(share: Share | None) -> int:
+    """Returns the number of buckets; parts on different machines need the same number."""
+    return all_cores() if share is None else min(share.count * BUCKETS_PER_PART, MOST_BUCKETS)
 
 
 def _buckets_before(output: Path) -> int | None:

@@ -18,6 +18,7 @@ from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.pipelines.web.texts.lists import TextLists, read_lists
+from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import webdataset
 from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
@@ -30,6 +31,7 @@ from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
+from vlmill.pipelines.web_pairs.rules_file import changed_rules
 from vlmill.pipelines.web_pairs.shards import JOB
 from vlmill.pipelines.web_pairs.stages import RECORDS, STAGES
 from vlmill.pipelines.web_pairs.steps import STEPS
@@ -72,7 +74,12 @@ SHARD_BYTES = 512 << 20  # of archives per shard, which bounds the images of a s
 TABLE_NAMES = ("pairs", "images", "rejects")
 
 
-def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
+def run(
+    args: argparse.Namespace,
+    rules: WebPairRules,
+    languages: LanguageFiles,
+    beam_flags: Sequence[str],
+) -> int:
     """Runs the job unless its output exists, and prints the result."""
     run_steps = select_runner(
         beam_flags,
@@ -82,7 +89,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         share=args.part,
     )
     filters = ImageFilters.load(filter_files(args))
-    lists = read_lists(args.blocked_words, args.vocabulary)
+    lists = read_lists(args.blocked_words, args.vocabulary, languages)
     output = to_path(args.output)
     index, archives = resolve_archives(args)
     if args.dry_run:
@@ -90,7 +97,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
     if args.shards is None:
         args.shards = choose_shards(output, sized_by(index, archives))
-    settings = read_settings(args, rules, filters)
+    settings = read_settings(args, rules, filters) | languages.as_settings()
     shared = args.part is not None
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     archives_and_mined = with_mined(archives, mined_before(output), whole=index is not None)
@@ -250,6 +257,7 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
         "--blocked-words": args.blocked_words,
         "--blocked-pages": args.blocked_pages,
         "--vocabulary": [args.vocabulary] if args.vocabulary else [],
+        "--rules": [args.rules] if args.rules else [],
         "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
     }
@@ -285,7 +293,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     summary = {"archives": len(archives), **mined, **metrics["groups"][0]}
     write_json(output / "metrics.json", summary)
     write_shown(job, written)
-    write_report(output, {**settings, "archives": len(archives)})
+    write_report(output, {**settings, **changed_rules(job.rules), "archives": len(archives)})
     settings = {**settings, "archives": archives}
     remove_killed(job)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)

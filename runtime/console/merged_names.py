@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def merge_names(names: Iterable[str]) -> list[str]:

@@ -60,7 +60,7 @@ from vlmill.train.run.preparing import RECIPE, prepare
 from vlmill.train.run.pretraining import Pretraining
 from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
-from vlmill.train.run.settings import collect_settings
+from vlmill.train.run.settings import collect_settings, record_settings
 
 
 def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
@@ -302,6 +302,8 @@ def carry_out(
     if accelerator.is_main_process:
         say_what_never_peaks(runner.stages)
         require_disk_space(checkpoints_bytes(runner), output, force=force)
+        runner.require_length()
+        record_settings(output, runner.recipe.job, settings)
         write_text(output / RECIPE, to_yaml(runner.recipe))
         say_visits(runner.stages)
     try:

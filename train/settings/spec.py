@@ -36,6 +36,9 @@ class TrainingStage:
     batch_size: int  # pairs of one optimiser step
     # The parameters that are trained: their names contain one of these. All if empty.
     trained: tuple[str, ...] = ()
+    # The parts of the model that are not trained: names of modules, with layers by their numbers,
+    # as in freeze=[text_embedding,layers.0-5].
+    freeze: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
     # Sources that are visited more or less often, or with fewer captions per image.
     mixture: tuple[MixedSource, ...] = ()
@@ -204,6 +207,9 @@ class RunSettings:
     # stream of BERT's layers: a quarter less element-wise work, and numbers that are rounded once
     # more.
     half_norms: bool = False
+    # The rows that a device computes together, at most: steps are divided into as many parts. auto:
+    # as many as its memory holds. 0: by the stages' accumulation.
+    device_batch: int | Literal["auto"] = 0
     # Each layer is computed again in the backward pass instead of keeping its activations.
     checkpoint_activations: bool = False
     # Weights, gradients and moments are sharded among the processes (FSDP).
@@ -244,6 +250,10 @@ class RunSettings:
                 raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
         if min(self.workers, self.seed, self.patience) < 0:
             raise ValueError("workers, seed and patience cannot be negative")
+        if self.device_batch != "auto" and self.device_batch < 0:
+            raise ValueError(f"device_batch={self.device_batch}: expected 1 or more, auto, or 0")
+        if self.device_batch != 0 and self.cuda_graph:
+            raise ValueError("cuda_graph=true computes each step in one part; set device_batch=0")
         if self.patience and not self.validate_every:
             raise ValueError(f"patience={self.patience}: validate_every=0 measures nothing; set it")
 

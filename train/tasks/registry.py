@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmill.runtime.settings.plain_fields import from_plain
-from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.errors import InputError
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.classification import row as classification
 from vlmill.train.tasks.entailment import row as entailment
@@ -61,23 +61,14 @@ def read_task_recipe(values: Mapping[Any, Any]) -> TaskRecipe:
     return from_plain(TASKS[task].recipe, values)
 
 
-def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
-    """Returns the recipe called ``name``; for a task's name, its first from ``variant``.
+def task_recipe_named(name: str) -> TaskRecipe:
+    """Returns the recipe called ``name``.
 
     Raises InputError with the nearest name for an unknown one.
     """
     recipes = task_recipes()
     if name in recipes:
         return recipes[name]()
-    if name in TASKS and variant is not None:
-        candidates = TASKS[name].make_recipes()
-        fitting = [recipe for recipe in candidates if variant in recipe.starts_from]
-        if not fitting:
-            raise InputError(
-                f"TASK {name}: no recipe starts from {with_article(variant)}; there are "
-                f"{', '.join(TASKS[name].recipes)}"
-            )
-        return fitting[0]
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
     if name in TASKS:

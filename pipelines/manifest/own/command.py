@@ -29,6 +29,7 @@ from vlmill.pipelines.manifest.reading.rows import (
     TableFile,
     column_names,
     find_column_indices,
+    hash_table,
     read_values,
     table_file,
 )
@@ -39,7 +40,6 @@ from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
@@ -141,7 +141,8 @@ def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
 def inputs_of_job(job: OwnJob) -> list[Input]:
     """Records the file of rows and the folder of images."""
     images = () if job.image_root is None else (path_input("--image-root", job.image_root),)
-    return [file_input("--input", job.table.path), *images]
+    record = path_input if job.table.parts else file_input
+    return [record("--input", job.table.path), *images]
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
@@ -171,7 +172,7 @@ def own_job(args: argparse.Namespace) -> OwnJob:
         columns=columns,
         column_indices=column_indices,
         rows=0,
-        digest=hash_file(table.path),
+        digest=hash_table(table),
         output=args.output,
         kind=kind.table.name,
         separator=args.list_separator,

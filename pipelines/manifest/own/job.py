@@ -28,12 +28,11 @@ from vlmill.pipelines.manifest.own.kinds import (
 )
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.reading.images import image_row, make_image_row
-from vlmill.pipelines.manifest.reading.rows import TableFile, read_values
+from vlmill.pipelines.manifest.reading.rows import TableFile, hash_table, read_values
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.spooled import part_unit
 from vlmill.pipelines.web.pages.images import Examiner, open_examiner
 from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
@@ -366,7 +365,7 @@ def make_progress(job: OwnJob) -> Progress:
 
 def collect_shards(job: OwnJob) -> list[Shard]:
     """Returns all shards of a finished job. Raises OSError if the file has changed meanwhile."""
-    if hash_file(job.table.path) != job.digest:
+    if hash_table(job.table) != job.digest:
         raise changed(job)
     units = map(part_unit, range(job.num_parts))
     return [shard for unit in units for shard in read_result(work_folder(job), unit).shards]

@@ -20,11 +20,12 @@ from vlmill.pipelines.manifest.own.kinds import (
     Columns,
     Example,
 )
-from vlmill.pipelines.manifest.reading.rows import BATCH_ROWS, TableFile, read_values
+from vlmill.pipelines.manifest.reading.parquet_files import BATCH_ROWS
+from vlmill.pipelines.manifest.reading.rows import TableFile, read_values
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.answers import make_label
+from vlmill.schemas.answers import NUM_ANNOTATORS, make_label
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import read_labels
 from vlmill.schemas.plurals import format_count
@@ -66,7 +67,9 @@ def _count(scan: Scan, job: OwnJob, example: Example) -> None:
         return
     if job.example_kind is QUESTION:
         if find_use(example.row["split"]) != "test":
-            scan.labels[make_label(example.row["answer"])] += 1
+            # Of ten annotators the most frequent answer, as in VQA; else each accepted answer.
+            votes = len(example.row["answers"]) == NUM_ANNOTATORS
+            scan.labels.update([make_label(example.row["answer"])] if votes else example.labels)
         return
     scan.labels.update(example.labels)
     scan.sizes[len(example.labels)] += 1
@@ -196,6 +199,6 @@ def _is_number(cell: Any) -> bool:
 def _parquet_names(table: TableFile, columns: Columns) -> dict[str, tuple[str, ...]]:
     if table.format != "parquet":
         return {}
-    schema = pq.read_schema(readable(table.path))
+    schema = pq.read_schema(readable(table.files[0]))
     names = {name: read_label_names(schema, name) for name in (*columns.label, *columns.split)}
     return {name: classes for name, classes in names.items() if classes}

@@ -7,19 +7,30 @@ The keys of a JSON object are its columns. The first row of an Excel sheet is it
 """
 
 import difflib
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_format, json_values
-from vlmill.pipelines.manifest.reading.text_rows import Fields, Lines, Row, csv_records, tsv_records
+from vlmill.pipelines.manifest.reading.parquet_files import (
+    BATCH_ROWS,
+    check_types,
+    parquet_names,
+    parquet_parts,
+    parquet_values,
+)
+from vlmill.pipelines.manifest.reading.text_rows import (
+    Fields,
+    Lines,
+    Row,
+    csv_records,
+    refuse_surrogates,
+    tsv_records,
+)
 from vlmill.pipelines.manifest.reading.workbooks import is_workbook, sheet_rows
-from vlmill.runtime.files.paths import readable
-from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -30,7 +41,6 @@ FORMATS = {
     **{".parquet": "parquet", ".xlsx": "xlsx", ".xlsm": "xlsx"},
 }
 JSON = ("json", "jsonl")
-BATCH_ROWS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +49,7 @@ class TableFile:
 
     ``delimiter``, ``encoding`` and ``skip``, the lines before the header, apply to CSV and TSV,
     ``header`` to these and Excel; without a header the columns are 1, 2, 3, ... ``sheet`` is that
-    of an Excel workbook, None for its first.
+    of an Excel workbook, None for its first. ``parts`` are the Parquet files of a folder.
     """
 
     path: Path
@@ -49,6 +59,12 @@ class TableFile:
     header: bool = True
     skip: int = 0
     sheet: str | None = None
+    parts: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Returns the files with the rows, in their order."""
+        return self.parts or (self.path,)
 
 
 def table_file(
@@ -64,6 +80,14 @@ def table_file(
     Excel workbook may have any name. Raises InputError if it is unreadable.
     """
     known = ", ".join(FORMATS)
+    if parts := parquet_parts(path):
+        if format not in (None, "parquet") or delimiter is not None or not header:
+            raise InputError(
+                f"--input {path} has Parquet files; leave out --format, --delimiter, --no-header"
+            )
+        return TableFile(path=path, format="parquet", parts=parts)
+    if path.is_dir():
+        raise InputError(f"--input {path}: the folder has no Parquet files; give a file")
     if not path.is_file():
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
     format = _format(path, format)
@@ -128,10 +152,16 @@ def check_encoding(encoding: str, delimiter: str) -> None:
         )
 
 
+def hash_table(table: TableFile) -> str:
+    """Returns the SHA-256 of a file, or of the digests of several."""
+    digests = [hash_file(path) for path in table.files]
+    return digests[0] if not table.parts else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def column_names(table: TableFile) -> list[str]:
     """Returns the names of the file's columns. Raises InputError if none can be read."""
     if table.format == "parquet":
-        return list(_open_parquet(table.path).schema_arrow.names)
+        return parquet_names(table.path, table.parts)
     if table.format in JSON:
         return json_columns(table.path, table.format)
     if table.format == "xlsx":
@@ -181,7 +211,7 @@ def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
     Raises InputError for a column of Parquet with another type.
     """
     if table.format == "parquet":
-        _check_types(table.path, column_indices)
+        check_types(table.files[0], column_indices)
     names = column_names(table) if table.format in (*JSON, "xlsx") else []
     for number, values in read_values(table, column_indices):
         yield number, values if isinstance(values, Drop) else _texts_only(values, names)
@@ -206,12 +236,12 @@ def read_values(table: TableFile, column_indices: Sequence[int]) -> Iterator[Val
     objects. Memory: a batch of rows.
     """
     if table.format == "parquet":
-        yield from _parquet_values(table.path, column_indices)
+        yield from parquet_values(table.path, table.parts, column_indices)
     elif table.format in JSON:
         names = column_names(table)
         selected = [names[index] for index in column_indices]
         for number, values in json_values(table.path, table.format, selected):
-            yield number, values if isinstance(values, Drop) else _readable(values)
+            yield number, values if isinstance(values, Drop) else refuse_surrogates(values)
     elif table.format == "xlsx":
         rows = sheet_rows(table.path, table.sheet)
         if table.header:
@@ -234,7 +264,7 @@ def _text_values(table: TableFile, column_indices: Sequence[int]) -> Iterator[Va
             elif len(fields) != width:
                 yield number, Drop(Reason.BAD_RECORD, f"{len(fields)} fields instead of {width}")
             else:
-                yield number, _readable([fields[index] for index in column_indices])
+                yield number, refuse_surrogates([fields[index] for index in column_indices])
 
 
 def count_rows(rows: Iterable[object]) -> Iterator[int]:
@@ -253,71 +283,3 @@ def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
     for _ in range(table.skip):
         lines.take()
     return read(lines, table.delimiter)
-
-
-def _readable(fields: list[Any]) -> list[Any] | Drop:
-    """Replaces lone surrogates, which represent bytes that could not be decoded in a field."""
-    for field in fields:
-        if isinstance(field, str) and not field.isascii():
-            try:
-                field.encode()
-            except UnicodeEncodeError:
-                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
-    return fields
-
-
-# Parquet
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        return pq.ParquetFile(readable(path))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
-
-
-def _parquet_values(path: Path, column_indices: Sequence[int]) -> Iterator[Values]:
-    number = 0
-    with _open_parquet(path) as file:
-        names = [file.schema_arrow.names[index] for index in column_indices]
-        try:
-            limit = limit_batch_rows(path, BATCH_ROWS)
-            for batch in file.iter_batches(limit, columns=list(dict.fromkeys(names))):
-                require_short_texts(path, batch)
-                columns = [_values(batch.column(name)) for name in names]
-                for fields in zip(*columns, strict=True):
-                    number += 1
-                    yield number, _readable([*fields])
-        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"--input {path} is damaged after row {number}: {reason}") from None
-
-
-def _check_types(path: Path, column_indices: Sequence[int]) -> None:
-    """Raises InputError unless these columns are texts or whole numbers."""
-    with _open_parquet(path) as file:
-        schema = file.schema_arrow
-    for index in column_indices:
-        kind = schema.field(index).type
-        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not _is_text(inner) and not pa.types.is_integer(inner):
-            raise InputError(
-                f"--input {path}: the column {schema.names[index]} is {kind}; want text or whole "
-                "numbers, one a row"
-            )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Returns a column's values; bytes of a text that are not UTF-8 become lone surrogates."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not _is_text(column.type):
-        values: list[Any] = column.to_pylist()
-        return values
-    texts = column.cast(pa.large_binary()).to_pylist()
-    return [None if v is None else v.decode("utf-8", "surrogateescape") for v in texts]

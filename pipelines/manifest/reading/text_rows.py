@@ -5,7 +5,7 @@ import io
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from vlmill.pipelines.manifest.reading.lines import without_mark
 from vlmill.runtime.units.funnel import Drop
@@ -76,6 +76,17 @@ class Lines:
 
 
 _TOO_LONG = Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
+
+
+def refuse_surrogates(fields: list[Any]) -> list[Any] | Drop:
+    """Returns the fields, or a Drop if a text has lone surrogates: bytes that were not decoded."""
+    for field in fields:
+        if isinstance(field, str) and not field.isascii():
+            try:
+                field.encode()
+            except UnicodeEncodeError:
+                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
+    return fields
 
 
 def tsv_records(lines: Lines, delimiter: str) -> Iterator[Row]:

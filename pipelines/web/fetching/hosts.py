@@ -4,6 +4,7 @@ import hashlib
 import re
 from functools import lru_cache
 
+MOST_BUCKETS = 1_000
 _ORIGIN = re.compile(r"[a-z]+://([^/?#]*)")
 
 

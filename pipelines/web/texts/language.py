@@ -13,7 +13,6 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-DETECTORS = ("cld2", "langdetect")
 ANY = "any"
 
 _CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{4})?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -248,7 +249,7 @@ def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
     assert "blocks.0.ls1.gamma: the checkpoint's layers have scales" in told(2, scales)
     assert told(0, scales, "layer_scale=0.1") == ""
     told_new = told(0, {}, "layer_scale=0.1")
-    assert "new, as the checkpoint has no blocks.0.gamma_1: encoder.layers.0.attention" in told_new
+    assert "as the checkpoint has no blocks.0-1.gamma_1, blocks.0-1.gamma_2: encoder" in told_new
     relative = told(0, {}, "relative_positions=true", "absolute_positions=false")
     assert "pos_embed is unused: the model has no absolute positions" in relative
     assert "norm_pre.weight has no place in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
@@ -428,7 +429,7 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
         assert message in error and error.count("\n") == 1, error
 
     fails("no such file", tmp_path / "nowhere")
-    fails("has no model.safetensors or pytorch_model.bin", tmp_path)
+    fails("has no weights, its folder published has", tmp_path)
     config = json.loads((published / "bert_config.json").read_text())
     (published / "bert_config.json").write_text(json.dumps(config | {"vocab_size": 60}))
     fails("(mlm_head.bias is [60] here, [50] in the file); --explain lists all")
@@ -542,3 +543,25 @@ def test_arguments_without_effect_are_named(published: Path, tmp_path: Path, cap
     assert "--seed 3: only new weights are drawn" in capsys.readouterr().err
     assert convert(published, "--vocab", vocabulary, "--output", back) == 0
     assert f"--vocab {vocabulary} has no effect" in capsys.readouterr().err
+
+
+def test_the_only_file_of_weights_in_a_folder_is_read(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(published, folder)
+    (folder / "pytorch_model.bin").rename(folder / "mine.bin")
+    torch.save({"lr": 1}, folder / "training_args.bin")
+    assert convert(folder, "--explain") == 0
+    for name, remedy in (
+        ("adapter_model.safetensors", "holds an adapter (LoRA) only; merge it"),
+        ("model-00001-of-00002.safetensors", "no .index.json of them"),
+        ("checkpoint-500/model.safetensors", "its folder checkpoint-500 has"),
+        ("README.md", "has no file of weights"),
+    ):
+        other = tmp_path / name.partition(".")[0].replace("/", "-")
+        (other / name).parent.mkdir(parents=True)
+        (other / name).write_bytes(b"")
+        capsys.readouterr()
+        assert convert(other, "--explain") == 2
+        assert remedy in capsys.readouterr().err

@@ -404,3 +404,21 @@ def test_a_cut_workbook_is_refused(
 ) -> None:
     assert own("x.xlsx", workbook(tmp_path / "b.xlsx")[:cut], *QA) == 2
     assert "Excel" in capsys.readouterr().err
+
+
+def test_a_folder_of_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in/data").mkdir(parents=True)
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"):
+        table = pa.table({"image": [f"{name}.jpg"], "caption": [name]})
+        pq.write_table(table, tmp_path / "in/data" / f"{name}.parquet")
+    words = ["own", "--output", str(tmp_path / "out"), "--workers", "1", *CAPTIONS]
+    assert main([*words, "--input", str(tmp_path / "in")]) == 0
+    splits = ["train", "train", "validation"]
+    assert rows(tmp_path, PAIRS, "split") == splits
+    assert verify_folder(tmp_path / "out") == []
+    pattern = str(tmp_path / "in/data/train-*.parquet")
+    assert main([*words, "--input", pattern, "--fresh"]) == 0
+    assert rows(tmp_path, PAIRS, "split") == splits[:2]
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "in/data/test.parquet")
+    assert main([*words, "--input", str(tmp_path / "in"), "--fresh"]) == 2
+    assert "train-00000-of-00002.parquet has other columns" in capsys.readouterr().err

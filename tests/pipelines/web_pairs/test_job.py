@@ -18,7 +18,6 @@ from PIL import Image
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
-from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs.units import Job
@@ -248,13 +247,19 @@ def test_finished_continued_refused_fresh(
 
 
 @pytest.mark.usefixtures("in_a_loop")
-def test_images_beyond_the_limit_of_a_page_are_one_reject(
+def test_images_beyond_the_limit_of_a_rules_file_are_one_reject(
     archive: Pack, image: Make, tmp_path: Path
 ) -> None:
-    most = WebPairRules().max_images_per_page
+    most = 20
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f"max_images_per_page = {most}\n")
     body = "<img src=cat.jpg alt='A black cat on a mat'>" + "<img src=gone.jpg>" * (most + 2)
     site = [html_page("a", body), (f"{SITE}cat.jpg", image(310, 320), "image/jpeg")]
-    assert run(archive(tmp_path / "a.warc.gz", site), tmp_path / "out") == 0
+    warc = archive(tmp_path / "a.warc.gz", site)
+    assert run(warc, tmp_path / "out", "--rules", str(rules)) == 0
+    assert "20 (default: 2000)" in (tmp_path / "out" / "report.html").read_text()
+    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
+    assert str(rules) in json.dumps(manifest["inputs"])
     (row,) = (row for row in rows(tmp_path / "out", REJECTS) if row["reason"] == "too_many")
     assert (row["stage"], row["key"]) == ("join", f"{SITE}a.html")
     assert row["detail"] == f"3 images after {most}"

@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.labels import LABELS_FILE
 from vlmill.schemas.tables import TABLES
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.registry import TASKS
@@ -51,6 +53,28 @@ def find_task(examples: str) -> str:
     return names[0]
 
 
+def count_examples(examples: str, table: str) -> int:
+    """Returns the rows of a table. Raises InputError as `find_shards`."""
+    import pyarrow.parquet as pq
+
+    from vlmill.runtime.files.reading import find_shards
+
+    shards = find_shards(examples, TABLES[table], "--examples")
+    return sum(pq.read_metadata(readable(shard)).num_rows for shard in shards)
+
+
+def has_labels(examples: str) -> bool:
+    """Returns whether a list of answers is next to the table."""
+    return (to_path(examples) / LABELS_FILE).is_file()
+
+
+def has_gpu() -> bool:
+    """Returns whether a GPU is available. Imports torch."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def choose_recipe(
     task: str, variant: str, sizes: Mapping[str, Any], inputs: Collection[str]
 ) -> TaskRecipe:
@@ -66,11 +90,15 @@ def choose_recipe(
             f"TASK {task}: no recipe starts from {with_article(variant)}; there are "
             f"{', '.join(TASKS[task].recipes)}"
         )
-    order = {recipe.name: number for number, recipe in enumerate(fitting)}
-    return min(
-        fitting,
-        key=lambda r: (_lacks_inputs(r, inputs), _distance(r.model, sizes), order[r.name]),
-    )
+
+    def rank(recipe: TaskRecipe) -> tuple[bool, float, int]:
+        """Ranks by inputs, sizes, and how special a recipe is: ``vqa-vilbert-gqa`` comes after
+        ``vqa-vilbert``.
+        """
+        distance = _distance(recipe.model, sizes)
+        return _lacks_inputs(recipe, inputs), round(distance, 6), recipe.name.count("-")
+
+    return min(fitting, key=rank)
 
 
 def _lacks_inputs(recipe: TaskRecipe, inputs: Collection[str]) -> bool:
@@ -166,11 +194,11 @@ def _fit_settings(settings: Any, fit: Fit, change: Any) -> Any:
     """Returns a task's own fields, fitted: nearest images need their table, and an answer of few
     examples fewer questions.
     """
-    if getattr(settings, "nearest", False) and settings.negatives == "alignment":
-        if "negatives" not in fit.inputs:
-            nearest = change("settings.nearest", True, False, "no --negatives")
-            settings = dataclasses.replace(settings, nearest=nearest)
-    if hasattr(settings, "min_questions"):
+    reads_nearest = getattr(settings, "nearest", False) and settings.negatives == "alignment"
+    if reads_nearest and "negatives" not in fit.inputs:
+        nearest = change("settings.nearest", True, False, "no --negatives")
+        settings = dataclasses.replace(settings, nearest=nearest)
+    if hasattr(settings, "min_questions") and "labels" not in fit.inputs:
         enough = max(1, min(settings.min_questions, fit.rows // ROWS_OF_ANSWER))
         count = change(
             "settings.min_questions",

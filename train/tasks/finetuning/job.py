@@ -29,8 +29,6 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import get_training
-from vlmill.train.recipes.rows import say_what_is_new
-from vlmill.train.recipes.training import start_from_bert
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, describe_finished, prepare_once
 from vlmill.train.run.model import (
@@ -166,6 +164,7 @@ def first_task_model(
     refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     variant, init = get_variant(recipe.variant), sources.init
+    training = get_training(recipe.variant)
     fresh: nn.Module = variant.build(recipe.model)
     starts_anew = init is None or init.variant in variant.starts_from
     if recipe.standardise_features and starts_anew:
@@ -176,9 +175,9 @@ def first_task_model(
         return fresh
     try:
         if starts_anew:
-            say_what_is_new(start_from_bert(fresh, init)[0])
+            training.start(fresh, init)
         else:
-            get_training(recipe.variant).start_task(fresh, init, labels)
+            training.start_task(fresh, init, labels)
     except InputError:
         raise
     except (ValueError, RuntimeError) as error:

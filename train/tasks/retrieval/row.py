@@ -9,7 +9,7 @@ from vlmill.train.tasks.rows import TaskRow
 
 def make(*run: Any) -> Any:
     """Returns the task of a recipe; imports torch."""
-    from vlmill.train.tasks.retrieval.task import retrieval
+    from vlmill.train.tasks.retrieval.choice import retrieval
 
     return retrieval(*run)
 

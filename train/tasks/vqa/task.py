@@ -29,12 +29,12 @@ from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.answers import (
+    EXACT_SOURCES,
     MIN_QUESTIONS,
+    TYPED_SOURCES,
     collect_labels,
+    label_answers,
     make_label,
-    number_scores,
-    score_answers,
-    soft_labels,
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE, read_labels
@@ -139,8 +139,8 @@ def report_missing_answers(examples: str, answers: list[str]) -> None:
         for row in batch.to_pylist():
             if row["answers"] is None:
                 continue
-            is_vqa, row_answers = row["source"] in VQA_SOURCES, row["answers"]
-            row_answers = row_answers if is_vqa else list(map(make_label, row_answers))
+            as_typed, row_answers = row["source"] in UNPROCESSED, row["answers"]
+            row_answers = row_answers if as_typed else list(map(make_label, row_answers))
             counts["questions"] += 1
             counts["answers"] += len(row_answers)
             counts["outside"] += sum(answer not in known for answer in row_answers)
@@ -153,17 +153,8 @@ def report_missing_answers(examples: str, answers: list[str]) -> None:
         )
 
 
-VQA_SOURCES = (None, "vqa1", "vqa2")  # their answers are compared as typed, like the official code
+UNPROCESSED = (*TYPED_SOURCES, *EXACT_SOURCES)  # sources whose answers are compared as typed
 UNANSWERABLE = "unanswerable"  # an answer of VizWiz
-
-
-def find_labels(
-    source: str | None, answers: Sequence[str] | None, numbers: Mapping[str, int]
-) -> tuple[list[int], list[float]]:
-    """Returns the labels of a question's answers and their scores."""
-    if source in VQA_SOURCES:
-        return soft_labels(answers or (), numbers)
-    return number_scores(score_answers(answers or ()), numbers)
 
 
 LABELS = pa.schema([("label_ids", pa.list_(pa.int32())), ("label_scores", pa.list_(pa.float32()))])
@@ -193,7 +184,7 @@ class Vqa(HeadTask):
 
     def _as_pairs(self, questions: pa.RecordBatch) -> pa.RecordBatch:
         rows = questions.select(["answers", "source"]).to_pylist()
-        labels = [find_labels(row["source"], row["answers"], self.numbers) for row in rows]
+        labels = [label_answers(row["source"], row["answers"] or (), self.numbers) for row in rows]
         names = {"pair_id": "question_id", "text": "question"}
         columns = {name: questions.column(names.get(name, name)) for name in COLUMNS}
         columns["label_ids"] = pa.array([ids for ids, _ in labels], LABELS.field(0).type)

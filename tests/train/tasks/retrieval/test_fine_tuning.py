@@ -142,8 +142,8 @@ def test_what_would_be_wrong_in_silence_is_refused(tmp_path: Path) -> None:
         finetune(tiny(vilbert), without, out)
     with pytest.raises(InputError, match=r"rank_by=score: .* train the other head"):
         finetune(tiny(imagebert, "model.rank_by=score"), inputs, out)
-    with pytest.raises(InputError, match=r"negatives=batch: a vilbert-tasks is fine-tuned with al"):
-        finetune(tiny(vilbert, "settings.negatives=batch"), inputs, out)
+    with pytest.raises(InputError, match=r"negatives=both: a vlmo is fine-tuned with batch"):
+        finetune(tiny("retrieval-vlmo-small", "settings.negatives=both"), inputs, out)
     with pytest.raises(InputError, match=r"a pair alone has no negative"):
         finetune(tiny("retrieval-vlmo-small", "batch_size=1"), inputs, out)
     with pytest.raises(InputError, match=r"finds 9 of the 19 negatives"):
