@@ -122,7 +122,7 @@ def weigh_task(
     texts: Mapping[str, str],
     tables: Mapping[str, str],
 ) -> dict[str, Weights]:
-    """Returns the weights of an image's parts for what the head of a task predicts."""
+    """Returns the weights of an image's parts for the prediction of a task's head."""
     outputs = predict_texts(task, answer_task, folder, texts, tables)
     (name,) = outputs.predictions.keys() or ("",)
     if not name:

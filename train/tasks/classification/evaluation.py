@@ -51,8 +51,8 @@ def score_rows(
 ) -> tuple[Figures, Bool[ndarray, " N"]]:
     """Returns the figures of examples with public labels, and which are predicted exactly.
 
-    ``right_ids`` are the classes of each, ``num_unknown`` the number of its labels that are no
-    class: such an example is never predicted exactly.
+    ``right_ids`` are the classes of each, ``num_unknown`` the number of its labels
+    that are not classes: such an example is never predicted exactly.
     """
     probabilities = np.array(scores, dtype=np.float64).reshape(len(scores), len(names))
     right = np.zeros(probabilities.shape, dtype=np.bool_)

@@ -78,7 +78,7 @@ class Classification(HeadTask):
     # Input
 
     def examples(self, path: str) -> Examples:
-        """Reads the table's examples; their labels are those that are classes of the head."""
+        """Reads the table's examples; only labels that are classes of the head count."""
         return Examples(
             path=path,
             table=self.table.table,
@@ -163,7 +163,7 @@ class Classification(HeadTask):
         return float(outputs[0, int(np.argmax(value))])
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Returns the figures of the examples with public labels; an undefined one is left out, and
+        """Returns the figures of the examples with public labels; an undefined one is omitted, and
         counts as 0 where it selects the checkpoint.
         """
         figures = row_figures(table, predicted, self.names, self.settings)

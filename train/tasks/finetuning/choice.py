@@ -18,7 +18,7 @@ from vlmill.schemas.tables import TABLES
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.registry import TASKS
 
-SIZES = ("width", "num_layers", "num_heads", "intermediate_width")  # that tell networks apart
+SIZES = ("width", "num_layers", "num_heads", "intermediate_width")  # that distinguish networks
 EPOCHS, FEWEST_STEPS = 20, 100  # of recipes that count in steps
 VALIDATIONS = 5  # in a run whose recipe has none
 ROWS_OF_ANSWER = 2000  # rows for each question that an answer needs
@@ -132,8 +132,8 @@ def _collect_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Describes what a recipe is fitted to: the rows of ``--examples``, the flags that are given,
-    and whether a GPU is available.
+    """Describes the inputs that a recipe is fitted to: the rows of ``--examples``,
+    the flags that are given, and whether a GPU is available.
     """
 
     rows: int
