@@ -128,8 +128,8 @@ def evaluate_rows(
     numbers = {name: number for number, name in enumerate(labelling.names)}
     for name, split in read_splits(table, examples, values).items():
         prefix = f"{labelling.task}/{name}"
-        shown = [f"{prefix}/{figure}" for figure in headline_figures(labelling)]
-        headline += shown
+        headline_keys = [f"{prefix}/{figure}" for figure in headline_figures(labelling)]
+        headline += headline_keys
         predictions = partial(write_predictions, labelling=labelling, name=name, split=split)
         files.append(partial(predictions, values=values))
         if any(example.source == HATEFUL_MEMES for example in split.examples):
@@ -137,7 +137,7 @@ def evaluate_rows(
                 partial(write_memes, labelling=labelling, name=name, split=split, values=values)
             )
         if not (labelled := split.labelled):
-            figures |= dict.fromkeys(shown)
+            figures |= dict.fromkeys(headline_keys)
             continue
         if unscored := len(split.examples) - len(labelled):
             counted = format_count(unscored, "example")
@@ -150,7 +150,7 @@ def evaluate_rows(
             scores, right, list(map(len, unknown)), labelling.names, labelling.settings
         )
         figures |= {f"{prefix}/{figure}": value for figure, value in split_figures.items()}
-        lacking |= {key: "undefined" for key in shown if figures[key] is None}
+        lacking |= {key: "undefined" for key in headline_keys if figures[key] is None}
         by_id = {e.example_id: float(hit) for e, hit in zip(labelled, exact, strict=True)}
         groups = {example.example_id: example.group for example in labelled}
         figures |= shares_by_group(f"{prefix}/accuracy/subset", by_id, groups)
