@@ -7,11 +7,13 @@ An array of objects is a pickle: it is read as plain data only
 import ast
 import io
 import math
+import os
 import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ DIRECTORY_ENTRY = struct.Struct("<4s6H3I5H2I")
 END_OF_DIRECTORY = struct.Struct("<4s4H2IH")
 ZIP_FACTS = (20, 0, 0, 0, 0x21)
 FILE_MODE = 0o600 << 16
+ENCRYPTED = 0x1
 _KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|O8?)")
 ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
@@ -58,8 +61,25 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """
     if member.file_size > MAX_MEMBER:
         raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes", Reason.TOO_LARGE)
+    if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & ENCRYPTED:
+        return _read_stored(archive, member)
     with archive.open(member) as stream:
         return stream.read(MAX_MEMBER + 1)
+
+
+def _read_stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Returns the bytes of a member without compression, with two reads and without copies."""
+    assert archive.fp is not None
+    file = archive.fp.fileno()
+    head = os.pread(file, LOCAL_HEADER.size, member.header_offset)
+    if len(head) < LOCAL_HEADER.size or head[:4] != ZIP_MAGIC:
+        raise zipfile.BadZipFile(f"no header of {member.filename}")
+    name_bytes, extra_bytes = LOCAL_HEADER.unpack(head)[-2:]
+    start = member.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
+    data = os.pread(file, member.file_size, start)
+    if len(data) < member.file_size or zlib.crc32(data) != member.CRC:
+        raise zipfile.BadZipFile(f"wrong checksum of {member.filename}")
+    return data
 
 
 def read_array(path: Path) -> Any:
@@ -85,14 +105,7 @@ def parse_array(data: bytes) -> Any:
     if data[:6] != NPY_MAGIC or length > MAX_HEADER:
         raise BadRecord("an array without numpy's header")
     begin = start + length
-    try:
-        header = ast.literal_eval(data[start:begin].decode("latin-1").strip())
-        text, shape, fortran = header["descr"], header["shape"], bool(header["fortran_order"])
-        sides = tuple(int(side) for side in shape)
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
-        raise BadRecord("an array with a broken header") from None
-    if not isinstance(text, str) or not _KIND.fullmatch(text):
-        raise BadRecord(f"an array of type {str(text)[:40]}")
+    text, sides, fortran = _parse_header(data[start:begin])
     if "O" in text:
         try:
             return loads(data[begin:])
@@ -103,6 +116,20 @@ def parse_array(data: bytes) -> Any:
         raise BadRecord(f"{size} bytes for an array of shape {sides}")
     flat = np.frombuffer(data, kind, count=math.prod(sides), offset=begin if size else 0)
     return flat.reshape(sides, order="F" if fortran else "C")
+
+
+@lru_cache(maxsize=1024)  # the same shapes and types repeat, and Python's parser is slow
+def _parse_header(header: bytes) -> tuple[str, tuple[int, ...], bool]:
+    """Returns the type, the shape and whether the order is Fortran's. Raises BadRecord."""
+    try:
+        fields = ast.literal_eval(header.decode("latin-1").strip())
+        text, shape, fortran = fields["descr"], fields["shape"], bool(fields["fortran_order"])
+        sides = tuple(int(side) for side in shape)
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        raise BadRecord("an array with a broken header") from None
+    if not isinstance(text, str) or not _KIND.fullmatch(text):
+        raise BadRecord(f"an array of type {str(text)[:40]}")
+    return text, sides, fortran
 
 
 def only_item(value: Any) -> Any:

@@ -141,7 +141,11 @@ def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
 def resize_torch(
     image: Float[Tensor, "H0 W0 3"], height: int, width: int
 ) -> Float[Tensor, "H W 3"]:
-    """Resizes floating-point pixels by torch's bilinear rule, without averaging."""
+    """Resizes floating-point pixels by torch's bilinear rule, without averaging.
+
+    torch needs all pixels as float32: 0.6 GB for 50 megapixels, the default of ``--max-pixels``. A
+    part of the rows, or one channel, would give other numbers (by 4e-3 grey levels).
+    """
     batch = image.permute(2, 0, 1).unsqueeze(0)
     resized = functional.interpolate(batch, (height, width), mode="bilinear", align_corners=False)
     return resized[0].permute(1, 2, 0)

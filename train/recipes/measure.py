@@ -22,9 +22,9 @@ def measure_model(variant: str, config: Any) -> tuple[int, int, int, int]:
     for path, part in row.get_body(model).named_modules():
         name = path.rpartition(".")[2]
         if isinstance(part, nn.ModuleList) and name.endswith("layers"):
-            stored[name if name in kept else ""] += sum(map(_kept_values, part))
+            stored[name if name in stored else ""] += sum(map(_kept_values, part))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return parameters, stored["text_layers"], kept["visual_layers"], kept[""]
+    return parameters, stored["text_layers"], stored["visual_layers"], stored[""]
 
 
 def _kept_values(layer: nn.Module) -> int:

@@ -19,6 +19,7 @@ from vlmill.schemas.rejects import Reason
 PATH_KEYS = ("path", "file_name", "filename", "file", "name", "url", "image_id", "id")
 TEXT_KEYS = ("answer", "caption", "raw", "text", "label", "name", "value")
 MAX_LIST_TEXT = 1 << 16  # characters of a list that is written as a text
+VOTES = 20  # of a score of 1, when scores are written as answers
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
 _IMAGE_TOKEN = re.compile(r"<image>")
 _WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
@@ -46,11 +47,21 @@ def read_text(value: Any, column: str) -> str | Drop:
 def read_list(value: Any, separator: str | None = None) -> list[Any]:
     """Returns the items of a cell: of a list, of a list written as a text, or of a text with
     ``separator`` between the items. Any other value is one item; an empty cell has none.
+
+    An object of lists, as the hub stores a list of objects, has the items of its text's list. An
+    object of scores (LXMERT's ``{"yes": 1, "no": 0.3}``) has each name as often as its score says.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return []
     if isinstance(value, list):
         return value
+    if isinstance(value, Mapping):
+        texts = next((value[key] for key in TEXT_KEYS if isinstance(value.get(key), list)), None)
+        if texts is not None:
+            return list(texts)
+        scores = [score for score in value.values() if type(score) in (int, float)]
+        if len(scores) == len(value):
+            return [n for n, score in value.items() for _ in range(_repetitions(score))]
     if not isinstance(value, str):
         return [value]
     items = parse_list(value)
@@ -59,6 +70,10 @@ def read_list(value: Any, separator: str | None = None) -> list[Any]:
     if separator is None:
         return [value]
     return [item for item in value.split(separator) if item.strip()]
+
+
+def _repetitions(score: float) -> int:
+    return round(VOTES * min(max(score, 0.0), 1.0)) if score == score else 0
 
 
 def parse_list(text: str) -> list[Any] | None:

@@ -43,7 +43,7 @@ def json_records(path: Path, format: str) -> Iterator[Record]:
                 record = Drop(Reason.BAD_RECORD, record.detail)
             yield number + 1, record
         return
-    for number, element in enumerate(_elements(JsonLists(source=source)), 1):
+    for number, element in enumerate(_elements(JsonLists(source=source, nan_is_null=True)), 1):
         if isinstance(element, dict):
             yield number, element
         else:

@@ -15,7 +15,7 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.splits import find_use
 
-BATCH_ROWS = 1_000
+BATCH_ROWS, IMAGE_ROWS = 1_000, 32
 
 
 def open_parquet(path: Path) -> Any:
@@ -74,7 +74,7 @@ def parquet_values(
             stored = [name for name in dict.fromkeys(names) if name in file.schema_arrow.names]
             split = split_in_name(path)
             try:
-                limit = limit_batch_rows(path, BATCH_ROWS)
+                limit = limit_batch_rows(path, _batch_rows(file.schema_arrow, stored))
                 for batch in file.iter_batches(limit, columns=stored):
                     require_short_texts(path, batch)
                     columns = {name: _values(batch.column(name)) for name in stored}
@@ -87,6 +87,13 @@ def parquet_values(
                 raise InputError(
                     f"--input {path} is damaged after row {number}: {reason}"
                 ) from None
+
+
+def _batch_rows(schema: pa.Schema, names: Sequence[str]) -> int:
+    """Returns how many rows are decoded together: few if a column may hold images."""
+    kinds = [schema.field(name).type for name in names]
+    plain = all(_is_text(kind) or pa.types.is_primitive(kind) for kind in kinds)
+    return BATCH_ROWS if plain else IMAGE_ROWS
 
 
 def check_types(path: Path, column_indices: Sequence[int]) -> None:

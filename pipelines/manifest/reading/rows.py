@@ -36,11 +36,12 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
 FORMATS = {
-    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv"},
+    **{".csv": "csv", ".txt": "csv", ".tsv": "tsv", ".tab": "tsv"},
     **{".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"},
     **{".parquet": "parquet", ".xlsx": "xlsx", ".xlsm": "xlsx"},
 }
 JSON = ("json", "jsonl")
+PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".7z", ".tar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +93,9 @@ def table_file(
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
     format = _format(path, format)
     if format is None:
-        raise InputError(
-            f"--input {path}: ends in none of {known}; say --format csv, tsv, json, jsonl, "
-            "parquet or xlsx"
-        )
+        packed = path.suffix.lower() in PACKED
+        remedy = "unpack it" if packed else "say --format csv, tsv, json, jsonl, parquet or xlsx"
+        raise InputError(f"--input {path}: ends in none of {known}; {remedy}")
     if format in JSON and (delimiter is not None or encoding != "utf-8" or not header):
         raise InputError(
             f"--input {path}: JSON is UTF-8 and names its own columns; leave out "

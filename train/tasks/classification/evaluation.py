@@ -4,7 +4,7 @@ N examples, C classes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,12 +130,7 @@ def evaluate_rows(
         prefix = f"{labelling.task}/{name}"
         headline_keys = [f"{prefix}/{figure}" for figure in headline_figures(labelling)]
         headline += headline_keys
-        predictions = partial(write_predictions, labelling=labelling, name=name, split=split)
-        files.append(partial(predictions, values=values))
-        if any(example.source == HATEFUL_MEMES for example in split.examples):
-            files.append(
-                partial(write_memes, labelling=labelling, name=name, split=split, values=values)
-            )
+        files += split_files(labelling, name, split, values)
         if not (labelled := split.labelled):
             figures |= dict.fromkeys(headline_keys)
             continue
@@ -162,14 +157,21 @@ def evaluate_rows(
         figures=figures,
         headline=headline,
         lacking=lacking,
-        published=[key for key in headline if key in PUBLISHED],
         files=files,
         cases=cases,
         notes=notes,
     )
 
 
-PUBLISHED = ("entailment/test/accuracy",)
+def split_files(
+    labelling: Labelling, name: str, split: Split, values: Mapping[str, Any]
+) -> list[Callable[[Path], object]]:
+    """Returns what writes the files of a split."""
+    known = {"labelling": labelling, "name": name, "split": split, "values": values}
+    files: list[Callable[[Path], object]] = [partial(write_predictions, **known)]
+    if any(example.source == HATEFUL_MEMES for example in split.examples):
+        files.append(partial(write_memes, **known))
+    return files
 
 
 def headline_figures(labelling: Labelling) -> tuple[str, ...]:

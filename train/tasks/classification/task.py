@@ -24,6 +24,7 @@ from torch import Tensor
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.labels import read_labels
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
@@ -228,6 +229,11 @@ def classification(
         raise InputError(f"model.num_pictures={recipe.model.num_pictures}: {name} has 1 image")
     settings: ClassificationSettings = recipe.settings
     if init is not None and init.task is not None and init.task.name == name:
+        if labels is not None and read_labels(labels) != list(init.task.labels):
+            raise InputError(
+                f"--labels {labels}: the checkpoint {init.path} has a list of its own, "
+                f"{format_count(len(init.task.labels), 'class', 'classes')}; leave --labels out"
+            )
         settings = from_plain(ClassificationSettings, init.task.settings)
         return Classification(
             name=name,

@@ -116,7 +116,8 @@ def test_parquet_columns_of_another_type_are_refused(tmp_path: Path) -> None:
     [
         ("x.csv", b"", "is empty"),
         ("x.csv", b"\xff\xfea\0,\0b\0", "UTF-16.*iconv"),
-        ("x.txt", b"a", "ends in none of .csv, .tsv, .tab, .json, .*; say --format"),
+        ("x.dat", b"a", "ends in none of .csv, .txt, .tsv, .tab, .json, .*; say --format"),
+        ("x.csv.gz", b"a", "ends in none of .csv, .*; unpack it"),
         ("x.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1old", "old Excel workbook"),
         ("x.json", b"{}", "JSON|list has no objects"),
         ("x.parquet", b"PAR1 not", "not a readable Parquet"),
