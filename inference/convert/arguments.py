@@ -17,7 +17,7 @@ SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
 TRAINER_FILES = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state)\b.*|.*_optim_states\..*"
 )
-ADAPTER = "adapter_model."  # weights of LoRA, which are added to those of another file
+ADAPTER = "adapter_model."  # weights of LoRA, which are added to the weights of another file
 SHARD = re.compile(r"-\d+-of-\d+\.")
 CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt", "tokenizer.json")

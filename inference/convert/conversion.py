@@ -114,7 +114,7 @@ def check_source(path: Path | None, config: Any) -> None:
     """Raises InputError if the start is a network with other heads or another activation.
 
     Its tensors have the same shapes, but another meaning. ``path`` is the source's published
-    configuration, None if there is none; ``config`` is the new model's.
+    configuration, None without one; ``config`` is the new model's.
     """
     if path is None:
         return

@@ -161,7 +161,7 @@ def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
 
 
 def find_call(loaded: LoadedCheckpoint) -> str | None:
-    """Returns the first supported method of a loaded checkpoint; None if there is none."""
+    """Returns the first supported method of a loaded checkpoint; None without one."""
     by_task = {ANSWER: "answer", GROUND: "ground"}
     if loaded.task is not None and loaded.task.name in by_task:
         return by_task[loaded.task.name]

@@ -30,11 +30,13 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
@@ -282,7 +284,9 @@ def _lists(args: argparse.Namespace) -> list[Input]:
     paths = {flag: getattr(args, name, None) for flag, name in flags.items()}
     for flag, path in paths.items():
         if path is not None and not path.is_file():
-            raise InputError(f"{flag} {path}: no such file; give a text file of one value a line")
+            raise InputError(
+                f"{flag} {path}: no such file; give a text file with one value per line"
+            )
     return [file_input(flag, path) for flag, path in paths.items() if path is not None]
 
 
@@ -300,7 +304,11 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
         for line in absent_lines(absent):
             print_status(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
     done = "finished before" if state is State.FINISHED else "done"
+    if counts := reject_counts(args.output):
+        parts.append(format_rejects(counts))
     print(f"{done}: {', '.join(parts)}: {args.output}")
+    if counts:
+        print_status(f"to list the rejects: train-vl show {args.output} --rejects")
     return 0
 
 

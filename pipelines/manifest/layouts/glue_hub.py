@@ -28,7 +28,7 @@ SPLITS = {  # as in the names of the hub's files -> of the published files
 
 @dataclass(frozen=True, kw_only=True)
 class HubTask:
-    """Holds a task's folder on the hub and its columns. ``classes`` are those of its labels in the
+    """Holds a task's folder on the hub and its columns. ``classes`` name its labels in the
     order of their numbers; empty: a score.
     """
 

@@ -138,7 +138,7 @@ def _turn(turn: Any) -> tuple[str, str] | None:
 def read_label(value: Any, names: Sequence[str], column: str) -> str | Drop:
     """Returns the name of a cell's class, "" if it is empty.
 
-    ``names`` are those of a numbered class of Parquet, of which -1 is empty. ``1.0`` is ``1``. The
+    ``names`` belong to a numbered class of Parquet, where -1 is empty. ``1.0`` is ``1``. The
     spellings of true, false and the classes of entailment become ``True``, ``entailment``, ...
     """
     if names and isinstance(value, int) and not isinstance(value, bool):

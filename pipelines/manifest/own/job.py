@@ -321,7 +321,7 @@ class Run:
 
 
 def read_image_file(job: OwnJob, name: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of an image that the file names, or why there is none."""
+    """Returns the row of an image that the file names, or the reason for having none."""
     if job.image_root is None:
         return Drop(Reason.MISSING_IMAGE, "the row has no bytes, and there is no --image-root")
     if name.startswith(WEB):

@@ -80,7 +80,7 @@ def list_labels(
 ) -> tuple[tuple[str, ...] | None, str]:
     """Returns the list of labels, None for captions, and a line about it. Raises InputError.
 
-    Labels are those of ``path``, else those of a numbered class of Parquet, else those of the file:
+    Labels come from ``path``, else from a numbered class of Parquet, else from the file:
     answers in the order of their first occurrence, classes in a fixed order.
     """
     kind = job.example_kind

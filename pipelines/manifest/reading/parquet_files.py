@@ -1,4 +1,4 @@
-"""Reads the rows of Parquet files: one, or those of a folder as the hub has them."""
+"""Reads the rows of Parquet files: one file, or a folder as on the hub."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def parquet_parts(path: Path) -> tuple[Path, ...]:
 
 
 def parquet_names(root: Path, parts: Sequence[Path]) -> list[str]:
-    """Returns the columns of Parquet files. Those of a folder also have a column ``split``, the one
+    """Returns the columns of Parquet files. Files of a folder also have a column ``split``, the one
     in the name of each file, unless the files have it.
 
     Raises InputError for files with different columns.

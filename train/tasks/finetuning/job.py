@@ -247,7 +247,7 @@ def open_task(
     if speaks:
         _say_what_is_not_read(recipe, inputs)
     row = TASKS[recipe.task]
-    # The head is new: its classes are those of the examples, or of a given list.
+    # The head is new: its classes come from the examples, or of a given list.
     keeps_labels = row.keeps_labels and inputs.labels is None
     labelled_by = init if init is None or keeps_labels else dataclasses.replace(init, task=None)
     task = row.make(recipe, inputs.examples, inputs.labels, labelled_by)

@@ -55,7 +55,7 @@ def select_ranking(
             "ranking; train a model with such an objective"
         )
     if loaded.feeding is not None and loaded.feeding.kind not in ("regions", "pixels"):
-        raise InputError(f"{who} was last trained on {loaded.feeding.kind} only; train it on pairs")
+        raise InputError(f"{who} last trained on {loaded.feeding.kind} only; train it on pairs")
     if first_stage is not None and rerank is None:
         raise InputError(
             "--first-stage selects candidates to rank again; give their number with --rerank K"

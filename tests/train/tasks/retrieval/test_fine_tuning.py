@@ -138,7 +138,7 @@ def test_what_would_be_wrong_in_silence_is_refused(tmp_path: Path) -> None:
     inputs, out = world(tmp_path), tmp_path / "out"
     vilbert, imagebert = "retrieval-vilbert-small", "retrieval-imagebert-small"
     without = dataclasses.replace(inputs, negatives=None)
-    with pytest.raises(InputError, match=r"--negatives is missing: captions of the nearest"):
+    with pytest.raises(InputError, match=r"--negatives is missing: the captions of the nearest"):
         finetune(tiny(vilbert), without, out)
     with pytest.raises(InputError, match=r"rank_by=score: .* train only the other head"):
         finetune(tiny(imagebert, "model.rank_by=score"), inputs, out)

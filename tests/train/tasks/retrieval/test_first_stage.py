@@ -121,7 +121,7 @@ def test_what_a_first_stage_lacks_is_named_in_one_line(
     own = str(place.folder / "checkpoint")
     for tables, more, message in [
         (("regions",), ("--first-stage", "words"), "give their number with --rerank K"),
-        (("regions",), ("--rerank", "2"), "or select with another model or with words (--first-st"),
+        (("regions",), ("--rerank", "2"), "or select with another model or with words"),
         (("regions",), ("--rerank", "2", "--first-stage", "words"), "--class-names is missing"),
         (("regions",), ("--class-names", classes), "--class-names is only for --first-stage words"),
         (("regions",), ("--rerank", "2", "--first-stage", dual), "--images is missing: --first-s"),

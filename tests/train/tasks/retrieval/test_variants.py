@@ -243,7 +243,7 @@ def test_models_of_texts_alone_and_of_more_than_regions_are_refused(
 ) -> None:
     place.write(tiny_model("vlmo", VOCABULARY), "vlmo", Feeding(kind="text"))
     assert place.run() == 2
-    assert "last trained on text alone" in capsys.readouterr().err
+    assert "last trained on text only" in capsys.readouterr().err
     for name in ("vilbert", "vilbert-tasks"):
         place.write(tiny_model(name, VOCABULARY, num_tasks=2), RANKED[name].variant, None)
         assert place.run() == 2
