@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.weights import select_weights
-from vlmill.models import PRESETS
 from vlmill.models.config_checks import nearest
+from vlmill.models.registry import EXPERT_STARTS, PRESETS, STARTS
 from vlmill.runtime.files.atomic import WHOLE
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
@@ -22,8 +22,6 @@ SHARD = re.compile(r"-\d+-of-\d+\.")
 CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
-# The sources of new models: the names of `vlmill.inference.convert.conversion.STARTS`.
-STARTS = ("beit", "bert", "vit")
 # VLMo's feed-forward parts that start from --family beit or vit.
 EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 
@@ -83,8 +81,10 @@ def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
 def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
     if experts is None:
         return
-    if args.preset is None or args.family not in ("beit", "vit"):
-        raise InputError(f"{EXPERTS_FIELD}={experts}: only with --family beit or vit, and --as")
+    if args.preset is None or args.family not in EXPERT_STARTS:
+        raise InputError(
+            f"{EXPERTS_FIELD}={experts}: only with --family {' or '.join(EXPERT_STARTS)}, and --as"
+        )
     if experts not in EXPERTS:
         raise InputError(f"{EXPERTS_FIELD}={experts}: expected {' or '.join(EXPERTS)}")
 

@@ -4,15 +4,15 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.inference.convert.arguments import check_arguments
-from vlmill.models.registry import FAMILY_NAMES, PRESETS
+from vlmill.models.registry import FAMILY_NAMES, PRESETS, STARTS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.weights.names import path_or_name
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
-# The published families, and a network that only starts one of ours.
-SOURCES = tuple(sorted((*FAMILY_NAMES, "vit")))
+# The published families, and networks that only start one of ours.
+SOURCES = tuple(sorted({*FAMILY_NAMES, *STARTS}))
 
 CONVERT_HELP = """\
 Convert a published checkpoint to vlmill's format or back, or start a model from BERT, BEiT or ViT.

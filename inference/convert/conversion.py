@@ -210,7 +210,7 @@ class Start(NamedTuple):
     initialise: Callable[..., dict[str, Origin]]
 
 
-# The sources of new models; `arguments` has the names.
+# The sources of new models; the rows of `vlmill.models` have the names.
 STARTS: dict[str, Start] = {
     "beit": Start(BEIT.prepare, PATCHES, BEIT.ignored, initialise_from_beit),
     "bert": Start(BERT.prepare, WORDS, BERT.ignored, initialise_from_bert),

@@ -19,6 +19,7 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import Pixels, decode
 from vlmill.extract.images.resize import network_input
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.runtime.processes import process_context
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected
@@ -228,7 +229,7 @@ def step_parts(
             sampler=Endless(visits),
             batch_size=None,
             num_workers=settings.workers,
-            multiprocessing_context="forkserver",
+            multiprocessing_context=process_context(__name__),
             collate_fn=as_it_is,
         )
     for number, loaded_images in enumerate(loaded_parts, start=done * settings.accumulation + 1):

@@ -17,7 +17,7 @@ from tests.models.bert_files import tiny, write
 
 from vlmill.inference.convert import command
 from vlmill.inference.convert.conversion import STARTS
-from vlmill.models import VARIANTS, preset
+from vlmill.models import VARIANTS, preset, registry
 from vlmill.models.published import FAMILIES, export_reference, load_reference
 from vlmill.models.registry import FAMILY_NAMES
 from vlmill.runtime.settings.plain_fields import override, to_yaml
@@ -49,6 +49,7 @@ SIZES_OF_VIT = [
 
 def test_every_family_can_be_asked_for() -> None:
     assert list(FAMILY_NAMES) == sorted(FAMILIES)
+    assert set(registry.STARTS) == set(STARTS) >= set(registry.EXPERT_STARTS)
     assert set(command.SOURCES) == {*FAMILIES, *STARTS}
 
 

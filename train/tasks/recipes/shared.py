@@ -1,4 +1,4 @@
-"""Holds what the recipes of several papers' tasks share: trials on a CPU, stages and needs."""
+"""Holds the shared parts of the papers' tasks: recipes for trials on a CPU, stages and inputs."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
