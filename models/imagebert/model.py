@@ -101,7 +101,7 @@ class ImageBert(nn.Module):
             parts.append(self._embed_globals(global_features, offset))
         if config.visual_sep_id is not None:
             sep = tables.norm(tables.word.weight[config.visual_sep_id] + offset)
-            parts.append(tables.dropout(sep.expand(len(features), 1, -1)))
+            parts.append(tables.dropout(sep.expand(features.shape[0], 1, -1)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _embed_globals(
