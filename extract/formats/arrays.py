@@ -87,8 +87,10 @@ def read_array(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_MEMBER + 1)
+    except FileNotFoundError:
+        raise BadRecord(f"its file {path.parent.name}/{path.name} is missing") from None
     except OSError as error:
-        raise BadRecord(f"it cannot be read: {error}") from None
+        raise BadRecord(f"it cannot be read: {error.strerror}") from None
     if len(data) > MAX_MEMBER:
         raise BadRecord(f"it is larger than {MAX_MEMBER} bytes", Reason.TOO_LARGE)
     return parse_array(data)
