@@ -123,7 +123,12 @@ def add_export(command: argparse.ArgumentParser) -> None:
             help=f"names of the detector's {name}, one a line, for formats that have names (oscar);"
             " by default those that the regions carry",
         )
-    command.add_argument("--fresh", action="store_true", help="replace an earlier export")
+    command.add_argument(
+        "--fresh",
+        action="store_true",
+        help="replace an earlier export, and delete an unfinished one; without it the same command "
+        "continues an export that was killed",
+    )
 
 
 def command_import(arguments: argparse.Namespace) -> int:
