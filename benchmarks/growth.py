@@ -1,10 +1,10 @@
 """Growth of web_pairs with the number of archives: what each step costs, and what 90,000 would.
 
 Every archive has one page and one image. For each step and each number of archives: CPU seconds,
-files opened for reading, bytes read and written, and the peak memory of this process, which does all the work
-itself: images are examined here and not in a process, and files are on a memory disk. ``exponent``
-is that of a power of the number of archives, between the smallest and the largest of them.
-``opens_an_archive`` of the table for 90,000 is computed from the numbers of units and of spools.
+files opened for reading, bytes read and written, and the peak memory of this process, which does
+all the work itself: images are examined here and not in a process, and files are on a memory disk.
+``exponent`` is that of a power of the number of archives, between the smallest and the largest of
+them. ``opens_an_archive`` of the table for 90,000 is computed from the numbers of units and spools.
 
     python benchmarks/growth.py --full
 """
