@@ -60,7 +60,7 @@ class DecodedPairs:
         ``body`` is the image file, if it is available, for the scorer.
         """
         image = pair.image
-        if (why := self._excluded.why_looks(image)) is not None:
+        if (why := self._excluded.hash_reject_reason(image)) is not None:
             self._counts.dropped(DECODE, image.url, Drop(Reason.EXCLUDED, why))
             return
         if self._scorer is not None:

@@ -92,11 +92,11 @@ def join_urls(job: Job, unit: Unit) -> Result:
         spool(job.joins / f"{unit.name}.excluded.spool") as excluded,
     ):
         for _, stream in read_slices(paths, unit.slices):
-            join_slice(noting_excluded(stream, kept_out, excluded), matches)
+            join_slice(record_excluded(stream, kept_out, excluded), matches)
     return Result()
 
 
-def noting_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
+def record_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
     """Passes rows on, and records the ids of images under excluded URLs.
 
     The same images may have other URLs, too.
@@ -183,7 +183,7 @@ def join_pages(
             order = int.from_bytes(key[rows.PLACE + 1 : rows.PLACE + 3], "big")
             outcomes.setdefault(order, []).append(rows.fact(value).outcome)
         if page is None:
-            assert not outcomes, "a match without its page"
+            assert not outcomes, "a match without a page"
             continue
         yield JoinedPage(page=page, images=select_images(outcomes, most_repeats))
 
@@ -239,7 +239,7 @@ class Chooser:
                 self._drop(f"{joined.page.url} {key}", choice)
                 continue
             archived = joined.images[choice.order]
-            assert isinstance(archived, ArchivedImage), "a choice without its image"
+            assert isinstance(archived, ArchivedImage), "a choice without an image"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
             texts = self._in_language(choice, joined.page.language)

@@ -6,6 +6,7 @@ If a user sets a field that is not read, the run differs from the user's expecta
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from vlmill.models.registry import get_variant
 from vlmill.train.settings.spec import RunSettings
 from vlmill.train.settings.tasks import TaskRecipe
 
@@ -121,9 +122,16 @@ def _with_answer(recipe: TaskRecipe) -> str | None:
     return None if "qa2r" in subtasks else f"subtasks={list(subtasks)}"
 
 
-def _margin(recipe: TaskRecipe) -> str | None:
-    if recipe.settings.negatives == "batch":
+def _contrast(recipe: TaskRecipe) -> str | None:
+    """Returns why settings of losses have no effect: a dual encoder has only its contrast."""
+    if recipe.settings.negatives == "batch" and get_variant(recipe.variant).contrasts:
         return "negatives=batch"
+    return None
+
+
+def _margin(recipe: TaskRecipe) -> str | None:
+    if contrast := _contrast(recipe):
+        return contrast
     losses = recipe.settings.losses
     return None if "triplet" in losses else f"losses={list(losses)}"
 
@@ -133,7 +141,7 @@ def _of_settings(reason: Reason) -> Callable[[TaskRecipe], str | None]:
 
 
 def _of_evaluation(recipe: TaskRecipe) -> str | None:
-    return "it is of evaluations alone (evaluate --scores)"
+    return "it is for evaluations only (evaluate --scores)"
 
 
 # Of tasks' settings.
@@ -149,7 +157,7 @@ OF_TASKS: dict[tuple[str, str], Callable[[TaskRecipe], str | None]] = {
     ("glue", "scores"): _of_evaluation,
     ("retrieval", "margin"): _margin,
     ("retrieval", "nearest"): _of_settings(_unless(negatives="alignment")),
-    ("retrieval", "losses"): _of_settings(_unused(negatives="batch")),
+    ("retrieval", "losses"): _contrast,
     ("retrieval", "num_candidates"): _of_settings(_unused(negatives="batch")),
     ("retrieval", "same_picture_negatives"): _of_settings(_unless(negatives="batch")),
 }

@@ -111,16 +111,19 @@ class DualEncoder(RetrievalTask):
         return numbers | {"loss": loss, "contrast": loss}
 
 
+def require_pairs(batch_size: int) -> None:
+    """Raises InputError for steps of a single pair, whose negatives are the step's other pairs."""
+    if batch_size < 2:
+        raise InputError(
+            f"stages.0.batch_size={batch_size}: a single pair has no negative; set it to at least 2"
+        )
+
+
 def dual_encoder(recipe: TaskRecipe) -> DualEncoder:
     """Returns the task of a recipe. Raises InputError for steps of a single pair, and a model
     without the contrast's head.
     """
-    stage = recipe.stages[0]
-    if stage.batch_size < 2:
-        raise InputError(
-            f"stages.0.batch_size={stage.batch_size}: a pair alone has no negative; set it to at "
-            "least 2"
-        )
+    require_pairs(recipe.stages[0].batch_size)
     if not recipe.model.contrast:
         raise InputError("model.contrast=false: retrieval learns that head; set it to true")
     return DualEncoder(settings=recipe.settings)

@@ -3,14 +3,13 @@
 from argparse import Namespace
 from typing import Any
 
-from vlmill.train.tasks.retrieval.recipes import RECIPES
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe
 from vlmill.train.tasks.rows import TaskRow
 
 
 def make(*run: Any) -> Any:
     """Returns the task of a recipe; imports torch."""
-    from vlmill.train.tasks.retrieval.task import retrieval
+    from vlmill.train.tasks.retrieval.choice import retrieval
 
     return retrieval(*run)
 
@@ -26,7 +25,6 @@ ROW = TaskRow(
     name="retrieval",
     examples="pairs",
     recipe=RetrievalRecipe,
-    recipes=RECIPES,
     make=make,
     negatives="neighbours",
     evaluate=evaluate,

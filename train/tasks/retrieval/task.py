@@ -15,7 +15,6 @@ and the third without margin and difference: misprints.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,7 @@ from torch import Tensor, nn
 
 from vlmill.models.registry import get_variant
 from vlmill.models.rows import get_part
-from vlmill.schemas.errors import InputError, with_article
-from vlmill.train.checkpoints.files import LoadedCheckpoint
+from vlmill.schemas.errors import InputError
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.batch import LABEL, Batch, HostBatch
 from vlmill.train.loading.order import Visit
@@ -39,9 +37,7 @@ from vlmill.train.loading.stage_batches import Rows
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.visited_pairs import StagePairs
-from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.retrieval.base import NAME, RetrievalTask
-from vlmill.train.tasks.retrieval.dual import dual_encoder
 from vlmill.train.tasks.retrieval.held_out import (
     measure_recalls,
     one_row_each,
@@ -49,7 +45,7 @@ from vlmill.train.tasks.retrieval.held_out import (
 )
 from vlmill.train.tasks.retrieval.settings import MARGIN, RetrievalSettings
 from vlmill.train.tasks.scores import require_finite
-from vlmill.train.tasks.task import LearntTask, Prediction, SampleSource
+from vlmill.train.tasks.task import Prediction, SampleSource
 
 
 def candidate_losses(
@@ -199,9 +195,9 @@ class CandidateRetrieval(RetrievalTask):
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (
-            "captions of the nearest images are negatives; give what `python -m "
-            "vlmill.pipelines.nearest_images` writes, or set settings.nearest=false for captions "
-            "of any"
+            "the captions of the nearest images are the negatives; give the output of "
+            "`python -m vlmill.pipelines.nearest_images`, or set settings.nearest=false for "
+            "captions of any image"
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
@@ -273,34 +269,3 @@ class CandidateRetrieval(RetrievalTask):
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
         """Returns recalls in both directions, and the accuracy of ViLBERT's choice among four."""
         return measure_recalls(*scores_of_candidates(table, predicted), alignment=True)
-
-
-def retrieval(
-    recipe: TaskRecipe, examples: str, labels: Path | None, init: LoadedCheckpoint | None
-) -> LearntTask:
-    """Returns the task of a recipe. Raises InputError for settings that its model does not use."""
-    if labels is not None:
-        raise InputError(f"--labels {labels}: retrieval tells no labels apart; leave it out")
-    settings: RetrievalSettings = recipe.settings
-    contrasts = get_variant(recipe.variant).contrasts
-    if contrasts != (settings.negatives == "batch"):
-        use = "batch" if contrasts else "alignment, texts, images or both"
-        raise InputError(
-            f"settings.negatives={settings.negatives}: {with_article(recipe.variant)} is "
-            f"fine-tuned with {use}"
-        )
-    if contrasts:
-        return dual_encoder(recipe)
-    rank_by: str | None = getattr(recipe.model, "rank_by", None)  # of ImageBERT's two heads
-    trained = {"match" if loss == "binary" else "score" for loss in settings.losses}
-    if rank_by is not None and rank_by not in trained:
-        raise InputError(
-            f"model.rank_by={rank_by}: settings.losses={list(settings.losses)} train the other "
-            "head alone; set model.rank_by to it"
-        )
-    return CandidateRetrieval(
-        settings=settings,
-        variant=recipe.variant,
-        losses=settings.losses,
-        ranks_by=-1 if rank_by == "score" else 0,
-    )

@@ -1,0 +1,255 @@
+"""The models of this benchmark and how they are trained: sizes and steps for two cores.
+
+Texts start from MiniLM: 384 wide, 6 layers, BERT's vocabulary. Regions are new. Pretraining has
+the objectives of each paper; retrieval is fine-tuned with all pairs of a step as negatives.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlmill.models.imagebert.config import ImageBertConfig, ImageBertRetrievalConfig
+from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
+from vlmill.models.vilbert.config import VilbertConfig, VilbertTasksConfig
+from vlmill.models.vlbert.config import VlBertConfig
+from vlmill.models.vlmo.config import VlmoConfig, retrieval
+from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
+from vlmill.train.settings.spec import Recipe, Stage, TrainingStage
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.recipes.shared import task_recipe
+from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings
+
+MODELS = ("vilbert", "interbert", "imagebert", "vl-bert", "vlmo")
+WIDTH, NUM_REGIONS, NUM_TOKENS = 384, 20, 24
+CLASSES = 1001  # ImageNet's, after the background
+# MiniLM's sizes, and the parts that are the same in every region model.
+TEXT: dict[str, Any] = {
+    "width": WIDTH,
+    "num_heads": 12,
+    "intermediate_width": 4 * WIDTH,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
+    "init_std": 0.05,  # of new weights; 0.02 is made for a width of 768
+    "num_region_classes": CLASSES,
+}
+RUN: dict[str, Any] = {
+    "standardise_features": True,
+    "keep_checkpoints": 1,
+    "save_every": 200,
+    "log_every": 10,
+    "workers": 0,
+    "trackers": (),
+}
+
+
+def make_feeding(**changes: Any) -> Feeding:
+    """Returns the feeding of region models; box 0 of an image is the full image already."""
+    fields: dict[str, Any] = {"max_tokens": NUM_TOKENS, "max_regions": NUM_REGIONS}
+    return Feeding(**(fields | changes))
+
+
+def vilbert(**changes: Any) -> VilbertConfig:
+    """Returns ViLBERT with one co-attention layer, before MiniLM's last layer; the layers below it
+    are frozen.
+    """
+    visual: dict[str, Any] = {
+        "visual_width": WIDTH,
+        "visual_num_layers": 1,
+        "visual_num_heads": 6,
+        "visual_intermediate_width": 2 * WIDTH,
+        "visual_dropout": 0.0,
+        "visual_attention_dropout": 0.0,
+        "co_width": WIDTH,
+        "co_num_heads": 6,
+        "text_co_layers": (5,),
+        "visual_co_layers": (0,),
+        "head_dropout": 0.0,
+        "frozen_text_layers": 5,
+    }
+    return VilbertConfig(**(TEXT | {"num_layers": 6} | visual | changes))
+
+
+def interbert(**changes: Any) -> InterBertConfig:
+    """Returns InterBERT: MiniLM's first layers interact, the others extract from the text."""
+    fields: dict[str, Any] = {
+        "num_interaction_layers": 2,
+        "num_text_layers": 2,
+        "num_visual_layers": 1,
+        "visual_num_heads": 6,
+        "visual_intermediate_width": 2 * WIDTH,
+        "visual_dropout": 0.0,
+        "visual_attention_dropout": 0.0,
+        "pooled_width": WIDTH,
+        "head_dropout": 0.0,
+    }
+    return InterBertConfig(**(TEXT | fields | changes))
+
+
+def imagebert(**changes: Any) -> ImageBertConfig:
+    """Returns ImageBERT on MiniLM's first four layers, with a pooler under the matching layer."""
+    return ImageBertConfig(**(TEXT | {"num_layers": 4, "itm_pooler": True} | changes))
+
+
+def vl_bert(**changes: Any) -> VlBertConfig:
+    """Returns VL-BERT on MiniLM's first four layers, with a head for matching (not published)."""
+    fields: dict[str, Any] = {
+        "num_layers": 4,
+        "num_wavelengths": 32,
+        "visual_scale_text": 0.3,
+        "visual_scale_region": 0.3,
+        "text_only": False,
+        "pooler": True,
+        "matching": True,
+    }
+    return VlBertConfig(**(TEXT | fields | changes))
+
+
+def vlmo(**changes: Any) -> VlmoConfig:
+    """Returns VLMo from pixels, with random weights: no published image network of its kind is in
+    the package index.
+    """
+    fields: dict[str, Any] = {
+        "width": 192,
+        "num_layers": 6,
+        "num_heads": 6,
+        "intermediate_width": 768,
+        "first_vl_layer": 5,
+        "image_size": 112,
+        "max_text_tokens": NUM_TOKENS,
+        "relative_text_span": NUM_TOKENS,
+        "layer_scale": None,
+        "drop_path": 0.0,
+        "init_std": 0.05,
+    }
+    return VlmoConfig(**(fields | changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Says how long and how fast a part of a run trains."""
+
+    steps: int
+    batch_size: int
+    lr: float
+    heads: tuple[str, ...] = ()  # parts whose rate is a fifth: MiniLM's own
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Returns the optimiser."""
+        return Optimizer(lr=self.lr, heads=self.heads, head_rate=0.2 if self.heads else 1.0)
+
+
+CONFIGS = {
+    "vilbert": vilbert,
+    "interbert": interbert,
+    "imagebert": imagebert,
+    "vl-bert": vl_bert,
+    "vlmo": vlmo,
+}
+VLMO_FEEDING = Feeding(
+    kind="pixels", max_tokens=NUM_TOKENS, image_size=112, crop=(0.6, 1.0), augment=False, flip=0.5
+)
+# Of each paper, but predicted in matching pairs alone, and without hard negatives.
+OBJECTIVES = {
+    "vilbert": Objectives(mlm=1.0, moc=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
+    "interbert": Objectives(mlm=1.0, moc=1.0, mrfr=0.0, itm=1.0),
+    "imagebert": Objectives(),
+    "vl-bert": Objectives(mlm=1.0, moc=0.0, mrce=0.0, mrkl=1.0, mrfr=0.0, itm=1.0),
+    "vlmo": Objectives(mlm=1.0, moc=0.0, mrfr=0.0, itm=1.0, itc=1.0),
+}
+GROUPS = Masking(
+    words=0.1, regions=0.1, region_to_zero=1.0, word_rule="segments", region_rule="groups"
+)
+MASKING = {"interbert": GROUPS, "vl-bert": Masking(word_rule="words")}
+TARGETS = {"vilbert": "distribution", "vl-bert": "distribution"}
+PRETRAINING = {
+    "vilbert": Training(steps=400, batch_size=32, lr=2e-4),
+    "interbert": Training(steps=300, batch_size=32, lr=2e-4),
+    "imagebert": Training(steps=300, batch_size=32, lr=2e-4),
+    "vl-bert": Training(steps=300, batch_size=32, lr=2e-4),
+    "vlmo": Training(steps=600, batch_size=64, lr=5e-4),
+}
+
+
+def pretraining(model: str, *, seed: int = 0, config: Any = None, **stage: Any) -> Recipe:
+    """Returns a model's pretraining; ``stage`` are changes to its stage."""
+    training, feeding = PRETRAINING[model], make_feeding()
+    feeding = replace(feeding, region_targets=TARGETS.get(model, "class"))
+    fields: dict[str, Any] = {
+        "name": "pairs",
+        "steps": training.steps,
+        "batch_size": training.batch_size,
+        "feeding": VLMO_FEEDING if model == "vlmo" else feeding,
+        "objectives": OBJECTIVES[model],
+        "masking": MASKING.get(model, Masking()),
+        "hard_negative_share": 0.0,
+        "optimizer": training.optimizer,
+    }
+    return Recipe(
+        name=f"real-{model}",
+        variant=model,
+        model=CONFIGS[model]() if config is None else config,
+        stages=(Stage(**(fields | stage)),),
+        about=f"{model} on real photographs",
+        seed=seed,
+        **(RUN | ({"standardise_features": False} if model == "vlmo" else {})),
+    )
+
+
+TASK_VARIANTS = {
+    "vilbert": "vilbert-tasks",
+    "interbert": "interbert-tasks",
+    "imagebert": "imagebert-retrieval",
+    "vl-bert": "vl-bert",
+    "vlmo": "vlmo",
+}
+RETRIEVAL = {
+    "vilbert": Training(steps=2_000, batch_size=64, lr=5e-4, heads=("text_layers",)),
+    "interbert": Training(steps=1_200, batch_size=12, lr=3e-4),
+    "imagebert": Training(steps=1_000, batch_size=12, lr=3e-4),
+    "vl-bert": Training(steps=1_000, batch_size=12, lr=3e-4),
+    "vlmo": Training(steps=600, batch_size=64, lr=5e-4),
+}
+
+
+def task_config(model: str, **changes: Any) -> Any:
+    """Returns the model that ranks, with changes to its trunk."""
+    config = CONFIGS[model](**changes)
+    if model == "vilbert":
+        return VilbertTasksConfig(trunk=config, dropout=0.0)
+    if model == "interbert":
+        return InterBertTasksConfig(trunk=config, dropout=0.0)
+    if model == "imagebert":
+        return ImageBertRetrievalConfig(trunk=config, rank_by="score")
+    return retrieval(config) if model == "vlmo" else config
+
+
+def fine_tuning(
+    model: str,
+    *,
+    seed: int = 0,
+    config: Any = None,
+    settings: RetrievalSettings | None = None,
+    **stage: Any,
+) -> TaskRecipe:
+    """Returns a model's fine-tuning for retrieval; ``stage`` are changes to its stage."""
+    training = RETRIEVAL[model]
+    fields: dict[str, Any] = {
+        "name": "retrieval",
+        "steps": training.steps,
+        "batch_size": training.batch_size,
+        "feeding": VLMO_FEEDING if model == "vlmo" else make_feeding(),
+        "optimizer": training.optimizer,
+    }
+    return task_recipe(
+        RetrievalRecipe,
+        f"real-retrieval-{model}",
+        TASK_VARIANTS[model],
+        task_config(model) if config is None else config,
+        ("bert", model, TASK_VARIANTS[model]),
+        TrainingStage(**(fields | stage)),
+        f"Retrieval with {model} on real photographs",
+        "",
+        settings=settings or RetrievalSettings(negatives="batch"),
+        seed=seed,
+        **(RUN | ({"standardise_features": False} if model == "vlmo" else {})),
+    )

@@ -1,0 +1,197 @@
+"""Trains a run of several parts, tests it, and keeps its figures as lines of a file."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from real.tables import Tables, Test
+from vlmill.models.registry import get_variant
+from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.settings.plain_fields import to_plain
+from vlmill.train.checkpoints.files import CheckpointRecord, load_checkpoint, save_checkpoint
+from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.run.inputs import Inputs
+from vlmill.train.run.job import pretrain
+from vlmill.train.settings.spec import Recipe
+from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
+from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
+from vlmill.train.tasks.retrieval.job import RetrievalOptions
+
+Line = dict[str, Any]
+RECALLS = tuple(f"{way}_retrieval/r{k}" for way in ("text", "image") for k in (1, 5, 10))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A pretraining or a fine-tuning that starts from the part before, or from MiniLM.
+
+    ``co_attention`` switches ViLBERT's co-attention on or off in the checkpoint that it starts
+    from; None: as it is there.
+    """
+
+    recipe: Recipe | TaskRecipe
+    hard_negatives: bool = False
+    co_attention: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Parts that follow each other, and where the tables are. ``name`` as in ``vilbert/base``.
+
+    ``from_text`` starts from MiniLM, else from random weights. ``small`` runs are tested on the
+    small test alone, unless the tests are named.
+    """
+
+    name: str
+    seed: int
+    parts: tuple[Part, ...]
+    tables: Tables
+    from_text: bool = True
+    small: bool = False
+
+    @property
+    def label(self) -> str:
+        """Returns the name with the seed."""
+        return f"{self.name}/seed-{self.seed}"
+
+    def settings(self, count: int | None = None) -> Line:
+        """Returns what decides the figures of the first ``count`` parts, or of all."""
+        parts = [vars(part) | {"recipe": to_plain(part.recipe)} for part in self.parts[:count]]
+        told = {"parts": parts, "from_text": self.from_text, "data": self.tables.digest()}
+        plain: Line = json.loads(json.dumps(told))
+        return plain
+
+    def folder(self, count: int) -> Path:
+        """Returns the folder of a part, which all runs with the same parts before it share."""
+        message = json.dumps(self.settings(count), sort_keys=True).encode()
+        digest = hashlib.sha256(message).hexdigest()[:10]
+        return self.tables.output / "runs" / f"{self.parts[count - 1].recipe.name}-{digest}"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Returns the folder of the last part."""
+        return self.folder(len(self.parts))
+
+
+def train(run: Run) -> Line:
+    """Trains the parts that are missing; returns the CPU minutes of each that ran in one piece."""
+    minutes: list[float | None] = []
+    for count, part in enumerate(run.parts, 1):
+        folder = run.folder(count)
+        kept = folder.parent / f"{folder.name}.json"
+        if (folder / MANIFEST).exists():
+            minutes.append(json.loads(kept.read_text()) if kept.exists() else None)
+            continue
+        continued, clock = bool(saved_steps(folder)), time.process_time()
+        train_part(run, part, folder, run.folder(count - 1) if count > 1 else None)
+        spent = round((time.process_time() - clock) / 60, 2)
+        minutes.append(None if continued else spent)
+        kept.write_text(json.dumps(minutes[-1]))
+    return {"cpu_minutes": minutes}
+
+
+def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
+    """Trains one part; what it prints goes to ``log.txt`` beside its folder."""
+    start = before or (run.tables.bert if run.from_text else None)
+    if before is not None and part.co_attention is not None:
+        start = folder.parent / f"{folder.name}-start"
+        switch_co_attention(before, start, on=part.co_attention)
+    recipe, feeding = part.recipe, part.recipe.stages[0].feeding
+    tables: dict[str, Any] = {
+        "regions": str(run.tables.regions) if feeding.reads_regions else None,
+        "images": str(run.tables.pairs) if feeding.reads_images else None,
+        "init": None if start is None else str(start),
+    }
+    if recipe.variant == "vlmo" and before is None:
+        tables |= {"init": None, "vocab": str(run.tables.bert / "vocab.txt")}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.parent / f"{folder.name}.log"
+    with log.open("a", encoding="utf-8") as text, redirect_stdout(text), redirect_stderr(text):
+        if isinstance(recipe, Recipe):
+            negatives = str(run.tables.negatives) if part.hard_negatives else None
+            pairs = Inputs(pairs=str(run.tables.pairs), negatives=negatives, **tables)
+            pretrain(recipe, pairs, folder)
+        else:
+            finetune(recipe, TaskInputs(examples=str(run.tables.pairs), **tables), folder)
+
+
+def switch_co_attention(before: Path, folder: Path, *, on: bool) -> None:
+    """Writes a ViLBERT's checkpoint again, with its co-attention on or off."""
+    if folder.exists():
+        return
+    loaded = load_checkpoint(before)
+    variant = get_variant(loaded.variant)
+    body = replace(variant.get_body(loaded.config), co_attention=on)
+    model = variant.build(variant.with_body(loaded.config, body))
+    model.load_state_dict(loaded.model.state_dict())
+    names = [field.name for field in fields(CheckpointRecord)]
+    save_checkpoint(
+        folder, model, CheckpointRecord(**{name: getattr(loaded, name) for name in names})
+    )
+
+
+def test_run(run: Run, test: Test) -> dict[str, float]:
+    """Returns the recalls of a trained run, in 0..1."""
+    kind = run.parts[-1].recipe.stages[0].feeding
+    metrics = evaluate_retrieval(
+        RetrievalOptions(
+            checkpoint=run.checkpoint,
+            pairs=str(test.pairs),
+            regions=str(test.regions) if kind.reads_regions else None,
+            images=str(test.pairs) if kind.reads_images else None,
+            output=run.checkpoint.parent / f"{run.checkpoint.name}-{test.name}",
+        )
+    )
+    return {name: metrics[name] for name in RECALLS}
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Returns the lines of a file of results; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def find_line(lines: Sequence[Line], key: Line) -> Line | None:
+    """Returns the first line with these values."""
+    return next((line for line in lines if all(line.get(n) == v for n, v in key.items())), None)
+
+
+def add_line(path: Path, line: Line) -> None:
+    """Appends a line to a file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def run_all(jobs: Sequence[tuple[Run, Sequence[Test]]], path: Path) -> Iterator[Line]:
+    """Yields the line of each run on each of its tests: known ones, or new ones, which ``path``
+    gets.
+    """
+    for run, tests in jobs:
+        for test in tests:
+            key = make_key(run, test)
+            line = find_line(read_lines(path), key)
+            if line is None:
+                trained = train(run)
+                line = key | {"metrics": test_run(run, test)} | trained | {"device": "cpu"}
+                add_line(path, line)
+            yield line
+
+
+def make_key(run: Run, test: Test) -> Line:
+    """Returns what identifies the line of a run on a test."""
+    test_key = {"name": test.name, "digest": test.digest}
+    return {"name": run.label, "test": test_key, "settings": run.settings()}
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    """Returns the same run with another seed in all of its parts."""
+    parts = tuple(replace(part, recipe=replace(part.recipe, seed=seed)) for part in run.parts)
+    return replace(run, seed=seed, parts=parts)
