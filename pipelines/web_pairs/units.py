@@ -47,8 +47,8 @@ UNIT_BYTES = 4 << 20
 PART_BYTES, MAX_PARTS = 8 << 20, 4_096
 
 # Many spools are merged: in two levels, so many of them at a time. The spools of the second level
-# have a range of the slices each, so that no unit reads too much.
-FAN_IN, LEVELS = 64, 2
+# have one of so many ranges of the slices each, so that no unit reads too much.
+FAN_IN, LEVELS, MERGE_RANGES = 64, 2, 32
 GATHERED = 4  # ranges: beyond, the undecoded pairs are gathered before archives read them
 
 FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has created
@@ -282,9 +282,14 @@ def count_merged(number: int) -> list[int]:
     return counts
 
 
+def count_ranges(level: int) -> int:
+    """Returns the number of ranges of slices of a level of merged spools."""
+    return 1 if level == 1 else MERGE_RANGES
+
+
 def cut_slices(slices: int, level: int) -> list[range]:
     """Returns the ranges of slices that the spools of a level are cut into, some perhaps empty."""
-    number = FAN_IN ** (level - 1)
+    number = count_ranges(level)
     edges = [slices * i // number for i in range(number + 1)]
     return [range(edges[n], edges[n + 1]) for n in range(number)]
 
@@ -303,7 +308,7 @@ def merge_units(what: str, kinds: Sequence[str], level: int, job: Job) -> list[U
             slices=range(part, part + 1),
         )
         for group in range(groups)
-        for part in range(FAN_IN ** (level - 1))
+        for part in range(count_ranges(level))
     ]
 
 
