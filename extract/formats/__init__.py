@@ -1,8 +1,8 @@
 """Reads feature files of other projects into rows of regions, and writes them from rows.
 
 Each format has a file with ``read(path, context)``, which yields functions that read one record
-each, and ``write(rows, files, plan)``, which writes the remaining rows of an export. A reader raises
-InputError for a file of another layout; a single invalid record is an
+each, and ``write(rows, files, plan)``, which writes the remaining rows of an export. A reader
+raises InputError for a file of another layout; a single invalid record is an
 :class:`~vlmill.extract.formats.records.InvalidRecord`. Nothing here executes the content of a file.
 
 Reading order: ``names`` (the formats), ``command``, ``records`` (the fields of a record),
