@@ -28,8 +28,8 @@ SPLITS = {  # as in the names of the hub's files -> of the published files
 
 @dataclass(frozen=True, kw_only=True)
 class HubTask:
-    """Holds a task's folder on the hub and its columns. ``classes`` are those of its labels in the
-    order of their numbers; empty: a score.
+    """Holds a task's folder on the hub and its columns. ``classes`` are its labels in the order
+    of their numbers; empty: a score.
     """
 
     folder: str

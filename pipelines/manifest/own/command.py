@@ -202,7 +202,7 @@ def named_columns(args: argparse.Namespace) -> Columns:
 
 
 def open_table(args: argparse.Namespace, columns: Columns) -> TableFile:
-    """Returns the file as the flags and its content describe it, and prints what was detected."""
+    """Returns the file as the flags and its content describe it, and prints the detected properties."""
     flags = {"format": args.format, "header": not args.no_header, "sheet": args.sheet}
     encoding = "utf-8" if args.encoding is None else args.encoding
     table = table_file(args.input, delimiter=args.delimiter, encoding=encoding, **flags)

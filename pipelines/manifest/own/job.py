@@ -136,8 +136,8 @@ class OwnJob:
 class JudgedRow:
     """Holds a row that is written if its images are valid.
 
-    ``first`` are those of its images that no earlier row has named, ``images`` the contents of
-    its images that the file has.
+    ``first`` are its images that no earlier row has named, ``images`` the contents of its images
+    that the file has.
     """
 
     row: dict[str, Any]
@@ -181,7 +181,7 @@ class Ledger:
         )
 
     def _other_image(self, example: Example, keys: Sequence[bytes]) -> Drop | None:
-        """Returns why a row is dropped one of whose images came earlier with other bytes."""
+        """Returns a Drop if an image of the row came earlier with other bytes, else None."""
         for name, key in zip(example.image_ids, keys, strict=True):
             earlier = self.images.get(key)
             if earlier is not None and earlier != _mark(example, name):
@@ -351,7 +351,7 @@ class Run:
 
 
 def read_image_file(job: OwnJob, name: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of an image that the file names, or why there is none."""
+    """Returns the row of an image that the file names, or a Drop."""
     if job.image_root is None:
         return Drop(Reason.MISSING_IMAGE, "the row has no bytes, and there is no --image-root")
     if name.startswith(WEB):

@@ -1,4 +1,4 @@
-"""Reads the rows of Parquet files: one, or those of a folder as the hub has them."""
+"""Reads the rows of a Parquet file, or of a folder of Parquet files as the hub has them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -40,8 +40,8 @@ def parquet_parts(path: Path) -> tuple[Path, ...]:
 
 
 def parquet_names(root: Path, parts: Sequence[Path]) -> list[str]:
-    """Returns the columns of Parquet files. Those of a folder also have a column ``split``, the one
-    in the name of each file, unless the files have it.
+    """Returns the columns of Parquet files. A folder also has the column ``split``, with the split
+    in the name of each file, unless the files have that column.
 
     Raises InputError for files with different columns.
     """
