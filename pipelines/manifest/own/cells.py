@@ -43,7 +43,7 @@ def read_text(value: Any, column: str) -> str | Drop:
         return ""
     if not isinstance(value, str | int | float):
         kind = type(value).__name__
-        return Drop(Reason.BAD_RECORD, f"{column!a:.80} is {kind}, want text or a number")
+        return Drop(Reason.BAD_RECORD, f"{column!a:.80} is {kind}, expected text or a number")
     text = clean_text(value) if isinstance(value, str) else str(value)
     if len(text) > MAX_TEXT:
         return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {MAX_TEXT}")
@@ -51,8 +51,8 @@ def read_text(value: Any, column: str) -> str | Drop:
 
 
 def read_list(value: Any, separator: str | None = None) -> list[Any]:
-    """Returns the items of a cell: a list, a list written as a text, or a text with ``separator``
-    between the items. Any other value is one item; an empty cell has none.
+    """Returns the items of a cell: of a list, of a list written as a text, or of a text with
+    ``separator`` between the items. Any other value is one item; an empty cell has none.
 
     An object of lists, as the hub stores a list of objects, has the items of its text's list. An
     object of scores (LXMERT's ``{"yes": 1, "no": 0.3}``) has each name as often as its score says.
@@ -144,7 +144,7 @@ def _turn(turn: Any) -> tuple[str, str] | None:
 def read_label(value: Any, names: Sequence[str], column: str) -> str | Drop:
     """Returns the name of a cell's class, "" if it is empty.
 
-    ``names`` are the classes of a numbered label of Parquet, where -1 is empty. ``1.0`` is ``1``. The
+    ``names`` belong to a numbered class of Parquet, where -1 is empty. ``1.0`` is ``1``. The
     spellings of true, false and the classes of entailment become ``True``, ``entailment``, ...
     """
     if names and isinstance(value, int) and not isinstance(value, bool):

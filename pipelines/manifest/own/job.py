@@ -136,8 +136,8 @@ class OwnJob:
 class JudgedRow:
     """Holds a row that is written if its images are valid.
 
-    ``first`` are its images that no earlier row has named, ``images`` the contents of its images
-    that the file has.
+    ``first`` are those of its images that no earlier row has named, ``images`` the contents of
+    its images that the file has.
     """
 
     row: dict[str, Any]
@@ -181,7 +181,7 @@ class Ledger:
         )
 
     def _other_image(self, example: Example, keys: Sequence[bytes]) -> Drop | None:
-        """Returns a Drop if an image of the row came earlier with other bytes, else None."""
+        """Returns why a row is dropped one of whose images came earlier with other bytes."""
         for name, key in zip(example.image_ids, keys, strict=True):
             earlier = self.images.get(key)
             if earlier is not None and earlier != _mark(example, name):
@@ -192,7 +192,7 @@ class Ledger:
         key, content = _key(example_id), bytes.fromhex(example.content)
         value = zlib.crc32(example.value.encode("utf-8", "surrogatepass")) if example.value else 0
         if self.contents.get(key, content) != content:
-            return Drop(Reason.ID_CONFLICT, f"{example_id} came earlier with another content")
+            return Drop(Reason.ID_CONFLICT, f"{example_id} has different content in an earlier row")
         if content in self.values:
             if self.values[content] == value:
                 return Drop(Reason.DUPLICATE, "the same content of the same image came earlier")
@@ -351,7 +351,7 @@ class Run:
 
 
 def read_image_file(job: OwnJob, name: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of an image that the file names, or a Drop."""
+    """Returns the row of an image that the file names, or the reason for having none."""
     if job.image_root is None:
         return Drop(Reason.MISSING_IMAGE, "the row has no bytes, and there is no --image-root")
     if name.startswith(WEB):

@@ -315,7 +315,7 @@ def _labels(
         flags = {name: read_flag(c) for name, c in zip(columns.label, cells, strict=True)}
         for (name, flag), cell in zip(flags.items(), cells, strict=True):
             if flag is None:
-                return Drop(Reason.LABEL_UNKNOWN, f"{name}: {cell!a:.80}, want 0 or 1")
+                return Drop(Reason.LABEL_UNKNOWN, f"{name}: {cell!a:.80}, expected 0 or 1")
         return tuple(name for name, flag in flags.items() if flag)
     labels: dict[str, None] = {}
     for column, cell in zip(columns.label, cells, strict=True):
@@ -368,7 +368,7 @@ def choose_kind(columns: Columns) -> Kind:
         )
     for use in ("text", "question", "answer", "statement", "label"):
         if getattr(columns, use) and use not in fitting:
-            raise InputError(f"--{use}-column does not go with --{fitting[0]}-column; leave it out")
+            raise InputError(f"--{use}-column does not go with --{fitting[0]}-column; remove it")
     for use in ("question", "statement"):
         if len(getattr(columns, use)) > 1:
             raise InputError(f"--{use}-column: a row has one; leave out the others")

@@ -87,7 +87,7 @@ def list_labels(
 ) -> tuple[tuple[str, ...] | None, str]:
     """Returns the list of labels, None for captions, and a line about it. Raises InputError.
 
-    Labels come from ``path``, else from the metadata of Parquet, else from the file's rows:
+    Labels come from ``path``, else from a numbered class of Parquet, else from the file:
     answers in the order of their first occurrence, classes in a fixed order.
     """
     kind = job.example_kind
@@ -169,7 +169,7 @@ def find_remarks(job: OwnJob, scan: Scan) -> list[str]:
 
 
 def complete_columns(table: TableFile, columns: Columns, column_indices: Sequence[int]) -> Columns:
-    """Returns the columns with the facts about their labels in the file's first rows and metadata.
+    """Returns the columns with what the file's first rows and metadata show of their labels.
 
     Raises InputError for several label columns of numbers that are not 0 and 1.
     """

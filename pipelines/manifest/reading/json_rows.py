@@ -93,7 +93,7 @@ def json_columns(path: Path, format: str = "jsonl") -> list[str]:
                 if isinstance(value, dict):
                     nested |= dict.fromkeys(f"{key}.{inner}" for inner in value)
     if not names:
-        rows = "its first lines are no JSON objects, one a line"
+        rows = "its first lines are no JSON objects, one per line"
         if format == "json":
             rows = "its list has no objects"
         raise InputError(f"--input {path}: {rows}")

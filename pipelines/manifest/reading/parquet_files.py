@@ -1,4 +1,4 @@
-"""Reads the rows of a Parquet file, or of a folder of Parquet files as the hub has them."""
+"""Reads the rows of Parquet files: one file, or a folder as on the hub."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def open_parquet(path: Path) -> Any:
         return pq.ParquetFile(readable(path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
+        raise InputError(f"--input {path} is not a readable Parquet file: {reason}") from None
 
 
 def parquet_parts(path: Path) -> tuple[Path, ...]:
@@ -40,8 +40,8 @@ def parquet_parts(path: Path) -> tuple[Path, ...]:
 
 
 def parquet_names(root: Path, parts: Sequence[Path]) -> list[str]:
-    """Returns the columns of Parquet files. A folder also has the column ``split``, with the split
-    in the name of each file, unless the files have that column.
+    """Returns the columns of Parquet files. Files of a folder also have a column ``split``, the one
+    in the name of each file, unless the files have it.
 
     Raises InputError for files with different columns.
     """
@@ -105,7 +105,8 @@ def check_types(path: Path, column_indices: Sequence[int]) -> None:
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not _is_text(inner) and not pa.types.is_integer(inner):
             raise InputError(
-                f"--input {path}: the column {schema.names[index]} is {kind}; want text or whole "
+                f"--input {path}: the column {schema.names[index]} is {kind}; expected "
+                "text or whole "
                 "numbers, one a row"
             )
 

@@ -106,10 +106,12 @@ def table_file(
             f"--input {path} is an Excel workbook; leave out --delimiter and --encoding"
         )
     if format != "xlsx" and sheet is not None:
-        raise InputError(f"--sheet {sheet}: --input {path} is no Excel workbook; leave it out")
+        raise InputError(f"--sheet {sheet}: --input {path} is no Excel workbook; remove it")
     delimiter = delimiter or ("\t" if format == "tsv" else ",")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InputError(f"--delimiter {delimiter!r}: want one character, no quote or line break")
+        raise InputError(
+            f"--delimiter {delimiter!r}: expected one character, no quote or line break"
+        )
     check_encoding(encoding, delimiter)
     return TableFile(
         path=path,
@@ -147,8 +149,8 @@ def check_encoding(encoding: str, delimiter: str) -> None:
         fits = False
     if not fits and encoding.lower().replace("_", "-") != "utf-16":
         raise InputError(
-            f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
-            "are; convert the file with iconv"
+            f"--encoding {encoding}: unknown, or not a superset of ASCII (such as "
+            "utf-8, cp1252 and gb18030); convert the file with iconv"
         )
 
 
@@ -174,7 +176,7 @@ def column_names(table: TableFile) -> list[str]:
         raise InputError(f"--input {table.path}: {what} is empty")
     fields = first[1]
     if isinstance(fields, Drop):
-        raise InputError(f"--input {table.path}: its first line is no row ({fields.detail})")
+        raise InputError(f"--input {table.path}: its first line is not a row ({fields.detail})")
     if not table.header:
         return [str(number) for number in range(1, len(fields) + 1)]
     return ["" if field is None else str(field).strip() for field in fields]
@@ -221,7 +223,9 @@ def _texts_only(values: Sequence[Any], names: Sequence[str]) -> Fields | Drop:
     for value in values:
         if value is not None and type(value) not in (str, int):
             kind = type(value).__name__
-            return Drop(Reason.BAD_RECORD, f"{value!a:.80} is {kind}, want text or a whole number")
+            return Drop(
+                Reason.BAD_RECORD, f"{value!a:.80} is {kind}, expected text or a whole number"
+            )
     return [None if value is None else str(value) for value in values]
 
 

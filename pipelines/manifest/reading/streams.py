@@ -54,7 +54,7 @@ class _Text:
         char = self.peek()
         if not char or char not in choices:
             what = repr(char) if char else "the end of the file"
-            raise self.broken(f"{what} where one of {choices} must stand")
+            raise self.broken(f"{what} where one of {choices} was expected")
         self.at += 1
         return char
 
@@ -120,7 +120,7 @@ class JsonLists:
                     raise self._other_layout("a list")
                 yield from self._checked(_elements(text), "")
                 if text.peek():
-                    raise text.broken("something stands behind the list")
+                    raise text.broken("text follows the end of the list")
                 return
             yield from self._member(text, member)
 
@@ -199,9 +199,8 @@ class JsonLists:
 
     def _other_layout(self, layout: str) -> InputError:
         return InputError(
-            f"{self.source.display_name} is of another layout: it has not {layout}; is it another "
-            "version "
-            "of the file?"
+            f"{self.source.display_name} has another layout: {layout} is missing; is it "
+            "another version of the file?"
         )
 
 
