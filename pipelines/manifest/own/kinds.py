@@ -137,7 +137,7 @@ class RowReader:
         return examples
 
     def count(self, values: Sequence[Any]) -> int | None:
-        """Returns the number of examples of a row, None if only :meth:`read` can tell."""
+        """Returns the number of examples of a row, None if only :meth:`read` finds it."""
         if self.kind.number is not None or len(self.columns.text) != 1:
             return None
         return 1 if is_plain(values[self.columns.spans["text"].start]) else None
