@@ -155,7 +155,7 @@ class Ledger:
     images: dict[bytes, int] = field(default_factory=dict)  # image -> hash of its bytes, or 0
 
     def judge(self, job: OwnJob, example: Example, given_id: str | None = None) -> JudgedRow | Drop:
-        """Returns the result of an example, given all rows before it."""
+        """Returns the row of an example, or why it is dropped, given all earlier rows."""
         kind = job.example_kind
         numbers = {} if kind.number is None else kind.number(example, job.numbers)
         if isinstance(numbers, Drop):
