@@ -68,7 +68,7 @@ def export_graph(graph: Graph, folder: Path) -> None:
         for name, axes in graph.axes.items()
     }
     weights = sum(p.nbytes for p in graph.module.parameters())
-    # The strides of the plain computation hold in the graph; those of fused kernels do not.
+    # A graph has the strides of the plain computation; fused kernels have other strides.
     plain = sdpa_kernel(SDPBackend.MATH)
     with warnings.catch_warnings(), redirect_stdout(StringIO()), plain:
         warnings.simplefilter("ignore")  # the exporter's, about its own parts

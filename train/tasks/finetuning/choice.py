@@ -18,7 +18,7 @@ from vlmill.schemas.tables import TABLES
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.registry import TASKS
 
-SIZES = ("width", "num_layers", "num_heads", "intermediate_width")  # that tell networks apart
+SIZES = ("width", "num_layers", "num_heads", "intermediate_width")  # by which networks differ
 EPOCHS, FEWEST_STEPS = 20, 100  # of recipes that count in steps
 VALIDATIONS = 5  # in a run whose recipe has none
 ROWS_OF_ANSWER = 2000  # rows for each question that an answer needs
@@ -43,7 +43,7 @@ def find_task(examples: str) -> str:
         known = ", ".join(sorted({row.examples for row in TASKS.values()}))
         raise InputError(
             f"--examples {examples}: expected a table that `manifest` wrote ({known}); give one, "
-            "or the TASK to see what is wrong with it"
+            "or the TASK, whose error names the fault"
         )
     if len(names) > 1:
         raise InputError(
@@ -78,8 +78,8 @@ def has_gpu() -> bool:
 def choose_recipe(
     task: str, variant: str, sizes: Mapping[str, Any], inputs: Collection[str]
 ) -> TaskRecipe:
-    """Returns the task's recipe for a checkpoint: one that starts from ``variant``, reads what the
-    flags ``inputs`` give, and has the sizes nearest to ``sizes`` (the checkpoint's model).
+    """Returns the task's recipe for a checkpoint: one that starts from ``variant``, reads only the
+    given tables (``inputs``: their flags), and has the sizes nearest to ``sizes`` (the checkpoint's model).
 
     Raises InputError if no recipe starts from the variant.
     """
@@ -132,7 +132,7 @@ def _collect_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Describes what a recipe is fitted to: the rows of ``--examples``, the flags that are given,
+    """Describes the data of a recipe: the rows of ``--examples``, the flags that are given,
     and whether a GPU is available.
     """
 
