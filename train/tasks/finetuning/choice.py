@@ -79,7 +79,8 @@ def choose_recipe(
     task: str, variant: str, sizes: Mapping[str, Any], inputs: Collection[str]
 ) -> TaskRecipe:
     """Returns the task's recipe for a checkpoint: one that starts from ``variant``, reads only the
-    given tables (``inputs``: their flags), and has the sizes nearest to ``sizes`` (the checkpoint's model).
+    given tables (``inputs``: their flags), and has the sizes nearest to ``sizes`` (the checkpoint's
+    model).
 
     Raises InputError if no recipe starts from the variant.
     """
