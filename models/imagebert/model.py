@@ -152,7 +152,7 @@ class ImageBert(nn.Module):
             )
         text = self.text_embedding(tokens, TEXT_SEGMENT)
         num_regions = region_mask.shape[1]
-        added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
+        added = region_mask.new_ones(regions.shape[0], regions.shape[1] - num_regions)
         mask = torch.cat([token_mask, region_mask, added], dim=1)
         real_positions = None
         if real is not None:

@@ -268,7 +268,7 @@ class VlBertBody(nn.Module):
             return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
         if not regions.shape[1]:
             region_mask = region_mask.new_zeros(region_mask.shape[0], 1)
-            regions = regions.new_zeros(len(regions), 1, regions.shape[2])
+            regions = regions.new_zeros(regions.shape[0], 1, regions.shape[2])
         image_vectors = regions[:, :1]
         if self.text_only_vector is None:
             return image_vectors
@@ -300,7 +300,7 @@ class VlBertBody(nn.Module):
         )
         if segments is None:
             segments = torch.zeros_like(ranks)
-        visual = segments.new_full((len(segments), region_mask.shape[1] + 1), VISUAL_SEGMENT)
+        visual = segments.new_full((segments.shape[0], region_mask.shape[1] + 1), VISUAL_SEGMENT)
         located: Tensor = positions + self.text_embedding.segment(torch.cat([segments, visual], 1))
         return located
 
