@@ -107,7 +107,7 @@ def examining(rules: WebPairRules, _: Any, *, headers: bool = False) -> Iterator
 def write_small_archives(folder: Path, number: int) -> list[Archive]:
     """Writes so many archives: a page with its image each, and two hosts for nine pages."""
     folder.mkdir()
-    web = Web(pages=number, page_bytes=3_000, pages_per_site=9, images=True)
+    web = Web(pages=number, page_bytes=6_000, pages_per_site=9, images=True)
     archives = []
     for page in range(number):
         path = folder / f"{page:06d}.warc.gz"

@@ -46,7 +46,7 @@ def gather_units(job: Job) -> list[Unit]:
 
 
 def gather(job: Job, unit: Unit) -> Result:
-    """Merges the undecoded pairs of a range of archives, each of which then reads one spool."""
+    """Merges the undecoded pairs of a range of archives; an archive then reads one spool."""
     paths = job.join_spools("settle", "undecoded")
     with spool(job.joins / f"{unit.name}.undecoded.spool") as writer:
         for slice_, rows in read_slices(paths, unit.slices):

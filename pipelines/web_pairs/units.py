@@ -46,8 +46,8 @@ UNIT_BYTES = 4 << 20
 # many archives all workers have work, and smaller parts would only be more files.
 PART_BYTES, MAX_PARTS = 8 << 20, 4_096
 
-# Many spools are merged: in two levels, so many of them at a time. The spools of the second level
-# have one of so many ranges of the slices each, so that no unit reads too much.
+# More than FAN_IN spools are merged, FAN_IN at a time, in two levels. A spool of the second level
+# has one of MERGE_RANGES ranges of the slices, so that no unit reads too much.
 FAN_IN, LEVELS, MERGE_RANGES = 64, 2, 32
 GATHERED = 4  # ranges: beyond, the undecoded pairs are gathered before archives read them
 
