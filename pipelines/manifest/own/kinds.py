@@ -62,7 +62,7 @@ class Columns:
         return [(f"--{use}-column", name) for use in self.USES for name in getattr(self, use)]
 
     def settings(self) -> dict[str, Any]:
-        """Returns the columns by use for the record of settings: one as its name."""
+        """Returns the columns by use for the recorded settings: a name, or a list of several."""
         names = {use: list(getattr(self, use)) for use in self.USES if getattr(self, use)}
         return {use: values[0] if len(values) == 1 else values for use, values in names.items()}
 
