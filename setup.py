@@ -32,7 +32,7 @@ REQUIRES = [
 HTTP = ["certifi>=2025.1", "idna>=3.7", "pycares>=5.2", "pycurl>=7.49"]
 LEARNING = ["scikit-learn>=1.6"]
 VISION = ["torchvision>=0.23"]
-EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "lmdb>=1.6"]
+EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "lmdb>=1.6", "pybase64>=1.4"]
 TRAIN = [*VISION, *HTTP, "matplotlib>=3.9", "scipy>=1.14", "tensorboard>=2.18"]
 MINING = [
     *HTTP,

@@ -159,7 +159,7 @@ def seeds_of(text: str) -> list[int]:
     """Seeds between commas. Raises InputError for others than different ones from 0 up."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise InputError(f"--seeds {text}: want different numbers from 0 up, as in 0,1,2")
+        raise InputError(f"--seeds {text}: expected different numbers from 0 up, as in 0,1,2")
     return [int(part) for part in parts]
 
 

@@ -28,7 +28,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 from real.arms import all_runs
 from real.baseline import measure_baseline
-from real.runs import RECALLS, Line, Run, add_line, find_line, read_lines, run_all
+from real.runs import (
+    RECALLS,
+    Line,
+    Run,
+    add_line,
+    find_line,
+    make_key,
+    read_lines,
+    run_all,
+)
 from real.tables import ALL, FIRST, SMALL, Tables, Test
 from shell import result_line
 
@@ -44,29 +53,34 @@ def run(arguments: Sequence[str]) -> int:
     """Writes the tables, trains and tests what is missing, and prints the figures."""
     args = parser().parse_args(arguments)
     tables = Tables(data=args.data, output=args.output, test=args.test, jobs=args.jobs)
-    tests = [t for t in (*tables.tests(), *tables.other_tests()) if is_chosen(t, args.tests)]
+    every = [*tables.tests(), *tables.other_tests()]
     runs = all_runs(tables)
     names = [BASELINE, *dict.fromkeys(run.name for run in runs)]
     if unknown := [name for name in args.runs or () if name not in names]:
         raise InputError(f"--runs {unknown[0]}: there are {', '.join(names)}")
     runs = [one for one in runs if args.runs is None or one.name in args.runs]
     has_baseline = args.runs is None or BASELINE in args.runs
+    jobs = [(one, [t for t in every if is_chosen(t, args.tests, small=one.small)]) for one in runs]
+    tests = [test for test in every if is_chosen(test, args.tests)] if has_baseline else []
     if args.list:
-        list_runs(runs, tests, args.results, has_baseline=has_baseline)
+        list_figures(tables, tests, jobs, args.results)
         return 0
     tables.write()
     if any(part.hard_negatives for one in runs for part in one.parts):
         tables.write_negatives()
-    baseline = baseline_lines(tables, tests, args.results) if has_baseline else iter(())
-    for line in (*baseline, *run_all(runs, tests, args.results)):
+    for line in (*baseline_lines(tables, tests, args.results), *run_all(jobs, args.results)):
         print_recalls(line)
     return 0
 
 
-def is_chosen(test: Test, names: Sequence[str] | None) -> bool:
-    """Returns whether a test is asked for; all captions only by name."""
+def is_chosen(test: Test, names: Sequence[str] | None, *, small: bool = False) -> bool:
+    """Returns whether a test is asked for: those named, else the small one, and the images' first
+    captions except for ``small`` runs. Another folder counts as its own small test.
+    """
     plain = test.name.removeprefix("other-")
-    return plain != ALL if names is None else plain in names
+    if names is not None:
+        return plain in names
+    return plain == SMALL or (plain == FIRST and (not small or plain != test.name))
 
 
 def baseline_lines(tables: Tables, tests: Sequence[Test], path: Path) -> Iterator[Line]:
@@ -89,19 +103,19 @@ def baseline_key(tables: Tables, test: Test) -> Line:
     return {"name": BASELINE, "test": test_key, "settings": {"data": tables.digest()}}
 
 
-def list_runs(
-    runs: Sequence[Run], tests: Sequence[Test], path: Path, *, has_baseline: bool
+def list_figures(
+    tables: Tables,
+    tests: Sequence[Test],
+    jobs: Sequence[tuple[Run, Sequence[Test]]],
+    path: Path,
 ) -> None:
     """Prints which figures are known and which are missing."""
+    keys = [baseline_key(tables, test) for test in tests]
+    keys += [make_key(run, test) for run, tests in jobs for test in tests]
     lines = read_lines(path)
-    names = [BASELINE] if has_baseline else []
-    for name in [*names, *(one.label for one in runs)]:
-        settings = next((one.settings() for one in runs if one.label == name), None)
-        for test in tests:
-            key: Line = {"name": name, "test": {"name": test.name, "digest": test.digest}}
-            key |= {} if settings is None else {"settings": settings}
-            state = "missing" if find_line(lines, key) is None else "finished"
-            print(f"{state:9} {name} {test.name}")
+    for key in keys:
+        state = "missing" if find_line(lines, key) is None else "finished"
+        print(f"{state:9} {key['name']} {key['test']['name']}")
 
 
 def print_recalls(line: Line) -> None:

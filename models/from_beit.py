@@ -86,7 +86,7 @@ def initialise_from_patches(
             table,
         )
     if not table.loaded:
-        raise CheckpointMismatch(f"nothing in the checkpoint is {family}'s", table)
+        raise CheckpointMismatch(f"the checkpoint has no tensor of {family}", table)
     return loaded_origins(model, links, table)
 
 
@@ -113,9 +113,8 @@ def _refuse_other_networks(
                 "layer_scale=0.1 (the values are the checkpoint's)"
             )
         raise ValueError(
-            f"{published_name} has no place in VLMo: the checkpoint is of another network than "
-            "BEiT or "
-            "ViT; start from one without it"
+            f"{published_name} does not exist in VLMo: the checkpoint is of a network "
+            "other than BEiT or ViT; start from a BEiT or ViT checkpoint"
         )
 
 

@@ -80,7 +80,7 @@ def initialise_from_bert(
             table,
         )
     if not table.loaded:
-        raise CheckpointMismatch("nothing in the checkpoint is BERT's", table)
+        raise CheckpointMismatch("the checkpoint has no tensor of BERT", table)
     return loaded_origins(model, links, table)
 
 

@@ -84,9 +84,9 @@ def with_class_position(positions: Tensor, registers: int, side: int) -> Float[T
         layouts = "a class token and a square of patches, or the square alone"
         if registers:
             layouts += f", or a class token, {registers} registers and the square"
-        which = ", of which several fit; give an image_size that has the patches of one"
+        which = "; several of these fit: give an image_size that matches only one"
         raise ValueError(
-            f"{POSITIONS} has {shape[1]} positions, expected those of {layouts}"
+            f"{POSITIONS} has {shape[1]} positions, expected the number for {layouts}"
             + (which if chosen else "")
         )
     first = chosen[0]

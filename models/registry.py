@@ -30,6 +30,9 @@ PRESETS: dict[str, Callable[..., Any]] = {
     name: make for paper in PAPERS for name, make in paper.presets.items()
 }
 FAMILY_NAMES: tuple[str, ...] = tuple(sorted(n for paper in PAPERS for n in paper.families))
+# The networks that new models start from, and those with a part for several experts.
+STARTS: tuple[str, ...] = tuple(sorted(n for paper in PAPERS for n in paper.starts))
+EXPERT_STARTS: tuple[str, ...] = tuple(n for paper in PAPERS for n in paper.expert_starts)
 
 
 def get_variant(name: str | None) -> Variant:

@@ -52,6 +52,8 @@ class Variant:
     # outer model computes the regions' features, or has a task's heads, or both. Empty: itself.
     body: str = ""
     makes_features: bool = False  # whether the outer model computes the regions' features
+    # Of the regions that its published checkpoints read: the most likely class, or all classes.
+    class_probs: Literal["argmax", "full"] = "argmax"
     # Scoring: the head that scores a pair of text and image, and the method that applies it to the
     # body's pooled vector.
     match_head: str = "match_head"
@@ -103,6 +105,10 @@ class Paper:
     variants: tuple[Variant, ...]
     presets: Mapping[str, Callable[..., Any]]
     families: tuple[str, ...] = ()
+    # The networks that new models start from. The feed-forward parts of ``expert_starts`` can be
+    # copied to several experts.
+    starts: tuple[str, ...] = ()
+    expert_starts: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:

@@ -91,9 +91,10 @@ examples:
   train-vl pretrain --config mine.yaml --pairs demo/pairs --regions demo/regions --output runs/mine
 """
 NOTES = (
-    "In `model`, sizes of vocabulary and region features give way to the data's, and so does",
-    "the number of classes where the data have more.",
-    "train_splits, validation_splits: [] is by the splits' names (docs/training.md).",
+    "In `model`, the sizes of the vocabulary and of the region features are replaced by "
+    "the data's, and so is",
+    "the number of classes if the data have more.",
+    "train_splits, validation_splits: [] chooses by the names of the splits (docs/training.md).",
 )
 
 
@@ -210,7 +211,8 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="pairs without their image: error, or skip and list them in `rejects` (default: skip)",
+        help="what to do with pairs without their image: end with an error, or skip "
+        "them and list them in `rejects` (default: skip)",
     )
     parser.add_argument("--negatives", metavar="TABLE", help="table of the pairs' hard negatives")
     parser.add_argument(

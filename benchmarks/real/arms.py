@@ -8,10 +8,11 @@ from real.recipes import (
     fine_tuning,
     make_feeding,
     pretraining,
+    task_config,
 )
 from real.runs import Part, Run, with_seed
 from real.tables import Tables
-from vlmill.train.settings.parts import Masking
+from vlmill.train.settings.parts import Masking, Optimizer
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 
 BASE = "base"
@@ -26,8 +27,28 @@ def base(tables: Tables, model: str) -> Run:
 
 
 def retrieval_parts(model: str, **changes: Any) -> tuple[Part, ...]:
-    """Returns the fine-tuning of a model."""
-    return (Part(recipe=fine_tuning(model, **changes)),)
+    """Returns the fine-tuning of a model. ViLBERT's co-attention is off: all pairs of a step then
+    cost no more than its texts and images.
+    """
+    if model != "vilbert":
+        return (Part(recipe=fine_tuning(model, **changes)),)
+    alone = task_config(model, co_attention=False)
+    return (Part(recipe=fine_tuning(model, config=alone, **changes), co_attention=False),)
+
+
+def vilbert_runs(tables: Tables) -> list[Run]:
+    """Returns how ViLBERT does without pretraining, in fewer steps and with co-attention."""
+    short = retrieval_parts("vilbert", steps=400)
+    joined = Part(
+        recipe=fine_tuning("vilbert", steps=600, batch_size=16, optimizer=Optimizer(lr=1e-4)),
+        co_attention=True,
+    )
+    run = Run(name="", seed=0, parts=(), tables=tables, small=True)
+    return [
+        replace(run, name="vilbert/without-pretraining-400-steps", parts=short),
+        replace(run, name="vilbert/without-pretraining", parts=retrieval_parts("vilbert")),
+        replace(run, name="vilbert/co-attention", parts=(*base(tables, "vilbert").parts, joined)),
+    ]
 
 
 def ablations(tables: Tables) -> list[Run]:
@@ -36,7 +57,7 @@ def ablations(tables: Tables) -> list[Run]:
     first, *rest = run.parts
 
     def changed(name: str, *parts: Part) -> Run:
-        return replace(run, name=f"{model}/{name}", parts=parts)
+        return replace(run, name=f"{model}/{name}", parts=parts, small=True)
 
     return [
         changed("without-pretraining", *rest),
@@ -70,5 +91,5 @@ def all_runs(tables: Tables) -> list[Run]:
     """Returns all runs, the five models first."""
     models = [base(tables, model) for model in MODELS]
     ablated = base(tables, ABLATED)
-    seeds = [with_seed(ablated, seed) for seed in SEEDS[1:]]
-    return [*models, *seeds, *ablations(tables)]
+    seeds = [replace(with_seed(ablated, seed), small=True) for seed in SEEDS[1:]]
+    return [*models, *vilbert_runs(tables), *seeds, *ablations(tables)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from vlmill.schemas.errors import InputError
 
 CAPTIONS = "captions.tsv"
-IMAGES = "images"
+IMAGES, TASKS = "images", "tasks"
 FLICKR8K = "flickr8k/"
 SUFFIXES = (".jpg", ".png")
 BASELINE_TRAIN, BASELINE_TEST = 1500, 400  # as tools/real_baseline.py samples them
@@ -36,17 +36,16 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def find_images(folder: Path) -> list[tuple[str, Path]]:
-    """Returns (image_id, path) of all images of the folder, captioned ones first."""
-    found = []
-    for root in (folder / IMAGES, folder / "tasks"):
-        for path in sorted(root.rglob("*")):
-            if path.suffix in SUFFIXES:
-                base = root if root.name == IMAGES else folder
-                found.append((path.relative_to(base).as_posix(), path))
-    if not found:
-        raise InputError(f"--data {folder}: no images below {IMAGES}/")
-    return found
+def find_images(folder: Path, root: str = IMAGES) -> list[tuple[str, Path]]:
+    """Returns (image_id, path) of the images below ``images/`` or ``tasks/``, by their names.
+
+    Raises InputError for none.
+    """
+    base = folder / root if root == IMAGES else folder
+    paths = sorted(path for path in (folder / root).rglob("*") if path.suffix in SUFFIXES)
+    if not paths:
+        raise InputError(f"--data {folder}: no images below {root}/")
+    return [(path.relative_to(base).as_posix(), path) for path in paths]
 
 
 def flickr8k_captions(folder: Path) -> dict[tuple[str, str], list[str]]:

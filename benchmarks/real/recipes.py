@@ -130,7 +130,12 @@ class Training:
     steps: int
     batch_size: int
     lr: float
-    bert_rate: float = 1.0
+    heads: tuple[str, ...] = ()  # parts whose rate is a fifth: MiniLM's own
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Returns the optimiser."""
+        return Optimizer(lr=self.lr, heads=self.heads, head_rate=0.2 if self.heads else 1.0)
 
 
 CONFIGS = {
@@ -177,7 +182,7 @@ def pretraining(model: str, *, seed: int = 0, config: Any = None, **stage: Any) 
         "objectives": OBJECTIVES[model],
         "masking": MASKING.get(model, Masking()),
         "hard_negative_share": 0.0,
-        "optimizer": Optimizer(lr=training.lr, bert_rate=training.bert_rate),
+        "optimizer": training.optimizer,
     }
     return Recipe(
         name=f"real-{model}",
@@ -198,10 +203,10 @@ TASK_VARIANTS = {
     "vlmo": "vlmo",
 }
 RETRIEVAL = {
-    "vilbert": Training(steps=800, batch_size=64, lr=5e-4),
-    "interbert": Training(steps=800, batch_size=12, lr=3e-4),
-    "imagebert": Training(steps=800, batch_size=12, lr=3e-4),
-    "vl-bert": Training(steps=800, batch_size=12, lr=3e-4),
+    "vilbert": Training(steps=2_000, batch_size=64, lr=5e-4, heads=("text_layers",)),
+    "interbert": Training(steps=1_200, batch_size=12, lr=3e-4),
+    "imagebert": Training(steps=1_000, batch_size=12, lr=3e-4),
+    "vl-bert": Training(steps=1_000, batch_size=12, lr=3e-4),
     "vlmo": Training(steps=600, batch_size=64, lr=5e-4),
 }
 
@@ -233,7 +238,7 @@ def fine_tuning(
         "steps": training.steps,
         "batch_size": training.batch_size,
         "feeding": VLMO_FEEDING if model == "vlmo" else make_feeding(),
-        "optimizer": Optimizer(lr=training.lr),
+        "optimizer": training.optimizer,
     }
     return task_recipe(
         RetrievalRecipe,

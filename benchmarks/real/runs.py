@@ -5,13 +5,15 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from real.tables import Tables, Test
+from vlmill.models.registry import get_variant
 from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.settings.plain_fields import to_plain
+from vlmill.train.checkpoints.files import CheckpointRecord, load_checkpoint, save_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
@@ -27,17 +29,23 @@ RECALLS = tuple(f"{way}_retrieval/r{k}" for way in ("text", "image") for k in (1
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A pretraining or a fine-tuning that starts from the part before, or from MiniLM."""
+    """A pretraining or a fine-tuning that starts from the part before, or from MiniLM.
+
+    ``co_attention`` switches ViLBERT's co-attention on or off in the checkpoint that it starts
+    from; None: as it is there.
+    """
 
     recipe: Recipe | TaskRecipe
     hard_negatives: bool = False
+    co_attention: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Parts that follow each other, and where the tables are. ``name`` as in ``vilbert/base``.
 
-    ``from_text`` starts from MiniLM, else from random weights.
+    ``from_text`` starts from MiniLM, else from random weights. ``small`` runs are tested on the
+    small test alone, unless the tests are named.
     """
 
     name: str
@@ -45,6 +53,7 @@ class Run:
     parts: tuple[Part, ...]
     tables: Tables
     from_text: bool = True
+    small: bool = False
 
     @property
     def label(self) -> str:
@@ -53,10 +62,7 @@ class Run:
 
     def settings(self, count: int | None = None) -> Line:
         """Returns what decides the figures of the first ``count`` parts, or of all."""
-        parts = [
-            {"recipe": to_plain(part.recipe), "hard_negatives": part.hard_negatives}
-            for part in self.parts[:count]
-        ]
+        parts = [vars(part) | {"recipe": to_plain(part.recipe)} for part in self.parts[:count]]
         told = {"parts": parts, "from_text": self.from_text, "data": self.tables.digest()}
         plain: Line = json.loads(json.dumps(told))
         return plain
@@ -93,6 +99,9 @@ def train(run: Run) -> Line:
 def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
     """Trains one part; what it prints goes to ``log.txt`` beside its folder."""
     start = before or (run.tables.bert if run.from_text else None)
+    if before is not None and part.co_attention is not None:
+        start = folder.parent / f"{folder.name}-start"
+        switch_co_attention(before, start, on=part.co_attention)
     recipe, feeding = part.recipe, part.recipe.stages[0].feeding
     tables: dict[str, Any] = {
         "regions": str(run.tables.regions) if feeding.reads_regions else None,
@@ -110,6 +119,21 @@ def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
             pretrain(recipe, pairs, folder)
         else:
             finetune(recipe, TaskInputs(examples=str(run.tables.pairs), **tables), folder)
+
+
+def switch_co_attention(before: Path, folder: Path, *, on: bool) -> None:
+    """Writes a ViLBERT's checkpoint again, with its co-attention on or off."""
+    if folder.exists():
+        return
+    loaded = load_checkpoint(before)
+    variant = get_variant(loaded.variant)
+    body = replace(variant.get_body(loaded.config), co_attention=on)
+    model = variant.build(variant.with_body(loaded.config, body))
+    model.load_state_dict(loaded.model.state_dict())
+    names = [field.name for field in fields(CheckpointRecord)]
+    save_checkpoint(
+        folder, model, CheckpointRecord(**{name: getattr(loaded, name) for name in names})
+    )
 
 
 def test_run(run: Run, test: Test) -> dict[str, float]:
@@ -146,21 +170,25 @@ def add_line(path: Path, line: Line) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def run_all(runs: Sequence[Run], tests: Sequence[Test], path: Path) -> Iterator[Line]:
-    """Yields the line of each run and test: known ones, or new ones, which ``path`` gets."""
-    for run in runs:
+def run_all(jobs: Sequence[tuple[Run, Sequence[Test]]], path: Path) -> Iterator[Line]:
+    """Yields the line of each run on each of its tests: known ones, or new ones, which ``path``
+    gets.
+    """
+    for run, tests in jobs:
         for test in tests:
-            key = {
-                "name": run.label,
-                "test": {"name": test.name, "digest": test.digest},
-                "settings": run.settings(),
-            }
+            key = make_key(run, test)
             line = find_line(read_lines(path), key)
             if line is None:
                 trained = train(run)
                 line = key | {"metrics": test_run(run, test)} | trained | {"device": "cpu"}
                 add_line(path, line)
             yield line
+
+
+def make_key(run: Run, test: Test) -> Line:
+    """Returns what identifies the line of a run on a test."""
+    test_key = {"name": test.name, "digest": test.digest}
+    return {"name": run.label, "test": test_key, "settings": run.settings()}
 
 
 def with_seed(run: Run, seed: int) -> Run:

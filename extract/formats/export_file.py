@@ -87,8 +87,8 @@ def export_file(
         return plan.count
     if plan.made_by["random_weights"]:
         print(
-            f"WARNING: the regions of {regions} are of a detector with RANDOM weights: they mean "
-            "nothing; the export states it.",
+            f"WARNING: the regions of {regions} come from a detector with RANDOM "
+            "weights and are meaningless; the export records this.",
             file=sys.stderr,
         )
     try:
@@ -150,7 +150,7 @@ def make_plan(
     if format_.reader == "oscar" and not names["classes"]:
         raise InputError(
             f"--format {name} has names of classes, and the regions carry none; give --classes "
-            "FILE, one name a line in the order of the detector's classes"
+            "FILE, one name per line in the order of the detector's classes"
         )
     if name == "oscar-retrieval" and not all(i.isdecimal() for i in reader.image_ids[:1]):
         print_status("note: Oscar's retrieval code takes image_ids that are numbers only")
@@ -317,7 +317,7 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
             names = sorted(entry.name for entry in target.iterdir())
         if names and not fresh:
             raise InputError(
-                f"--output {target} is there already; give another, or --fresh to replace it"
+                f"--output {target} already exists; give another, or --fresh to replace it"
             )
         known = patterns if target == path else ("*.npz", "*.npy") if target.is_dir() else ("*",)
         other = [n for n in names if known and not any(fnmatch(n, pattern) for pattern in known)]

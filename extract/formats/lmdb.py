@@ -105,7 +105,7 @@ def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
     if pages.damage is None:
         return
     if pages.num_records is None:
-        number = "how many records are lost is not known"
+        number = "the number of lost records is unknown"
     elif (count := pages.num_records - len(pages.keys) - len(absent)) > 0:
         number = "1 record is lost" if count == 1 else f"{count:,} records are lost"
         number += "" if KEYS in pages.keys else " (perhaps with the list of keys)"
@@ -124,7 +124,7 @@ def _same(bad: InvalidRecord) -> Record:
 def require_layout(key: bytes, value: bytes, path: Path) -> None:
     """Raises InputError, once, if the first value is a complete pickle of other content."""
     if key in KNOWN_OTHERS:
-        raise InputError(f"FILE {path} is an LMDB of another kind, {KNOWN_OTHERS[key]}")
+        raise InputError(f"FILE {path} is another type of LMDB, {KNOWN_OTHERS[key]}")
     try:
         item = loads(value)
     except BadPickle:
@@ -135,7 +135,8 @@ def require_layout(key: bytes, value: bytes, path: Path) -> None:
         if isinstance(item, dict):
             what = f"a dict of {', '.join(map(str, item))[:200]}"
         raise InputError(
-            f"FILE {path} is an LMDB of other values: {decode_key(key)[:80]} is {what}, expected a "
+            f"FILE {path} is an LMDB of unknown values: {decode_key(key)[:80]} is "
+            f"{what}, expected a "
             "dict with features and boxes (vilbert_beta, vilbert-multi-task, VOLTA or MMF)"
         )
 

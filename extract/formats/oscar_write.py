@@ -5,12 +5,12 @@ line of each image. ``classes.json`` and ``attributes.json`` hold the names in t
 numbers.
 """
 
-import base64
 import json
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+import pybase64
 
 from vlmill.extract.formats.hdf5_write import spatial
 from vlmill.extract.formats.oscar import BACKGROUND
@@ -79,7 +79,7 @@ def _json(value: Any) -> bytes:
 def encode_features(row: RegionRow) -> bytes:
     """Returns base64 of [N, D + 6]: features, corners, width and height as fractions."""
     joined = np.concatenate([widen_payload("features", row), spatial(row)], axis=1)
-    return base64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
+    return pybase64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
 
 
 def make_objects(row: RegionRow, plan: ExportPlan) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pybase64
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
@@ -56,6 +57,9 @@ ALIASES = {
 STATED = ("background", "classes_from")  # of a FileRow
 # Others count integer pixels, or round: a box may end one pixel beyond the border.
 IMPORTED_BORDER_PX = 1.0
+# vqa-maskrcnn counts the padding of its input as image: its boxes may end 31 pixels of the input
+# beyond the right and the lower border. The input's sides are at most 800 and 1333 pixels.
+PADDING_PX, INPUT_SIDES = 31, (800, 1333)
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
 LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
@@ -69,11 +73,13 @@ class FileRow(RegionRow):
 
     ``background`` is the column of the background in ``class_probs`` and ``classes_from`` the
     number of the first class in ``class_ids`` and ``attribute_ids``
-    (:mod:`~vlmill.extract.formats.classes`). Unstated values are None.
+    (:mod:`~vlmill.extract.formats.classes`). Unstated values are None. ``is_clipped``: boxes in the
+    padding of the detector have been clipped to the image.
     """
 
     background: str | None = None
     classes_from: int | None = None
+    is_clipped: bool = False
 
 
 class BadRecord(ValueError):
@@ -111,13 +117,22 @@ def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     if start[:1].isspace() or end.isspace():
         raw = bytes(raw).strip()
     try:
-        data = base64.b64decode(raw, validate=True)
-    except binascii.Error as error:
-        raise BadRecord(f"{name}: {error}") from None
+        data = pybase64.b64decode(raw, validate=True)
+    except binascii.Error:
+        raise BadRecord(f"{name}: {describe_base64(raw)}") from None
     kind = KINDS[name]
     if len(data) % kind.itemsize:
-        raise BadRecord(f"{name} has {len(data)} bytes, no multiple of {kind.itemsize}")
+        raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize}")
     return np.frombuffer(data, dtype=kind)
+
+
+def describe_base64(raw: bytes | memoryview) -> str:
+    """Returns why a text is not base64, as Python's decoder reports it."""
+    try:
+        base64.b64decode(raw, validate=True)
+    except binascii.Error as error:
+        return str(error)
+    return "not base64"
 
 
 def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
@@ -147,7 +162,7 @@ def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
 
 def to_base64(name: str, row: RegionRow) -> bytes:
     """Returns a row's payload; bfloat16 and float16 are widened, which is exact."""
-    return base64.b64encode(widen_payload(name, row).data)
+    return pybase64.b64encode(widen_payload(name, row).data)
 
 
 def widen_payload(name: str, row: RegionRow) -> Array:
@@ -170,7 +185,12 @@ def payload(name: str, row: RegionRow) -> Array:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Returns an integer in low..high; 640.0 is valid, 640.5 is not. Raises BadRecord."""
+    """Returns an integer in low..high; 640.0 and an array of it are valid, 640.5 is not.
+
+    Raises BadRecord.
+    """
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
     try:
         number = int(float(value))  # type: ignore[arg-type]
         if number != float(value):  # type: ignore[arg-type]
@@ -200,18 +220,20 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
             if ((numbers < NO_CLASS) | (numbers > MAX_ID)).any():
                 raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
-    for name in ("features", "cls_prob", "objects_conf", "attrs_conf"):
+    for name in ("objects_conf", "attrs_conf"):  # features and distributions: when they are stored
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
-    if outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX):
-        raise BadRecord(f"a box leaves the image of {width} x {height}", Reason.BAD_BOXES)
+    is_clipped = outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX)
+    if is_clipped:
+        arrays["boxes"] = clip_padding(arrays["boxes"], width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
         image_id=str(fields["image_id"]),
         width=width,
         height=height,
+        is_clipped=is_clipped,
         **stated(fields),
         **columns,
     )
@@ -306,6 +328,20 @@ def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
     """Returns whether a box of [n, 4] extends beyond its image by more than ``tolerance_px``."""
     far = np.array([width, height]) + tolerance_px
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
+
+
+def clip_padding(boxes: Array, width: int, height: int) -> Array:
+    """Returns boxes that reach into a detector's padding clipped to the image.
+
+    Raises BadRecord for a box farther outside.
+    """
+    sides = sorted((width, height))
+    scale = max(side / most for side, most in zip(sides, INPUT_SIDES, strict=True))
+    size = np.array([width, height])
+    padded = size + max(IMPORTED_BORDER_PX, PADDING_PX * scale)
+    if (boxes[:, :2] < -IMPORTED_BORDER_PX).any() or (boxes[:, 2:] > padded).any():
+        raise BadRecord(f"a box leaves the image of {width} x {height}", Reason.BAD_BOXES)
+    return np.minimum(boxes, np.concatenate([size, size])).astype(boxes.dtype)
 
 
 def make_record(key: str, fields: Mapping[str, Any]) -> Record:

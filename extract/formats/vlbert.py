@@ -95,7 +95,7 @@ def require_layout(path: Path, name: str, load: Callable[[], bytes]) -> None:
 
 
 def read_record(file: Path, load: Callable[[], bytes]) -> Record:
-    """Returns the row of one JSON."""
+    """Returns the row of one JSON file."""
     key = id_of_file(file, ENDING)
     try:
         value = parse_payloads(load(), ["boxes", "features", "classes"])

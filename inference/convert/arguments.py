@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlmill.extract.weights import select_weights
-from vlmill.models import PRESETS
 from vlmill.models.config_checks import nearest
+from vlmill.models.registry import EXPERT_STARTS, PRESETS, STARTS
 from vlmill.runtime.files.atomic import WHOLE
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
@@ -17,13 +17,11 @@ SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
 TRAINER_FILES = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state)\b.*|.*_optim_states\..*"
 )
-ADAPTER = "adapter_model."  # weights of LoRA, which are added to those of another file
+ADAPTER = "adapter_model."  # weights of LoRA, which are added to the weights of another file
 SHARD = re.compile(r"-\d+-of-\d+\.")
 CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
-# The sources of new models: the names of `vlmill.inference.convert.conversion.STARTS`.
-STARTS = ("beit", "bert", "vit")
 # VLMo's feed-forward parts that start from --family beit or vit.
 EXPERTS_FIELD, EXPERTS = "experts", ("image", "all")
 
@@ -44,9 +42,11 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
-        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+        raise InputError(
+            f"--backbone {args.backbone}: it is for starting a new model with --as PRESET"
+        )
     if args.seed is not None and args.preset is None:
-        raise InputError(f"--seed {args.seed}: only new weights are drawn; give --as PRESET too")
+        raise InputError(f"--seed {args.seed}: only new weights are random; give --as PRESET too")
     _check_export(args, words)
     _check_experts(args, chosen_experts(words))
     if words and args.preset is None and str(args.config) not in PRESETS:
@@ -81,8 +81,10 @@ def _check_export(args: argparse.Namespace, words: Sequence[str]) -> None:
 def _check_experts(args: argparse.Namespace, experts: str | None) -> None:
     if experts is None:
         return
-    if args.preset is None or args.family not in ("beit", "vit"):
-        raise InputError(f"{EXPERTS_FIELD}={experts}: only with --family beit or vit, and --as")
+    if args.preset is None or args.family not in EXPERT_STARTS:
+        raise InputError(
+            f"{EXPERTS_FIELD}={experts}: only with --family {' or '.join(EXPERT_STARTS)}, and --as"
+        )
     if experts not in EXPERTS:
         raise InputError(f"{EXPERTS_FIELD}={experts}: expected {' or '.join(EXPERTS)}")
 
@@ -120,7 +122,8 @@ def weights_file(checkpoint: Path) -> Path:
         return checkpoint
     if (checkpoint / SETTINGS).is_file():
         raise InputError(
-            f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
+            f"--checkpoint {checkpoint} is already in vlmill's format; add --to "
+            "reference to export it"
         )
     names = [path.name for path in checkpoint.iterdir() if path.is_file()]
     candidates = [n for n in names if not TRAINER_FILES.fullmatch(n) and not n.startswith(ADAPTER)]

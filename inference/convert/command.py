@@ -4,15 +4,15 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.inference.convert.arguments import check_arguments
-from vlmill.models.registry import FAMILY_NAMES, PRESETS
+from vlmill.models.registry import FAMILY_NAMES, PRESETS, STARTS
 from vlmill.runtime.console.command import Parser, add_lock_seconds, path_or_url
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.weights.names import path_or_name
 
 # The names of `vlmill.models.vlbert.backbone.CONVENTIONS`, which loads torch.
 CONVENTIONS = ("released", "torchvision")
-# The published families, and a network that only starts one of ours.
-SOURCES = tuple(sorted((*FAMILY_NAMES, "vit")))
+# The published families, and networks that only start one of ours.
+SOURCES = tuple(sorted({*FAMILY_NAMES, *STARTS}))
 
 CONVERT_HELP = """\
 Convert a published checkpoint to vlmill's format or back, or start a model from BERT, BEiT or ViT.
@@ -101,14 +101,14 @@ def add_convert_arguments(parser: Parser) -> None:
         "--backbone",
         type=path_or_name,
         metavar="FILE",
-        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, or a name of one as "
-        "--checkpoint takes it, from which its region network starts",
+        help="with --as vl-bert-*-end-to-end: weights for its region network: a ResNet "
+        "or a detector, as a file or as a name that --checkpoint accepts",
     )
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how that ResNet was trained (default: released, as VL-BERT's own; a detector "
-        "and MSRA's files state it themselves)",
+        help="how the ResNet of --backbone was trained (default: released, like "
+        "VL-BERT's own ResNet; not for detectors and MSRA's files, whose keys show it)",
     )
     add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")

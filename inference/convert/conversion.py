@@ -114,7 +114,7 @@ def check_source(path: Path | None, config: Any) -> None:
     """Raises InputError if the start is a network with other heads or another activation.
 
     Its tensors have the same shapes, but another meaning. ``path`` is the source's published
-    configuration, None if there is none; ``config`` is the new model's.
+    configuration, None without one; ``config`` is the new model's.
     """
     if path is None:
         return
@@ -210,7 +210,7 @@ class Start(NamedTuple):
     initialise: Callable[..., dict[str, Origin]]
 
 
-# The sources of new models; `arguments` has the names.
+# The sources of new models; the rows of `vlmill.models` have the names.
 STARTS: dict[str, Start] = {
     "beit": Start(BEIT.prepare, PATCHES, BEIT.ignored, initialise_from_beit),
     "bert": Start(BERT.prepare, WORDS, BERT.ignored, initialise_from_bert),

@@ -62,13 +62,21 @@ def export_graph(graph: Graph, folder: Path) -> None:
     """Writes a graph to ``folder``, its weights in the same file unless they are too large."""
     torch.manual_seed(SEED)
     inputs = graph.make_inputs(TRACED)
-    sizes = {axis: torch.export.Dim(axis) for axes in graph.axes.values() for axis in axes.values()}
+    sizes = {
+        axis: torch.export.Dim(axis, max=graph.limits.get(axis))
+        for axes in graph.axes.values()
+        for axis in axes.values()
+    }
     shapes = {
         name: {number: sizes[axis] for number, axis in axes.items()}
         for name, axes in graph.axes.items()
     }
     weights = sum(p.nbytes for p in graph.module.parameters())
+<<<<<<< HEAD
     # A graph has the strides of the plain computation; fused kernels have other strides.
+=======
+    # The strides of the plain computation hold in the graph; fused kernels' strides do not.
+>>>>>>> main
     plain = sdpa_kernel(SDPBackend.MATH)
     with warnings.catch_warnings(), redirect_stdout(StringIO()), plain:
         warnings.simplefilter("ignore")  # the exporter's, about its own parts

@@ -107,7 +107,9 @@ def answer_questions(
     outputs = predict_texts(ANSWER, answer_task, folder, questions, tables)
     assert isinstance(outputs.evaluation.task, Vqa)
     answers = outputs.evaluation.task.names
-    return {name: answers[one.value.index] for name, one in outputs.predictions.items()}
+    return {
+        name: answers[prediction.value.index] for name, prediction in outputs.predictions.items()
+    }
 
 
 def ground_expressions(
@@ -120,7 +122,7 @@ def ground_expressions(
     """
     outputs = predict_texts(GROUND, answer_task, folder, expressions, tables)
     assert isinstance(outputs.evaluation.task, Refcoco)
-    return {name: _sort_boxes(one.value) for name, one in outputs.predictions.items()}
+    return {name: _sort_boxes(prediction.value) for name, prediction in outputs.predictions.items()}
 
 
 def classify_texts(
@@ -138,8 +140,8 @@ def classify_texts(
     outputs = predict_texts(task, answer_task, folder, texts, tables)
     assert isinstance(outputs.evaluation.task, Classification)
     return {
-        name: find_classes(outputs.evaluation.task, one.value)
-        for name, one in outputs.predictions.items()
+        name: find_classes(outputs.evaluation.task, prediction.value)
+        for name, prediction in outputs.predictions.items()
     }
 
 

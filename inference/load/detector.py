@@ -23,6 +23,7 @@ from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Job, compute_results
 from vlmill.inference.input_checks import warn
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.models.registry import get_variant
 from vlmill.runtime.console.lineage import OK, Node, lineage
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import write_shard
@@ -93,11 +94,11 @@ def open_recorded_detector(
     for name, what in (("global_cnn", "features of full images"), ("given", "given boxes")):
         if name in record:
             raise InputError(
-                f"{who} was trained on {what}, which raw images do not have; make its regions "
-                "with `extract-rois run`, and use `train-vl`"
+                f"{who} was trained on {what}, which raw images do not have; extract "
+                "regions with `extract-rois run`, and use `train-vl`"
             )
     if seed is not None:
-        warn(f"the detector of {who} has random weights: its regions mean nothing")
+        warn(f"the detector of {who} has random weights: its regions are meaningless")
     config = _extraction(loaded, record)
     detector = open_detector_network(loaded, weights, device)
     if loaded.detector_fingerprint is None:
@@ -180,7 +181,7 @@ def _extraction(loaded: LoadedCheckpoint, record: Mapping[str, Any]) -> ExtractC
         f"selected as in {preset}'s paper, at the detector's own size"
     )
     # The distribution determines the order of VL-BERT's regions, and is as large as the features.
-    storage = Storage(class_probs="full" if preset == "vl-bert" else "argmax", dtype="float32")
+    storage = Storage(class_probs=get_variant(preset).class_probs, dtype="float32")
     return ExtractConfig(selection=SELECTIONS[preset], storage=storage)
 
 

@@ -96,20 +96,23 @@ def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanatio
     if task in (ANSWER, CLASSIFY, ENTAIL):
         find = partial(weigh_task, task, model, pixels.size)
         requests = [(content, text)]
-        found = unwrap_result(model.run_task(task, find, requests, needs_text=task != CLASSIFY))
+        result = unwrap_result(model.run_task(task, find, requests, needs_text=task != CLASSIFY))
     elif reads_regions(model):
         effects = measure_region_effects(model, content, text)
-        found = Weights(boxes=effects.row.boxes, weights=effects.without, score=effects.score)
+        result = Weights(boxes=effects.row.boxes, weights=effects.without, score=effects.score)
     else:
-        found = weigh_squares_of_score(model, pixels, text)
-    order = np.argsort(-np.abs(found.weights), kind="stable")
-    boxes, weights = found.boxes[order].astype(np.float32), found.weights[order].astype(np.float32)
+        result = weigh_squares_of_score(model, pixels, text)
+    order = np.argsort(-np.abs(result.weights), kind="stable")
+    boxes, weights = (
+        result.boxes[order].astype(np.float32),
+        result.weights[order].astype(np.float32),
+    )
     return Explanation(
         image=draw_weights(pixels, boxes, weights),
         boxes=boxes,
         weights=weights,
-        score=found.score,
-        label=found.label,
+        score=result.score,
+        label=result.label,
     )
 
 
@@ -122,7 +125,7 @@ def weigh_task(
     texts: Mapping[str, str],
     tables: Mapping[str, str],
 ) -> dict[str, Weights]:
-    """Returns the weights of an image's parts for what the head of a task predicts."""
+    """Returns the weights of an image's parts for the prediction of a task's head."""
     outputs = predict_texts(task, answer_task, folder, texts, tables)
     (name,) = outputs.predictions.keys() or ("",)
     if not name:
@@ -156,14 +159,14 @@ def score_batch(
 
     @torch.inference_mode()
     def score(square: tuple[int, int, int, int] | None = None) -> float:
-        given = batch
+        masked_batch = batch
         if square is not None:
             assert batch.pixels is not None
             first_row, last_row, first_column, last_column = square
             pixels = batch.pixels.clone()
             pixels[:, :, first_row:last_row, first_column:last_column] = GREY_INPUT
-            given = replace(batch, pixels=pixels)
-        values = evaluation.task.outputs(evaluation.loaded.model, given)
+            masked_batch = replace(batch, pixels=pixels)
+        values = evaluation.task.outputs(evaluation.loaded.model, masked_batch)
         return evaluation.task.compute_score(values, prediction.value)
 
     return score  # type: ignore[return-value]
@@ -176,9 +179,9 @@ def weigh_squares(outputs: TaskOutputs, name: str, size: tuple[int, int], label:
     edges = np.linspace(0, side, GRID + 1).round().astype(int).tolist()
     spans = list(pairwise(edges))
     squares = [(*rows, *columns) for rows in spans for columns in spans]
-    whole = score(None)
-    weights = np.array([whole - score(square) for square in squares])
-    return Weights(boxes=grid_boxes(*size), weights=weights, score=whole, label=label)
+    full_score = score(None)
+    weights = np.array([full_score - score(square) for square in squares])
+    return Weights(boxes=grid_boxes(*size), weights=weights, score=full_score, label=label)
 
 
 def grid_boxes(width: int, height: int) -> Floats:

@@ -253,7 +253,7 @@ class LoadedModel:
             results = predict(answer_task, folder, texts, there) if texts else {}
         for name in names:
             if name not in results:
-                why = faults.get(name, "nothing is known of it")
+                why = faults.get(name, "no reason is known")
                 unread = f"the image has no result: {why}; give another image"
                 errors[int(name)] = InputError(unread)
         return [

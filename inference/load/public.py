@@ -1,4 +1,4 @@
-"""Defines the object that ``vlmill.load`` returns: what a user calls, and nothing else."""
+"""Defines the object that ``vlmill.load`` returns: its public methods only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pretrained:
     or floats from 0 to 1, [3, height, width], [1, height, width] or [height, width]).
 
     Which methods work depends on the head of the checkpoint; the others raise InputError, a
-    ValueError, that says so. ``task`` names what the checkpoint was fine-tuned for.
+    ValueError, that states this. ``task`` names what the checkpoint was fine-tuned for.
     """
 
     def __init__(self, engine: LoadedModel) -> None:
@@ -33,7 +33,7 @@ class Pretrained:
         return f"<{loaded.variant} of {loaded.path} on {self._engine.device}>"
 
     def __dir__(self) -> list[str]:
-        """Lists what a user calls."""
+        """Lists the public methods."""
         return sorted(name for name in vars(type(self)) if not name.startswith("_"))
 
     @property
@@ -62,7 +62,7 @@ class Pretrained:
         """Scores every image with every text.
 
         Returns float32 [images, texts]: logits of the matching head, or cosines if the model has a
-        contrastive head. An invalid image or text has NaN, and a warning says why. Raises
+        contrastive head. An invalid image or text has NaN, and a warning gives the reason. Raises
         InputError for a model without either head.
         """
         return self._engine.score(images, texts)

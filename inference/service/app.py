@@ -29,7 +29,7 @@ from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
 from vlmill.schemas.rejects import Rejected
 
-DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
+DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
 MOST_TEXTS, MOST_TOP = 256, 1_000
 CLIENT = "from vlmill.runtime.service.client import ServiceClient\n"
 CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
@@ -48,7 +48,7 @@ HELP = {
         sample('client.score(["image.jpg"], ["a red kite", "two dogs"])'),
     ),
     ATTEND: (
-        "Which regions a score rests on",
+        "Regions that a score depends on",
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: the "
         "decrease of "
         "the score without each region.",
@@ -58,12 +58,13 @@ HELP = {
     ),
     EMBED: (
         "Vectors of images and texts",
-        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors; their products "
+        "Form: files, `texts`, or both. Gives `pictures` (images) and `texts`, unit "
+        "vectors; their products "
         "are the scores; null for unreadable inputs.",
         sample('client.embed(["image.jpg"], ["a red kite"])'),
     ),
     SEARCH: (
-        "The nearest of an index",
+        "Nearest vectors of an index",
         "Form: `text` or one file, and `top`, 10 unless it is given. Gives `answers`, rows with "
         "their `score`, the nearest first.",
         sample('client.search(text="a red kite", top=3)'),
@@ -246,7 +247,7 @@ def model_service(
     for method in READERS:
         add(method)
 
-    @application.get("/v1/picture", summary="A small JPEG of an image that a search has found")
+    @application.get("/v1/picture", summary="A small JPEG of an image in a search result")
     async def image(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
         if shown_images is None:

@@ -30,4 +30,6 @@ ROW = Paper(
     ),
     presets=PRESETS,
     families=("beit", "dvae"),
+    starts=("beit", "vit"),
+    expert_starts=("beit", "vit"),
 )

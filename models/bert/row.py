@@ -38,4 +38,5 @@ ROW = Paper(
     ),
     presets=PRESETS,
     families=("bert",),
+    starts=("bert",),
 )

@@ -34,12 +34,12 @@ OTHER_FILES = (
     (b"\xfd7zXZ\x00", "it is compressed by xz; unpack it first (unxz FILE)"),
     (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first (unzstd FILE)"),
     (b"version https://git-lfs", "it is a pointer of Git LFS; fetch the file (git lfs pull)"),
-    (b"<!DOCTYPE", "it is a page of the web; download the file itself"),
-    (b"<html", "it is a page of the web; download the file itself"),
+    (b"<!DOCTYPE", "it is a web page; download the file itself"),
+    (b"<html", "it is a web page; download the file itself"),
 )
 HEAD_BYTES = 64
 MORE_THAN_TENSORS = (
-    "it holds more than tensors, and reading it would run code from the file; save its "
+    "it contains more than tensors, and reading it would run code from the file; save its "
     "state_dict() alone, as tensors, on a machine where you trust the file"
 )
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
@@ -68,7 +68,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         return unwrap_state(read_content(path))
     except Unreadable as error:
-        raise ValueError(f"{path} is no readable checkpoint ({error})") from None
+        raise ValueError(f"{path} is not a readable checkpoint ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -118,7 +118,7 @@ def read_content(path: Path) -> Any:
         if head.startswith(TORCH_HEADS):
             raise Unreadable(str(error)) from None
         raise Unreadable(
-            f"it is neither a safetensors file nor one of PyTorch's nor a pickle of arrays: {error}"
+            f"it is not a safetensors file, a PyTorch file or a pickle of arrays: {error}"
         ) from None
     except Unreadable:
         raise
@@ -210,7 +210,7 @@ def collect_tensors(state: object) -> dict[str, Tensor]:
     if not state_dict:
         keys = ", ".join(str(key)[:40] for key in list(entries)[:NAMED]) or "no entries"
         raise ValueError(
-            f"no state dict: expected parameter names with tensors, the file has {keys}"
+            f"it has no state dict: expected parameter names with tensors, the file has {keys}"
         )
     return state_dict
 

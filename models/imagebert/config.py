@@ -40,12 +40,13 @@ class ImageBertConfig:
         check_std(self)
         check_shares(self, "dropout", "attention_dropout")
         if min(self.global_widths, default=1) < 1:
-            raise ValueError(f"global_widths={self.global_widths}: want positive numbers")
+            raise ValueError(f"global_widths={self.global_widths}: expected positive numbers")
         if self.match_outputs > 2:
-            raise ValueError(f"match_outputs={self.match_outputs}: want 1 or 2")
+            raise ValueError(f"match_outputs={self.match_outputs}: expected 1 or 2")
         if self.visual_sep_id is not None and not 0 <= self.visual_sep_id < self.vocab_size:
             raise ValueError(
-                f"visual_sep_id={self.visual_sep_id} is none of vocab_size={self.vocab_size} words"
+                f"visual_sep_id={self.visual_sep_id} is not one of the "
+                f"vocab_size={self.vocab_size} words"
             )
         for name, last in (
             ("max_text_tokens", self.max_text_tokens - 1),

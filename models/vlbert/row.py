@@ -63,7 +63,7 @@ task = partial(Variant, pretrains=False, fit_body=fit_body)
 ROW = Paper(
     networks=networks,
     variants=(
-        Variant(name="vl-bert", config=VlBertConfig),
+        Variant(name="vl-bert", config=VlBertConfig, class_probs="full"),
         Variant(
             name="vl-bert-end-to-end",
             config=VlBertEndToEndConfig,

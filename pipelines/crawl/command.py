@@ -46,7 +46,8 @@ def parser() -> Parser:
         "request.\n"
         "By default all cores of this machine work; other flags (--runner, ...) go to Apache "
         "Beam, whose\n"
-        "workers must see --output under the same path. --urls and --output may be s3://, gs:// or hdfs://.\n"
+        "workers must see --output under the same path. --urls and --output may be "
+        "s3://, gs:// or hdfs://.\n"
         "Memory of a worker: up to 64 bodies of --max-bytes, and 130 MB; it does not grow with "
         "the list.",
         allow_abbrev=False,
@@ -71,8 +72,8 @@ def parser() -> Parser:
         "--buckets",
         type=int_at_least(1),
         metavar="N",
-        help="number of buckets that hosts are distributed to; one worker at a time has "
-        "one (default: one per core; with --part, 8 per part)",
+        help="number of buckets that the hosts are distributed to; each bucket is "
+        "processed by one worker at a time (default: one per core; with --part, 8 per part)",
     )
     p.add_argument(
         "--workers",
@@ -108,7 +109,8 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=1_000,
         metavar="N",
-        help="largest number of followed pages per host, besides the listed ones (default: 1000)",
+        help="largest number of followed pages per host, in addition to the listed "
+        "pages (default: 1000)",
     )
     p.add_argument(
         "--addresses",

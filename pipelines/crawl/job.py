@@ -66,7 +66,8 @@ from vlmill.runtime.units.share import Share, end_job
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.plurals import format_count
+from vlmill.schemas.rejects import format_rejects
 
 MOST_TENTHS = 100  # ten seconds; the last column has all longer times
 
@@ -85,13 +86,13 @@ def write_report(
             Section(
                 title="Funnel",
                 body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
-                intro="By how a URL became known; in = out + dropped.",
+                intro="By how a URL was found; in = out + dropped.",
             ),
             Section(title="Outcomes", body=_charts(summary)),
             Section(
                 title="Hosts",
                 body=_hosts(summary),
-                intro="Those with the most URLs. Seconds are those of the answers.",
+                intro="The hosts with the most URLs. Seconds: total response time.",
             ),
             Section(
                 title="Sample rejects",
@@ -112,13 +113,13 @@ def _charts(summary: CrawlSummary) -> Markup:
     charts = [
         bar_chart(dict(summary.outcomes.most_common()), title="Outcomes"),
         bar_chart(dict(summary.statuses.most_common()), title="Status of answers"),
-        binned_columns(tenths, 0.1, title="Time of an answer", label="seconds"),
+        binned_columns(tenths, 0.1, title="Response time", label="seconds"),
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
 def _hosts(summary: CrawlSummary) -> Markup:
-    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links left out"]
+    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links skipped"]
     rows = [
         [
             host,
@@ -147,6 +148,7 @@ def _examples(summary: CrawlSummary) -> Markup:
     return html_table(["reason", "URL", "detail"], rows)
 
 
+NOT_URLS = ("line that is not a URL", "lines that are not URLs")
 REQUESTS_FIRST = 2  # per host: robots.txt and tdmrep.json
 
 
@@ -163,10 +165,11 @@ def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int)
     all_of_them = (hosts.total() + REQUESTS_FIRST * len(hosts)) / parallel_requests
     urls = f"{hosts.total():,} URLs on {len(hosts):,} hosts"
     return Estimate(
-        inputs={"--urls": f"{urls}, {bad:,} lines that are no URL" if bad else urls},
+        inputs={"--urls": urls + (f", {format_count(bad, *NOT_URLS)}" if bad else "")},
         seconds=policy.delay_s * max(longest, all_of_them),
-        note="pauses alone: answers take longer, robots.txt may ask for more, what pages lead to "
-        "is fetched besides, and what comes again is not; bytes are those of the answers",
+        note="time of the pauses only: responses add to it, robots.txt may ask for "
+        "longer pauses, linked URLs are fetched in addition, and repeated URLs are not "
+        "fetched; bytes are the size of the responses",
     )
 
 
@@ -323,7 +326,7 @@ def say_result(output: Path, done: str) -> int:
     metrics = read_json(output / "metrics.json")
     outcomes = Counter[str](metrics["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
-    print(f"{done}: {fetched}, {rejects_said(reject_counts(output))}: {output}")
+    print(f"{done}: {fetched}, {format_rejects(reject_counts(output))}: {output}")
     print_reading_hint(output, "outcomes")
     rows = sum(s.rows for s in read_manifest(output)["shards"])
     return 0 if sum(outcomes[name] for name in SUCCESSES) or not rows else 1

@@ -66,7 +66,7 @@ def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
         expected_bytes=about,
         seconds=rate.seconds_for(num_rows),
         rate=rate,
-        note="later rows name more images again, which are written once",
+        note="later rows may repeat images, which are written once",
     )
 
 
@@ -90,7 +90,7 @@ def published_estimate(job: Job) -> Estimate:
         expected_bytes=round(read[1] * rows / read[0]) if read[0] else 0,
         seconds=rate.seconds_for(rows),
         rate=rate,
-        note="images cost the time to decode them, and their bytes",
+        note="images add decoding time and their size",
     )
 
 

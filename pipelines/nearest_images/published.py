@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.models.convert.plain_pickle import BadPickle, load, plain_value
-from vlmill.models.convert.unpickling import check_bounds
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reject
 
@@ -37,6 +35,10 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
 
     Raises InputError for any other pickle.
     """
+    # Slow to import: the rows of all models.
+    from vlmill.models.convert.plain_pickle import BadPickle, load, plain_value
+    from vlmill.models.convert.unpickling import check_bounds
+
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
@@ -45,7 +47,7 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
         check_bounds(raw)
         content = load(io.BytesIO(raw), size)
     except BadPickle as error:
-        raise InputError(f"--import {path} is no list of nearest images: {error}") from None
+        raise InputError(f"--import {path} is not a list of nearest images: {error}") from None
     except FileNotFoundError:
         raise InputError(f"--import {path}: no such file") from None
     if not isinstance(content, dict) or not {IDS, POOL} <= content.keys():
@@ -62,6 +64,8 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
 
 
 def _read_ids(raw_ids: Any, path: Path, id_prefix: str) -> list[str]:
+    from vlmill.models.convert.plain_pickle import plain_value
+
     array = plain_value(raw_ids)
     values = array.ravel().tolist() if isinstance(array, np.ndarray) else raw_ids
     if not isinstance(values, list):
@@ -85,7 +89,7 @@ def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, obj
         positions = published.pool[number]
         in_list = (positions >= 0) & (positions < count)  # NaN fails both
         if not in_list.all() or (positions != np.floor(positions)).any():
-            detail = f"its list has a place that is no whole number below {count}"
+            detail = f"its list has an index that is not a whole number below {count}"
             yield reject(STAGE, image_id, Reason.BAD_RECORD, detail)
             continue
         neighbours = [

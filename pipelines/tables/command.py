@@ -30,11 +30,13 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import TABLES
 
 DESCRIPTION = """\
@@ -163,9 +165,9 @@ def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
 def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
     name = main_table(tables, args.table)
     if name not in IDS:
-        raise InputError(f"--table {name}: its rows have no id to draw by; give another table")
+        raise InputError(f"--table {name}: its rows have no id to sample by; give another table")
     if args.fraction is not None and not 0 < args.fraction <= 1:
-        raise InputError(f"--fraction {args.fraction}: want more than 0, at most 1")
+        raise InputError(f"--fraction {args.fraction}: expected more than 0, at most 1")
     limit = (
         int(args.fraction * ((1 << 64) - 1))
         if args.rows is None
@@ -182,7 +184,9 @@ def _add_related(tables: dict[str, TableInput], name: str, choose: Choose) -> di
 
 def _plan_remove(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
     if args.urls is None and args.sha256 is None and args.image_ids is None:
-        raise InputError("remove: say what: --urls FILE, --sha256 FILE or --image-ids FILE")
+        raise InputError(
+            "remove: name the rows with --urls FILE, --sha256 FILE or --image-ids FILE"
+        )
     removal = find_removal(tables, read_request(args.urls, args.sha256, args.image_ids))
     for checkpoint in args.checkpoints:
         images, pairs = count_trained_on(checkpoint, removal)
@@ -236,7 +240,7 @@ def run(arguments: Sequence[str]) -> int:
     with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
-            raise InputError(f"--output {args.output} is an IN; give another folder")
+            raise InputError(f"--output {args.output} is one of the IN; give another folder")
         if args.workers is None and sum(entry.bytes for entry in inputs) < ONE_PROCESS_BYTES:
             workers = 1
         inputs += _lists(args)
@@ -280,7 +284,9 @@ def _lists(args: argparse.Namespace) -> list[Input]:
     paths = {flag: getattr(args, name, None) for flag, name in flags.items()}
     for flag, path in paths.items():
         if path is not None and not path.is_file():
-            raise InputError(f"{flag} {path}: no such file; give a text file of one value a line")
+            raise InputError(
+                f"{flag} {path}: no such file; give a text file with one value per line"
+            )
     return [file_input(flag, path) for flag, path in paths.items() if path is not None]
 
 
@@ -298,7 +304,11 @@ def _say_done(args: argparse.Namespace, tables: dict[str, TableInput], state: St
         for line in absent_lines(absent):
             print_status(f"warning: {line}; all of them: {args.output / NOT_FOUND}")
     done = "finished before" if state is State.FINISHED else "done"
+    if counts := reject_counts(args.output):
+        parts.append(format_rejects(counts))
     print(f"{done}: {', '.join(parts)}: {args.output}")
+    if counts:
+        print_status(f"to list the rejects: train-vl show {args.output} --rejects")
     return 0
 
 

@@ -59,7 +59,7 @@ def read_request(urls: Path | None, sha256: Path | None, ids: Path | None) -> Re
     }
     for digest in lines["--sha256"]:
         if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
-            raise InputError(f"--sha256 {sha256}: {digest[:80]} is no SHA-256 in hexadecimal")
+            raise InputError(f"--sha256 {sha256}: {digest[:80]} is not a SHA-256 in hexadecimal")
     digests = [digest.lower() for digest in lines["--sha256"]]
     return RemovalRequest(
         urls=_sorted(lines["--urls"]),
@@ -74,11 +74,13 @@ def _lines(path: Path, flag: str) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{flag} {path}: {error}; give a text file of one value a line") from None
+        raise InputError(
+            f"{flag} {path}: {error}; give a text file with one value per line"
+        ) from None
     lines = [line.strip() for line in text.split("\n")]
     lines = [line for line in lines if line]
     if not lines:
-        raise InputError(f"{flag} {path} is empty; give one value a line")
+        raise InputError(f"{flag} {path} is empty; give one value per line")
     if any(len(line) > MAX_LINE for line in lines):
         raise InputError(f"{flag} {path}: a line of more than {MAX_LINE} characters")
     return lines

@@ -190,7 +190,7 @@ def _add_sets(p: Parser) -> None:
         action="append",
         default=[],
         metavar="IMAGES",
-        help="images table or folder; images that look like one of these are excluded",
+        help="images table or folder; images that are similar to one of these are excluded",
     )
     group.add_argument(
         "--max-distance",
@@ -206,7 +206,8 @@ def add_fetch(p: Parser) -> None:
     p.add_argument(
         "--fetch",
         action="store_true",
-        help="download candidate images that the archives lack, as those of Common Crawl do",
+        help="download candidate images that are not in the archives (Common Crawl's "
+        "archives contain no images)",
     )
     p.add_argument(
         "--contact",
@@ -257,7 +258,9 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         # Arrow and workers put the error's cause only in its message.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
-        raise OSError(f"{error}; with more room at {args.output} this command goes on") from None
+        raise OSError(
+            f"{error}; free disk space at {args.output}, and the same command continues"
+        ) from None
 
 
 def build_rules(args: argparse.Namespace, file: RulesFile) -> WebPairRules:

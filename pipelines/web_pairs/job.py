@@ -19,7 +19,7 @@ from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.pipelines.web.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
-from vlmill.pipelines.web_pairs import webdataset
+from vlmill.pipelines.web_pairs import steps, webdataset
 from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
     find_archives,
@@ -65,7 +65,7 @@ from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 
 if TYPE_CHECKING:
     from vlmill.pipelines.filters.scorer import Scorer
@@ -84,7 +84,7 @@ def run(
     run_steps = select_runner(
         beam_flags,
         workers=local_workers(args.workers, beam_flags),
-        module=__name__,
+        module=steps.__name__,
         paths={"--warc": args.warc, "--output": str(args.output)},
         share=args.part,
     )
@@ -244,8 +244,9 @@ def _lists(output: Path, job: Job) -> bool:
     if lost := [path for path, size in manifest_archives if [path, size] not in archives]:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise InputError(
-            f"--output {output} is also of {lost[0]}{more}, of which its work/archives has nothing "
-            "any more: name all archives in --warc, or give another folder"
+            f"--output {output} was also written from {lost[0]}{more}, and its "
+            "work/archives no longer has their results: name all archives in --warc, or "
+            "give another folder"
         )
     return bool(manifest_archives == archives)
 
@@ -316,10 +317,10 @@ def say_result(output: Path, done: str) -> int:
     """Prints a summary of the output; returns the exit status."""
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
-    rejects = rejects_said(reject_counts(output))
+    rejects = format_rejects(reject_counts(output))
     print(f"{done}: {rows['pairs']} pairs, {rows['images']} images, {rejects}: {output}")
     if not rows["pairs"]:
-        print_status(f"warning: no pair came out; {output / 'report.html'} counts why")
+        print_status(f"warning: the result has no pairs; {output / 'report.html'} counts why")
     print_reading_hint(output, TABLE_NAMES[0])
     return 0 if rows["pairs"] or not rows["rejects"] or _has_records(output) else 1
 

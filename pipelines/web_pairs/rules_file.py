@@ -58,7 +58,7 @@ def _read(path: Path, flag: str) -> dict[str, Any]:
         raise InputError(f"{flag} cannot be read: {error.strerror}; give a TOML file") from None
     except (ValueError, RecursionError) as error:  # of both formats and of UTF-8
         raise InputError(
-            f"{flag} is no {'JSON' if path.suffix == '.json' else 'TOML'}: {error}; write lines "
+            f"{flag} is not {'JSON' if path.suffix == '.json' else 'TOML'}: {error}; write lines "
             "such as min_score = 0.6"
         ) from None
     if not isinstance(values, dict):

@@ -15,11 +15,12 @@ from shell import KEYS, parse_form, result_line
 from vlmill.runtime.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
-OF_LABELS = "mining"  # of archives that somebody has labelled: by hand, and in one form
+# Of archives that somebody has labelled, by hand and in one form; and one that runs others.
+OTHERS = ("mining", "resilience")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
-    if "__main__" in path.read_text() and path.stem != OF_LABELS
+    if "__main__" in path.read_text() and path.stem not in OTHERS
 )
 TRAINING = {
     "learning",

@@ -11,7 +11,7 @@ from tests.flink.observed import jobs_of, process_environment
 from vlmill import __version__
 
 pytestmark = [pytest.mark.flink, pytest.mark.long]
-REMEDY = f"install vlmill {__version__} with what it needs on every host of a task manager"
+REMEDY = f"install vlmill {__version__} with its dependencies on every host of a task manager"
 
 
 def package(folder: Path, *, version: str = __version__, without: str = "") -> Path:
@@ -45,10 +45,12 @@ def test_one_that_lacks_a_module(
         cluster, package(tmp_path / "lacking", without="pipelines/web/archives")
     )
     said = failure_of(inputs, tmp_path / "out", *master, *process)
-    assert said.startswith("failed: on ") and "cannot import vlmill.pipelines.web_pairs.job" in said
+    assert (
+        said.startswith("failed: on ") and "cannot import vlmill.pipelines.web_pairs.steps" in said
+    )
     assert "No module named 'vlmill.pipelines.web.archives'" in said
     assert said.endswith(
-        f"install vlmill {__version__} with what it needs on every host of a task manager"
+        f"install vlmill {__version__} with its dependencies on every host of a task manager"
     )
     assert jobs_of(cluster)[0]["state"] in ("CANCELLING", "CANCELED")
 

@@ -153,7 +153,7 @@ def vcr(case: Case, scores: Tensor) -> None:
 def retrieval(case: Case, matching: Tensor, scores: Tensor) -> None:
     """A row of targets for each group: 0 for the pair that matches, which the task has first."""
     target = case["in.target"]
-    expect(bool(((target == 0).sum(1) == 1).all()), f"{case.name}: want a match in each group")
+    expect(bool(((target == 0).sum(1) == 1).all()), f"{case.name}: expected a match in each group")
     candidates = own_first(scores.view(*target.shape, -1), target.argmin(1))
     (loss,) = retrieval_interbert().settings.losses
     chosen = case.settle(

@@ -64,10 +64,11 @@ with ProcessPoolExecutor(1, mp_context=process_context("numpy")) as pool:
 """,
     "a worker of a loader": """
 from torch.utils.data import DataLoader
+from vlmill.runtime.processes import process_context
 from vlmill.train.loading.loader import _prepare_worker
 from tests.runtime.test_bus_errors import CutAndRead
-loader = DataLoader(CutAndRead(path), num_workers=1, multiprocessing_context="spawn",
-                    worker_init_fn=_prepare_worker)
+loader = DataLoader(CutAndRead(path), num_workers=1, worker_init_fn=_prepare_worker,
+                    multiprocessing_context=process_context("torch"))
 try:
     next(iter(loader))
 except RuntimeError:

@@ -19,6 +19,7 @@ from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import Pixels, decode
 from vlmill.extract.images.resize import network_input
 from vlmill.models.detector.config import DetectorConfig
+from vlmill.runtime.processes import process_context
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, Rejected
@@ -129,7 +130,7 @@ def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
 def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
     """Decodes an example's image; raises Rejected if it is missing or has another size."""
     if data is None:
-        raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes of it")
+        raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes for this image")
     pixels = decode(data, limits)
     height, width = pixels.shape[:2]
     if (width, height) != (example.width, example.height):
@@ -228,7 +229,7 @@ def step_parts(
             sampler=Endless(visits),
             batch_size=None,
             num_workers=settings.workers,
-            multiprocessing_context="forkserver",
+            multiprocessing_context=process_context(__name__),
             collate_fn=as_it_is,
         )
     for number, loaded_images in enumerate(loaded_parts, start=done * settings.accumulation + 1):

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from vlmill.runtime.bus_errors import name_shrunken_files
 from vlmill.runtime.console.stopping import STOP_SIGNALS
+from vlmill.runtime.processes import process_context
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.features import read_features
@@ -36,8 +37,9 @@ def batch_loader(
 
     With ``every`` = N, yields every N-th batch: the share of one rank. Workers collate the batches;
     a thread of this process copies the features, so that these never travel between processes. For
-    a GPU ``device`` they are in pinned memory. Workers are spawned, not forked: Arrow's threads do
-    not survive a fork.
+    a GPU ``device`` they are in pinned memory. Workers are forks of a process that has only
+    imported this module: Arrow's threads do not survive a fork of the trainer, and to import torch
+    again takes each worker two seconds.
     """
     # Images are sent with their plans, so messages are frequent enough without grouping.
     together = TOGETHER if workers and batches.images is None else 1
@@ -49,7 +51,7 @@ def batch_loader(
         # Without its own generator the loader would use dropout's random numbers, and a resumed run
         # would have different ones than an uninterrupted run.
         generator=torch.Generator(),
-        multiprocessing_context="spawn" if workers else None,
+        multiprocessing_context=process_context(__name__) if workers else None,
         worker_init_fn=_prepare_worker,
     )
     pin_memory = device is not None and device.type == "cuda"

@@ -45,7 +45,7 @@ def names_from_bert(model: nn.Module) -> set[str]:
     """
     links = BERT_SOURCES.get(type(model))
     if links is None:
-        raise InputError(f"optimizer.bert_rate: {type(model).__name__} takes nothing from BERT")
+        raise InputError(f"optimizer.bert_rate: {type(model).__name__} loads no weights from BERT")
     return {link.name for link in links(model, {}) if link.references[0].startswith(BERT_BODY)}
 
 

@@ -114,8 +114,8 @@ def _full_path(recipe: RunSettings, assignment: str) -> str:
         return assignment
     if len(recipe.stages) > 1:
         raise InputError(
-            f"{assignment}: recipe {recipe.name} has {len(recipe.stages)} stages; say which, "
-            f"as in stages.0.{assignment}"
+            f"{assignment}: recipe {recipe.name} has {len(recipe.stages)} stages; name "
+            f"one of them, as in stages.0.{assignment}"
         )
     return f"stages.0.{assignment}"
 

@@ -64,9 +64,9 @@ def compute_cost(recipe: RunSettings) -> Cost:
 def step_bytes(recipe: RunSettings) -> int:
     """Returns the memory of a step in one process, in bytes; of the largest stage."""
     cost = compute_cost(recipe)
-    kept = cost.pair_bytes // (RECOMPUTED_SHARE if recipe.checkpoint_activations else 1)
+    stored_bytes = cost.pair_bytes // (RECOMPUTED_SHARE if recipe.checkpoint_activations else 1)
     return cost.fixed_bytes + max(
-        kept * (stage.batch_size // stage.accumulation) + contrast_bytes(recipe, stage)
+        stored_bytes * (stage.batch_size // stage.accumulation) + contrast_bytes(recipe, stage)
         for stage in recipe.stages
     )
 

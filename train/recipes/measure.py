@@ -18,13 +18,13 @@ def measure_model(variant: str, config: Any) -> tuple[int, int, int, int]:
     row = get_variant(variant)
     with torch.device("meta"):
         model: nn.Module = row.build(config)
-    kept = {"text_layers": 0, "visual_layers": 0, "": 0}
+    stored = {"text_layers": 0, "visual_layers": 0, "": 0}
     for path, part in row.get_body(model).named_modules():
         name = path.rpartition(".")[2]
         if isinstance(part, nn.ModuleList) and name.endswith("layers"):
-            kept[name if name in kept else ""] += sum(map(_kept_values, part))
+            stored[name if name in stored else ""] += sum(map(_kept_values, part))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return parameters, kept["text_layers"], kept["visual_layers"], kept[""]
+    return parameters, stored["text_layers"], stored["visual_layers"], stored[""]
 
 
 def _kept_values(layer: nn.Module) -> int:

@@ -28,4 +28,4 @@ class PaperTraining:
 def say_what_is_new(names: Sequence[str]) -> None:
     """Prints which parameters keep their random start because a checkpoint lacks them."""
     if names:
-        print_status(f"new, as --init lacks it: {', '.join(merge_names(names))}")
+        print_status(f"new, because --init has no weights for it: {', '.join(merge_names(names))}")

@@ -43,9 +43,9 @@ def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
         for stage in (run.stage for run in stages)
     )
     checkpoint_size = checkpoint_bytes(sum(sizes.values()), trained, averaged=bool(recipe.average))
-    saves, kept = num_saves(recipe, stages), int(recipe.keep_checkpoints)
+    saves, num_kept = num_saves(recipe, stages), int(recipe.keep_checkpoints)
     there = len(saved_steps(runner.output))
-    return checkpoint_size * max(0, min(kept + 1, saves) - there)
+    return checkpoint_size * max(0, min(num_kept + 1, saves) - there)
 
 
 def measure(runner: Runner[Any, Any], run: StageRun, limit_s: float = SECONDS_MEASURED) -> Rate:

@@ -20,6 +20,7 @@ from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
@@ -102,9 +103,14 @@ def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn
     their images are trained on as well.
     """
     images = np.unique(measured.image_keys[measured.image_rows != ABSENT])
-    why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
-    omitted = f"; others cannot be used: {unusable}" if unusable else ""
-    print_status(f"validates on {len(measured)} pairs of {len(images)} images{why}{omitted}")
+    why = (
+        "; without a validation split, pairs are held out by the hash of their ids" if drawn else ""
+    )
+    omitted = f"; the others cannot be used: {unusable}" if unusable else ""
+    print_status(
+        f"validates on {format_count(len(measured), 'pair')} of "
+        f"{format_count(len(images), 'image')}{why}{omitted}"
+    )
     if both := np.intersect1d(learnt.image_keys, images).size:
         print_status(
             f"warning: {both} of the {len(images)} images that are validated on are trained on "

@@ -37,7 +37,7 @@ from vlmill.train.optim.groups import is_trained
 from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph
-from vlmill.train.run.rejecting import Rejecting
+from vlmill.train.run.rejecting import RejectCollector
 from vlmill.train.run.snapshot import Checkpoints, Snapshot
 
 LOG = "log.jsonl"
@@ -103,7 +103,7 @@ class Runner(Generic[L, C]):
         self.learning, self.saving = learning, saving
         self.resumed = last = saving.last()
         self.done = 0 if last is None else last.step
-        self.rejecting = Rejecting(
+        self.rejecting = RejectCollector(
             self.output,
             after=self.done,
             tolerance=learning.tolerance,
@@ -186,9 +186,10 @@ class Runner(Generic[L, C]):
         before, now = num_processes(state), self.accelerator.num_processes
         if before and before != now:
             print_status(
-                f"warning: --output was trained by {before} process{'' if before == 1 else 'es'} "
-                f"and continues with {now}: steps have the same pairs and rates, but each process "
-                "draws its own dropout, so losses differ as far as that goes"
+                f"warning: --output was trained by {before} "
+                f"process{'' if before == 1 else 'es'} and continues with {now}: steps "
+                "have the same pairs and rates, but each process samples its own "
+                "dropout, so losses can differ slightly"
             )
 
     def _train_stage(self, run: StageRun, log: Log, progress: Progress, stop: StopRequest) -> None:

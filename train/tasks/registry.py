@@ -72,5 +72,5 @@ def task_recipe_named(name: str) -> TaskRecipe:
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
     if name in TASKS:
-        hint = f"without --init say of which model: {', '.join(TASKS[name].recipes)}"
+        hint = f"without --init, name the model: {', '.join(TASKS[name].recipes)}"
     raise InputError(f"TASK {name}: unknown recipe; {hint}")

@@ -28,7 +28,7 @@ SPLITS = {  # as in the names of the hub's files -> of the published files
 
 @dataclass(frozen=True, kw_only=True)
 class HubTask:
-    """Holds a task's folder on the hub and its columns. ``classes`` are those of its labels in the
+    """Holds a task's folder on the hub and its columns. ``classes`` name its labels in the
     order of their numbers; empty: a score.
     """
 
@@ -150,7 +150,7 @@ def _label_columns(task: HubTask, label: Any, *, is_test: bool) -> dict[str, Any
     if task.classes:
         if isinstance(label, int) and 0 <= label < len(task.classes):
             return {"label": task.classes[label], "label_id": int(label), "score": None}
-        return Drop(Reason.LABEL_UNKNOWN, f"{label!a:.80}, want 0 to {len(task.classes) - 1}")
+        return Drop(Reason.LABEL_UNKNOWN, f"{label!a:.80}, expected 0 to {len(task.classes) - 1}")
     if isinstance(label, int | float) and math.isfinite(label) and 0 <= label <= 5:
         return {"label": f"{label:.3f}", "label_id": -1, "score": float(label)}
-    return Drop(Reason.LABEL_UNKNOWN, f"{label!a:.80} is no score from 0 to 5")
+    return Drop(Reason.LABEL_UNKNOWN, f"{label!a:.80} is not a score from 0 to 5")

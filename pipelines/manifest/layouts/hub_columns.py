@@ -80,7 +80,8 @@ def _check_type(
         expected = "text or whole numbers" if numbers else "text, or a class label with its names"
         remedy = " or --no-split-column" if flag == "--split-column" else ""
         raise InputError(
-            f"{display_name}: the column {name} is {kind}; want {expected}: name another one, "
+            f"{display_name}: the column {name} is {kind}; expected {expected}: name "
+            "another column with "
             f"{flag} NAME"
             f"{remedy}"
         )
@@ -125,9 +126,9 @@ def split_of_name(source: Source) -> str | None:
     splits = {word.lower(): word for word in known if word is not None}
     if len(splits) > 1:
         raise InputError(
-            f"{source.display_name}: its name has the splits {' and '.join(splits.values())}; say "
-            "which "
-            "its rows are of, --split NAME, or name a column, --split-column NAME"
+            f"{source.display_name}: its name has the splits "
+            f"{' and '.join(splits.values())}; name the split of its rows with --split "
+            "NAME, or a column with --split-column NAME"
         )
     return next(iter(splits.values()), None)
 

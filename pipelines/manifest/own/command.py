@@ -49,7 +49,7 @@ from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, TABLES, Table
 
@@ -75,7 +75,7 @@ def run_own(args: argparse.Namespace) -> int:
     print_reading_hint(job.output, job.kind)
     if job.columns.split:
         print(format_splits(job.columns.split[0], count_splits(job.output, TABLES[job.kind])))
-    rejects = rejects_said(reject_counts(job.output))
+    rejects = format_rejects(reject_counts(job.output))
     unit = job.example_kind.unit
     print(f"{done}: {counts[job.kind]} {unit}{images}, {rejects}: {job.output}")
     return 0 if counts[job.kind] or not job.rows else 1
@@ -158,11 +158,11 @@ def own_job(args: argparse.Namespace) -> OwnJob:
     if args.image_root is not None and not args.image_root.is_dir():
         raise InputError(f"--image-root {args.image_root}: no such folder")
     if args.min_questions < 1:
-        raise InputError(f"--min-questions {args.min_questions}: want at least 1")
+        raise InputError(f"--min-questions {args.min_questions}: expected at least 1")
     columns = named_columns(args)
     kind = choose_kind(columns)
     if kind.number is None and args.labels is not None:
-        raise InputError("--labels goes with --question-column and --label-column; leave it out")
+        raise InputError("--labels goes with --question-column and --label-column; remove it")
     table = open_table(args, columns)
     columns = with_split_column(args, table, columns)
     column_indices = tuple(find_column_indices(table, columns.flagged))
@@ -202,7 +202,7 @@ def named_columns(args: argparse.Namespace) -> Columns:
 
 
 def open_table(args: argparse.Namespace, columns: Columns) -> TableFile:
-    """Returns the file as the flags and its content describe it, and prints what was detected."""
+    """Returns the file as flags and content describe it, and prints the detected properties."""
     flags = {"format": args.format, "header": not args.no_header, "sheet": args.sheet}
     encoding = "utf-8" if args.encoding is None else args.encoding
     table = table_file(args.input, delimiter=args.delimiter, encoding=encoding, **flags)

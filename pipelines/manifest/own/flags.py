@@ -116,7 +116,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def add_column_arguments(p: argparse.ArgumentParser) -> None:
-    """Adds the flags that name columns, and those of lists and labels."""
+    """Adds the flags that name columns, and the flags of lists and labels."""
     for flag, text in (
         ("--text-column", "column of captions, or of the texts of labelled images"),
         ("--question-column", "column of questions"),

@@ -1,6 +1,6 @@
 """Detects how the columns of a text file are separated, and its encoding.
 
-A guess that could be wrong is refused: the caller prints what was detected, and flags override it.
+A guess that could be wrong is refused: the caller prints the values, and flags override them.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def detect_encoding(path: Path) -> str:
     """Returns utf-8, utf-16 (by its byte order mark) or cp1252 (Western European).
 
     A file with some broken lines among valid UTF-8 is UTF-8. Raises InputError for a file that is
-    neither, such as one in an Asian or Cyrillic encoding: these cannot be told apart safely.
+    neither, such as one in an Asian or Cyrillic encoding: these cannot be distinguished safely.
     """
     with path.open("rb") as file:
         sample = file.read(SAMPLE_BYTES)
@@ -80,7 +80,7 @@ def _fields(table: TableFile) -> list[str]:
 
 
 def format_detected(table: TableFile, given: TableFile) -> str | None:
-    """Returns a line about what was detected and differs from ``given``, None if nothing does."""
+    """Returns a line about detected values that differ from ``given``, None if nothing does."""
     parts = []
     if table.delimiter != given.delimiter:
         name = NAMES.get(table.delimiter, repr(table.delimiter))

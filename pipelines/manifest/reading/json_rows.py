@@ -43,7 +43,7 @@ def json_records(path: Path, format: str) -> Iterator[Record]:
                 record = Drop(Reason.BAD_RECORD, record.detail)
             yield number + 1, record
         return
-    for number, element in enumerate(_elements(JsonLists(source=source)), 1):
+    for number, element in enumerate(_elements(JsonLists(source=source, nan_is_null=True)), 1):
         if isinstance(element, dict):
             yield number, element
         else:
@@ -93,7 +93,7 @@ def json_columns(path: Path, format: str = "jsonl") -> list[str]:
                 if isinstance(value, dict):
                     nested |= dict.fromkeys(f"{key}.{inner}" for inner in value)
     if not names:
-        rows = "its first lines are no JSON objects, one a line"
+        rows = "its first lines are no JSON objects, one per line"
         if format == "json":
             rows = "its list has no objects"
         raise InputError(f"--input {path}: {rows}")

@@ -1,4 +1,4 @@
-"""Reads the rows of Parquet files: one, or those of a folder as the hub has them."""
+"""Reads the rows of Parquet files: one file, or a folder as on the hub."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.splits import find_use
 
-BATCH_ROWS = 1_000
+BATCH_ROWS, IMAGE_ROWS = 1_000, 32
 
 
 def open_parquet(path: Path) -> Any:
@@ -23,7 +23,7 @@ def open_parquet(path: Path) -> Any:
         return pq.ParquetFile(readable(path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
+        raise InputError(f"--input {path} is not a readable Parquet file: {reason}") from None
 
 
 def parquet_parts(path: Path) -> tuple[Path, ...]:
@@ -40,7 +40,7 @@ def parquet_parts(path: Path) -> tuple[Path, ...]:
 
 
 def parquet_names(root: Path, parts: Sequence[Path]) -> list[str]:
-    """Returns the columns of Parquet files. Those of a folder also have a column ``split``, the one
+    """Returns the columns of Parquet files. Files of a folder also have a column ``split``, the one
     in the name of each file, unless the files have it.
 
     Raises InputError for files with different columns.
@@ -74,7 +74,7 @@ def parquet_values(
             stored = [name for name in dict.fromkeys(names) if name in file.schema_arrow.names]
             split = split_in_name(path)
             try:
-                limit = limit_batch_rows(path, BATCH_ROWS)
+                limit = limit_batch_rows(path, _batch_rows(file.schema_arrow, stored))
                 for batch in file.iter_batches(limit, columns=stored):
                     require_short_texts(path, batch)
                     columns = {name: _values(batch.column(name)) for name in stored}
@@ -89,6 +89,13 @@ def parquet_values(
                 ) from None
 
 
+def _batch_rows(schema: pa.Schema, names: Sequence[str]) -> int:
+    """Returns how many rows are decoded together: few if a column may hold images."""
+    kinds = [schema.field(name).type for name in names]
+    plain = all(_is_text(kind) or pa.types.is_primitive(kind) for kind in kinds)
+    return BATCH_ROWS if plain else IMAGE_ROWS
+
+
 def check_types(path: Path, column_indices: Sequence[int]) -> None:
     """Raises InputError unless these columns are texts or whole numbers."""
     with open_parquet(path) as file:
@@ -98,7 +105,8 @@ def check_types(path: Path, column_indices: Sequence[int]) -> None:
         inner = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not _is_text(inner) and not pa.types.is_integer(inner):
             raise InputError(
-                f"--input {path}: the column {schema.names[index]} is {kind}; want text or whole "
+                f"--input {path}: the column {schema.names[index]} is {kind}; expected "
+                "text or whole "
                 "numbers, one a row"
             )
 

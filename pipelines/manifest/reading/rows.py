@@ -36,11 +36,12 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
 FORMATS = {
-    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv"},
+    **{".csv": "csv", ".txt": "csv", ".tsv": "tsv", ".tab": "tsv"},
     **{".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"},
     **{".parquet": "parquet", ".xlsx": "xlsx", ".xlsm": "xlsx"},
 }
 JSON = ("json", "jsonl")
+PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".7z", ".tar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +93,9 @@ def table_file(
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
     format = _format(path, format)
     if format is None:
-        raise InputError(
-            f"--input {path}: ends in none of {known}; say --format csv, tsv, json, jsonl, "
-            "parquet or xlsx"
-        )
+        packed = path.suffix.lower() in PACKED
+        remedy = "unpack it" if packed else "say --format csv, tsv, json, jsonl, parquet or xlsx"
+        raise InputError(f"--input {path}: ends in none of {known}; {remedy}")
     if format in JSON and (delimiter is not None or encoding != "utf-8" or not header):
         raise InputError(
             f"--input {path}: JSON is UTF-8 and names its own columns; leave out "
@@ -106,10 +106,12 @@ def table_file(
             f"--input {path} is an Excel workbook; leave out --delimiter and --encoding"
         )
     if format != "xlsx" and sheet is not None:
-        raise InputError(f"--sheet {sheet}: --input {path} is no Excel workbook; leave it out")
+        raise InputError(f"--sheet {sheet}: --input {path} is no Excel workbook; remove it")
     delimiter = delimiter or ("\t" if format == "tsv" else ",")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InputError(f"--delimiter {delimiter!r}: want one character, no quote or line break")
+        raise InputError(
+            f"--delimiter {delimiter!r}: expected one character, no quote or line break"
+        )
     check_encoding(encoding, delimiter)
     return TableFile(
         path=path,
@@ -147,8 +149,8 @@ def check_encoding(encoding: str, delimiter: str) -> None:
         fits = False
     if not fits and encoding.lower().replace("_", "-") != "utf-16":
         raise InputError(
-            f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
-            "are; convert the file with iconv"
+            f"--encoding {encoding}: unknown, or not a superset of ASCII (such as "
+            "utf-8, cp1252 and gb18030); convert the file with iconv"
         )
 
 
@@ -174,7 +176,7 @@ def column_names(table: TableFile) -> list[str]:
         raise InputError(f"--input {table.path}: {what} is empty")
     fields = first[1]
     if isinstance(fields, Drop):
-        raise InputError(f"--input {table.path}: its first line is no row ({fields.detail})")
+        raise InputError(f"--input {table.path}: its first line is not a row ({fields.detail})")
     if not table.header:
         return [str(number) for number in range(1, len(fields) + 1)]
     return ["" if field is None else str(field).strip() for field in fields]
@@ -221,7 +223,9 @@ def _texts_only(values: Sequence[Any], names: Sequence[str]) -> Fields | Drop:
     for value in values:
         if value is not None and type(value) not in (str, int):
             kind = type(value).__name__
-            return Drop(Reason.BAD_RECORD, f"{value!a:.80} is {kind}, want text or a whole number")
+            return Drop(
+                Reason.BAD_RECORD, f"{value!a:.80} is {kind}, expected text or a whole number"
+            )
     return [None if value is None else str(value) for value in values]
 
 

@@ -85,7 +85,7 @@ def refuse_surrogates(fields: list[Any]) -> list[Any] | Drop:
             try:
                 field.encode()
             except UnicodeEncodeError:
-                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
+                return Drop(Reason.BAD_ENCODING, f"bytes in another encoding: {field!a}")
     return fields
 
 

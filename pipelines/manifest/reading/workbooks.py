@@ -81,7 +81,7 @@ def _check_size(path: Path) -> None:
 
 def _broken(path: Path, error: Exception) -> InputError:
     reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return InputError(f"--input {path} is no readable Excel workbook ({reason}); save it again")
+    return InputError(f"--input {path} is not a readable Excel workbook ({reason}); save it again")
 
 
 def _cell(value: Any) -> Any:

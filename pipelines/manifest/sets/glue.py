@@ -168,7 +168,7 @@ def label_columns(task: Task, label: str | None) -> dict[str, Any] | Drop:
     except ValueError:
         score = -1.0
     if not 0 <= score <= 5:
-        return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is no score from 0 to 5")
+        return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is not a score from 0 to 5")
     return {"label": label, "label_id": -1, "score": score}
 
 
@@ -191,8 +191,9 @@ def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
             return make_hub_reading(hub_files, {h.folder: task for h, task in tasks.items()})
         raise folder.lacks(f"folder of a task ({', '.join(t.folder for t in TASKS)})")
     raise InputError(
-        f"--input {folder.root}: MRPC has the raw files msr_paraphrase_*.txt; make its train.tsv, "
-        "dev.tsv and test.tsv of them with GLUE's download script, or move the folder MRPC away"
+        f"--input {folder.root}: MRPC has the raw files msr_paraphrase_*.txt; create "
+        "train.tsv, dev.tsv and test.tsv from them with GLUE's download script, or move "
+        "the folder MRPC elsewhere"
     )
 
 

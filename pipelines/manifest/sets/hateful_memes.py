@@ -37,7 +37,7 @@ def label_row(record: Any, split: str) -> Example | Drop:
     label = record.get("label")
     number = NUMBERS.get(str(label))
     if number is None and not (label in (None, -1) and find_use(split) == "test"):
-        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!a:.80}, want 0 or 1")
+        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!a:.80}, expected 0 or 1")
     image_id = f"hateful-memes/{PurePosixPath(name).stem}"
     row = {
         "example_id": f"hateful-memes/{split}/{identifier}",

@@ -26,10 +26,11 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
     pair = parse_pair(identifier)
     if pair is None or pair.split("-")[0] != split or not isinstance(sentence, str):
         return Drop(
-            Reason.BAD_ROW, f"identifier {identifier!a}: want {split}-SET-PAIR-SENTENCE and a text"
+            Reason.BAD_ROW,
+            f"identifier {identifier!a}: expected {split}-SET-PAIR-SENTENCE and a text",
         )
     if label is not None and find_label(label) is None:
-        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, want True or False")
+        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, expected True or False")
     label = find_label(label)
     text = clean_text(sentence)
     if not text:

@@ -69,7 +69,7 @@ def question_row(
     if annotation is None:
         return Drop(Reason.BAD_ROW, f"question {question_id} has no annotation")
     if annotation.image_id not in (None, image_id):
-        detail = f"question {question_id} is of image {image_id}, its annotation of another"
+        detail = f"question {question_id} has image {image_id}, its annotation has another"
         return Drop(Reason.BAD_REFERENCE, detail)
     return row | answer_columns(annotation, numbers, source)
 
@@ -174,7 +174,7 @@ def labels_for(
         labels = read_labels(path)
         return labels, (check_labels(labels, path, annotated),)
     if not annotated:
-        return None, ("labels: none, as no annotations are here (give --labels FILE)",)
+        return None, ("labels: none, because there are no annotations (give --labels FILE)",)
     labels = collect_labels(published_answers(annotated), min_questions=min_questions)
     if not labels:
         return None, (
@@ -183,8 +183,8 @@ def labels_for(
         )
     return labels, (
         f"labels: {len(labels)} answers that {min_questions} or more questions of "
-        f"{' and '.join(source.name for source in annotated)} have, in {LABELS_FILE}; a checkpoint "
-        "has its own list: give --labels FILE to use that",
+        f"{' and '.join(source.name for source in annotated)} have, in {LABELS_FILE}; "
+        "to use a checkpoint's own list, give --labels FILE",
     )
 
 
@@ -203,7 +203,7 @@ def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source])
             f"--labels {path}: none of its {len(labels)} labels ({examples}, ...) is an answer to "
             "one "
             f"of the {questions} questions here (such as {answer[:40]!r}); give the classifier's "
-            "list of answers, a label a line or JSON"
+            "list of answers, one label per line or as JSON"
         )
     few = "warning: " if 2 * labelled < questions else ""
     return (

@@ -25,12 +25,12 @@ def statement_row(record: Any, example_id: str, split: str) -> Example | Drop:
     name, label = record.get("image"), record.get("label")
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        return Drop(Reason.BAD_ROW, f"image {name!a:.80}, want twelve digits and .jpg")
+        return Drop(Reason.BAD_ROW, f"image {name!a:.80}, expected twelve digits and .jpg")
     text = validate_text(record.get("caption"))
     if isinstance(text, Drop):
         return text
     if str(label) not in ("0", "1", *LABELS):
-        return Drop(Reason.LABEL_UNKNOWN, f"label {label!a:.80}, want 0 or 1")
+        return Drop(Reason.LABEL_UNKNOWN, f"label {label!a:.80}, expected 0 or 1")
     number = int(str(label) in ("1", LABELS[1]))
     relation, url = record.get("relation"), record.get("image_link")
     row = {

@@ -25,7 +25,7 @@ def is_same_site(host: str, other: str) -> bool:
 
 def _parts(url: str) -> re.Match[str]:
     parts = _ORIGIN.match(url)
-    assert parts is not None, f"{url} is no absolute URL"
+    assert parts is not None, f"{url} is not an absolute URL"
     return parts
 
 

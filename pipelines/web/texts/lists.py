@@ -113,8 +113,8 @@ def _counted_words(pairs: str) -> frozenset[str]:
     words = frozenset(word for word, count in counts.items() if count >= LEAST_COUNT)
     if not words:
         raise InputError(
-            f"--vocabulary {pairs}: no word comes {LEAST_COUNT} times in its texts; give a larger "
-            "table, or a file of one word a line"
+            f"--vocabulary {pairs}: no word occurs {LEAST_COUNT} times in its texts; "
+            "give a larger table, or a file with one word per line"
         )
     return words
 
@@ -125,13 +125,15 @@ def _entries(path: str, flag: str) -> list[str]:
             raise ValueError(f"it has {size} bytes")
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise InputError(f"{flag} {path}: {error}; give a text file of one word a line") from None
+        raise InputError(
+            f"{flag} {path}: {error}; give a text file with one word per line"
+        ) from None
     entries = [folded(line.partition("#")[0]).strip() for line in text.splitlines()]
     entries = [entry for entry in entries if entry]
     if not entries:
-        raise InputError(f"{flag} {path} has no word; give one a line, or leave the flag out")
+        raise InputError(f"{flag} {path} has no words; give one per line, or remove the flag")
     if longest := next((entry for entry in entries if len(entry) > MAX_ENTRY_CHARS), None):
-        raise InputError(f"{flag} {path}: {longest[:40]}... is no word; give one a line")
+        raise InputError(f"{flag} {path}: {longest[:40]}... is not a word; give one per line")
     return entries
 
 

@@ -113,7 +113,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is no TOML ({error}); fix it") from None
+        raise ValueError(f"it is not TOML ({error}); fix it") from None
     for name, value in values.items():
         if name == SPACES:
             if not isinstance(value, bool):
@@ -138,6 +138,6 @@ def _check_entries(name: str, entries: Any) -> None:
                 raise ValueError(f"{name}: {entry!r} matches an empty text; remove it")
         except re.error as error:
             raise ValueError(
-                f"{name}: {entry!r} is no regular expression ({error}); put a backslash before "
+                f"{name}: {entry!r} is not a regular expression ({error}); put a backslash before "
                 "signs such as ( ) . + * ?"
             ) from None

@@ -17,7 +17,7 @@ from tests.models.bert_files import tiny, write
 
 from vlmill.inference.convert import command
 from vlmill.inference.convert.conversion import STARTS
-from vlmill.models import VARIANTS, preset
+from vlmill.models import VARIANTS, preset, registry
 from vlmill.models.published import FAMILIES, export_reference, load_reference
 from vlmill.models.registry import FAMILY_NAMES
 from vlmill.runtime.settings.plain_fields import override, to_yaml
@@ -49,6 +49,7 @@ SIZES_OF_VIT = [
 
 def test_every_family_can_be_asked_for() -> None:
     assert list(FAMILY_NAMES) == sorted(FAMILIES)
+    assert set(registry.STARTS) == set(STARTS) >= set(registry.EXPERT_STARTS)
     assert set(command.SOURCES) == {*FAMILIES, *STARTS}
 
 
@@ -146,7 +147,7 @@ def test_what_their_layout_has_no_place_for_is_left_out_by_name(
     back = tmp_path / "back.safetensors"
     words = ("--to", "reference", "--output", str(back))
     assert convert(tmp_path / "ours", *words, family="vl-bert") == 2
-    said = "the layout of vl-bert has no place for masked_vector.weight; leave them out by name"
+    said = "the layout of vl-bert has no key for masked_vector.weight; exclude them by name"
     assert said in capsys.readouterr().err and not back.exists()
     without = ("--without", "masked_vector.weight")
     assert convert(tmp_path / "ours", *words, *without, family="vl-bert") == 0
@@ -252,7 +253,7 @@ def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
     assert "as the checkpoint has no blocks.0-1.gamma_1, blocks.0-1.gamma_2: encoder" in told_new
     relative = told(0, {}, "relative_positions=true", "absolute_positions=false")
     assert "pos_embed is unused: the model has no absolute positions" in relative
-    assert "norm_pre.weight has no place in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
+    assert "norm_pre.weight does not exist in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
     deeper = {"blocks.2.norm1.weight": torch.ones(16), "blocks.3.norm1.weight": torch.ones(16)}
     assert "has 4 layers, the model takes 2: layers 2 to 3 (from 0) are unused" in told(0, deeper)
 
@@ -397,7 +398,7 @@ def test_explain_lists_every_parameter_and_writes_nothing(
         ),
         (["--explain", "--as", "imagebert-base", "width"], "width: expected field=value"),
         (["--explain", "--as", "imagebert-base", "widht=3"], "widht: unknown field; did you mean"),
-        (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is no multiple"),
+        (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is not a multiple"),
         (
             ["--explain", "--as", "imagebert-base"],
             "other shapes than the model's; build it with the sizes of that BERT (",
@@ -434,7 +435,7 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
     (published / "bert_config.json").write_text(json.dumps(config | {"vocab_size": 60}))
     fails("(mlm_head.bias is [60] here, [50] in the file); --explain lists all")
     (published / "bert_config.json").write_text(json.dumps(config | {"hidden_size": 23}))
-    fails("bert_config.json: width=23 is no multiple of num_heads=4")
+    fails("bert_config.json: width=23 is not a multiple of num_heads=4")
     (published / "bert_config.json").write_text("[]")
     fails("bert_config.json has no fields")
     (published / "bert_config.json").unlink()
@@ -445,7 +446,7 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
     (published / "vocab.txt").unlink()
     fails("--vocab: none was given and")
     (published / "pytorch_model.bin").write_bytes(b"no weights")
-    fails("is neither a safetensors file nor one of PyTorch's")
+    fails("is not a safetensors file, a PyTorch file or")
 
 
 def test_retrieval_needs_a_matching_head(
@@ -469,7 +470,7 @@ def test_ours_is_exported_by_its_own_family_only(
     words = ("--as", "imagebert-base", *FIELDS, "--output", str(start))
     assert convert(published, *words) == 0
     assert convert(start, "--output", str(tmp_path / "again")) == 2
-    assert "is vlmill's already; add --to reference" in capsys.readouterr().err
+    assert "is already in vlmill's format; add --to reference" in capsys.readouterr().err
     out = str(tmp_path / "x.safetensors")
     assert convert(start, "--to", "reference", "--output", out) == 2
     assert "is of imagebert; it has no official layout" in capsys.readouterr().err
@@ -540,7 +541,7 @@ def test_arguments_without_effect_are_named(published: Path, tmp_path: Path, cap
         assert convert(ours, *export, *words) == 2
         assert f"{words[0]}: {ours} is vlmill's own checkpoint" in capsys.readouterr().err
     assert convert(published, "--output", str(tmp_path / "x"), "--seed", "3") == 2
-    assert "--seed 3: only new weights are drawn" in capsys.readouterr().err
+    assert "--seed 3: only new weights are random" in capsys.readouterr().err
     assert convert(published, "--vocab", vocabulary, "--output", back) == 0
     assert f"--vocab {vocabulary} has no effect" in capsys.readouterr().err
 

@@ -326,7 +326,7 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(
     listed, output = write_list(tmp_path / "urls", [*urls, "no URL"]), tmp_path / "crawl"
     assert main(arguments(listed, output, "--dry-run", "--delay", "1")) == 0
     said = capsys.readouterr().out
-    assert "7,200 URLs on 2 hosts, 1 lines that are no URL" in said and "60 min" in said
+    assert "7,200 URLs on 2 hosts, 1 line that is not a URL" in said and "60 min" in said
     assert not output.exists()
 
 
@@ -346,7 +346,7 @@ def test_a_page_may_be_fetched_without_its_images(tmp_path: Path, served: Served
         (["--buckets", "1001"], "--buckets 1001: must be at most 1000"),
         (["--allow-address", "localhost"], "'localhost' does not appear to be"),
         (["--urls", "nothing-here.txt"], "--urls nothing-here.txt: no such file"),
-        (["--runer", "X"], "--runer: neither this job nor Apache Beam knows it"),
+        (["--runer", "X"], "--runer: neither this job nor Apache Beam has this flag"),
     ],
 )
 def test_mistakes_are_one_line(

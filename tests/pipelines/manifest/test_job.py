@@ -175,7 +175,7 @@ def test_two_columns_called_split_are_a_question(
 ) -> None:
     (tmp_path / "x.csv").write_text("file,caption,split,Split\n1,one,train,test\n")
     assert own(tmp_path / "x.csv", tmp_path / "out") == 2
-    assert "has the columns split, Split; say which" in capsys.readouterr().err
+    assert "has the columns split, Split; name one with" in capsys.readouterr().err
     assert own(tmp_path / "x.csv", tmp_path / "out", "--split-column", "Split") == 0
     assert split_values(tmp_path / "out") == ["test"]
 

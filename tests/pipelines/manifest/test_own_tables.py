@@ -71,6 +71,11 @@ def labels(tmp_path: Path) -> list[str]:
         ("commas.tsv", 'image,caption\na.jpg,"café"\n'),
         ("list.json", '[{"image": "a.jpg", "caption": "café"}]'),
         ("lines.json", '{"image": "a.jpg", "caption": "café"}\n{"image": "a.jpg"}\n'),
+        ("nan.json", '[{"image": "a.jpg", "caption": "café"}, {"image": "a", "caption": NaN}]'),
+        ("captions.txt", "image,caption\na.jpg,café\n"),
+        ("null.jsonl", '{"image": "a.jpg", "caption": "café"}\n{"image": null, "caption": "x"}\n'),
+        ("pretty.json", '\ufeff[\n  {\n    "image": "a.jpg",\n    "caption": "café"\n  }\n]\n'),
+        ("trailing.csv", "image,caption,\na.jpg,café,\n"),
         ("one.json", '{"image": "a.jpg", "caption": ["café"]}\n{"image": "a.jpg"}\n'),
         ("data.json", '{"info": 1, "data": [{"image": "a.jpg", "caption": "café"}]}'),
         ("keys.json", '{"7": {"image": "a.jpg", "caption": "café"}}'),
@@ -90,7 +95,7 @@ def test_captions_of_many_files(
 ) -> None:
     assert own(name, content, *CAPTIONS) == 0
     assert rows(tmp_path, PAIRS, "image_id", "text") == [("a.jpg", "café")]
-    assert set(reasons(tmp_path)) <= {"no_text"}
+    assert set(reasons(tmp_path)) <= {"no_text", "no_id"}
 
 
 def test_what_was_detected_is_said(
@@ -243,6 +248,17 @@ def test_answers_in_columns_in_cells_and_in_objects(
     assert own("x.json", content, *QA) == 0
     assert rows(tmp_path, QUESTIONS, "answers") == [["yes"] * 9 + ["no"]]
     assert rows(tmp_path, QUESTIONS, "label_scores") == [[1.0]]  # "no" is no most frequent answer
+
+
+def test_scores_and_objects_of_lists_are_answers(own: Callable[..., int], tmp_path: Path) -> None:
+    answers = [{"yes": 1, "no": 0.3}, {"answer": ["cat", "dog"], "answer_id": [1, 2]}, {"a": 0}]
+    content = json.dumps(
+        [{"question": "q", "answer": a, "image": f"{k}"} for k, a in enumerate(answers)]
+    )
+    assert own("lxmert.json", content, *QA) == 0
+    assert labels(tmp_path) == ["yes", "no", "cat", "dog"]
+    assert rows(tmp_path, QUESTIONS, "label_scores") == [[1.0, pytest.approx(0.3)], [1.0, 1.0]]
+    assert reasons(tmp_path) == ["no_text"]
 
 
 def test_a_list_of_answers_numbers_them(own: Callable[..., int], tmp_path: Path) -> None:

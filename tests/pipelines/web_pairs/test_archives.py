@@ -243,15 +243,15 @@ def test_an_outage_is_no_damage_of_the_archive(
     [
         (["--warc", "@nothing"], "no such list"),
         (["--warc", "@empty"], "it is empty"),
-        (["--warc", "@lost"], "lost.warc.gz is no file that is there; see --base"),
+        (["--warc", "@lost"], "lost.warc.gz does not exist; see --base"),
         (["--warc", "@bad.gz"], "give a list of archives"),
-        (["--warc", "@zeros"], "line 1 is no path"),
+        (["--warc", "@zeros"], "line 1 is not a path"),
         (["--warc", "https://"], "not the address of a file"),
         (["--warc", "http://127.0.0.1:9/a"], "give a public address"),
         (["--warc", "a", "--allow-address", "all"], "--allow-address"),
         (["--index", "nothing"], "--index nothing: no file"),
         (["--index", "empty"], "no record"),
-        (["--index", "empty", "--warc", "a"], "leave --warc out"),
+        (["--index", "empty", "--warc", "a"], "remove --warc"),
         ([], "give --warc GLOB or --index FILE"),
     ],
 )

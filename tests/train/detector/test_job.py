@@ -380,7 +380,7 @@ def test_compiled_blocks_train_the_same_detector(
         return graph.forward
 
     monkeypatch.setattr(runner, "compile_blocks", compile_blocks)
-    assert train(shapes, tmp_path / "out", "compile=blocks", "steps=2") == 0
+    assert train(shapes, tmp_path / "out", "compile=blocks", "steps=1") == 0
     assert compiled["graphs"] > 0
     assert losses(tmp_path / "out")[0][1] == pytest.approx(losses(trained)[0][1], rel=1e-4)
 

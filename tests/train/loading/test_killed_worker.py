@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
+from vlmill.runtime.processes import process_context
 from vlmill.train.loading.loader import _ahead, _prepare_worker
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +41,7 @@ def read_batches(_: Any) -> int:
         Killed(),
         batch_size=None,
         num_workers=1,
-        multiprocessing_context="spawn",
+        multiprocessing_context=process_context("vlmill.train.loading.loader"),
         worker_init_fn=_prepare_worker,
     )
     return sum(_ahead(iter(loader)))  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ class PairsFacts:
     splits: Counter[str | None]  # the number of pairs of each, by its name as written
 
 
-def pairs_facts(pairs: PairTable) -> PairsFacts:
+def read_pairs_facts(pairs: PairTable) -> PairsFacts:
     """Reads the table once."""
     digest, splits = PairsDigest(), Counter[str | None]()
     for batch in pair_batches(pairs):

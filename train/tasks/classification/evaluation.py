@@ -4,7 +4,7 @@ N examples, C classes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,8 @@ def score_rows(
 ) -> tuple[Figures, Bool[ndarray, " N"]]:
     """Returns the figures of examples with public labels, and which are predicted exactly.
 
-    ``right_ids`` are the classes of each, ``num_unknown`` the number of its labels that are no
-    class: such an example is never predicted exactly.
+    ``right_ids`` are the classes of each, ``num_unknown`` the number of its labels
+    that are not classes: such an example is never predicted exactly.
     """
     probabilities = np.array(scores, dtype=np.float64).reshape(len(scores), len(names))
     right = np.zeros(probabilities.shape, dtype=np.bool_)
@@ -128,16 +128,11 @@ def evaluate_rows(
     numbers = {name: number for number, name in enumerate(labelling.names)}
     for name, split in read_splits(table, examples, values).items():
         prefix = f"{labelling.task}/{name}"
-        shown = [f"{prefix}/{figure}" for figure in headline_figures(labelling)]
-        headline += shown
-        predictions = partial(write_predictions, labelling=labelling, name=name, split=split)
-        files.append(partial(predictions, values=values))
-        if any(example.source == HATEFUL_MEMES for example in split.examples):
-            files.append(
-                partial(write_memes, labelling=labelling, name=name, split=split, values=values)
-            )
+        headline_keys = [f"{prefix}/{figure}" for figure in headline_figures(labelling)]
+        headline += headline_keys
+        files += split_files(labelling, name, split, values)
         if not (labelled := split.labelled):
-            figures |= dict.fromkeys(shown)
+            figures |= dict.fromkeys(headline_keys)
             continue
         if unscored := len(split.examples) - len(labelled):
             counted = format_count(unscored, "example")
@@ -150,7 +145,7 @@ def evaluate_rows(
             scores, right, list(map(len, unknown)), labelling.names, labelling.settings
         )
         figures |= {f"{prefix}/{figure}": value for figure, value in split_figures.items()}
-        lacking |= {key: "undefined" for key in shown if figures[key] is None}
+        lacking |= {key: "undefined" for key in headline_keys if figures[key] is None}
         by_id = {e.example_id: float(hit) for e, hit in zip(labelled, exact, strict=True)}
         groups = {example.example_id: example.group for example in labelled}
         figures |= shares_by_group(f"{prefix}/accuracy/subset", by_id, groups)
@@ -162,14 +157,21 @@ def evaluate_rows(
         figures=figures,
         headline=headline,
         lacking=lacking,
-        published=[key for key in headline if key in PUBLISHED],
         files=files,
         cases=cases,
         notes=notes,
     )
 
 
-PUBLISHED = ("entailment/test/accuracy",)
+def split_files(
+    labelling: Labelling, name: str, split: Split, values: Mapping[str, Any]
+) -> list[Callable[[Path], object]]:
+    """Returns what writes the files of a split."""
+    known = {"labelling": labelling, "name": name, "split": split, "values": values}
+    files: list[Callable[[Path], object]] = [partial(write_predictions, **known)]
+    if any(example.source == HATEFUL_MEMES for example in split.examples):
+        files.append(partial(write_memes, **known))
+    return files
 
 
 def headline_figures(labelling: Labelling) -> tuple[str, ...]:

@@ -120,8 +120,9 @@ def count_classes(
     """Counts the classes of the rows to train on: those of ``train_splits`` or, if it is empty, of
     the splits that are known to be for training.
 
-    The order is that of ``--labels``, else of the table's numbers, else of the names. Raises
-    InputError if no row to train on has a label.
+    The classes are those of ``--labels``, in its order; else those of the rows, in the order of the
+    table's numbers, else of the names. Raises InputError if no row to train on has a label and no
+    list is given.
     """
     named = {split_name(split) for split in train_splits}
     counts, numbers = Counter[str](), dict[str, int]()
@@ -137,7 +138,7 @@ def count_classes(
         counts.update(example.labels)
         if example.label_ids is not None:
             numbers.update(zip(example.labels, example.label_ids, strict=True))
-    if not counts:
+    if not counts and labels is None:
         raise InputError(
             f"--examples {path}: no row to train on has a label; give labels to rows of split "
             "train, or name the splits: train_splits=[...]"

@@ -40,9 +40,9 @@ class ClassificationSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing={self.label_smoothing}: want 0 to below 1")
+            raise ValueError(f"label_smoothing={self.label_smoothing}: expected 0 to below 1")
         if not 0 < self.threshold < 1:
-            raise ValueError(f"threshold={self.threshold}: want a number between 0 and 1")
+            raise ValueError(f"threshold={self.threshold}: expected a number between 0 and 1")
         check_weights(self.class_weights)
         if self.balanced and self.class_weights:
             raise ValueError("balanced=true and class_weights: give one of them")
@@ -69,7 +69,7 @@ def check_weights(weights: Mapping[str, float]) -> None:
     for name, weight in weights.items():
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
-            raise ValueError(f"class_weights: {name!r} has {weight!r}; want a number from 0 up")
+            raise ValueError(f"class_weights: {name!r} has {weight!r}; expected a number from 0 up")
 
 
 @dataclass(frozen=True, kw_only=True)

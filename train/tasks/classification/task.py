@@ -24,6 +24,7 @@ from torch import Tensor
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.settings.plain_fields import from_plain, to_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.labels import read_labels
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Reason
 from vlmill.train.checkpoints.files import LoadedCheckpoint, TaskRecord
@@ -78,7 +79,7 @@ class Classification(HeadTask):
     # Input
 
     def examples(self, path: str) -> Examples:
-        """Reads the table's examples; their labels are those that are classes of the head."""
+        """Reads the table's examples; only labels that are classes of the head count."""
         return Examples(
             path=path,
             table=self.table.table,
@@ -163,16 +164,16 @@ class Classification(HeadTask):
         return float(outputs[0, int(np.argmax(value))])
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Returns the figures of the examples with public labels; an undefined one is left out, and
+        """Returns the figures of the examples with public labels; an undefined one is omitted, and
         counts as 0 where it selects the checkpoint.
         """
         figures = row_figures(table, predicted, self.names, self.settings)
-        shown = {
+        defined_figures = {
             name: value
             for name, value in figures.items()
             if value is not None and "/" not in name and not name.endswith(("_stderr", "_n"))
         }
-        return {self.criterion.name: 0.0} | shown
+        return {self.criterion.name: 0.0} | defined_figures
 
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
@@ -196,12 +197,12 @@ def find_weights(settings: ClassificationSettings, classes: ClassCounts) -> tupl
     of several classes an example (N - n) / n, the ratio of negative to positive ones. A class
     without an example has the weight 1. Raises InputError for weights of other classes.
     """
-    given = settings.class_weights
-    if unknown := [name for name in given if name not in classes.counts]:
+    class_weights = settings.class_weights
+    if unknown := [name for name in class_weights if name not in classes.counts]:
         known = ", ".join(classes.counts)
         raise InputError(f"settings.class_weights: {unknown[0]!r} is not a class; expected {known}")
-    if given:
-        return tuple(float(given.get(name, 1.0)) for name in classes.counts)
+    if class_weights:
+        return tuple(float(class_weights.get(name, 1.0)) for name in classes.counts)
     if not settings.balanced:
         return ()
     total, num_classes = classes.num_rows, len(classes.counts)
@@ -228,6 +229,11 @@ def classification(
         raise InputError(f"model.num_pictures={recipe.model.num_pictures}: {name} has 1 image")
     settings: ClassificationSettings = recipe.settings
     if init is not None and init.task is not None and init.task.name == name:
+        if labels is not None and read_labels(labels) != list(init.task.labels):
+            raise InputError(
+                f"--labels {labels}: the checkpoint {init.path} has a list of its own, "
+                f"{format_count(len(init.task.labels), 'class', 'classes')}; leave --labels out"
+            )
         settings = from_plain(ClassificationSettings, init.task.settings)
         return Classification(
             name=name,

@@ -18,7 +18,7 @@ from vlmill.schemas.tables import TABLES
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.registry import TASKS
 
-SIZES = ("width", "num_layers", "num_heads", "intermediate_width")  # by which networks differ
+SIZES = ("width", "num_layers", "num_heads", "intermediate_width")  # that distinguish networks
 EPOCHS, FEWEST_STEPS = 20, 100  # of recipes that count in steps
 VALIDATIONS = 5  # in a run whose recipe has none
 ROWS_OF_ANSWER = 2000  # rows for each question that an answer needs
@@ -123,18 +123,18 @@ def _distance(model: Any, sizes: Mapping[str, Any]) -> float:
 
 def _collect_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
     """Returns the sizes by their last names; of several the first (the trunk's)."""
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     for name, value in fields.items():
         last = name.rpartition(".")[2]
         if last in SIZES and isinstance(value, int) and value > 0:
-            found.setdefault(last, value)
-    return found
+            fields.setdefault(last, value)
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Describes the data of a recipe: the rows of ``--examples``, the flags that are given,
-    and whether a GPU is available.
+    """Describes the inputs that a recipe is fitted to: the rows of ``--examples``,
+    the flags that are given, and whether a GPU is available.
     """
 
     rows: int

@@ -92,15 +92,16 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels",
         type=path_or_url,
         metavar="FILE",
-        help="vqa: list of answers to learn, a JSON list or one per line (default: that of "
-        "--init, else labels.json in the folder of --examples, else the frequent "
-        "answers)",
+        help="vqa, classification, entailment: list of answers or classes to learn, a JSON list "
+        "or one per line (default for vqa: that of --init, else labels.json in the folder of "
+        "--examples, else the frequent answers; for the others the classes of the examples)",
     )
     add(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="examples without their image: error, or skip and list them in `rejects` "
+        help="what to do with examples without their image: end with an error, or skip "
+        "them and list them in `rejects` "
         "(default: skip)",
     )
     add("--vocab", metavar="FILE", help="BERT vocab.txt, without --init")

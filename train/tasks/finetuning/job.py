@@ -58,14 +58,14 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
     if init.variant not in recipe.starts_from:
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)}; {recipe.name} starts from "
-            f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
+            f"{' or '.join(recipe.starts_from) or 'random weights: remove --init'}"
         )
     variant, trunk = get_variant(recipe.variant), get_body(init)
     recipe_body = variant.get_body(recipe.model)
     if init.variant not in variant.starts_from and type(trunk) is not type(recipe_body):
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
-            f"{recipe.name} wants {type(recipe_body).__name__}; take the recipe of that model"
+            f"{recipe.name} expects {type(recipe_body).__name__}; use the recipe of that model"
         )
 
 
@@ -247,7 +247,7 @@ def open_task(
     if speaks:
         _say_what_is_not_read(recipe, inputs)
     row = TASKS[recipe.task]
-    # The head is new: its classes are those of the examples, or of a given list.
+    # The head is new: its classes come from the examples, or of a given list.
     keeps_labels = row.keeps_labels and inputs.labels is None
     labelled_by = init if init is None or keeps_labels else dataclasses.replace(init, task=None)
     task = row.make(recipe, inputs.examples, inputs.labels, labelled_by)
@@ -277,7 +277,7 @@ def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
     }
     for flag, (table, reads) in tables.items():
         if table is not None and not any(map(reads, feeds)):
-            print_status(f"note: {flag} is not read; {recipe.name} has no use for it")
+            print_status(f"note: {flag} is not read; {recipe.name} does not use it")
 
 
 def prepare_examples(
@@ -307,7 +307,7 @@ def check_negatives(task: LearntTask, recipe: TaskRecipe, negatives: str | None)
     if task.negatives and negatives is None:
         raise InputError(f"--negatives is missing: {task.negatives}")
     if negatives is not None and not task.negatives:
-        print_status(f"note: --negatives is not read; {recipe.name} has no use for it")
+        print_status(f"note: --negatives is not read; {recipe.name} does not use it")
         return None
     return negatives
 

@@ -219,6 +219,8 @@ def nlvr2(
 ) -> Nlvr2:
     """Returns the task of a recipe. Raises InputError for a list of labels."""
     if labels is not None:
-        raise InputError(f"--labels {labels}: nlvr2 tells false from true; drop it")
+        raise InputError(
+            f"--labels {labels}: nlvr2 has the fixed labels false and true; remove --labels"
+        )
     require_variant(recipe)
     return Nlvr2(settings=recipe.settings, variant=recipe.variant)

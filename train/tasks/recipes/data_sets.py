@@ -41,7 +41,7 @@ from vlmill.train.tasks.recipes.vilbert import on_single_stream, vilbert_vqa_fee
 from vlmill.train.tasks.vqa.settings import VqaRecipe
 
 MMF_STEPS = 60_000
-VQA_ANSWERS = 3129  # of VQA 2.0; a run has those of its examples
+VQA_ANSWERS = 3129  # of VQA 2.0; a run has the answers of its examples
 
 
 def vqa_vilbert_12in1(data_set: str, title: str, max_tokens: int, epochs: int) -> TaskRecipe:

@@ -202,7 +202,7 @@ def glue_interbert_without_bert() -> TaskRecipe:
     return replace(
         glue_interbert(),
         name="glue-interbert-without-bert",
-        about="GLUE with an InterBERT that never was BERT",
+        about="GLUE with an InterBERT that was not initialised from BERT",
         needs=f"{GLUE_TEXTS}; --init: a run of interbert-without-bert",
     )
 
@@ -213,7 +213,7 @@ def glue_interbert_random() -> TaskRecipe:
         glue_interbert(),
         name="glue-interbert-random",
         starts_from=(),
-        about="GLUE with InterBERT from drawn weights",
+        about="GLUE with InterBERT from random weights",
         needs=f"{GLUE_TEXTS}; --vocab: BERT's",
     )
 

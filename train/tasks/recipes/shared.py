@@ -1,4 +1,4 @@
-"""Holds what the recipes of several papers' tasks share: trials on a CPU, stages and needs."""
+"""Holds the shared parts of the papers' tasks: recipes for trials on a CPU, stages and inputs."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ TRIAL_RUN: dict[str, Any] = {
     "vocabulary_size": 4000,
 }
 BERT = "--init: BERT (train-vl convert --family bert --as bert-base)"
-# What the tasks' tables are, for ``needs``.
+# Descriptions of the tasks' tables, for ``needs``.
 REGIONS = "regions of the images"
 NEAR = f"{REGIONS}; --negatives: their nearest images"
 IMAGES_FLAG = "--images: the images"

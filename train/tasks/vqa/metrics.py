@@ -69,8 +69,8 @@ class VqaScores(Generic[Id]):
 
     def consistency(self) -> list[float]:
         """Returns GQA's consistency (arXiv:1902.09506, sec. 4.4) of each right answer to a counted
-        question: the share of right answers among the questions that it entails. Questions that
-        were not answered are left out.
+        question: the share of right answers among the questions that it entails. Unanswered
+        questions are omitted.
         """
         shares = []
         for key, score in self.by_question.items():
@@ -107,7 +107,7 @@ def question_accuracy(prediction: str, annotation: Annotation) -> float:
     ten times "yes" is wrong. Raises ValueError without an answer.
     """
     if not annotation.answers:
-        raise ValueError("a question without answers has no accuracy; leave it out")
+        raise ValueError("a question without answers has no accuracy; remove the question")
     answers = [clean_answer(answer) for answer in annotation.answers]
     prediction = clean_answer(prediction)
     if len(set(answers)) > 1:

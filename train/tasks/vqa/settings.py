@@ -24,7 +24,7 @@ class VqaSettings:
 
     def __post_init__(self) -> None:
         if self.min_questions < 1:
-            raise ValueError(f"settings.min_questions={self.min_questions}: want at least 1")
+            raise ValueError(f"settings.min_questions={self.min_questions}: expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

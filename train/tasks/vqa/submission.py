@@ -18,8 +18,8 @@ def official_id(question_id: str) -> int:
     number = question_id.rpartition("/")[2]
     if not (number.isascii() and number.isdecimal()):
         raise InputError(
-            f"question_id {question_id!r}: want SOURCE/NUMBER as `manifest vqa2` writes them; the "
-            "server knows questions by their numbers"
+            f"question_id {question_id!r}: expected SOURCE/NUMBER as written by `manifest vqa2`; "
+            "the server identifies questions by number"
         )
     return int(number)
 

@@ -88,16 +88,15 @@ def select_answers(
             "--init" if has_list else labels_path if given_labels is None else f"--labels {labels}"
         )
         print_status(
-            f"warning: settings.min_questions={min_questions} has no effect: the answers are those "
-            f"of {source}"
+            f"warning: settings.min_questions={min_questions} has no effect: the "
+            f"answers come from {source}"
         )
     if init is not None and init.task is not None and init.task.name == "vqa":
         checkpoint_labels = list(init.task.labels)
         if given_labels is not None and given_labels != checkpoint_labels:
             raise InputError(
-                f"--labels {labels}: the checkpoint {init.path} has a list of its own, "
-                f"{len(checkpoint_labels)} "
-                "answers; leave --labels out"
+                f"--labels {labels}: the checkpoint {init.path} has its own list of "
+                f"{len(checkpoint_labels)} answers; remove --labels"
             )
         return checkpoint_labels
     if given_labels is not None:
@@ -107,11 +106,11 @@ def select_answers(
     answers = collect_labels(published_answers(examples), min_questions=min_questions)
     if not answers:
         raise InputError(
-            f"--examples {examples}: no answer is that of {min_questions} questions; give --labels "
+            f"--examples {examples}: no answer occurs in {min_questions} questions; give --labels "
             "FILE, or settings.min_questions=1"
         )
     print_status(
-        f"answers: {len(answers)}, those of {min_questions} or more questions of --examples"
+        f"answers: {len(answers)} that occur in {min_questions} or more questions of --examples"
     )
     return answers
 
@@ -147,9 +146,9 @@ def report_missing_answers(examples: str, answers: list[str]) -> None:
             counts["unlabelled"] += not any(answer in known for answer in row_answers)
     if counts["outside"]:
         print_status(
-            f"note: {counts['outside']} of {counts['answers']} answers of annotators are not among "
-            f"the {len(answers)} of the list; {counts['unlabelled']} of {counts['questions']} "
-            "questions have none that is"
+            f"note: {counts['outside']} of {counts['answers']} answers of annotators "
+            f"are not in the list of {len(answers)}; {counts['unlabelled']} of "
+            f"{counts['questions']} questions have no answer in the list"
         )
 
 

@@ -105,7 +105,7 @@ def test_wrong_starts_are_refused(tmp_path: Path) -> None:
         finetune(tiny("vqa-vilbert-small", "model.trunk.intermediate_width=64"), given, out)
     (tmp_path / "rare").mkdir()
     few = write_questions(tmp_path / "rare", [question(number) for number in range(6)])
-    with pytest.raises(InputError, match=r"no answer is that of 9 questions; give --labels"):
+    with pytest.raises(InputError, match=r"no answer occurs in 9 questions; give --labels"):
         finetune(
             tiny("vqa-vilbert-small", "settings.min_questions=9"),
             dataclasses.replace(inputs, examples=few),

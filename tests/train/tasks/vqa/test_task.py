@@ -92,8 +92,8 @@ def test_a_given_list_leaves_min_questions_nothing_to_say(
     assert capsys.readouterr().err == ""
     assert select_answers(examples, None, None, min_questions=1) == ["red", "green"]
     told = capsys.readouterr().err
-    assert f"min_questions=1 has no effect: the answers are those of {tmp_path}/labels.json" in told
+    assert f"min_questions=1 has no effect: the answers come from {tmp_path}/labels.json" in told
     given = tmp_path / "given.txt"
     given.write_text("blue\n")
     assert select_answers(examples, given, None, min_questions=2) == ["blue"]
-    assert f"are those of --labels {given}" in capsys.readouterr().err
+    assert f"come from --labels {given}" in capsys.readouterr().err
