@@ -34,9 +34,11 @@ TEXT_INPUTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Describes a file to export. ``inputs`` and ``output`` are descriptions, ``axes`` names the
-    axes of free size of each input, ``limits`` the largest sizes of axes, ``make_inputs`` returns random inputs of ``rows`` rows, with
-    padding, of sizes that depend on ``rows``.
+    """Describes a file to export.
+
+    inputs, output: descriptions. axes: the axes of free size of each input. limits: the largest
+    sizes of axes. make_inputs: returns random inputs of ``rows`` rows, with padding, of sizes that
+    depend on ``rows``.
     """
 
     name: str

@@ -72,11 +72,7 @@ def export_graph(graph: Graph, folder: Path) -> None:
         for name, axes in graph.axes.items()
     }
     weights = sum(p.nbytes for p in graph.module.parameters())
-<<<<<<< HEAD
-    # A graph has the strides of the plain computation; fused kernels have other strides.
-=======
     # The strides of the plain computation hold in the graph; fused kernels' strides do not.
->>>>>>> main
     plain = sdpa_kernel(SDPBackend.MATH)
     with warnings.catch_warnings(), redirect_stdout(StringIO()), plain:
         warnings.simplefilter("ignore")  # the exporter's, about its own parts
