@@ -139,19 +139,19 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
         "(default: %(default)s)",
     )
     choice.add_argument(
-        "--threshold", type=float, metavar="P", help="score threshold, instead of the rule's"
+        "--threshold", type=float, metavar="P", help="score threshold; overrides --selection"
     )
     choice.add_argument(
         "--min-boxes",
         type=int_at_least(0),
         metavar="N",
-        help="smallest number of boxes per image, instead of the rule's",
+        help="smallest number of boxes per image; overrides --selection",
     )
     choice.add_argument(
         "--max-boxes",
         type=int_at_least(0),
         metavar="N",
-        help="largest number of boxes per image, instead of the rule's",
+        help="largest number of boxes per image; overrides --selection",
     )
 
 

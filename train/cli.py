@@ -233,8 +233,8 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="exit status of a run that a signal stopped and that has saved, for scripts "
-        "that restart it (default: 0)",
+        help="exit status after a signal stopped the run and its checkpoint was saved, for "
+        "scripts that restart it (default: 0)",
     )
     add_cost_arguments(parser)
 

@@ -40,7 +40,7 @@ class SavedDetector:
 
     @property
     def inference(self) -> DetectorConfig:
-        """Returns the configuration for extraction, where normalisations are constant."""
+        """Returns the configuration for extraction, where normalisations are frozen."""
         return dataclasses.replace(self.config, batch_norm="frozen", frozen_stages=0)
 
 

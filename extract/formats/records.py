@@ -341,7 +341,8 @@ def clip_padding(boxes: Array, width: int, height: int) -> Array:
     padded = size + max(IMPORTED_BORDER_PX, PADDING_PX * scale)
     if (boxes[:, :2] < -IMPORTED_BORDER_PX).any() or (boxes[:, 2:] > padded).any():
         raise BadRecord(f"a box leaves the image of {width} x {height}", Reason.BAD_BOXES)
-    return np.minimum(boxes, np.concatenate([size, size])).astype(boxes.dtype)
+    clipped: Array = np.minimum(boxes, np.concatenate([size, size])).astype(boxes.dtype)
+    return clipped
 
 
 def make_record(key: str, fields: Mapping[str, Any]) -> Record:

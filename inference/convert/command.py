@@ -107,8 +107,8 @@ def add_convert_arguments(parser: Parser) -> None:
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how the ResNet of --backbone was trained (default: released, like "
-        "VL-BERT's own ResNet; not for detectors and MSRA's files, whose keys show it)",
+        help="pixel order, scale and strides of the ResNet in --backbone (default: released, "
+        "as in VL-BERT's published ResNet; omit it for detectors and MSRA's files)",
     )
     add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")

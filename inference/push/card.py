@@ -146,7 +146,7 @@ def _figures(training: Mapping[str, Any], facts: CardFacts) -> Iterator[str]:
         **facts.figures,
     }
     if not by_source:
-        yield "No figures were given."
+        yield "No metrics were given."
         return
     rows = [
         (source, name, f"{value:.4g}")

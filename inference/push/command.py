@@ -46,7 +46,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="metrics.json whose figures are added to the card (repeatable)",
+        help="metrics.json whose values are added to the card (repeatable)",
     )
     add("--public", action="store_true", help="make a new repository public (default: private)")
     add("--dry-run", action="store_true", help="print the card and the sizes without uploading")

@@ -66,7 +66,7 @@ class Backbone(nn.Module):
 
 
 def make_norm(config: DetectorConfig, number: int) -> Norm:
-    """Returns the normalisation of stage ``number`` (the stem is 1): constant in frozen stages."""
+    """Returns the normalisation of stage ``number`` (the stem is 1): fixed in frozen stages."""
     frozen = number <= config.frozen_stages
     return Norm(eps=config.norm_eps, kind="frozen" if frozen else config.batch_norm)
 

@@ -80,7 +80,7 @@ class DetectorConfig:
     # Backbone.
     norm_eps: float = 1e-5
     batch_norm: Literal["frozen", "trained"] = "frozen"  # statistics and scales; inference: frozen
-    frozen_stages: int = 0  # training: constant parameters up to stem (1), res2 (2), ... res4 (4)
+    frozen_stages: int = 0  # training: parameters frozen up to stem (1), res2 (2), ... res4 (4)
     pre_activation: bool = False  # ResNet v2: normalisation and ReLU before each convolution
     stem_ceil_pool: bool = True  # Caffe's pooling; False: padding 1
     stride_in_1x1: bool = True  # MSRA's weights; False: in the 3x3

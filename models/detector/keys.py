@@ -38,8 +38,9 @@ class Key:
     fields: tuple[str, ...]  # that the parsed value sets; several fields take one item each
 
     def values(self, name: str, value: Value) -> dict[str, Any]:
-        """Returns the fields that a value sets. Raises WrongKey for a value that the key may not
-        have.
+        """Returns the fields set by ``value``, by name.
+
+        Raises WrongKey for a value that the key may not have.
         """
         try:
             if value is MISSING:

@@ -152,7 +152,7 @@ def config_of_weights(
 
 
 def conventions_of_sizes(layout: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the conventions of a layout's published files with groups, which no key specifies.
+    """Returns conventions that keys do not show, those of a layout's published grouped networks.
 
     Raises ValueError if no such file was published; then a configuration has to specify them.
     """

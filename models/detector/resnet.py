@@ -30,7 +30,7 @@ class Norm:
 
 
 class FrozenBatchNorm(nn.Module):
-    """Normalises batches with recorded statistics; all four tensors are constant."""
+    """Normalises batches with recorded statistics; all four tensors are frozen."""
 
     weight: Tensor
     bias: Tensor

@@ -63,7 +63,7 @@ class VlBertConfig:
     matching: bool = False  # head for whether text and image belong together
     masked_words: bool = True  # head for masked words
     masked_classes: bool = True  # head for masked regions' classes, and those regions' own token
-    frozen_words: bool = False  # a constant word table, except for a copy of its first 1000 rows
+    frozen_words: bool = False  # a frozen word table, except for a copy of its first 1000 rows
     frozen_positions: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.1
@@ -242,7 +242,7 @@ class RegionCnnConfig:
     stride_in_1x1: bool = True
     dilated: bool = True  # conv5 keeps 14 x 14 cells; else it halves them
     pool_size: int = 14
-    frozen_stages: int = 2  # constant: stem (1), res2 (2), ...; normalisation always is
+    frozen_stages: int = 2  # frozen: stem (1), res2 (2), ...; normalisation always is
 
     def __post_init__(self) -> None:
         check_sizes(self, from_zero=("frozen_stages",))

@@ -14,7 +14,7 @@ from vlmill.models.positions import Positions, find_positions
 from vlmill.models.vlbert.config import EXPANSION, RegionCnnConfig
 
 STRIDE = 16
-# With parameters and counters, as in the checkpoints; RegionCnn keeps them constant.
+# With parameters and counters, as in the checkpoints; RegionCnn keeps them frozen.
 NORM = Norm(kind="trained")
 
 
@@ -36,7 +36,7 @@ def _stage(config: RegionCnnConfig, number: int) -> nn.Sequential:
 class RegionCnn(nn.Module):
     """Runs stem to res4 over the image, RoIAlign, res5 over each region, and a mean.
 
-    Batch normalisation is constant, in training too; its parameters are counted, not trained.
+    Batch normalisation is frozen, in training too; its parameters are counted, not trained.
     """
 
     def __init__(self, config: RegionCnnConfig) -> None:

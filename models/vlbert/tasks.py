@@ -22,7 +22,7 @@ from vlmill.models.vlbert.model import BELONGS, VlBert
 
 
 class TaskHead(nn.Module):
-    """Applies ``transform``, which returns ``width`` numbers, dropout and a linear layer."""
+    """Applies ``transform`` (output size ``width``), then dropout, then a linear layer."""
 
     def __init__(self, transform: nn.Module, width: int, outputs: int, dropout: float) -> None:
         super().__init__()

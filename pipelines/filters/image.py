@@ -42,7 +42,7 @@ def compute_features(
 
 
 def decode_side(has_backbone: bool) -> int:
-    """Returns the number of pixels of an image's side that a filter needs."""
+    """Returns the side length in pixels to which images are decoded for a filter."""
     return BACKBONE_PX if has_backbone else statistics.SIDE
 
 

@@ -98,7 +98,7 @@ def _long_dot(part: Part, query: Query, long: int) -> tuple[Any, Any]:
 
 @inlined
 def judge(bags: Bags, part: Part, rules: Rules, state: State, info: QueryInfo, count: int) -> None:
-    """Judges ``count`` scored bags: each is among the best, a near duplicate, or neither."""
+    """Classifies ``count`` scored bags: each is among the best, a near duplicate, or neither."""
     scratch, counters, below = state.scratch, state.counters, rules.numerator / rules.denominator
     for k in range(count):
         row, score = scratch.row_numbers[k], scratch.scores[k]

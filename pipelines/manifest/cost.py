@@ -23,7 +23,7 @@ from vlmill.runtime.units.funnel import Drop
 
 
 class FirstRows:
-    """Judges the file's first rows and reads their images as the run does, without writing them."""
+    """Checks the file's first rows and reads their images as the run does, without writing them."""
 
     def __init__(self, job: OwnJob) -> None:
         self.job = job
@@ -51,7 +51,7 @@ def _text_bytes(row: JudgedRow) -> int:
 
 
 def measure(job: OwnJob) -> tuple[Rate, int]:
-    """Returns the rate of the first rows, and the bytes of their texts and images."""
+    """Returns the rows per second of the first rows, and the bytes of their texts and images."""
     first = FirstRows(job)
     with ThreadPoolExecutor(job.workers) as pool, examining(job) as examiner:
         rate = measure_rate(first.chunks(pool, examiner), "rows", weight=float)

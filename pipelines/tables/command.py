@@ -205,7 +205,7 @@ PLANS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None, An
 
 
 def parser() -> Parser:
-    """Returns the parser of all verbs."""
+    """Returns the parser of all subcommands."""
     top = Parser(prog="python -m vlmill.pipelines.tables", description=DESCRIPTION, epilog=EPILOG)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="concat|filter|sample|remove")
     for name, (description, add, _) in PLANS.items():
@@ -233,7 +233,7 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parses the arguments and runs the verb."""
+    """Parses the arguments and runs the subcommand."""
     args, beam_flags = parsed(parser(), arguments)
     workers = local_workers(args.workers, beam_flags)
     require_part(args, beam_flags)

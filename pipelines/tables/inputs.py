@@ -1,4 +1,4 @@
-"""Opens and checks tables of folders, files and globs, the inputs of ``concat`` and other verbs."""
+"""Opens and checks tables of folders, files and globs: the inputs of every subcommand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

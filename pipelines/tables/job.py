@@ -2,7 +2,7 @@
 
 Which rows ``concat`` keeps depends on all rows before them. So each shard first stores the keys of
 its rows, 16 bytes per row. The keys are compared in order, once, and then shards are written in any
-order. The other verbs need only the rows.
+order. The other subcommands need only the rows.
 """
 
 from collections import Counter

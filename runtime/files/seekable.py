@@ -11,7 +11,7 @@ class PositionedFile(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Returns True."""
+        """Returns True: the file can be read."""
         return True
 
     def seekable(self) -> bool:

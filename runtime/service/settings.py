@@ -108,8 +108,8 @@ def add_service_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=usual.max_bytes,
         metavar="N",
-        help="largest request body in bytes; all requests together hold up to 16 times as "
-        "much, and 96 MiB of texts (default: %(default)s)",
+        help="largest request body in bytes; the memory for all requests is 16 times this "
+        "size, plus 96 MiB for texts (default: %(default)s)",
     )
     add(
         "--max-images",

@@ -35,6 +35,7 @@ SMALLEST = {
     "extract": ["--arch", "tiny", "--images", "1", "--rounds", "1"],
     "formats": ["--images", "3", "--rounds", "1"],
     "finetuning": ["--models", "vl-bert", "--questions", "2"],
+    "growth": ["--archives", "2", "4"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--images", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],

@@ -109,7 +109,7 @@ def repeat_examples(order: Sequence[int], count: int) -> list[int]:
 def visits_from(
     wide: Sequence[bool], settings: TrainingSettings, done: int
 ) -> Iterator[list[Visit]]:
-    """Yields the visits of the steps after ``done``, epoch after epoch without an end."""
+    """Yields the visits of the steps after ``done``, for an endless series of epochs."""
     step, epoch = 0, 0
     while True:
         groups = epoch_order(wide, settings.seed, epoch, settings.batch_size)

@@ -169,7 +169,7 @@ def evaluate_detector(
 def for_inference(
     config: DetectorConfig, weights: Mapping[str, Tensor], device: torch.device
 ) -> FasterRCNN:
-    """Returns a network with the weights that refines boxes, with constant normalisations."""
+    """Returns a network with the weights that refines boxes, with frozen normalisations."""
     config = dataclasses.replace(
         config, written_boxes="refined", batch_norm="frozen", frozen_stages=0
     )

@@ -54,7 +54,7 @@ def stage_run(settings: TrainingSettings) -> StageRun:
 
 @dataclass(kw_only=True)
 class DetectorLearning:
-    """Learns boxes, classes and attributes; a `Learning`.
+    """Trains boxes, classes and attributes; implements `Learning`.
 
     Every part of a step divides by its own examples, and gradients are averaged over parts, as
     Detectron2 averages the gradients of processes.
@@ -80,11 +80,11 @@ class DetectorLearning:
         return Tolerance(images=len(self.examples.examples), share=1.0)
 
     def reads_images(self, run: StageRun) -> bool:
-        """Returns True."""
+        """Returns True: every batch has pixels."""
         return True
 
     def training_parts(self, run: StageRun, done: int) -> Iterator[Batch]:
-        """Yields this process's parts of the steps after ``done``, without an end."""
+        """Yields this process's parts of the steps after ``done``, endlessly."""
         settings = self.job.settings
         return step_parts(
             Images(self.examples.examples, self.images, settings),

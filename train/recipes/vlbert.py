@@ -73,8 +73,8 @@ def vlbert_objectives(*, texts: bool) -> Objectives:
 
 
 def vlbert_optimizer(warmup_steps: int) -> Optimizer:
-    """Returns the optimiser [code]: decay on everything, clipped at 10; 1e-7 times 256 rows; steps
-    counted from 1.
+    """Returns the optimiser [code]: weight decay on all parameters, gradients clipped at norm 10, a
+    learning rate of 1e-7 for each of 256 rows, and steps counted from 1.
     """
     return Optimizer(
         kind="transformers-adamw",

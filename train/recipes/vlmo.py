@@ -256,8 +256,8 @@ def vlmo_small_recipe() -> Recipe:
 
 
 def vlmo_hour_recipe() -> Recipe:
-    """Returns a dual encoder by contrast alone, with patches of 8 pixels, enough for shapes of a
-    dozen pixels.
+    """Returns the recipe of a dual encoder that is trained with the contrastive loss alone. Its
+    patches of 8 pixels resolve shapes of a dozen pixels.
 
     Matching and masked words take three quarters of a step, and neither ranks by vectors.
     """

@@ -75,7 +75,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PairLearning:
-    """Learns an objective of the samples that were prepared under ``output``; a `Learning`."""
+    """Trains an objective on the samples prepared in ``output``; implements `Learning`."""
 
     recipe: RunSettings
     sources: Sources

@@ -93,7 +93,7 @@ class PretrainingStep(nn.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """Learns the objectives of a recipe's stages."""
+    """Trains a model on the objectives of a recipe's stages."""
 
     tokenizer: Tokenizer
     picture_tokenizer: ImageTokenizer | None = None

@@ -82,7 +82,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--scores",
         metavar="DIR",
-        help="vcr: evaluation folder of the other sub-task, for combined figures; glue: "
+        help="vcr: evaluation folder of the other sub-task, for combined metrics; glue: "
         "pattern of the other tasks' evaluation folders, for averages",
     )
     add("--images", help="table of images, for VLMo; other models show them in the report")

@@ -49,7 +49,7 @@ class EvaluationResult:
     ``figures`` are metrics by name, and ``headline`` names the ones that the papers print.
     ``files`` write the files that servers take into a folder; InputError of one is a note.
     ``cases`` are examples with their scores. ``published`` are the papers' metrics, in the rows of
-    the task ``papers`` (empty: the evaluated one). ``lacking`` is the reason why a headline figure
+    the task ``papers`` (empty: the evaluated one). ``lacking`` is the reason why a headline metric
     is None, unless public labels are missing.
     """
 

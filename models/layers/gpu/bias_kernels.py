@@ -42,7 +42,7 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Holds the blocks of the four kernels.
+    """Holds the block sizes of the four kernels.
 
     forward: of the mixed values; query, key, bias: of the gradients of queries, of keys with
     values, and of the bias.

@@ -65,7 +65,7 @@ def add_own_arguments(p: argparse.ArgumentParser) -> None:
         type=path_or_url,
         metavar="FILE",
         help="file of rows: .csv, .tsv, .json, .jsonl, .parquet or .xlsx; or a folder or "
-        "pattern of Parquet files, whose names may have the split",
+        "pattern of Parquet files, whose names may contain the split",
     )
     add_column_arguments(p)
     p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="folder of the images")

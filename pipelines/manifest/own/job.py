@@ -155,7 +155,7 @@ class Ledger:
     images: dict[bytes, int] = field(default_factory=dict)  # image -> hash of its bytes, or 0
 
     def judge(self, job: OwnJob, example: Example, given_id: str | None = None) -> JudgedRow | Drop:
-        """Returns the result of an example, given all rows before it."""
+        """Returns the row of an example, or why it is dropped, given all earlier rows."""
         kind, row = job.example_kind, example.row
         if kind.number is not None:
             numbers = kind.number(example, job.numbers)

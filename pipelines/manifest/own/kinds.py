@@ -62,7 +62,7 @@ class Columns:
         return [(f"--{use}-column", name) for use in self.USES for name in getattr(self, use)]
 
     def settings(self) -> dict[str, Any]:
-        """Returns the columns by use for the record of settings: one as its name."""
+        """Returns the columns by use for the recorded settings: a name, or a list of several."""
         names = {use: list(getattr(self, use)) for use in self.USES if getattr(self, use)}
         return {use: values[0] if len(values) == 1 else values for use, values in names.items()}
 
@@ -137,7 +137,7 @@ class RowReader:
         return examples
 
     def count(self, values: Sequence[Any]) -> int | None:
-        """Returns the number of examples of a row, None if only :meth:`read` can tell."""
+        """Returns the number of examples of a row, None if only :meth:`read` finds it."""
         if self.kind.number is not None or len(self.columns.text) != 1:
             return None
         return 1 if is_plain(values[self.columns.spans["text"].start]) else None

@@ -173,7 +173,7 @@ class Run:
         first: Sequence[Sequence[ListedImage]],
         part: Part | None,
     ) -> int:
-        """Judges and writes entries (``part`` None: their part exists). Returns the rejects.
+        """Checks and writes entries (``part`` None: their part exists). Returns the rejects.
 
         ``first`` has, for each entry, the images that no earlier entry names.
         """

@@ -79,9 +79,8 @@ def add_excluded_splits(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME:SPLITS",
-        help="drop rows about the images of a published split, such as "
-        f"coco-karpathy:val,test, whose file is in --input: {', '.join(READERS)} "
-        "(repeatable)",
+        help="drop rows about images of published splits, such as coco-karpathy:val,test; "
+        f"the split file must be in --input. Names: {', '.join(READERS)} (repeatable)",
     )
 
 

@@ -176,9 +176,9 @@ def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--tao-clean",
         action="store_true",
-        help="the paper's rules: drop titles without a Chinese character, split into "
-        "words, keep at most 36 characters of full words, and drop titles with a word "
-        "of --blocked-words",
+        help="InterBERT's rules: drop titles without a Chinese character, split into "
+        "words, keep at most 36 characters of full words, and drop titles that contain "
+        "a word of --blocked-words",
     )
     p.add_argument(
         "--blocked-words",

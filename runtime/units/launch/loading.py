@@ -21,7 +21,7 @@ OPTIONS = "options/pipeline_options.py"  # the module in which Beam declares eve
 def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Returns a job's own arguments, and the words for Beam.
+    """Returns a job's parsed arguments, and the other ones, which are for Beam.
 
     Raises InputError for a flag that neither knows, without loading Beam, and for a flag of Beam if
     Beam is not installed.

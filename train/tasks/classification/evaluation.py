@@ -1,4 +1,4 @@
-"""Computes the figures of each split of a table, and writes the predictions.
+"""Computes the metrics of each split of a table, and writes the predictions.
 
 N examples, C classes.
 """
@@ -49,7 +49,7 @@ def score_rows(
     names: Sequence[str],
     settings: ClassificationSettings,
 ) -> tuple[Figures, Bool[ndarray, " N"]]:
-    """Returns the figures of examples with public labels, and which are predicted exactly.
+    """Returns the metrics of examples with public labels, and which are predicted exactly.
 
     ``right_ids`` are the classes of each, ``num_unknown`` the number of its labels
     that are not classes: such an example is never predicted exactly.
@@ -71,7 +71,7 @@ def row_figures(
     names: Sequence[str],
     settings: ClassificationSettings,
 ) -> Figures:
-    """Returns the figures of those prepared examples whose labels are public."""
+    """Returns the metrics of those prepared examples whose labels are public."""
     scored = [p for p in predicted if table.value("is_public", p.row)]
     columns = [
         [table.value(name, prediction.row) for prediction in scored]
@@ -175,7 +175,7 @@ def split_files(
 
 
 def headline_figures(labelling: Labelling) -> tuple[str, ...]:
-    """Returns the figures of a split that the command prints."""
+    """Returns the metrics of a split that the command prints."""
     if labelling.settings.kind == "multi":
         return ("mean_average_precision", "micro_average_precision", "macro_f1", "accuracy")
     return ("accuracy", "macro_f1", "auroc")

@@ -1,7 +1,7 @@
 """Computes accuracy, F1, the area under the ROC curve and average precision.
 
 N examples, C classes. The definitions are scikit-learn's (``accuracy_score``, ``f1_score``,
-``roc_auc_score``, ``average_precision_score``), against which a test compares them. A figure that
+``roc_auc_score``, ``average_precision_score``), against which a test compares them. A metric that
 is undefined is None: the area of a class that all examples have or none has, and the average
 precision of a class that none has.
 """
@@ -76,7 +76,7 @@ def compute_figures(
     *,
     multi: bool,
 ) -> Figures:
-    """Returns the figures of examples by name.
+    """Returns the metrics of examples by name.
 
     ``exact`` marks the examples whose classes are predicted exactly: its share is ``accuracy``. Of
     two classes ``auroc`` and ``average_precision`` are the second one's; of more, and with several

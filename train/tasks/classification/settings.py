@@ -34,7 +34,7 @@ class ClassificationSettings:
     class_weights: dict[str, float] = field(default_factory=dict)  # by name; others weigh 1
     label_smoothing: float = 0.0  # share of the target that is spread over all classes
     threshold: float = 0.5  # the probability from which one of several classes is predicted
-    # The validation figure that selects the checkpoint. "auto": accuracy, of several classes an
+    # The validation metric that selects the checkpoint. "auto": accuracy, of several classes an
     # example the mean average precision.
     select_by: Figure = "auto"
 
@@ -58,7 +58,7 @@ class ClassificationSettings:
 
     @property
     def selected_figure(self) -> str:
-        """Returns the name of the validation figure that selects the checkpoint."""
+        """Returns the name of the validation metric that selects the checkpoint."""
         if self.select_by != "auto":
             return self.select_by
         return "mean_average_precision" if self.kind == "multi" else "accuracy"

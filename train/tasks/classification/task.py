@@ -55,7 +55,7 @@ from vlmill.train.tasks.task import EvaluationResult, Prediction, SampleSource, 
 
 @dataclass(kw_only=True)
 class Classification(HeadTask):
-    """Learns the classes ``names`` of a table's examples with a variant's head.
+    """Fine-tunes a variant to predict the classes ``names`` of a table's examples.
 
     ``settings.kind`` is "single" or "multi". ``weights`` are the classes', empty: all 1. Of several
     classes an example they weight its positive labels.
@@ -164,7 +164,7 @@ class Classification(HeadTask):
         return float(outputs[0, int(np.argmax(value))])
 
     def measure(self, table: SampleTable, predicted: Sequence[Prediction]) -> dict[str, float]:
-        """Returns the figures of the examples with public labels; an undefined one is omitted, and
+        """Returns the metrics of the examples with public labels; an undefined one is omitted, and
         counts as 0 where it selects the checkpoint.
         """
         figures = row_figures(table, predicted, self.names, self.settings)
@@ -178,7 +178,7 @@ class Classification(HeadTask):
     def evaluate(
         self, examples: str, table: SampleTable, predicted: Sequence[Prediction]
     ) -> EvaluationResult:
-        """Returns the figures of each split, and files with the predictions."""
+        """Returns the metrics of each split, and files with the predictions."""
         values = {table.pair_id(prediction.row): prediction.value for prediction in predicted}
         labelling = Labelling(task=self.name, names=self.names, settings=self.settings)
         return evaluate_rows(labelling, self.table, examples, values)

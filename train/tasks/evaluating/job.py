@@ -1,6 +1,6 @@
 """Runs ``train-vl evaluate TASK``: writes metrics, a page and result files.
 
-``report.html`` compares the figures with the papers' and shows examples with images, and the
+``report.html`` compares the metrics with the papers' and shows examples with images, and the
 regions that an answer rests on.
 """
 

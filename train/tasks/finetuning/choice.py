@@ -93,8 +93,8 @@ def choose_recipe(
         )
 
     def rank(recipe: TaskRecipe) -> tuple[bool, float, int]:
-        """Ranks by inputs, sizes, and how special a recipe is: ``vqa-vilbert-gqa`` comes after
-        ``vqa-vilbert``.
+        """Returns a sort key: missing inputs, difference in size, and hyphens in the name, so that
+        ``vqa-vilbert-gqa`` comes after ``vqa-vilbert``.
         """
         distance = _distance(recipe.model, sizes)
         return _lacks_inputs(recipe, inputs), round(distance, 6), recipe.name.count("-")

@@ -114,7 +114,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="exit status of a run that a signal stopped and that has saved (default: 0)",
+        help="exit status after a signal stopped the run and its checkpoint was saved (default: 0)",
     )
     add_cost_arguments(parser)
 

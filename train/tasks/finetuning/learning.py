@@ -60,7 +60,7 @@ class TaskStep(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """Learns a task; `vlmill.train.run.pair_learning.Objective` documents the methods."""
+    """Fine-tunes on a task; `vlmill.train.run.pair_learning.Objective` documents the methods."""
 
     task: LearntTask
     blind: bool = False

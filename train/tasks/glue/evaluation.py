@@ -1,4 +1,4 @@
-"""Computes GLUE's official metrics of predictions: figures by split, averages, the server's file.
+"""Computes GLUE's official metrics of predictions by split, averages, the server's file.
 
 A prediction is the list of a row's logits by class, or a list of STS-B's score alone.
 """
@@ -86,7 +86,7 @@ def evaluate_predictions(
         published.append(AVERAGES[0])
         notes += [f"No average without {', '.join(missing)}."] if missing else []
         undefined = [name for name in AVERAGES if averages[name] is None]
-        lacking |= dict.fromkeys(undefined, "figures of other tasks are missing")
+        lacking |= dict.fromkeys(undefined, "metrics of other tasks are missing")
     return EvaluationResult(
         figures=figures,
         headline=headline,
@@ -153,10 +153,10 @@ def make_case(task: str, row: Mapping[str, Any], value: Sequence[float]) -> Case
 
 
 def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]]:
-    """Returns the averages over all eight tasks with the figures of other evaluations, and the
+    """Returns the averages over all eight tasks with the metrics of other evaluations, and the
     names of the missing ones.
 
-    Raises InputError if a pattern matches no evaluation, or two evaluations have the same figure.
+    Raises InputError if a pattern matches no evaluation, or two evaluations have the same metric.
     """
     together, homes = dict(figures), dict[str, str]()
     for path in find_evaluations(pattern):

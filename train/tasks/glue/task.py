@@ -85,7 +85,7 @@ LABELS = pa.schema([STATEMENTS.schema.field(n) for n in ("text_a", "text_b", "la
 
 @dataclass(kw_only=True)
 class Glue(Task):
-    """Learns one of GLUE's tasks with a variant's head; texts have at most ``max_tokens``."""
+    """Fine-tunes a variant on one GLUE task; texts have at most ``max_tokens`` tokens."""
 
     settings: GlueSettings
     max_tokens: int

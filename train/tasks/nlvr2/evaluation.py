@@ -1,4 +1,4 @@
-"""Computes NLVR2's official metrics of predictions: figures by split, their file, and cases.
+"""Computes NLVR2's official metrics of predictions by split, their file, and cases.
 
 Accuracy and consistency are computed from predictions in the format of the files that NLVR2's
 scripts read. Identifiers are SPLIT-SET-PAIR-SENTENCE. A prediction is the text True or False in any

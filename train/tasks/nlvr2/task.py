@@ -86,7 +86,7 @@ HEADS: dict[str, Logits] = {
 
 @dataclass(kw_only=True)
 class Nlvr2(Task):
-    """Learns NLVR2 with a variant's head."""
+    """Fine-tunes a variant with its head for NLVR2."""
 
     settings: Nlvr2Settings
     variant: str

@@ -83,7 +83,7 @@ def vlbert_vqa_feeding() -> Feeding:
 
 
 def vlbert_vqa_optimizer(lr: float, warmup_steps: int) -> Optimizer:
-    """Returns the optimiser [code]: decay on everything, clipped at 1, steps counted from 1."""
+    """Returns the optimiser [code]: decay on all parameters, clipping at 1, steps from 1."""
     return Optimizer(
         kind="transformers-adamw",
         lr=lr,
@@ -269,7 +269,7 @@ def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
 
 def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
     """Returns ``recipe`` from pixels, the long side up to 1,200, at the objects' boxes and
-    outlines; as released the stem and res2 are constant [code], the paper trains all (sec. 3.4).
+    outlines; as released the stem and res2 are frozen [code], the paper trains all (sec. 3.4).
     """
     pixels = from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
     (stage,) = pixels.stages
@@ -396,7 +396,7 @@ def among_annotated(recipe: TaskRecipe) -> TaskRecipe:
 
 
 def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
-    """Returns ``recipe`` from pixels: as released the stem and res2 are constant [code]; the paper
+    """Returns ``recipe`` from pixels: as released the stem and res2 are frozen [code]; the paper
     trains all (sec. 3.4).
     """
     return from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))

@@ -1,4 +1,4 @@
-"""Computes the metrics of referring expressions from groundings: figures by split, and cases."""
+"""Computes the metrics of referring expressions by split, and cases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

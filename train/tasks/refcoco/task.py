@@ -80,7 +80,7 @@ def prepend_image_box(boxes: Array, size: tuple[int, int], feeding: Feeding) -> 
 
 @dataclass(kw_only=True)
 class Refcoco(Task):
-    """Learns referring expressions with a variant's head."""
+    """Fine-tunes a variant with its head for referring expressions."""
 
     settings: RefcocoSettings
     variant: str

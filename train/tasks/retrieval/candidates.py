@@ -97,7 +97,7 @@ def select_candidates(
     """Keeps the pairs that can be scored, in their order, and a row of the rejects for each other.
 
     ``faults`` is the reject reason of an image, by its id. If a pair_id repeats, the first pair
-    counts, as in training: a figure would count twice.
+    counts, as in training: a metric would count twice.
     """
     rankable, rejects, numbers, owners = [], list[dict[str, object]](), dict[str, int](), []
     previous_ids = set[str]()

@@ -113,7 +113,7 @@ def longest_text(loaded: LoadedCheckpoint, feeding: Feeding) -> int:
 def notes_on_regions(
     loaded: LoadedCheckpoint, regions: RegionReader, feeding: Feeding
 ) -> list[str]:
-    """Returns notes on the regions that a reader of the figures must know.
+    """Returns notes on the regions that a reader of the metrics must know.
 
     Raises InputError if they are another detector's than the checkpoint was trained on.
     """

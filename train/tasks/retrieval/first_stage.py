@@ -89,7 +89,7 @@ class DualStage:
 
 @dataclass(frozen=True, kw_only=True)
 class WordStage:
-    """Ranks by the names of a detector's classes, and regions of its classes."""
+    """Ranks by the detected classes whose names are in the text."""
 
     names: Names
     regions: RegionReader

@@ -2,7 +2,7 @@
 
 I images, T texts. A text belongs to one image, an image may own any number of texts. Ranks count
 from 0. Ties are pessimistic: a wrong candidate with the right one's score ranks before it, so that
-a model that gives all pairs the same score recalls nothing and no figure depends on the order of
+a model that gives all pairs the same score recalls nothing and no metric depends on the order of
 rows.
 """
 
@@ -113,7 +113,7 @@ def chance_text_recall(owners: Ids, k: int) -> float:
 def retrieval_metrics(
     scores: Scores, owners: Ids, ks: Sequence[int] = KS, *, by_image: Scores | None = None
 ) -> dict[str, float]:
-    """Returns both directions' figures under flat names, shares in 0..1.
+    """Returns both directions' metrics under flat names, shares in 0..1.
 
     ``scores`` [I, T], higher for better; ``by_image`` are the scores by which images rank texts, if
     these differ. ``owners`` [T] is the row of each text's image. Of ``image_retrieval`` (the query
@@ -172,7 +172,7 @@ def rank_summary(ranks: Ranks, ks: Sequence[int] = KS) -> dict[str, float]:
 def fold_metrics(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> list[dict[str, float]]:
-    """Returns the figures of consecutive blocks of ``fold_images`` images, each scored separately:
+    """Returns the metrics of consecutive blocks of ``fold_images`` images, each scored separately:
     its images against its own texts.
 
     Raises ValueError if the images do not fill whole blocks.
@@ -193,7 +193,7 @@ def fold_metrics(
 def mean_of_folds(
     scores: Scores, owners: Ids, fold_images: int, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Returns the mean of every figure over :func:`fold_metrics`, like COCO 1K; for ``n`` and
+    """Returns the mean of every metric over :func:`fold_metrics`, like COCO 1K; for ``n`` and
     ``ties`` the sum, and the standard error of the mean of recalls.
     """
     folds = fold_metrics(scores, owners, fold_images, ks)

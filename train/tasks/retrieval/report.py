@@ -1,4 +1,4 @@
-"""Makes the page that shows a retrieval evaluation: figures next to chance, and the results."""
+"""Makes the page that shows a retrieval evaluation: metrics next to chance, and the results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

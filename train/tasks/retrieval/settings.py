@@ -16,7 +16,7 @@ class RetrievalSettings:
 
     # The negatives of a pair: the same image with other captions (texts), the same caption with
     # other images, either of these by chance (both), ViLBERT's three of another caption, another
-    # image and a caption of a near image (alignment), or the other pairs of the step (batch). For
+    # image and a caption of a similar image (alignment), or the step's other pairs (batch). For
     # batch VLMo contrasts vectors, and of the other fields only same_picture_negatives applies;
     # other models score each caption of the step with each of its images.
     negatives: Literal["texts", "pictures", "both", "alignment", "batch"] = "alignment"

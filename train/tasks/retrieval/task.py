@@ -191,7 +191,7 @@ class CandidateRetrieval(RetrievalTask):
 
     @property
     def negatives(self) -> str:
-        """Describes the table of negatives: one of ViLBERT's three is a caption of a near image."""
+        """Describes the table of negatives: one of ViLBERT's is a caption of a similar image."""
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (

@@ -1,4 +1,4 @@
-"""Computes VCR's official metrics of choices: figures by split, the leaderboard's file, cases.
+"""Computes VCR's official metrics of choices by split, the leaderboard's file, cases.
 
 VCR has three accuracies: answer, rationale given the right answer, and both.
 """

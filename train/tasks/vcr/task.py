@@ -86,7 +86,7 @@ class ChoiceScores(NamedTuple):
 
 @dataclass(kw_only=True)
 class Vcr(Task):
-    """Learns VCR with a variant's heads."""
+    """Fine-tunes a variant with its heads for VCR."""
 
     settings: VcrSettings
     variant: str

@@ -1,4 +1,4 @@
-"""Computes the official metrics of answers: figures by split, result files and worst cases."""
+"""Computes the official metrics of answers by split, result files and worst cases."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ NO_SPLIT = "train"  # of rows that name none
 @dataclass(frozen=True)
 class Answer:
     """Holds a prediction: the ``index`` of the answer in the list, and the probability that the
-    question has an answer, of a head with the answer "unanswerable".
+    question has an answer, from a head with the answer "unanswerable".
     """
 
     index: int

@@ -161,7 +161,7 @@ LABELS = pa.schema([("label_ids", pa.list_(pa.int32())), ("label_scores", pa.lis
 
 @dataclass(kw_only=True)
 class Vqa(HeadTask):
-    """Learns VQA with a variant's head over answers, the ``names`` of its outputs."""
+    """Fine-tunes a variant for VQA: a classifier over the answers ``names``."""
 
     settings: VqaSettings
     mirrored: Mapping[int, int] = dataclasses.field(default_factory=dict)  # tokens, left and right

@@ -114,7 +114,7 @@ def test_figures_that_cannot_be_told_say_why(
     words += ["--examples", inputs.examples, "--output", str(tmp_path / "evaluated")]
     assert main([*words, "--scores", str(tmp_path / "glue-*")]) == 0
     said = capsys.readouterr()
-    assert "average_interbert: figures of other tasks are missing" in said.out
+    assert "average_interbert: metrics of other tasks are missing" in said.out
     assert "No average without glue/dev/qnli/accuracy" in said.err
 
 
