@@ -32,7 +32,7 @@ REQUIRES = [
 HTTP = ["certifi>=2025.1", "idna>=3.7", "pycares>=5.2", "pycurl>=7.49"]
 LEARNING = ["scikit-learn>=1.6"]
 VISION = ["torchvision>=0.23"]
-EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "lmdb>=1.6"]
+EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "lmdb>=1.6", "pybase64>=1.4"]
 TRAIN = [*VISION, *HTTP, "matplotlib>=3.9", "scipy>=1.14", "tensorboard>=2.18"]
 MINING = [
     *HTTP,
@@ -63,7 +63,9 @@ SERVICE = [
 SAFETY = [*LEARNING, *VISION]
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
+EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
+ONNX = ["onnx>=1.19", "onnxruntime>=1.22", "onnxscript>=0.5"]
 
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
 
@@ -77,9 +79,14 @@ EXTRAS = {
     "safety": SAFETY,
     "cloud": CLOUD,
     "coco": COCO,
-    "all": [*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO, *HEIF],
+    "excel": EXCEL,
+    "all": [
+        *(*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO),
+        *(*EXCEL, *HEIF),
+    ],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "heif": HEIF,
+    "onnx": ONNX,
     "mlflow": ["mlflow-skinny>=3.1"],
     "wandb": ["wandb>=0.19"],
     # The demo's photographs are those that scikit-image and scikit-learn carry; warcio packs them.
@@ -87,6 +94,7 @@ EXTRAS = {
     "docs": DOCS,
     "test": [
         *DOCS,
+        *ONNX,
         "beartype>=0.20",
         "build>=1.2",
         "check-jsonschema>=0.33",
@@ -155,5 +163,6 @@ setup(
     package_data={
         "": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"],
         "vlmill.extract.detect": ["vocabularies/*.txt"],
+        "vlmill.pipelines.web.texts": ["languages/*.toml"],
     },
 )

@@ -149,7 +149,7 @@ def run(arguments: Sequence[str]) -> int:
     """Closes the circle and prints the lines."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     if min(args.pairs, args.held_out, args.detector_steps, args.validation) < 2:
-        raise InputError("want --pairs, --held-out, --detector-steps and --validation from 2")
+        raise InputError("expected --pairs, --held-out, --detector-steps and --validation from 2")
     torch.set_num_threads(1)
     tables = WorldTables(folder=args.output, pairs=args.pairs, held_out=args.held_out)
     oracles = tables.oracles()

@@ -118,7 +118,7 @@ def _numbers(flag: str, text: str) -> list[int]:
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise InputError(f"{flag} {text}: want different numbers from 0 up, as in 0,1,2")
+        raise InputError(f"{flag} {text}: expected different numbers from 0 up, as in 0,1,2")
     return numbers
 
 

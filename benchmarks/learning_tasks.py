@@ -12,6 +12,8 @@ share of right answers beside the blind model's, and the same for each kind of q
 finds held-out images by their captions and captions by their images; blind, that is chance.
 NLVR2 has statements on two images; GLUE has what follows from a caption, and whether it names
 more warm colours than cold ones: texts alone, beside chance (benchmarks/worlds/statements.py).
+Classification finds the colours of an image, entailment what follows from it, what may be and what
+cannot (benchmarks/proof/class_arms.py).
 Referring expressions name a thing by its looks, or by where it stands to another; choices ask
 for a colour, and given that for a place (benchmarks/worlds/expressions.py), from regions and from
 pixels. A blind model of the former is shown where the boxes are.
@@ -36,6 +38,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from proof.arms import Arm, base_arms
 from proof.box_arms import BOX_TASKS, box_arms
+from proof.class_arms import class_arms, short_class_arms
 from proof.side_by_side import add_jobs, failed
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
@@ -66,14 +69,14 @@ def forms() -> dict[bool, Form]:
     easy = World(num_things=(2,), num_colours=3, num_shapes=3)
     world = World(num_things=(2, 3), num_colours=5, num_shapes=4)
     return {
-        False: Form(world=easy, pairs=400, held_out=100, arms=short_arms()),
+        False: Form(world=easy, pairs=400, held_out=100, arms=(*short_arms(), *short_class_arms())),
         True: Form(world=world, pairs=3_000, held_out=300, arms=full_arms()),
     }
 
 
 def full_arms() -> tuple[TaskArm, ...]:
     """The arms of all tasks."""
-    return (*vqa_arms(), *retrieval_arms(), *text_arms(), *box_arms())
+    return (*vqa_arms(), *retrieval_arms(), *text_arms(), *box_arms(), *class_arms())
 
 
 SHORT = {"output": Path("build/learning-tasks"), "results": None}
@@ -156,7 +159,7 @@ def seeds_of(text: str) -> list[int]:
     """Seeds between commas. Raises InputError for others than different ones from 0 up."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise InputError(f"--seeds {text}: want different numbers from 0 up, as in 0,1,2")
+        raise InputError(f"--seeds {text}: expected different numbers from 0 up, as in 0,1,2")
     return [int(part) for part in parts]
 
 

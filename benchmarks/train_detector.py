@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     """Takes the steps and prints the lines."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     if min(args.images, args.regions, args.rounds) < 1 or min(args.height, args.width) < 32:
-        raise InputError("want --images, --regions, --rounds from 1, --height, --width from 32")
+        raise InputError("expected --images, --regions, --rounds from 1, --height, --width from 32")
     work = Work(
         depth=args.depth,
         images=args.images,

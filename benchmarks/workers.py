@@ -4,18 +4,29 @@ The command runs on generated archives with images, once with each number of pro
 is what this machine gives so many processes that only calculate, in the same minutes: measured
 before and after, beside one such process. On a machine with other work both suffer alike.
 
+``--one-archive`` mines a single archive, whose parts are the units: the first steps of the job,
+alternately with each number of processes. The archive is the real sites of ``$VLMILL_DATA``, joined
+to one file of 67 MB, or a generated one.
+
     python benchmarks/workers.py --full
+    VLMILL_DATA=DIR python benchmarks/workers.py --one-archive
 """
 
 import argparse
+import ctypes
 import json
 import os
+import resource
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from shell import parse_form, result_line
 from worlds.web import Web, write_archives
@@ -28,6 +39,22 @@ CALCULATION = (
     "import hashlib\nfor _ in range(50): hashlib.pbkdf2_hmac('sha256', b'word', b'salt', 20_000)"
 )
 FLAGS = ("--safety-model", "none", "--realism-model", "none")
+# The steps over archives alone: ARCHIVE OUTPUT WORKERS.
+MINE_PROGRAM = """
+import sys
+from pathlib import Path
+from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web_pairs.steps import LINK, MINE
+from vlmill.pipelines.web_pairs.units import Archive, Job, cut_archives, prepare_work
+from vlmill.runtime.units.run_here import run_here
+archive = Archive(path=sys.argv[1], size=Path(sys.argv[1]).stat().st_size)
+archives = tuple(cut_archives([archive]))
+job = Job(output=sys.argv[2], archives=archives, shards=1, rules=WebPairRules())
+prepare_work(job)
+run_here(job, [MINE, LINK], workers=int(sys.argv[3]), module="vlmill.pipelines.web_pairs.job")
+"""
+PR_SET_CHILD_SUBREAPER = 36
+TIMES = 3  # with --one-archive
 BAR = 0.85  # of as many processes: 1.7 for two
 
 
@@ -54,6 +81,72 @@ def mine(folder: Path, workers: int) -> float:
     return time.perf_counter() - start
 
 
+def one_archive(folder: Path, pages: int) -> Path:
+    """Writes the archive: the real sites of ``$VLMILL_DATA``, or generated pages."""
+    path = folder / "one.warc.gz"
+    sites = sorted(Path(os.environ.get("VLMILL_DATA", "missing"), "sites").glob("*.warc.gz"))
+    if not sites:
+        (generated,) = write_archives(folder / "archives", Web(pages=pages, images=True), 1)
+        return generated
+    with path.open("wb") as file:
+        for site in sites:
+            with site.open("rb") as part:
+                shutil.copyfileobj(part, file)
+    return path
+
+
+def mine_archive(archive: Path, output: Path, workers: int) -> tuple[float, float]:
+    """Wall and CPU seconds of mining one archive, with the processes of ``workers``."""
+    shutil.rmtree(output, ignore_errors=True)
+    command = [sys.executable, "-c", MINE_PROGRAM, str(archive), str(output), str(workers)]
+    start, before = time.perf_counter(), cpu_of_children()
+    subprocess.run(command, check=True)
+    wall = time.perf_counter() - start
+    with suppress(ChildProcessError):  # the server of forks, and so what it has waited for
+        while True:
+            os.wait()
+    return wall, cpu_of_children() - before
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of all processes that this one has waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def adopt_orphans() -> None:
+    """Lets this process wait for the processes that its children leave (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def measure_one_archive(folder: Path, pages: int, workers: int) -> dict[str, Any]:
+    """Mines one archive with one and with ``workers`` processes, alternately."""
+    adopt_orphans()
+    archive = one_archive(folder, pages)
+    limits, runs = [machine_growth(workers)], dict[int, list[tuple[float, float]]]()
+    for _ in range(TIMES):
+        for number in (1, workers):
+            runs.setdefault(number, []).append(mine_archive(archive, folder / "mined", number))
+    limit = (limits[0] + machine_growth(workers)) / 2
+    wall, cpu = (
+        {number: [round(pair[which], 1) for pair in pairs] for number, pairs in runs.items()}
+        for which in (0, 1)
+    )
+    growth = statistics.median(wall[1]) / statistics.median(wall[workers])
+    return result_line(
+        f"web_pairs/one-archive-{workers}-workers",
+        round(growth, 3),
+        "times one",
+        limit=round(limit, 3),
+        fraction_of_limit=round(growth / limit, 3),
+        bar=BAR * workers,
+        archive_bytes=archive.stat().st_size,
+        wall_s=wall,
+        cpu_s=cpu,
+        load=round(os.getloadavg()[0], 1),
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(
@@ -61,9 +154,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--pages", type=int, metavar="N", help="of 20 KB, with three images each")
     parser.add_argument("--workers", type=int, metavar="N", help="processes beside one")
+    parser.add_argument("--one-archive", action="store_true", help="mine a single archive")
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name:
         folder, web = Path(name), Web(pages=args.pages, images=True)
+        if args.one_archive:
+            line = measure_one_archive(folder, args.pages, args.workers)
+            print(json.dumps(line), flush=True)
+            return
         write_archives(folder / "archives", web, -(-web.pages // ARCHIVE_PAGES))
         limits = [machine_growth(args.workers)]
         one, many = (mine(folder, workers) for workers in (1, args.workers))

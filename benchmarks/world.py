@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
     """Writes the world and prints the oracles."""
     args = parse_form(parser(), arguments, short=SHORT, full=FULL)
     if not 1 <= args.captions <= MOST:
-        raise InputError(f"--captions {args.captions}: want 1 to {MOST}, which every scene has")
+        raise InputError(f"--captions {args.captions}: expected 1 to {MOST}, which every scene has")
     if args.pairs < 0 or args.held_out < 2:
         raise InputError("--pairs from 0, --held-out from 2: a retrieval needs two candidates")
     world = World(seed=args.seed)

@@ -159,8 +159,8 @@ def add_show(show: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="INPUT",
-        help="images, as the INPUT of `run`; with --serve optional: without them the boxes "
-        "are shown alone",
+        help="images, in the same form as the INPUT of `run`; optional with --serve, "
+        "which then shows only the boxes",
     )
     where = show.add_mutually_exclusive_group(required=True)
     where.add_argument(

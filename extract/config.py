@@ -158,7 +158,7 @@ def require_weights(path: Path, flag: str = "--weights") -> None:
         raise InputError(
             f"{flag} {path}: no such file; give a .pth, .pkl, .bin, .safetensors or "
             ".caffemodel file, the --output of `extract-rois train`, or a name: "
-            "hf://OWNER/NAME or https://... (`extract-rois weights` lists what was published)"
+            "hf://OWNER/NAME or https://... (`extract-rois weights` lists published weights)"
         )
 
 

@@ -27,7 +27,7 @@ from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.share import Share, parse_share
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 
 if TYPE_CHECKING:
     from vlmill.extract.images.given_boxes import GivenBoxes
@@ -80,9 +80,9 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "--part",
         type=parse_share,
         metavar="i/n",
-        help="write only the i-th of n shares of the shards (from 1), while other "
-        "processes, here or on other machines, write the other shares with the same "
-        "flags; the last to finish writes the manifest",
+        help="write only the i-th of n shares of the shards (from 1); other processes, "
+        "here or on other machines, write the other shares with the same flags; the "
+        "last to finish writes the manifest",
     )
     add_cost_arguments(run)
     add_lock_seconds(run)
@@ -183,7 +183,7 @@ class RunWork:
 def plan_run(arguments: argparse.Namespace) -> RunWork:
     """Reads which images are extracted. Raises InputError for inputs that do not fit together."""
     # Help texts do not need pyarrow.
-    from vlmill.extract.images.choosing import only_of_pairs, require_ids, with_missing_boxes
+    from vlmill.extract.images.choosing import require_ids, select_pair_images, with_missing_boxes
     from vlmill.extract.images.discovery import Skipped
     from vlmill.extract.images.given_boxes import read_boxes
     from vlmill.extract.images.plan import plan_images
@@ -192,7 +192,7 @@ def plan_run(arguments: argparse.Namespace) -> RunWork:
     skipped = Skipped()
     plan = plan_images(arguments.inputs, arguments.ids, skipped)
     if arguments.pairs is not None:
-        plan = only_of_pairs(plan, arguments.pairs, skipped)
+        plan = select_pair_images(plan, arguments.pairs, skipped)
     if given_boxes is not None:
         plan = with_missing_boxes(plan, given_boxes, str(arguments.boxes))
     if arguments.part is not None:
@@ -217,7 +217,7 @@ def print_result(
         print(f"{arguments.output}: part {arguments.part.name}, {counts}{also}")
         return 0
     print_reading_hint(arguments.output, "regions")
-    reasons = rejects_said(reject_counts(arguments.output))
+    reasons = format_rejects(reject_counts(arguments.output))
     counts = f"{format_count(len(work.plan), 'image')}, {rows}, {reasons}"
     print(f"{arguments.output}: {counts}{also}{weights}")
     return 0 if regions or not rejects else 1

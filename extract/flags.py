@@ -28,7 +28,7 @@ def add_names(run: argparse.ArgumentParser) -> None:
             f"--{what}",
             dest=f"names_of_{what}",
             metavar="FILE",
-            help=f"names of all {what} for the tables, one a line without background (default: the "
+            help=f"names of all {what}, one per line without background (default: the "
             "detector's own; Visual Genome's for the published detectors of 1600 classes)",
         )
 
@@ -102,9 +102,9 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "--batch-size",
         type=int_at_least(1),
         metavar="N",
-        help="number of images of the same input shape in a forward pass; rows equal those "
-        f"of single images within 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, else 1, "
-        "since a CPU gains nothing); memory: 8 N decoded images of up to 7 MB",
+        help="number of images of the same input shape in a forward pass; rows equal "
+        f"the rows of single images within 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, "
+        "else 1, since a CPU gains nothing); memory: 8 N decoded images of up to 7 MB",
     )
 
 

@@ -108,9 +108,8 @@ def choose_batch_size(arguments: argparse.Namespace) -> int:
     if arguments.backend == "detectron2":
         if requested not in (None, 1):
             raise InputError(
-                f"--batch-size {requested}: --backend detectron2 takes one image at a time; leave "
-                "it "
-                "out"
+                f"--batch-size {requested}: --backend detectron2 takes one image at a "
+                "time; remove it"
             )
         return 1
     return requested or (CUDA_BATCH_SIZE if arguments.device.startswith("cuda") else 1)

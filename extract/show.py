@@ -25,7 +25,7 @@ from vlmill.runtime.readers.joining import Join
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.runtime.readers.row_index import IdIndex
 from vlmill.schemas.plurals import format_count
-from vlmill.schemas.rejects import Rejected, rejects_said
+from vlmill.schemas.rejects import Rejected, format_rejects
 
 MAX_SIDE_PX = 900
 FIGURE = template(
@@ -87,7 +87,7 @@ class ImageCounts:
         if self.unnamed:
             parts.append(f"{format_count(len(self.unnamed), 'image')} of --images without a row")
         if self.unread:
-            parts.append(f"{rejects_said(self.unread)}, the first is {self.first_unread}")
+            parts.append(f"{format_rejects(self.unread)}, the first is {self.first_unread}")
         if self.unnamed and not self.num_drawn:
             join = Join(index, asking="--images", holding="REGIONS")
             parts.append(join.samples(self.unnamed))

@@ -16,41 +16,44 @@ def readable(tensor: Tensor) -> bool:
 def check_tensor(name: str, value: object) -> None:
     """Checks that a value is a tensor."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is a {type(value).__name__}, want a tensor")
+        raise ValueError(f"{name} is a {type(value).__name__}, expected a tensor")
 
 
 def check_ids(name: str, ids: Tensor) -> None:
     """Checks that ids are int64."""
     if ids.dtype != torch.int64:
-        raise ValueError(f"{name} is {ids.dtype}, want torch.int64")
+        raise ValueError(f"{name} is {ids.dtype}, expected torch.int64")
 
 
 def check_positions(name: str, positions: Tensor) -> None:
     """Checks that indices into a grid are a one-dimensional int64 tensor."""
     check_ids(name, positions)
     if positions.ndim != 1:
-        raise ValueError(f"{name} has shape {tuple(positions.shape)}, want one row of places")
+        raise ValueError(
+            f"{name} has shape {tuple(positions.shape)}, expected one row of positions"
+        )
 
 
 def check_marked(name: str, positions: Tensor, mask_name: str, mask: Tensor) -> None:
     """Checks that indices match a mask: code that changes one of them must change both."""
     if len(positions) != int(mask.sum()) or not bool(mask.flatten()[positions].all()):
         raise ValueError(
-            f"{name} holds {len(positions)} places, which are not the {int(mask.sum())} that "
-            f"{mask_name} marks; compute them from this mask, or give None"
+            f"{name} holds {len(positions)} positions, but they are not the "
+            f"{int(mask.sum())} positions that {mask_name} marks; compute them from "
+            "this mask, or give None"
         )
 
 
 def check_mask(name: str, mask: Tensor) -> None:
     """Checks that a mask is bool: a float mask with 1 for real would be added to scores."""
     if mask.dtype != torch.bool:
-        raise ValueError(f"{name} is {mask.dtype}, want torch.bool with True for real entries")
+        raise ValueError(f"{name} is {mask.dtype}, expected torch.bool with True for real entries")
 
 
 def check_numbers(name: str, values: Tensor, remedy: str) -> None:
     """Checks that features and pixels are floating point."""
     if not values.is_floating_point():
-        raise ValueError(f"{name} is {values.dtype}, want floating point; {remedy}")
+        raise ValueError(f"{name} is {values.dtype}, expected floating point; {remedy}")
 
 
 def check_dtype(name: str, values: Tensor, weight: Tensor) -> None:
@@ -69,7 +72,9 @@ def check_texts(tokens: Tensor, token_mask: Tensor, segments: Tensor | int = 0) 
         check_tensor(name, value)
     shape = tuple(tokens.shape)
     if len(shape) != 2 or not shape[1]:
-        raise ValueError(f"tokens has shape {shape}, want [texts, tokens] with one token at least")
+        raise ValueError(
+            f"tokens has shape {shape}, expected [texts, tokens] with one token at least"
+        )
     if tuple(token_mask.shape) != shape:
         raise ValueError(f"token_mask has shape {tuple(token_mask.shape)}, tokens {shape}")
     check_ids("tokens", tokens)
@@ -87,7 +92,7 @@ def check_occupied(name: str, mask: Tensor, kind: str, items: str = "pairs") -> 
         empty = (~filled).nonzero().flatten().tolist()
         raise ValueError(
             f"{name}: {len(empty)} of {len(mask)} {items} have no {kind} (first: row {empty[0]}); "
-            f"leave such {items} out of the batch"
+            f"remove such {items} from the batch"
         )
 
 
@@ -100,7 +105,7 @@ def check_below(name: str, ids: Tensor, count: int, limit: str) -> None:
         wrong = (ids < 0) | (ids >= count)
         row = int(wrong.flatten(1).any(dim=1).nonzero()[0])
         raise ValueError(
-            f"{name} has ids from {low} to {high} (first wrong one in row {row}), want 0 to "
+            f"{name} has ids from {low} to {high} (first wrong one in row {row}), expected 0 to "
             f"{count - 1} ({limit}={count})"
         )
 

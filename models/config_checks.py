@@ -29,7 +29,7 @@ def check_activation(name: str) -> None:
 def check_fusion(fusion: str) -> None:
     """Raises ValueError for an unknown fusion."""
     if fusion not in FUSIONS:
-        raise ValueError(f"fusion={fusion!r}: want one of {', '.join(FUSIONS)}")
+        raise ValueError(f"fusion={fusion!r}: expected one of {', '.join(FUSIONS)}")
 
 
 def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
@@ -37,11 +37,11 @@ def check_sizes(config: Any, *, from_zero: Collection[str] = ()) -> None:
     for field in dataclasses.fields(config):
         size = getattr(config, field.name)
         if field.type is int and type(size) is not int:
-            raise ValueError(f"{field.name}={size!r}: want a whole number")
+            raise ValueError(f"{field.name}={size!r}: expected a whole number")
         if field.type is int and size < (0 if field.name in from_zero else 1):
-            raise ValueError(f"{field.name}={size}: want a positive number")
+            raise ValueError(f"{field.name}={size}: expected a positive number")
         if field.type is int and size > MAX_SIZE and field.name != "seed":
-            raise ValueError(f"{field.name}={size}: want at most {MAX_SIZE}")
+            raise ValueError(f"{field.name}={size}: expected at most {MAX_SIZE}")
 
 
 def check_shares(config: Any, *names: str) -> None:
@@ -49,15 +49,15 @@ def check_shares(config: Any, *names: str) -> None:
     for name in names:
         share = getattr(config, name)
         if not isinstance(share, float | int) or not 0 <= share < 1:
-            raise ValueError(f"{name}={share!r}: want a share from 0 to below 1")
+            raise ValueError(f"{name}={share!r}: expected a share from 0 to below 1")
 
 
 def check_heads(config: Any, width: str = "width", num_heads: str = "num_heads") -> None:
     """Checks that the named width is a multiple of the named number of heads."""
     if getattr(config, width) % getattr(config, num_heads):
         raise ValueError(
-            f"{width}={getattr(config, width)} is no multiple of {num_heads}="
-            f"{getattr(config, num_heads)}; each head takes an equal share of the width"
+            f"{width}={getattr(config, width)} is not a multiple of {num_heads}="
+            f"{getattr(config, num_heads)}; each head needs an equal share of the width"
         )
 
 
@@ -65,7 +65,7 @@ def check_std(config: Any, name: str = "init_std") -> None:
     """Checks that the standard deviation of new weights is positive."""
     std = getattr(config, name)
     if not isinstance(std, float | int) or not 0 < std < math.inf:
-        raise ValueError(f"{name}={std!r}: want a number above 0")
+        raise ValueError(f"{name}={std!r}: expected a number above 0")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -8,9 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vlmill.models.beit.published import LAYER_TABLE, SHARED_TABLE, canonical, resize_image_table
+from vlmill.models.beit.published import (
+    KNOWN,
+    LAYER_TABLE,
+    SHARED_TABLE,
+    canonical,
+    resize_image_table,
+)
 from vlmill.models.convert.files import read_state, unwrap_state
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, import_state, link_module
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.from_bert import Origin, loaded_origins
 from vlmill.models.layers.relative_position import num_image_rows, resize_absolute
 from vlmill.models.vlmo.config import VlmoConfig
@@ -47,7 +54,7 @@ def initialise_from_beit(
     another model, a ViT's weights or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
-    tensors = canonical(state)
+    tensors = canonical(unwrap_network(state, canonical, KNOWN))
     if any(name.endswith(("attn.qkv.bias", "attn.key.bias")) for name in tensors):
         raise ValueError("these are a ViT's weights, whose keys have a bias; give --family vit")
     return initialise_from_patches(model, tensors, "BEiT", experts)
@@ -79,7 +86,7 @@ def initialise_from_patches(
             table,
         )
     if not table.loaded:
-        raise CheckpointMismatch(f"nothing in the checkpoint is {family}'s", table)
+        raise CheckpointMismatch(f"the checkpoint has no tensor of {family}", table)
     return loaded_origins(model, links, table)
 
 
@@ -106,9 +113,8 @@ def _refuse_other_networks(
                 "layer_scale=0.1 (the values are the checkpoint's)"
             )
         raise ValueError(
-            f"{published_name} has no place in VLMo: the checkpoint is of another network than "
-            "BEiT or "
-            "ViT; start from one without it"
+            f"{published_name} does not exist in VLMo: the checkpoint is of a network "
+            "other than BEiT or ViT; start from a BEiT or ViT checkpoint"
         )
 
 

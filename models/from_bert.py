@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from vlmill.models.config_checks import INIT_STD
 from vlmill.models.convert.files import read_state, unwrap_state
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state
-from vlmill.models.convert.names import canonical
+from vlmill.models.convert.names import KNOWN, canonical
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.registry import PAPERS
 
 _NETWORKS = [paper.networks() for paper in PAPERS]
@@ -67,7 +68,7 @@ def initialise_from_bert(
     a model that does not start from BERT or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
-    tensors = canonical(state)
+    tensors = canonical(unwrap_network(state, canonical, KNOWN))
     for networks in _NETWORKS:
         tensors |= networks.derive(tensors)
     links = _links(model, tensors)
@@ -79,7 +80,7 @@ def initialise_from_bert(
             table,
         )
     if not table.loaded:
-        raise CheckpointMismatch("nothing in the checkpoint is BERT's", table)
+        raise CheckpointMismatch("the checkpoint has no tensor of BERT", table)
     return loaded_origins(model, links, table)
 
 

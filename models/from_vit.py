@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vlmill.models.beit.published import KNOWN
 from vlmill.models.beit.published import canonical as beit_names
 from vlmill.models.beit.published import rename as beit_name
 from vlmill.models.convert.files import read_state, unwrap_state
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.from_beit import Experts, initialise_from_patches
 from vlmill.models.from_bert import Origin
 
@@ -82,9 +84,9 @@ def with_class_position(positions: Tensor, registers: int, side: int) -> Float[T
         layouts = "a class token and a square of patches, or the square alone"
         if registers:
             layouts += f", or a class token, {registers} registers and the square"
-        which = ", of which several fit; give an image_size that has the patches of one"
+        which = "; several of these fit: give an image_size that matches only one"
         raise ValueError(
-            f"{POSITIONS} has {shape[1]} positions, expected those of {layouts}"
+            f"{POSITIONS} has {shape[1]} positions, expected the number for {layouts}"
             + (which if chosen else "")
         )
     first = chosen[0]
@@ -107,6 +109,7 @@ def initialise_from_vit(
     another model, BEiT's weights or an unreadable file, and FileNotFoundError.
     """
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
+    state = unwrap_network(state, canonical, KNOWN)
     tensors = canonical(state)
     if any("relative_position_bias_table" in name for name in tensors):
         raise ValueError("these are BEiT's weights, with relative positions; give --family beit")

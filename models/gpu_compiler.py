@@ -24,7 +24,7 @@ def can_compile(work: str) -> bool:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         warnings.warn(
             f"Triton cannot compile here ({why}): {work} will be slower; install gcc and Python's "
-            "headers, and let TRITON_CACHE_DIR name a folder that can be written",
+            "headers, and set TRITON_CACHE_DIR to a writable folder",
             stacklevel=2,
         )
         return False

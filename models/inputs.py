@@ -111,14 +111,14 @@ class VLInputs(TextInputs):
         if self.tokens.ndim != 2 or self.region_features.ndim != 3:
             raise ValueError(
                 f"tokens has shape {tuple(self.tokens.shape)} and region_features "
-                f"{tuple(self.region_features.shape)}; want [pairs, tokens] and "
+                f"{tuple(self.region_features.shape)}; expected [pairs, tokens] and "
                 "[pairs, regions, feature width]"
             )
         _check_pairs(self.tokens)
         for name, shape in self._shapes().items():
             if name in tensors and (actual := tuple(tensors[name].shape)) != shape:
                 raise ValueError(
-                    f"{name} has shape {actual}, want {shape} beside region_features "
+                    f"{name} has shape {actual}, expected {shape} with region_features "
                     f"{tuple(self.region_features.shape)} and tokens {tuple(self.tokens.shape)}"
                 )
         for name, value in tensors.items():
@@ -238,16 +238,16 @@ class PixelInputs(TextInputs):
             check_tensor(name, value)
         shape, token_shape = tuple(self.pixels.shape), tuple(self.tokens.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
-            raise ValueError(f"pixels has shape {shape}, want [pairs, 3, size, size]")
+            raise ValueError(f"pixels has shape {shape}, expected [pairs, 3, size, size]")
         if (
             len(token_shape) != 2
             or token_shape[0] != shape[0]
             or tuple(self.token_mask.shape) != token_shape
         ):
             raise ValueError(
-                f"tokens has shape {token_shape} and token_mask {tuple(self.token_mask.shape)}, "
-                "want "
-                f"[pairs, tokens] twice, beside pixels {shape}"
+                f"tokens has shape {token_shape} and token_mask "
+                f"{tuple(self.token_mask.shape)}, expected [pairs, tokens] for both, "
+                f"with pixels {shape}"
             )
         _check_pairs(self.tokens)
         check_ids("tokens", self.tokens)
@@ -278,7 +278,7 @@ class PixelInputs(TextInputs):
 
 def _check_pairs(tokens: Tensor) -> None:
     if not len(tokens):
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}, want one pair at least")
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}, expected at least one pair")
 
 
 # Not dataclasses.fields, which torch.compile does not trace.
@@ -326,7 +326,7 @@ class ImageRegions:
         for name, want in shapes.items():
             if (actual := tuple(getattr(self, name).shape)) != want:
                 raise ValueError(
-                    f"{name} has shape {actual}, want {want} beside images "
+                    f"{name} has shape {actual}, expected {want} with images "
                     f"{tuple(self.images.shape)}"
                 )
         if self.instance_masks is not None and tuple(self.instance_masks.shape[:2]) != shape[:2]:

@@ -16,7 +16,9 @@ from vlmill.models.convert.keymap import (
     LoadTable,
     export_state,
     import_state,
+    list_references,
 )
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.registry import PAPERS
 from vlmill.schemas.plain_json import read_json
 
@@ -42,10 +44,11 @@ def read_reference(
     """
     parts = _family(family)
     state = read_state(Path(source)) if isinstance(source, str | Path) else unwrap_state(source)
-    state = parts.prepare(state)
-    model = parts.build(_configuration(family, config, state)).eval()
-    state = parts.fit(state, model)
-    table = import_state(model, parts.links(model), state, ignored=parts.ignored)
+    model = parts.build(_configuration(family, config, parts.prepare(state))).eval()
+    links = parts.links(model)
+    state = unwrap_network(state, parts.prepare, list_references(links))
+    state = parts.fit(parts.prepare(state), model)
+    table = import_state(model, links, state, ignored=parts.ignored)
     if table.mismatched:
         raise CheckpointMismatch(
             f"{len(table.mismatched)} tensors of the checkpoint have other shapes than this "
@@ -53,7 +56,7 @@ def read_reference(
             table,
         )
     if not table.loaded:
-        raise CheckpointMismatch(f"nothing in the checkpoint is {family}'s", table)
+        raise CheckpointMismatch(f"the checkpoint has no tensor of {family}", table)
     return model, table
 
 
@@ -78,13 +81,13 @@ def _configuration(family: str, config: Any, state: Mapping[str, Tensor]) -> Any
         try:
             config = parts.configure(config)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"config is none of {family}'s: {error!r}") from None
+            raise ValueError(f"config is not a configuration of {family}: {error!r}") from None
     if config is None and parts.sizes is not None:
         return parts.sizes(state)
     if not isinstance(config, parts.configs):
         names = ", ".join(kind.__name__ for kind in parts.configs)
         raise ValueError(
-            f"config is a {type(config).__name__}; family {family} wants {names}, or the "
+            f"config is a {type(config).__name__}; family {family} expects {names}, or the "
             "repository's own configuration as a mapping or the path of its JSON"
         )
     return config
@@ -101,16 +104,18 @@ def _expect_unquoted(config: Mapping[str, Any]) -> None:
             _expect_unquoted(value)
         is_number = isinstance(value, str) and re.fullmatch(r"-?\d+|true|false", value.lower())
         if is_number and key.islower():
-            raise ValueError(f"config: {key}={value!r} is a text; write it without quotes")
+            raise ValueError(f"config: {key}={value!r} is a string; write it without quotes")
 
 
 def _published(path: Path) -> Any:
     if not path.is_file():
-        raise FileNotFoundError(f"config={path}: no such file; of a preset, give preset({path})")
+        raise FileNotFoundError(f"config={path}: no such file; for a preset, give preset({path})")
     try:
         return read_json(path)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"config={path} is no JSON ({error}); of YAML, give the mapping") from None
+        raise ValueError(
+            f"config={path} is not JSON ({error}); load YAML and give the mapping"
+        ) from None
 
 
 def load_reference(
@@ -134,13 +139,15 @@ def export_reference(
     homeless = tensors.keys() - {link.name for link in links}
     if missing := sorted(homeless - set(without)):
         raise ValueError(
-            f"the layout of {family} has no place for {', '.join(missing)}; leave them out by "
-            "name where the reader can do without"
+            f"the layout of {family} has no key for {', '.join(missing)}; exclude them "
+            ""
+            "by name if the reader does not need them"
         )
     if placed := sorted(set(without) - homeless):
         raise ValueError(
-            f"{placed[0]} cannot stay behind: only what the layout of {family} has no place for "
-            f"can ({', '.join(sorted(homeless)) or 'nothing'})"
+            f"{placed[0]} cannot be excluded: only tensors without a key in the layout "
+            ""
+            f"of {family} can ({', '.join(sorted(homeless)) or 'nothing'})"
         )
     return export_state(tensors, links) | parts.rebuilt(model)
 

@@ -4,10 +4,38 @@
 and few numbers; "ours" marks a number that it leaves open.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 MIB = 1 << 20
+DETECTORS = ("cld2", "langdetect")
+SHARE = (0, 1)
+# The least and the greatest value of each number; of the others: 0 or more.
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        (
+            *("min_language_probability", "min_dominance", "min_alphabetic", "max_repetition"),
+            *("max_unknown_words", "min_score", "hold_out"),
+        ),
+        SHARE,
+    ),
+    "max_distance": (0, 16),  # bits
+    # A job with less than this reads nothing, or needs more memory than a worker has.
+    "max_record_bytes": (1 << 10, 2048 * MIB),
+    "max_page_bytes": (1 << 10, 256 * MIB),
+    "max_nesting": (10, 100_000),
+    "max_pixels": (1, 1_000_000_000),
+    **dict.fromkeys(
+        (
+            *("max_images_per_page", "max_text_chars", "max_language_chars", "max_words"),
+            *("max_surrounding_words", "max_repeats_on_page"),
+        ),
+        (1, math.inf),
+    ),
+    "max_declared_aspect": (1, math.inf),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +91,16 @@ class WebPairRules:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value < 0:
-                raise ValueError(f"{field.name} is {value}; it must be 0 or more")
-        for name in (
-            "min_language_probability",
-            "min_dominance",
-            "min_alphabetic",
-            "min_score",
-            "hold_out",
-            "max_unknown_words",
-        ):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in 0..1")
-        if self.max_distance > 16:
-            raise ValueError(f"max_distance is {self.max_distance}; it must be in 0..16 bits")
+            if isinstance(value, int | float):
+                low, high = RANGES.get(field.name, (0, math.inf))
+                if not low <= value <= high:
+                    limits = f"{low} or more" if high == math.inf else f"in {low}..{high}"
+                    raise ValueError(f"{field.name} is {value}; it must be {limits}")
+        if self.language_detector not in DETECTORS:
+            raise ValueError(
+                f"language_detector is {self.language_detector!r}; expected one of "
+                f"{', '.join(DETECTORS)}"
+            )
         if self.min_words > self.max_words:
             raise ValueError(f"min_words {self.min_words} is above max_words {self.max_words}")
         if self.keep_texts < 1:

@@ -12,7 +12,10 @@ from vlmill.schemas.errors import InputError
 
 # Modules by the name under which code imports them. A message names the first extra that has one.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "extract": ("certifi", "h5py", "idna", "lmdb", "pycares", "pycurl", "torchvision"),
+    "extract": (
+        *("certifi", "h5py", "idna", "lmdb", "pybase64", "pycares", "pycurl"),
+        "torchvision",
+    ),
     "train": (
         *("certifi", "idna", "matplotlib", "pycares", "pycurl", "scipy", "tensorboard"),
         "torchvision",
@@ -31,7 +34,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "safety": ("sklearn", "torchvision"),
     "cloud": ("gcsfs", "s3fs"),
     "coco": ("pycocotools",),
+    "excel": ("openpyxl",),
     "heif": ("pillow_heif",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
 }

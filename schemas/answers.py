@@ -111,3 +111,45 @@ def soft_labels(
     votes = Counter(answer for answer in answers if answer in numbers)
     scores = sorted((numbers[answer], soft_score(count)) for answer, count in votes.items())
     return [number for number, _ in scores], [score for _, score in scores]
+
+
+NUM_ANNOTATORS = 10  # of VQA, VizWiz and OK-VQA: the official scores are made for ten answers
+
+
+def score_answers(answers: Sequence[str]) -> dict[str, float]:
+    """Returns the score, 0 to 1, of each label among the answers to a question of any source.
+
+    Answers are compared as labels (:func:`make_label`). Ten answers are the votes of annotators and
+    scored like VQA's. Any other number: the most frequent label scores 1, the others their share of
+    its votes, so one answer, or each of several accepted ones, scores 1.
+    """
+    votes = Counter(map(make_label, answers))
+    if len(answers) == NUM_ANNOTATORS:
+        return {label: soft_score(count) for label, count in votes.items()}
+    top_votes = max(votes.values(), default=0)
+    return {label: count / top_votes for label, count in votes.items()}
+
+
+def number_scores(
+    scores: Mapping[str, float], numbers: Mapping[str, int]
+) -> tuple[list[int], list[float]]:
+    """Returns the sorted numbers of the labels that have one, and the score of each."""
+    pairs = sorted((numbers[label], score) for label, score in scores.items() if label in numbers)
+    return [number for number, _ in pairs], [score for _, score in pairs]
+
+
+TYPED_SOURCES = (None, "vqa1", "vqa2")  # the official code compares answers as they were typed
+EXACT_SOURCES = ("gqa",)  # one answer, which is compared unchanged
+
+
+def label_answers(
+    source: str | None, answers: Sequence[str], numbers: Mapping[str, int]
+) -> tuple[list[int], list[float]]:
+    """Returns the sorted numbers of the labels among a question's answers, and the score of each,
+    by the rule of the question's source.
+    """
+    if source in TYPED_SOURCES:
+        return soft_labels(answers, numbers)
+    if source in EXACT_SOURCES:
+        return number_scores(dict.fromkeys(answers, 1.0), numbers)
+    return number_scores(score_answers(answers), numbers)

@@ -45,7 +45,7 @@ class Reason(StrEnum):
     CUT_OFF = "cut_off"  # the connection closed before the end
     ROBOTS = "robots"  # robots.txt does not let us, or could not be read
     TOO_MANY_REDIRECTS = "too_many_redirects"
-    HOST_FAILED = "host_failed"  # its host failed too often, or wants to be left alone for long
+    HOST_FAILED = "host_failed"  # its host failed too often, or asked for a long pause
     HOST_LIMIT = "host_limit"  # its host took all the time or bytes that one may, or is too slow
 
     # Opt-outs of a page or image (runtime/net/opt_outs.py)
@@ -151,7 +151,7 @@ def reason_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for count, reason in known)
 
 
-def rejects_said(counts: Mapping[str, int]) -> str:
+def format_rejects(counts: Mapping[str, int]) -> str:
     """Returns "4 rejects (3 no_text, 1 duplicate)", or "0 rejects"."""
     total = sum(counts.get(reason, 0) for reason in Reason)
     return format_count(total, "reject") + (f" ({reason_counts(counts)})" if total else "")

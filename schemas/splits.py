@@ -19,10 +19,12 @@ _NAMES: dict[Use, tuple[str, ...]] = {
     "validation": (
         *("val", "valid", "validation", "dev", "minival"),
         *("val2014", "val2017", "minival2014", "dev_matched", "dev_mismatched"),
+        *("dev_seen", "dev_unseen"),
     ),
     "test": (
         *("test", "test2014", "test2015", "test2017", "test1", "test2", "testA", "testB"),
         *("test-P", "test-dev", "test-std", "test_matched", "test_mismatched"),
+        *("testdev", "challenge", "test_seen", "test_unseen"),
     ),
 }
 USES: dict[str, Use] = {name.lower(): use for use, names in _NAMES.items() for name in names}

@@ -215,7 +215,7 @@ _TAGS = pa.list_(pa.list_(_INT32))
 
 QUESTIONS = Table(
     name="questions",
-    version="1.0",
+    version="1.1",
     schema=pa.schema(
         [
             _field("question_id", _STRING, required=True),
@@ -228,7 +228,29 @@ QUESTIONS = Table(
             _field("label_ids", pa.list_(_INT32)),  # indices in the list of labels
             _field("label_scores", pa.list_(_FLOAT32)),  # 0..1, of each of label_ids
             _field("split", _STRING),
-            _field("source", _STRING),  # vqa1, vqa2, vgqa
+            _field("source", _STRING),  # vqa1, vqa2, vgqa, vizwiz, okvqa, gqa, own
+            # These since 1.1. Of GQA: questions that a correct answer to this one answers, too.
+            _field("entailed_ids", pa.list_(_STRING)),
+            _field("is_balanced", pa.bool_()),  # of GQA: in the balanced part, which is scored
+            _field("answerable", pa.bool_()),  # of VizWiz
+        ]
+    ),
+    later=frozenset({"entailed_ids", "is_balanced", "answerable"}),
+)
+
+# Classes of images, of texts, or of both together. Several labels a row: the classes overlap.
+LABELS = Table(
+    name="labels",
+    version="1.0",
+    schema=pa.schema(
+        [
+            _field("example_id", _STRING, required=True),
+            _field("image_ids", pa.list_(_STRING), required=True),  # any number, in order
+            _field("text", _STRING),
+            _field("labels", pa.list_(_STRING)),  # null: not public; empty: none of the classes
+            _field("label_ids", pa.list_(_INT32)),  # rising indices in the list of labels
+            _field("split", _STRING),
+            _field("source", _STRING),  # own, hateful-memes
         ]
     ),
 )
@@ -282,15 +304,18 @@ STATEMENTS = Table(
     schema=pa.schema(
         [
             _field("example_id", _STRING, required=True),
-            _field("image_ids", pa.list_(_STRING), required=True),  # two of NLVR2, none of GLUE
+            # Two of NLVR2, one of SNLI-VE and VSR, none of GLUE.
+            _field("image_ids", pa.list_(_STRING), required=True),
             _field("text_a", _STRING, required=True),
             _field("text_b", _STRING),
             _field("label", _STRING),  # as published
-            _field("label_id", pa.int8(), required=True),  # -1: not public, or a score
+            # -1: not public, or a score; else an index in the list of labels, where there is one
+            _field("label_id", pa.int8(), required=True),
             _field("score", _FLOAT32),  # STS-B: 0..5
             _field("split", _STRING),
-            _field("source", _STRING),  # nlvr2, glue/cola, ...
-            _field("subset", _STRING),  # of NLVR2: balanced, unbalanced; null: neither (since 1.1)
+            _field("source", _STRING),  # nlvr2, glue/cola, snli-ve, vsr, own
+            # Of NLVR2: balanced, unbalanced; null: neither. Of VSR: the relation. (since 1.1)
+            _field("subset", _STRING),
         ]
     ),
     later=frozenset({"subset"}),
@@ -345,7 +370,7 @@ NULLS, NO_UTF8 = "nulls", "texts that are not UTF-8"
 LISTS = (pa.ListArray, pa.FixedSizeListArray)
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
-TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS)  # what fine-tuning reads
+TASK_TABLES = (QUESTIONS, CHOICES, EXPRESSIONS, STATEMENTS, LABELS)  # what fine-tuning reads
 TABLES = {
     t.name: t
     for t in (

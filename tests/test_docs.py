@@ -19,7 +19,7 @@ from vlmill.pipelines.filters.statistics import GROUPS as IMAGE_GROUPS
 from vlmill.runtime.settings.plain_fields import override
 from vlmill.runtime.units.launch.loading import flags_of_beam
 from vlmill.train.recipes import RECIPES, change_recipe, recipe_named
-from vlmill.train.tasks.registry import task_recipe_named
+from vlmill.train.tasks.registry import TASKS, task_recipe_named, task_recipes
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -90,8 +90,10 @@ def test_its_recipes_presets_and_fields_exist(command: str) -> None:
         named = [word for word in words[1:2] if not word.startswith("--")]
         recipe = change_recipe(recipe_named(named[0] if named else "imagebert-small"), changes)
         assert recipe.stages
-    if words[0] == "finetune":
+    if words[0] == "finetune" and words[1] in task_recipes():
         assert change_recipe(task_recipe_named(words[1]), changes).stages
+    if words[0] == "finetune" and words[1] not in task_recipes():  # chosen by the checkpoint
+        assert "--init" in words and (words[1] in TASKS or words[1].startswith("--"))
     if words[0] == "recipes" and "show" in words:
         assert words[words.index("show") + 1] in RECIPES
     if "--as" in words:

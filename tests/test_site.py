@@ -9,9 +9,9 @@ from docs.site.hooks import (
     COMMANDS,
     PAPER_AND_CODE,
     commands_page,
-    fields_of,
     licences_page,
     model_cards_page,
+    recipe_fields,
     switches_page,
     tables_page,
     with_links,
@@ -73,7 +73,7 @@ def test_every_recipe_of_a_papers_text_stands_beside_its_code() -> None:
     assert sorted(papers - listed) == sorted(NOT_LISTED)
     assert "| `optimizer.kind` | `adamw` | `bert-adam` |" in page
     assert "`about`" not in page and "`needs`" not in page
-    assert all(fields_of(paper) != fields_of(code) for paper, code in PAPER_AND_CODE)
+    assert all(recipe_fields(paper) != recipe_fields(code) for paper, code in PAPER_AND_CODE)
 
 
 def test_every_recipe_has_its_model_card() -> None:
@@ -90,7 +90,7 @@ def test_each_requirement_has_its_licence() -> None:
     licences = licences_page()
     assert "| torch |" in licences
     assert "| pillow |" in licences and "MIT-CMU" in licences
-    asked, brought = licences.split("## What these bring along")
+    asked, brought = licences.split("## Indirect dependencies")
     assert "| fastavro |" in brought and "| torch |" not in brought
     assert "| fastavro |" not in asked
 

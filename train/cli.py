@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vlmill.inference.convert.command import add_convert_arguments, run_convert
+from vlmill.inference.export.command import EXPORT_HELP, add_export_arguments, run_export
 from vlmill.inference.push.command import PUSH_HELP, add_push_arguments, run_push
 from vlmill.inference.search.command import (
     EMBED_HELP,
@@ -35,6 +36,7 @@ from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP, resolve_arguments
+from vlmill.train.devices.flags import add_device_batch, device_batch_words
 from vlmill.train.recipes import (
     RECIPES,
     Recipe,
@@ -89,9 +91,10 @@ examples:
   train-vl pretrain --config mine.yaml --pairs demo/pairs --regions demo/regions --output runs/mine
 """
 NOTES = (
-    "In `model`, sizes of vocabulary and region features give way to the data's, and so does",
-    "the number of classes where the data have more.",
-    "train_splits, validation_splits: [] is by the splits' names (docs/training.md).",
+    "In `model`, the sizes of the vocabulary and of the region features are replaced by "
+    "the data's, and so is",
+    "the number of classes if the data have more.",
+    "train_splits, validation_splits: [] chooses by the names of the splits (docs/training.md).",
 )
 
 
@@ -112,7 +115,7 @@ def _main(argv: Sequence[str]) -> int:
     # A converted checkpoint is renamed to its path as a whole; the others fill a folder.
     output = None if getattr(args, "dry_run", False) else getattr(args, "output", None)
     seconds = getattr(args, "lock_seconds", None)
-    with lock_output(output, alongside=args.command == "convert", seconds=seconds):
+    with lock_output(output, alongside=args.command in ("convert", "export"), seconds=seconds):
         return _run(args, extras)
 
 
@@ -136,6 +139,8 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return run_search(args)
     if args.command == "serve":
         return run_serve(args)
+    if args.command == "export":
+        return run_export(args)
     if args.command == "push":
         return run_push(args)
     return run_evaluate(args)
@@ -171,6 +176,10 @@ def _parser() -> Parser:
     )
     add_convert_arguments(convert)
     add_show_arguments(commands.add_parser("show", help="show the contents of a run or checkpoint"))
+    export = commands.add_parser(
+        "export", help="export a checkpoint to ONNX", description=EXPORT_HELP
+    )
+    add_export_arguments(export)
     push = commands.add_parser("push", help="upload a checkpoint to the hub", description=PUSH_HELP)
     add_push_arguments(push)
     add_weights_arguments(
@@ -202,7 +211,8 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="pairs without their image: error, or skip and list them in `rejects` (default: skip)",
+        help="what to do with pairs without their image: end with an error, or skip "
+        "them and list them in `rejects` (default: skip)",
     )
     parser.add_argument("--negatives", metavar="TABLE", help="table of the pairs' hard negatives")
     parser.add_argument(
@@ -213,6 +223,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="BERT vocab.txt (default: that of --init, else trained on the pairs)",
     )
+    add_device_batch(parser)
     parser.add_argument("--output", required=True, type=path_or_url, metavar="DIR")
     add_lock_seconds(parser)
     add_allow_address(parser)
@@ -229,6 +240,7 @@ def _add_pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
+    words = [*words, *device_batch_words(args)]
     recipe = _recipe(args.config, words)
     for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
         print_status(f"warning: {sentence}")
@@ -241,6 +253,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 
     tables = ("pairs", "regions", "images", "negatives")
     require_tables({f"--{name}": getattr(args, name) for name in tables})
+    from vlmill.train.run.device_batch import OutOfMemory
     from vlmill.train.run.inputs import Inputs
     from vlmill.train.run.job import pretrain
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
@@ -263,7 +276,7 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
         print(error)
         stopped: int = args.stopped_status
         return stopped
-    except NonFiniteLoss as error:
+    except (NonFiniteLoss, OutOfMemory) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     return 0

@@ -149,7 +149,7 @@ def compare(exact: Sequence[float], rounded: Sequence[float]) -> Difference:
     lengths.
     """
     if len(exact) != len(rounded):
-        raise ValueError(f"{len(exact)} losses and {len(rounded)}: want as many of both")
+        raise ValueError(f"{len(exact)} losses and {len(rounded)}: expected as many of both")
     reference, other = smoothed(exact), smoothed(rounded)
     relative = np.abs(other - reference) / np.abs(reference)
     return Difference(largest=float(relative.max()), mean=float(relative.mean()))
@@ -158,5 +158,5 @@ def compare(exact: Sequence[float], rounded: Sequence[float]) -> Difference:
 def smoothed(losses: Sequence[float], over: int = SMOOTHED) -> Losses:
     """Returns the means of ``over`` losses that follow each other. Raises ValueError for fewer."""
     if len(losses) < over:
-        raise ValueError(f"{len(losses)} losses: want at least {over}")
+        raise ValueError(f"{len(losses)} losses: expected at least {over}")
     return np.convolve(np.asarray(losses, dtype=np.float64), np.ones(over) / over, mode="valid")

@@ -192,7 +192,7 @@ def largest_difference(undisturbed: Sequence[Mapping[str, float]], other: Lines)
     if [set(line) for line in undisturbed] != [set(line) for line in other] or [
         line["step"] for line in undisturbed
     ] != [line["step"] for line in other]:
-        raise RunsDiffer(f"{len(other)} logged steps, or other losses, want {len(undisturbed)}")
+        raise RunsDiffer(f"{len(other)} logged steps, or other losses, expected {len(undisturbed)}")
     differences = [
         abs(line[name] - twin[name])
         for line, twin in zip(undisturbed, other, strict=True)

@@ -79,7 +79,7 @@ def vocabulary(size: int) -> list[str]:
     words = size - pieces - len(SPECIAL)
     if words < 1 or pieces < 1:
         raise ValueError(
-            f"a vocabulary of {size} has no room for words and pieces; want 12 or more"
+            f"a vocabulary of {size} has no room for words and pieces; expected 12 or more"
         )
     # Letters in between: else a word and its piece could be another word.
     return [

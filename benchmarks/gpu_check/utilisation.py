@@ -88,7 +88,7 @@ def utilisation(operations: float, seconds: float, peak: float) -> float:
     taken.
     """
     if seconds <= 0 or peak <= 0:
-        raise ValueError(f"{seconds} s at {peak} operations/s: want both above 0")
+        raise ValueError(f"{seconds} s at {peak} operations/s: expected both above 0")
     return operations / seconds / peak
 
 

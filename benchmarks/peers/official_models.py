@@ -326,6 +326,7 @@ def official_checkout(text: str, known: Collection[str]) -> tuple[str, Path]:
     variant, _, folder = text.partition("=")
     if variant not in known or not Path(folder).is_dir():
         raise argparse.ArgumentTypeError(
-            f"{text}: want VARIANT=DIR with a variant of {', '.join(known)} and a checkout's folder"
+            f"{text}: expected VARIANT=DIR with a variant of {', '.join(known)} and a "
+            "checkout's folder"
         )
     return variant, Path(folder).resolve()

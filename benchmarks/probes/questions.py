@@ -81,7 +81,7 @@ def other_of(names: Sequence[str]) -> dict[str, str]:
     """
     different = list(dict.fromkeys(names))
     if len(different) < 2:
-        raise ValueError(f"{len(different)} different images: want at least 2")
+        raise ValueError(f"{len(different)} different images: expected at least 2")
     return dict(zip(different, different[1:] + different[:1], strict=True))
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from proof import text_arms
+from proof import class_arms, text_arms
 from proof.arms import Arm
 from proof.box_arms import BOX_TASKS, FIGURES
 from proof.box_runs import box_inputs
@@ -166,6 +166,10 @@ def examples_of(job: TaskJob) -> str:
     """The table that the arm is trained and asked on."""
     if job.arm.task in BOX_TASKS:
         return job.tables.boxes
+    if job.arm.task in class_arms.TASKS:
+        task, folder = job.arm.task, job.output / class_arms.FOLDER / job.arm.task
+        class_arms.write_classes(folder, job.world, task, pairs=job.pairs, held_out=job.held_out)
+        return str(folder)
     if job.arm.task not in text_arms.TASKS:
         return job.tables.pairs
     task, folder = job.arm.task, job.output / text_arms.FOLDER / job.arm.task
@@ -210,7 +214,7 @@ def evaluate_recall(job: TaskJob, checkpoint: Path, tables: Mapping[str, str | N
 
 
 EVALUATIONS: dict[str, Callable[[TaskJob, Path, Mapping[str, str | None]], Line]] = {
-    **dict.fromkeys(("vqa", *text_arms.TASKS, *BOX_TASKS), evaluate_official),
+    **dict.fromkeys(("vqa", *class_arms.TASKS, *text_arms.TASKS, *BOX_TASKS), evaluate_official),
     **dict.fromkeys(("retrieval", "zero-shot"), evaluate_recall),
 }
 

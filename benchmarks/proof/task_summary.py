@@ -5,6 +5,7 @@ from typing import Any
 
 from proof.box_arms import BOX_TASKS
 from proof.box_runs import box_lines
+from proof.class_arms import HEADLINES as CLASS_HEADLINES
 from proof.task_arms import BLIND, MARGIN
 from proof.text_arms import CHANCE, HEADLINES, SHARES
 from shell import result_line
@@ -40,7 +41,7 @@ def lines_of(line: Line, all_lines: Sequence[Line]) -> list[Line]:
 
 def is_share(name: str) -> bool:
     """Whether a metric is a share of right answers: of all questions, or of a kind."""
-    if name in SHARES:
+    if name in SHARES or name in CLASS_HEADLINES:
         return True
     if name.startswith(ACCURACY + KINDS):
         return not name.endswith(NOT_SHARES)
@@ -66,10 +67,11 @@ def figure_line(line: Line, blind: Line | None, name: str) -> Line:
     """A metric of a run as every benchmark prints it, beside the ``blind`` ones."""
     value, settings = line["metrics"][name], line["settings"]
     told = name.removeprefix(ACCURACY + KINDS)
-    for prefix in ("vqa/test/", "nlvr2/test/", "glue/test/"):
+    tasks = ("vqa", "nlvr2", "glue", "classification", "entailment")
+    for prefix in (f"{task}/test/" for task in tasks):
         told = told.removeprefix(prefix)
     told = f"learning_tasks/{line['name']}/{told}"
-    headline = name in (ACCURACY, *RECALLS, *HEADLINES)
+    headline = name in (ACCURACY, *RECALLS, *HEADLINES, *CLASS_HEADLINES)
     more: Line = {"questions": line["metrics"].get(f"{name}_n")}
     if headline:
         more |= {key: settings[key] for key in ("seed", "steps", "pairs", "held_out")}

@@ -77,7 +77,7 @@ def imagebert_tables() -> tuple[AblationTable, ...]:
             Row(label="CC", published=(33.0, 43.8), subject=half),
             Row(label="CC and SBU", published=(48.4, 64.3), subject=clean),
             Row(
-                label="LAIT, CC and SBU at once",
+                label="LAIT, CC and SBU together",
                 published=(46.4, 63.4),
                 subject=imagebert("imagebert-mixed", mixed, 2 * STEPS),
             ),

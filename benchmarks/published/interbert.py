@@ -93,7 +93,7 @@ def interbert_tables() -> tuple[AblationTable, ...]:
             rows=(
                 Row(label="segments and groups", published=(*FULL, *UNRANKED), subject=base),
                 Row(
-                    label="words and regions each for itself",
+                    label="words and regions separately",
                     published=(72.3, 74.3, 54.0, *UNRANKED),
                     subject=interbert("interbert-single-masks", *SINGLE_REGIONS, *SINGLE_WORDS),
                 ),

@@ -86,7 +86,9 @@ class Row:
 
     def __post_init__(self) -> None:
         if (self.subject is None) == (not self.missing):
-            raise ValueError(f"row {self.label}: want a subject, or the reason that there is none")
+            raise ValueError(
+                f"row {self.label}: expected a subject, or the reason that there is none"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,9 @@ class AblationTable:
         if self.base not in [row.label for row in self.rows]:
             raise ValueError(f"table {self.key}: no row is labelled {self.base}")
         if short := [row.label for row in self.rows if len(row.published) != len(self.figures)]:
-            raise ValueError(f"table {self.key}: want a published figure or None each in {short}")
+            raise ValueError(
+                f"table {self.key}: expected a published figure or None each in {short}"
+            )
 
     def arms(self, seeds: tuple[int, ...]) -> tuple[RowArm, ...]:
         """The runs that its figures need: one a row and task."""

@@ -7,15 +7,17 @@ the objectives of each paper; retrieval is fine-tuned with all pairs of a step a
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vlmill.train.recipes.fine_tuning import task_recipe
+
 from vlmill.models.imagebert.config import ImageBertConfig, ImageBertRetrievalConfig
 from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
 from vlmill.models.vilbert.config import VilbertConfig, VilbertTasksConfig
 from vlmill.models.vlbert.config import VlBertConfig
 from vlmill.models.vlmo.config import VlmoConfig, retrieval
-from vlmill.train.recipes.fine_tuning import task_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage, TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.recipes.shared import task_recipe
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings
 
 MODELS = ("vilbert", "interbert", "imagebert", "vl-bert", "vlmo")

@@ -21,7 +21,7 @@ def captions(world: World, scene: Scene, count: int, rng: np.random.Generator) -
     Raises ValueError for more than :data:`MOST`.
     """
     if not 1 <= count <= MOST:
-        raise ValueError(f"captions={count}: want 1 to {MOST}, which every scene has")
+        raise ValueError(f"captions={count}: expected 1 to {MOST}, which every scene has")
     names = [thing.name(world) for thing in scene.things]
     texts = (stated(names, one) for one in wordings(scene.statements))
     others = [opening + text for opening, text in product(OPENINGS, dict.fromkeys(texts))]

@@ -41,9 +41,9 @@ class Detector:
 
     def __post_init__(self) -> None:
         if self.feature_dim < 1 or self.noise < 0 or self.extra_boxes < 0:
-            raise ValueError("want feature_dim from 1, noise and extra_boxes from 0 up")
+            raise ValueError("expected feature_dim from 1, noise and extra_boxes from 0 up")
         if not 0 <= self.class_error <= 1:
-            raise ValueError(f"class_error={self.class_error}: want a share")
+            raise ValueError(f"class_error={self.class_error}: expected a share")
 
     def fingerprint(self, world: World) -> str:
         """Identifies what features and class numbers mean; errors and noise do not change that."""

@@ -69,17 +69,17 @@ class World:
             ("num_shapes", len(SHAPES)),
         ):
             if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{name}={getattr(self, name)}: want 1 to {most}")
+                raise ValueError(f"{name}={getattr(self, name)}: expected 1 to {most}")
         if not self.num_things or min(self.num_things) < 2 or max(self.num_things) > 4:
-            raise ValueError(f"num_things={self.num_things}: want some of 2, 3 and 4")
+            raise ValueError(f"num_things={self.num_things}: expected some of 2, 3 and 4")
         if self.num_colours * self.num_shapes < 4:
             raise ValueError(
-                "want at least 4 pairs of colour and shape: a scene has up to 4 things"
+                "expected at least 4 pairs of colour and shape: a scene has up to 4 things"
             )
         if not 0 < self.held_out_share < 1:
-            raise ValueError(f"held_out_share={self.held_out_share}: want it between 0 and 1")
+            raise ValueError(f"held_out_share={self.held_out_share}: expected it between 0 and 1")
         if not 96 <= self.side <= 1024:
-            raise ValueError(f"side={self.side}: want 96 to 1024 pixels")
+            raise ValueError(f"side={self.side}: expected 96 to 1024 pixels")
 
     @property
     def colours(self) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def make_scene(world: World, split: Split, index: int) -> Scene:
                 places=places,
                 caption=_caption([thing.name(world) for thing in things], statements, rng),
             )
-    raise ValueError(f"no scene of {count} things for {split}: want more colours and shapes")
+    raise ValueError(f"no scene of {count} things for {split}: expected more colours and shapes")
 
 
 def make_scenes(world: World, split: Split, count: int) -> list[Scene]:

@@ -90,16 +90,15 @@ def pair_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[d
             }
 
 
-def entailment_rows(
+def hypotheses(
     world: World, split: Split, scenes: Sequence[Scene]
-) -> Iterator[dict[str, Any]]:
-    """Yields of a caption what follows, what may be, and what cannot: ``the ring is red``.
+) -> Iterator[tuple[int, int, str]]:
+    """Yields the number of a scene, the number of a class and a text, ``the ring is red``: what
+    follows, what may be, and what cannot.
 
-    The caption names one ring and says that it is red, names none, or says that its only one has
-    another colour. A scene in which no thing is the only one of its shape is left out, and one with
-    every shape.
+    The scene has one ring, which is red, has none, or its only one has another colour. A scene in
+    which no thing is the only one of its shape is left out, and one with every shape.
     """
-    number = 0
     for index, scene in enumerate(scenes):
         rng = np.random.default_rng([world.seed, split == "test", index, 4])
         counts = Counter(thing.shape for thing in scene.things)
@@ -114,11 +113,20 @@ def entailment_rows(
             if name == "contradiction":
                 colours.remove(known[shape])
             colour = colours[rng.integers(len(colours))]
-            yield text_row("mnli", split, number, label, scene.caption) | {
-                "text_b": f"the {shape} is {colour}",
-                "label": name,
-            }
-            number += 1  # without a gap, as the server's file wants them
+            yield index, label, f"the {shape} is {colour}"
+
+
+def entailment_rows(
+    world: World, split: Split, scenes: Sequence[Scene]
+) -> Iterator[dict[str, Any]]:
+    """Yields hypotheses of the scenes' captions. Numbers are without a gap, as the server's file
+    wants them.
+    """
+    for number, (index, label, text) in enumerate(hypotheses(world, split, scenes)):
+        yield text_row("mnli", split, number, label, scenes[index].caption) | {
+            "text_b": text,
+            "label": ENTAILMENT[label],
+        }
 
 
 def warmth_rows(world: World, split: Split, scenes: Sequence[Scene]) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""What mkdocs adds to the pages of ``docs/``: the pages beside them, commands and tables.
+"""Adds pages to the site of ``docs/``: files outside it, commands, tables and recipes.
 
-Commands are what ``--help`` prints, tables what their contracts say: neither can go stale. A link
-to a file that is no page of the site becomes the file's name.
+The pages of commands come from ``--help`` and the pages of tables from their contracts, so both are
+always up to date. A link to a file that is not a page of the site becomes the file's name.
 """
 
 import io
@@ -35,8 +35,8 @@ from vlmill.train.recipes.describe import compute_cost, describe_stages
 from vlmill.train.tasks.registry import TASKS, task_recipe_named
 
 ROOT = Path(__file__).parents[2]
-# Files outside docs/ that are pages of the site: their places there.
-BESIDE = {
+# Files outside docs/ that are pages of the site, with their paths there.
+OUTSIDE_PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -56,7 +56,7 @@ COMMANDS: dict[str, Main] = {
         )
     },
 }
-# Recipes that follow a paper's text, each beside that of the released code.
+# Recipes that follow a paper's text, each with the recipe of the released code.
 PAPER_AND_CODE = (
     ("vilbert-paper", "vilbert"),
     ("vl-bert-paper", "vl-bert-captions"),
@@ -83,9 +83,9 @@ _SUBCOMMANDS = re.compile(r"^positional arguments:\n  \S+\n((?:    .*\n)+)", re.
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that do not lie in ``docs/``."""
-    for source, place in BESIDE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text("utf-8")))
+    """Adds the pages that are not in ``docs/``."""
+    for source, page_path in OUTSIDE_PAGES.items():
+        files.append(File.generated(config, page_path, content=(ROOT / source).read_text("utf-8")))
     files.append(File.generated(config, "commands.md", content=commands_page()))
     files.append(File.generated(config, "contracts.md", content=tables_page()))
     files.append(File.generated(config, "switches.md", content=switches_page()))
@@ -95,33 +95,36 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turns links between files of the repository into links between pages."""
-    place = page.file.src_uri
-    source = next((path for path, beside in BESIDE.items() if beside == place), f"docs/{place}")
+    """Converts links between files of the repository to links between pages."""
+    page_path = page.file.src_uri
+    source = next(
+        (path for path, page_name in OUTSIDE_PAGES.items() if page_name == page_path),
+        f"docs/{page_path}",
+    )
     pages = {file.src_uri for file in files}
-    return with_links(markdown, source, place, pages)
+    return with_links(markdown, source, page_path, pages)
 
 
-def with_links(markdown: str, source: str, place: str, pages: set[str]) -> str:
-    """The text of a file of the repository as the page at ``place``, links that lead to pages."""
+def with_links(markdown: str, source: str, page_path: str, pages: set[str]) -> str:
+    """Returns a file of the repository as the page at ``page_path``, with links between pages."""
 
     def link(found: re.Match[str]) -> str:
         mark, text, target = found.groups()
         if target.startswith(("http://", "https://", "mailto:", "#")):
             return found.group()
         path, _, part = target.partition("#")
-        lies = normpath((PurePosixPath(source).parent / path).as_posix())
-        leads = BESIDE.get(lies, lies.removeprefix("docs/"))
-        if leads not in pages:
-            return text if text.startswith("`") else f"{text} (`{lies}`)"
-        where = relpath(leads, PurePosixPath(place).parent.as_posix())
+        file_path = normpath((PurePosixPath(source).parent / path).as_posix())
+        target_page = OUTSIDE_PAGES.get(file_path, file_path.removeprefix("docs/"))
+        if target_page not in pages:
+            return text if text.startswith("`") else f"{text} (`{file_path}`)"
+        where = relpath(target_page, PurePosixPath(page_path).parent.as_posix())
         return f"{mark}[{text}]({where}{'#' if part else ''}{part})"
 
     return _LINK.sub(link, markdown)
 
 
-def help_of(main: Main, words: Sequence[str]) -> str:
-    """What a command prints with ``--help``."""
+def read_help(main: Main, words: Sequence[str]) -> str:
+    """Returns the output of a command with ``--help``."""
     printed = io.StringIO()
     try:
         with redirect_stdout(printed):
@@ -133,8 +136,8 @@ def help_of(main: Main, words: Sequence[str]) -> str:
 
 
 def helps(name: str, main: Main, words: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """A command and what its help says, then its subcommands'."""
-    text = help_of(main, words)
+    """Yields a command with its help, then its subcommands with theirs."""
+    text = read_help(main, words)
     yield " ".join((name, *words)), text
     listed = _SUBCOMMANDS.search(text)
     for sub in re.findall(r"^    ([a-z]\S*)", listed.group(1), re.M) if listed else ():
@@ -142,8 +145,8 @@ def helps(name: str, main: Main, words: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def commands_page() -> str:
-    """Every command with its help, as a page."""
-    parts = ["# Commands\n\nEvery command, as its `--help` prints it.\n"]
+    """Returns the page with the help of every command."""
+    parts = ["# Commands\n\nThe `--help` of every command.\n"]
     for name, main in COMMANDS.items():
         for title, text in helps(name, main):
             depth = "##" if title == name else "###"
@@ -152,13 +155,13 @@ def commands_page() -> str:
 
 
 def tables_page() -> str:
-    """Every table with its columns, as a page."""
-    intro = "# Contracts\n\nThe columns of every table; [what they hold](tables.md).\n"
+    """Returns the page with the columns of every table."""
+    intro = "# Contracts\n\nThe columns of every table; [tables.md](tables.md) describes them.\n"
     return "\n".join([intro, *map(table_section, TABLES.values())])
 
 
 def table_section(table: Table) -> str:
-    """A table's columns: Arrow type, and whether nulls are allowed."""
+    """Returns a table's columns with their Arrow types, and whether nulls are allowed."""
     rows = [
         f"| `{field.name}` | `{field.type}` | {'may be null' if field.nullable else 'required'} |"
         for field in table.schema
@@ -168,27 +171,30 @@ def table_section(table: Table) -> str:
 
 
 def switches_page() -> str:
-    """Every field in which a paper's recipe differs from its released code's, as a page."""
+    """Returns the page of fields that differ between a paper's recipe and its released code's."""
     intro = (
         "# Paper and code\n",
-        "Every field in which the recipe of a paper's text differs from that of its released code. "
-        "`field=value` behind a command sets one; "
-        "[what to add where](architecture.md) says where they stand.\n",
+        "Every field that differs between the recipe of a paper's text and the recipe of its "
+        "released code. `field=value` at the end of a command sets a field; "
+        "[architecture.md](architecture.md) shows where the fields are defined.\n",
     )
     return "\n".join([*intro, *(switches_section(*pair) for pair in PAPER_AND_CODE)])
 
 
 def switches_section(paper: str, code: str) -> str:
-    """Two recipes beside each other: the fields that differ, and their values."""
-    ours, theirs = fields_of(paper), fields_of(code)
+    """Returns a table of the fields that differ between two recipes, with their values."""
+    ours, theirs = recipe_fields(paper), recipe_fields(code)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    rows = [f"| `{name}` | {shown(ours, name)} | {shown(theirs, name)} |" for name in names]
+    rows = [
+        f"| `{name}` | {format_value(ours, name)} | {format_value(theirs, name)} |"
+        for name in names
+    ]
     head = (f"## `{paper}` and `{code}`\n", "| field | paper | released |", "|---|---|---|")
     return "\n".join([*head, *rows, ""])
 
 
-def fields_of(recipe: str) -> dict[str, Any]:
-    """A recipe's fields by their dotted names, but for what only describes it."""
+def recipe_fields(recipe: str) -> dict[str, Any]:
+    """Returns a recipe's fields by their dotted names, without its name and descriptions."""
     made = recipe_named(recipe) if recipe in RECIPES else task_recipe_named(recipe)
     flat = flatten(to_plain(made))
     return {
@@ -198,21 +204,21 @@ def fields_of(recipe: str) -> dict[str, Any]:
     }
 
 
-def shown(fields: dict[str, Any], name: str) -> str:
-    """A field's value, or that there is none."""
+def format_value(fields: dict[str, Any], name: str) -> str:
+    """Returns a field's value, or a dash without one."""
     return f"`{fields[name]}`" if name in fields else "–"
 
 
 def model_cards_page() -> str:
-    """What a model of each recipe is and was trained on, as a page."""
+    """Returns the page of the models that the recipes train, and their data."""
     intro = (
         "# Model cards\n",
-        "vlmill publishes no weights: these are the models that its recipes make, by variant and "
-        "by task. Of a trained one `train-vl push` writes the card, with its data, its figures and "
-        "its licences ([your own images](own-images.md)); `train-vl show DIR` tells the same. "
-        "What the small ones reach stands in the [results](results.md).\n",
-        "`train-vl recipes show NAME` prints every setting. None is for deciding about people: "
-        "what their data say of people, models repeat.\n",
+        "vlmill publishes no weights: these are the models that its recipes train, by variant and "
+        "by task. `train-vl push` writes the card of a trained model, with its data, figures and "
+        "licences ([own-images.md](own-images.md)); `train-vl show DIR` prints the same facts. "
+        "The [results](results.md) have the figures of the small models.\n",
+        "`train-vl recipes show NAME` prints every setting. Do not use these models for decisions "
+        "about people: they repeat the biases of their training data.\n",
     )
     by_variant: dict[str, list[RunSettings]] = {}
     for name in RECIPES:
@@ -226,30 +232,33 @@ def model_cards_page() -> str:
 
 
 def cards_section(title: str, recipes: Sequence[RunSettings]) -> str:
-    """A table of recipes: what each makes, of how many parameters, from what."""
+    """Returns a table of recipes: model, number of parameters, training and inputs."""
     rows = [
         f"| `{one.name}` | {one.about} | {compute_cost(one).parameters / 1e6:,.1f} | "
         f"{describe_stages(one)} "
         f"| {one.needs or '–'} |"
         for one in recipes
     ]
-    head = f"## {title}\n\n| recipe | what it is | million parameters | trained for | needs |"
+    head = f"## {title}\n\n| recipe | model | million parameters | trained for | needs |"
     return "\n".join([head, "|---|---|---|---|---|", *rows, ""])
 
 
 def licences_page() -> str:
-    """The packages that vlmill and its extras ask for, what these bring, and their licences."""
+    """Returns the page of vlmill's dependencies, direct and indirect, with their licences."""
     asked = {canonicalize_name(Requirement(line).name) for line in requires("vlmill") or ()}
     exact = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     brought = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", exact, re.M)}
-    said = "vlmill's own licence is Apache-2.0. Those of other packages are in their own words.\n"
+    intro = (
+        "vlmill's own licence is Apache-2.0. The licences of other packages are quoted from their "
+        "metadata.\n"
+    )
     return "\n".join(
         [
-            *("# Licences\n", said),
-            "## What vlmill and its extras ask for\n",
+            *("# Licences\n", intro),
+            "## Direct dependencies of vlmill and its extras\n",
             *licence_rows(asked),
-            "\n## What these bring along\n",
-            "By `constraints.txt`, as far as it is installed where this page was made.\n",
+            "\n## Indirect dependencies\n",
+            "From `constraints.txt`: the packages that were installed when this page was built.\n",
             *licence_rows(brought - asked),
             "",
         ]
@@ -257,22 +266,22 @@ def licences_page() -> str:
 
 
 def licence_rows(names: Collection[str]) -> list[str]:
-    """A table of those of the packages that are installed here."""
+    """Returns a table of the packages that are installed here."""
     rows = [
-        f"| {name} | {whole.version} | {licence_of(whole)} |"
+        f"| {name} | {whole.version} | {find_licence(whole)} |"
         for name in sorted(names)
         if (whole := _installed(name))
     ]
     return ["| package | version | licence |", "|---|---|---|", *rows]
 
 
-def licence_of(package: Distribution) -> str:
-    """The licence in a package's metadata: its expression, classifiers, or first line of text."""
+def find_licence(package: Distribution) -> str:
+    """Returns the licence in a package's metadata: expression, classifiers or first line."""
     data = package.metadata.json
     classifiers = [str(one) for one in data.get("classifier", ())]
     classified = [one.split(" :: ")[-1] for one in classifiers if "License ::" in one]
     said = str(data.get("license_expression") or ", ".join(classified) or data.get("license", ""))
-    return said.strip().partition("\n")[0] or "not said in its metadata"
+    return said.strip().partition("\n")[0] or "not stated in its metadata"
 
 
 def _installed(name: str) -> Distribution | None:

@@ -46,7 +46,7 @@ class ConfigFile:
                 for name, key_location in self.locations.items()
                 if name.lower() == error.key
             ]
-            location = matches[0] if matches else f"{self.path} (which leaves it out)"
+            location = matches[0] if matches else f"{self.path} (which does not set it)"
         return InputError(f"--config {location}: {error}; {remedy}")
 
     def configuration(self, *, grid: bool = False) -> Configuration:
@@ -115,7 +115,7 @@ class Files:
                 f"--config {chain[0]}: {BASE} refers to itself ({circle}); remove one of them"
             )
         if len(self.contents) >= MAX_FILES:
-            raise InputError(f"--config {path}: over {MAX_FILES} files by {BASE}; join some")
+            raise InputError(f"--config {path}: over {MAX_FILES} files through {BASE}; merge some")
         try:
             if path.suffix not in SUFFIXES or not path.is_file():
                 origin = f" ({BASE} of {chain[-1]})" if chain else ""

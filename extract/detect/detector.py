@@ -84,7 +84,7 @@ class Detector:
         parts.append(f"{config.num_classes} classes")
         if config.num_attributes:
             parts.append(f"{config.num_attributes} attributes")
-        parts += [f"the {head} is left out" for head in self.left_out]
+        parts += [f"the {head} is not used" for head in self.left_out]
         return ", ".join(parts)
 
 

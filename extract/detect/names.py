@@ -72,7 +72,7 @@ def given_names(
         if listed and len(listed) != numbers[what]:
             raise InputError(
                 f"--{what} has {len(listed)} names, the detector {numbers[what]} {what}; give its "
-                "own list, one a line, without background"
+                "own list, one per line, without background"
             )
     if not any(names.values()):
         return known

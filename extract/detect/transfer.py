@@ -42,7 +42,7 @@ def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.d
     if queries[0].boxes is not None:
         boxes, box_mask = pad_boxes([query.boxes for query in queries if query.boxes is not None])
         given_boxes = sent(boxes, device), sent(box_mask, device)
-    images = images_there([query.image for query in queries], spec, device)
+    images = images_on_device([query.image for query in queries], spec, device)
     return Batch(
         images=pad_images(images, spec),
         measures=sent(measures, device),
@@ -67,7 +67,7 @@ def padded_size(height: int, width: int, spec: DetectorConfig) -> tuple[int, int
     return -(-height // step) * step, -(-width // step) * step
 
 
-def images_there(
+def images_on_device(
     images: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
     """Returns the network's inputs on the device; images that are not resized yet are resized
@@ -94,7 +94,7 @@ def resized_there(
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
     for number, image in enumerate(images):
         by_axes.setdefault(get_axes(image), []).append(number)
-    mean, std = (constants_there(tuple(v), device) for v in (spec.pixel_mean, spec.pixel_std))
+    mean, std = (constants_on_device(tuple(v), device) for v in (spec.pixel_mean, spec.pixel_std))
     resized: dict[int, Tensor] = {}
     for (across, down), numbers in by_axes.items():  # groups images of one size
         pixels = torch.stack([sent(torch.from_numpy(images[n].pixels), device) for n in numbers])
@@ -121,7 +121,7 @@ def positions_there(axis: Axis, device: torch.device) -> Positions:
 
 
 @cache
-def constants_there(values: tuple[float, ...], device: torch.device) -> Float[Tensor, " n"]:
+def constants_on_device(values: tuple[float, ...], device: torch.device) -> Float[Tensor, " n"]:
     """Returns a detector's numbers on the device, in float32."""
     return constants(values, torch.empty(0, device=device))
 

@@ -7,16 +7,20 @@ An array of objects is a pickle: it is read as plain data only
 import ast
 import io
 import math
+import os
 import re
+import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vlmill.extract.formats.records import BadRecord
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads
 from vlmill.schemas.rejects import Reason
 
@@ -25,6 +29,14 @@ ZIP_MAGIC = b"PK\x03\x04"
 MAX_MEMBER = 64 * 2**20  # 1,000 boxes x 2048 float32 are 8 MB
 MAX_MEMBERS = 1_000  # of one image
 MAX_HEADER = 10_000
+# The records of a zip (APPNOTE 4.3.7, 4.3.12, 4.3.16), and what all members share: version 2.0, no
+# flags, stored, midnight of 1 January 1980.
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+DIRECTORY_ENTRY = struct.Struct("<4s6H3I5H2I")
+END_OF_DIRECTORY = struct.Struct("<4s4H2IH")
+ZIP_FACTS = (20, 0, 0, 0, 0x21)
+FILE_MODE = 0o600 << 16
+ENCRYPTED = 0x1
 _KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|O8?)")
 ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
@@ -49,8 +61,25 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """
     if member.file_size > MAX_MEMBER:
         raise BadRecord(f"{member.filename} is larger than {MAX_MEMBER} bytes", Reason.TOO_LARGE)
+    if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & ENCRYPTED:
+        return _read_stored(archive, member)
     with archive.open(member) as stream:
         return stream.read(MAX_MEMBER + 1)
+
+
+def _read_stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Returns the bytes of a member without compression, with two reads and without copies."""
+    assert archive.fp is not None
+    file = archive.fp.fileno()
+    head = os.pread(file, LOCAL_HEADER.size, member.header_offset)
+    if len(head) < LOCAL_HEADER.size or head[:4] != ZIP_MAGIC:
+        raise zipfile.BadZipFile(f"no header of {member.filename}")
+    name_bytes, extra_bytes = LOCAL_HEADER.unpack(head)[-2:]
+    start = member.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
+    data = os.pread(file, member.file_size, start)
+    if len(data) < member.file_size or zlib.crc32(data) != member.CRC:
+        raise zipfile.BadZipFile(f"wrong checksum of {member.filename}")
+    return data
 
 
 def read_array(path: Path) -> Any:
@@ -76,14 +105,7 @@ def parse_array(data: bytes) -> Any:
     if data[:6] != NPY_MAGIC or length > MAX_HEADER:
         raise BadRecord("an array without numpy's header")
     begin = start + length
-    try:
-        header = ast.literal_eval(data[start:begin].decode("latin-1").strip())
-        text, shape, fortran = header["descr"], header["shape"], bool(header["fortran_order"])
-        sides = tuple(int(side) for side in shape)
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
-        raise BadRecord("an array with a broken header") from None
-    if not isinstance(text, str) or not _KIND.fullmatch(text):
-        raise BadRecord(f"an array of type {str(text)[:40]}")
+    text, sides, fortran = _parse_header(data[start:begin])
     if "O" in text:
         try:
             return loads(data[begin:])
@@ -96,14 +118,64 @@ def parse_array(data: bytes) -> Any:
     return flat.reshape(sides, order="F" if fortran else "C")
 
 
+@lru_cache(maxsize=1024)  # the same shapes and types repeat, and Python's parser is slow
+def _parse_header(header: bytes) -> tuple[str, tuple[int, ...], bool]:
+    """Returns the type, the shape and whether the order is Fortran's. Raises BadRecord."""
+    try:
+        fields = ast.literal_eval(header.decode("latin-1").strip())
+        text, shape, fortran = fields["descr"], fields["shape"], bool(fields["fortran_order"])
+        sides = tuple(int(side) for side in shape)
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        raise BadRecord("an array with a broken header") from None
+    if not isinstance(text, str) or not _KIND.fullmatch(text):
+        raise BadRecord(f"an array of type {str(text)[:40]}")
+    return text, sides, fortran
+
+
 def only_item(value: Any) -> Any:
     """Returns the object of an array that holds one object; None for any other value."""
     items = value.value if isinstance(value, Pickled) else value
     return items[0] if isinstance(items, list) and len(items) == 1 else None
 
 
-def array_bytes(value: npt.NDArray[Any]) -> bytes:
-    """Returns an array as the bytes of a ``.npy`` file."""
-    out = io.BytesIO()
-    np.lib.format.write_array(out, value, allow_pickle=True)
-    return out.getvalue()
+def save_array(files: Unfinished, path: Path, value: Any) -> None:
+    """Writes an array, or the array of one object, as ``.npy``."""
+    with files.create_file(path) as file:
+        file.writelines(array_parts(value))
+
+
+def array_parts(value: Any) -> list[bytes | memoryview]:
+    """Returns the bytes of a ``.npy`` file: the header, and the array without a copy."""
+    array, out = np.asanyarray(value), io.BytesIO()
+    if array.dtype.hasobject:
+        np.lib.format.write_array(out, array, allow_pickle=True)
+        return [out.getvalue()]
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(array))
+    return [out.getvalue(), array.reshape(-1).view(np.uint8).data]
+
+
+def save_arrays(files: Unfinished, path: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes arrays by name as ``.npz``: a zip of ``.npy`` files, not compressed.
+
+    numpy's own function takes a third longer for the files of one image.
+    """
+    position, directory = 0, list[bytes]()
+    with files.create_file(path) as file:
+        for name, array in arrays.items():
+            parts, member = array_parts(array), f"{name}.npy".encode()
+            size, crc = sum(map(len, parts)), 0
+            for part in parts:
+                crc = zlib.crc32(part, crc)
+            facts = (*ZIP_FACTS, crc, size, size, len(member), 0)
+            file.write(LOCAL_HEADER.pack(ZIP_MAGIC, *facts) + member)
+            file.writelines(parts)
+            directory.append(
+                DIRECTORY_ENTRY.pack(b"PK\x01\x02", 20, *facts, 0, 0, 0, FILE_MODE, position)
+                + member
+            )
+            position += LOCAL_HEADER.size + len(member) + size
+        entries = b"".join(directory)
+        count = len(directory)
+        end = END_OF_DIRECTORY.pack(b"PK\x05\x06", 0, 0, count, count, len(entries), position, 0)
+        file.write(entries + end)

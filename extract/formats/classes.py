@@ -148,8 +148,9 @@ class IdCheck:
         if self._port and any(highest[name] > PORT_NUMBERS[name] for name in highest):
             if self._recognised:
                 raise InputError(
-                    f"FILE {self._name}: some ids count classes from 1, but {row.image_id} has an "
-                    "id beyond those of Visual Genome's detectors; give --classes-from 0 or 1"
+                    f"FILE {self._name}: some ids count classes from 1, but "
+                    f"{row.image_id} has an id above the last of Visual Genome's "
+                    "detectors; give --classes-from 0 or 1"
                 )
             self._port = False
         if self._recognised:

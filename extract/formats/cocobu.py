@@ -5,18 +5,17 @@
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import read_array
+from vlmill.extract.formats.arrays import read_array, save_array, save_arrays
 from vlmill.extract.formats.context import Context
 from vlmill.extract.formats.folders import file_name
 from vlmill.extract.formats.plan import ExportPlan, Rows, size_lines
 from vlmill.extract.formats.records import BadRecord, widen_payload
-from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.schemas.errors import InputError
 
 FEATURES = {"feat", "z"}  # z in the published features of COCO's test images
@@ -52,23 +51,17 @@ def parse_members(
     return {**fields, "features": features, "num_boxes": len(fields["boxes"])}
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes ``PATH_att``, ``PATH_box``, ``PATH_fc`` and ``PATH_sizes.tsv``; returns the rows."""
-    count = 0
-    with ExitStack() as stack:
-        att, box, fc = (
-            stack.enter_context(atomic_folder(path.with_name(f"{path.name}{end}"), replace=True))
-            for end in (ATT, BOX, FC)
-        )
-        sizes = stack.enter_context(size_lines(path))
-        for row in rows:
-            stem = file_name(row.image_id, "", name=plan.name)
-            features = widen_payload("features", row)
-            with (att / f"{stem}.npz").open("xb") as file:
-                np.savez(file, feat=features)
-            np.save(box / f"{stem}.npy", widen_payload("boxes", row))
-            mean = features.mean(axis=0) if len(features) else np.zeros(plan.width, np.float32)
-            np.save(fc / f"{stem}.npy", mean)
-            sizes(row)
-            count += 1
-    return count
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes ``PATH_att``, ``PATH_box``, ``PATH_fc`` and ``PATH_sizes.tsv``."""
+    att, box, fc = (files.path.with_name(f"{files.path.name}{end}") for end in (ATT, BOX, FC))
+    for folder in (att, box, fc):
+        folder.mkdir(exist_ok=True)
+    add_size = size_lines(files)
+    for row in rows:
+        stem = file_name(row.image_id, "", name=plan.name)
+        features = widen_payload("features", row)
+        save_arrays(files, att / f"{stem}.npz", {"feat": features})
+        save_array(files, box / f"{stem}.npy", widen_payload("boxes", row))
+        mean = features.mean(axis=0) if len(features) else np.zeros(plan.width, np.float32)
+        save_array(files, fc / f"{stem}.npy", mean)
+        add_size(row)

@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
 from vlmill.runtime.console.command import int_at_least, print_reading_hint
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 
 IMPORT_EXAMPLES = f"""examples:
   extract-rois import train2014_obj36.tsv --output regions/ --id-prefix coco/
@@ -41,7 +41,9 @@ def add_import(command: argparse.ArgumentParser) -> None:
         "--output", required=True, type=Path, metavar="DIR", help="folder for the tables"
     )
     command.add_argument(
-        "--format", choices=tuple(FORMATS), help="default: recognised by the file's content"
+        "--format",
+        choices=tuple(FORMATS),
+        help="format of the files (default: recognised by their content)",
     )
     command.add_argument(
         "--sizes",
@@ -54,9 +56,9 @@ def add_import(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             f"--{name}",
             metavar="FILE",
-            help=f"names of {name}, one a line, for files that have names and no numbers (Oscar, "
-            f"VinVL); default: {name}.json in the file's folder, else numbers in the order of "
-            "appearance",
+            help=f"names of {name}, one per line, for files with names instead of "
+            f"numbers (Oscar, VinVL) (default: {name}.json in the file's folder, else "
+            "names are numbered in the order of appearance)",
         )
     command.add_argument(
         "--id-prefix",
@@ -108,7 +110,9 @@ def add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "regions", metavar="REGIONS", help="table of regions: a folder, a file or a glob"
     )
-    command.add_argument("--format", required=True, choices=tuple(FORMATS), help="see below")
+    command.add_argument(
+        "--format", required=True, choices=tuple(FORMATS), help="format to write (described below)"
+    )
     command.add_argument(
         "--output",
         required=True,
@@ -120,8 +124,8 @@ def add_export(command: argparse.ArgumentParser) -> None:
         command.add_argument(
             f"--{name}",
             metavar="FILE",
-            help=f"names of the detector's {name}, one a line, for formats that have names (oscar);"
-            " by default those that the regions carry",
+            help=f"names of the detector's {name}, one per line, for formats with names "
+            "(oscar) (default: the names stored with the regions)",
         )
     command.add_argument("--fresh", action="store_true", help="replace an earlier export")
 
@@ -149,7 +153,7 @@ def command_import(arguments: argparse.Namespace) -> int:
     regions, rejects = import_file(job, fresh=arguments.fresh)
     print_reading_hint(arguments.output, "regions")
     counts = reject_counts(arguments.output)
-    print(f"{arguments.output}: {regions} rows of regions, {rejects_said(counts)}")
+    print(f"{arguments.output}: {regions} rows of regions, {format_rejects(counts)}")
     return 1 if counts[DAMAGE] or (rejects and not regions) else 0
 
 

@@ -1,7 +1,8 @@
 """Writes regions to a feature file of another project, and their provenance next to it."""
 
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,24 @@ from vlmill.extract.formats.names import ATTRIBUTES, CLASSES, FORMATS, IMPORT_JO
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import COLUMNS
 from vlmill.extract.formats.sizes import ENDING as SIZES
+from vlmill.extract.formats.unfinished import ROWS, Unfinished, is_complete
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.runtime.readers.class_names import first_names, require_names, stored_names
-from vlmill.runtime.readers.regions import RegionReader, RegionRow
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.tables import REGIONS
 
-Writer = Callable[[Rows, Path, ExportPlan], int]
+Writer = Callable[[Rows, Unfinished, ExportPlan], None]
 WRITE: dict[str, Writer] = {
     **dict.fromkeys(tsv.FIELDS, tsv.write),
     **dict.fromkeys(lmdb.ITEMS, lmdb.write),
     **dict.fromkeys(("npy", "npy-mmf"), npy.write),
-    **dict.fromkeys(("npz", "npz-openvqa"), npz.write),
+    **dict.fromkeys(("npz", "npz-openvqa", "npz-gqa"), npz.write),
     "npz-uniter": uniter.write,
     "npz-cocobu": cocobu.write,
     **dict.fromkeys(("hdf5", "hdf5-fixed", "hdf5-adaptive"), hdf5_write.write),
@@ -60,34 +64,59 @@ def export_file(
     fresh: bool = False,
     classes: str | None = None,
     attributes: str | None = None,
+    block: int = ROWS,
 ) -> int:
     """Writes all rows to ``path`` in one of FORMATS; returns the number of rows.
 
     ``classes`` and ``attributes`` are files of names. An earlier export at ``path`` is replaced
-    only with ``fresh``. Memory is bounded by a few row groups and the index of ids. The columns
+    only with ``fresh``. A killed export loses at most ``block`` images, and continues
+    (:class:`.Unfinished`). Memory is bounded by a few row groups and the index of ids. The columns
     that the format cannot hold are printed first. Raises InputError, without changing any file, if
     the rows lack a column that the format needs.
     """
-    require_free(path, name, fresh=fresh)
+    if not is_complete(path):
+        require_free(path, name, fresh=fresh)
     reader = RegionReader(regions, flag="REGIONS")
     if not len(reader):
         raise InputError(f"REGIONS {regions} has no rows; there is nothing to export")
     plan = make_plan(reader, regions, name, classes, attributes)
-    check_ids(reader.image_ids, name)
+    check_ids(plan.image_ids, name)
+    files = open_files(regions, path, plan, fresh=fresh, block=block)
+    if files.is_complete:
+        files.publish()
+        return plan.count
     if plan.made_by["random_weights"]:
         print(
-            f"WARNING: the regions of {regions} are of a detector with RANDOM weights: they mean "
-            "nothing; the export states it.",
+            f"WARNING: the regions of {regions} come from a detector with RANDOM "
+            "weights and are meaningless; the export records this.",
             file=sys.stderr,
         )
-    with Progress(total=len(reader), unit="image", label="export") as progress:
-        count = WRITE[name](track_progress(iter(reader), progress), path, plan)
-    if name not in STATES_ITSELF:
-        write_json(about_path(path), plan.made_by)
+    try:
+        with Progress(total=len(reader), unit="image", label="export") as progress:
+            WRITE[name](files.rows(reader, progress), files, plan)
+        if name not in STATES_ITSELF:
+            write_json(about_path(files.path), plan.made_by)
+        files.finish(plan.count)
+    except InputError:
+        files.remove()
+        raise
+    finally:
+        files.close()
     if name == "hdf5":
         layout = "hdf5-fixed" if hdf5_write.is_fixed(plan) else "hdf5-adaptive"
         print_status(f"note: written as {layout}; the ids are in {hdf5_write.index_path(path)}")
-    return count
+    return plan.count
+
+
+def open_files(
+    regions: str | Path, path: Path, plan: ExportPlan, *, fresh: bool, block: int
+) -> Unfinished:
+    """Returns the files of a new export, or those of the same export that was killed."""
+    source = table_input("REGIONS", regions, REGIONS)
+    settings = {"software": SOFTWARE, "REGIONS": source.digest, **dataclasses.asdict(plan)}
+    settings["image_ids"] = len(plan.image_ids)
+    settings["format"] = settings.pop("name")
+    return Unfinished(path, settings, fresh=fresh, block=block)
 
 
 def make_plan(
@@ -121,7 +150,7 @@ def make_plan(
     if format_.reader == "oscar" and not names["classes"]:
         raise InputError(
             f"--format {name} has names of classes, and the regions carry none; give --classes "
-            "FILE, one name a line in the order of the detector's classes"
+            "FILE, one name per line in the order of the detector's classes"
         )
     if name == "oscar-retrieval" and not all(i.isdecimal() for i in reader.image_ids[:1]):
         print_status("note: Oscar's retrieval code takes image_ids that are numbers only")
@@ -137,6 +166,7 @@ def make_plan(
         probs_width=reader.arrays.get("class_probs", {}).get("dim", 0),
         classes=tuple(names["classes"]),
         attributes=tuple(names["attributes"]),
+        image_ids=reader.image_ids,
     )
 
 
@@ -217,7 +247,7 @@ def make_provenance(reader: RegionReader, name: str) -> dict[str, Any]:
     }
 
 
-def check_ids(image_ids: list[str], name: str) -> None:
+def check_ids(image_ids: Sequence[str], name: str) -> None:
     """Raises InputError for the first id that the format cannot hold."""
     reader = FORMATS[name].reader
     for image_id in image_ids:
@@ -287,7 +317,7 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
             names = sorted(entry.name for entry in target.iterdir())
         if names and not fresh:
             raise InputError(
-                f"--output {target} is there already; give another, or --fresh to replace it"
+                f"--output {target} already exists; give another, or --fresh to replace it"
             )
         known = patterns if target == path else ("*.npz", "*.npy") if target.is_dir() else ("*",)
         other = [n for n in names if known and not any(fnmatch(n, pattern) for pattern in known)]
@@ -297,10 +327,3 @@ def require_free(path: Path, name: str, *, fresh: bool) -> None:
                 f"--output {target} holds {other[0]}, which is not part of an export; give a new "
                 "folder"
             )
-
-
-def track_progress(rows: Iterator[RegionRow], progress: Progress) -> Iterator[RegionRow]:
-    """Yields the rows and counts each as progress."""
-    for row in rows:
-        yield row
-        progress.advance()

@@ -123,7 +123,8 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         if not isinstance(file.get(names.get(needed, needed)), h5py.Dataset):
             raise InputError(
                 f"FILE {path} has no data set of {needed} (it has {', '.join(list(file)[:10])}), "
-                "or is damaged there; known are image_features, image_bb and spatial_features "
+                "or is damaged there; known data sets are image_features, image_bb and "
+                "spatial_features "
                 "(bottom-up-attention-vqa, BAN), features and boxes (VisDial) and a group an "
                 "image (VOLTA)"
             )

@@ -17,7 +17,7 @@ import numpy as np
 from vlmill.extract.formats.hdf5 import INDEX, SPATIAL
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import KINDS, Array, widen_payload
-from vlmill.runtime.files.atomic import atomic_path
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.runtime.readers.regions import RegionRow
 
 IMAGES_AT_ONCE = 16
@@ -41,18 +41,30 @@ def index_keys(image_ids: Sequence[str]) -> list[int] | list[str]:
     return numbers if len(set(numbers)) == len(image_ids) else list(image_ids)
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes one file, then ``NAME_imgid2idx.pkl`` next to it; returns the number of images."""
-    fixed, ids = is_fixed(plan), list[str]()
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        file.attrs.update(plan.stated)
-        file.attrs["made_by"] = plan.made_by_text
-        lead = (plan.count, plan.every) if fixed else (plan.num_boxes,)
-        make_datasets(file, plan, lead)
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes one file, and ``NAME_imgid2idx.pkl`` next to it.
+
+    All data sets are allocated, and the ids written, before the first row. What follows changes the
+    values of these data sets only, so that a kill at any moment leaves a file that can be opened.
+    """
+    fixed = is_fixed(plan)
+    rows_by_key = {key: number for number, key in enumerate(index_keys(plan.image_ids))}
+    # Python 2 reads protocol 2, too.
+    index_path(files.path).write_bytes(pickle.dumps(rows_by_key, protocol=2))
+    with h5py.File(files.path, "r+" if files.done else "w") as file:
+        if not files.done:
+            file.attrs.update(plan.stated)
+            file.attrs["made_by"] = plan.made_by_text
+            make_datasets(file, plan, (plan.count, plan.every) if fixed else (plan.num_boxes,))
+        file.flush()
+        files.before_save.append(file.flush)
         first_box = 0
-        while part := list(islice(rows, IMAGES_AT_ONCE)):
+        if files.done and not fixed:
+            first_box = int(file["pos_boxes"][files.done - 1, 1])
+        done, at_once = files.done, min(IMAGES_AT_ONCE, files.block)
+        while part := list(islice(rows, at_once)):
             boxes = sum(len(row.boxes) for row in part)
-            images = slice(len(ids), len(ids) + len(part))
+            images = slice(done, done + len(part))
             where = images if fixed else slice(first_box, first_box + boxes)
             for name in ("boxes", "features", *plan.payloads):
                 arrays = [widen_payload(name, row) for row in part if len(row.boxes)]
@@ -62,15 +74,10 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
                 ends = first_box + np.cumsum([len(row.boxes) for row in part])
                 starts = np.concatenate([[first_box], ends[:-1]])
                 file["pos_boxes"][images] = np.stack([starts, ends], axis=1)
-            file["image_ids"][images] = np.array([row.image_id for row in part], dtype=object)
             file["image_w"][images] = [row.width for row in part]
             file["image_h"][images] = [row.height for row in part]
-            ids += [row.image_id for row in part]
+            done += len(part)
             first_box += boxes
-    rows_by_key = {key: number for number, key in enumerate(index_keys(ids))}
-    with atomic_path(index_path(path)) as temporary:
-        temporary.write_bytes(pickle.dumps(rows_by_key, protocol=2))  # Python 2 reads it, too
-    return len(ids)
 
 
 def index_path(path: Path) -> Path:
@@ -79,17 +86,25 @@ def index_path(path: Path) -> Path:
 
 
 def make_datasets(file: h5py.File, plan: ExportPlan, lead: Sequence[Any]) -> None:
-    """Creates the data sets of an export; ``lead`` are their first dimensions."""
+    """Creates the data sets of an export in their final size; ``lead`` are their first dimensions.
+
+    The ids are written; the space of the others is allocated and not filled.
+    """
+    allocated = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    allocated.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    allocated.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     widths = {"boxes": 4, "features": plan.width, "cls_prob": plan.probs_width}
+    shapes: dict[str, tuple[tuple[Any, ...], Any]] = {}
     for name in ("features", "boxes", *plan.payloads):
         shape = (*lead, widths[name]) if name in widths else tuple(lead)
-        file.create_dataset(OWN_NAMES.get(name, name), shape=shape, dtype=KINDS[name])
-    file.create_dataset(SPATIAL, shape=(*lead, 6), dtype=np.float32)
+        shapes[OWN_NAMES.get(name, name)] = shape, KINDS[name]
+    shapes[SPATIAL] = (*lead, 6), np.float32
     if len(lead) == 1:
-        file.create_dataset("pos_boxes", shape=(plan.count, 2), dtype=np.int64)
-    file.create_dataset("image_ids", shape=(plan.count,), dtype=TEXT)
-    for name in ("image_w", "image_h"):
-        file.create_dataset(name, shape=(plan.count,), dtype=np.int32)
+        shapes["pos_boxes"] = (plan.count, 2), np.int64
+    shapes |= dict.fromkeys(("image_w", "image_h"), ((plan.count,), np.int32))
+    for name, (shape, kind) in shapes.items():
+        file.create_dataset(name, shape=shape, dtype=kind, dcpl=allocated)
+    file.create_dataset("image_ids", data=np.array(plan.image_ids, dtype=object), dtype=TEXT)
 
 
 def store(data: h5py.Dataset, arrays: Sequence[Array], where: slice, fixed: bool) -> None:

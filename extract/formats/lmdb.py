@@ -10,6 +10,7 @@ The layouts differ in the names and types of a pickle's entries, and one reader 
 
 import os
 import pickle
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -34,8 +35,8 @@ from vlmill.extract.formats.records import (
     widen_payload,
 )
 from vlmill.extract.formats.sizes import Sizes
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
-from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -44,7 +45,6 @@ Row = TypeVar("Row")
 KEYS = b"keys"
 MAP_BYTES = 2**40  # of address space; the file is only as large as its content
 MAX_KEY_BYTES = 511
-ROWS_PER_COMMIT = 500
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
@@ -105,7 +105,7 @@ def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
     if pages.damage is None:
         return
     if pages.num_records is None:
-        number = "how many records are lost is not known"
+        number = "the number of lost records is unknown"
     elif (count := pages.num_records - len(pages.keys) - len(absent)) > 0:
         number = "1 record is lost" if count == 1 else f"{count:,} records are lost"
         number += "" if KEYS in pages.keys else " (perhaps with the list of keys)"
@@ -124,7 +124,7 @@ def _same(bad: InvalidRecord) -> Record:
 def require_layout(key: bytes, value: bytes, path: Path) -> None:
     """Raises InputError, once, if the first value is a complete pickle of other content."""
     if key in KNOWN_OTHERS:
-        raise InputError(f"FILE {path} is an LMDB of another kind, {KNOWN_OTHERS[key]}")
+        raise InputError(f"FILE {path} is another type of LMDB, {KNOWN_OTHERS[key]}")
     try:
         item = loads(value)
     except BadPickle:
@@ -135,7 +135,8 @@ def require_layout(key: bytes, value: bytes, path: Path) -> None:
         if isinstance(item, dict):
             what = f"a dict of {', '.join(map(str, item))[:200]}"
         raise InputError(
-            f"FILE {path} is an LMDB of other values: {decode_key(key)[:80]} is {what}, expected a "
+            f"FILE {path} is an LMDB of unknown values: {decode_key(key)[:80]} is "
+            f"{what}, expected a "
             "dict with features and boxes (vilbert_beta, vilbert-multi-task, VOLTA or MMF)"
         )
 
@@ -194,26 +195,25 @@ def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidReco
             yield InvalidRecord(key=decode_key(raw), detail="listed in keys, but missing")
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path``, replacing an existing one; returns the number of rows.
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes the folder of an LMDB. Each value states how classes are numbered.
 
-    Each value states how classes are numbered.
+    A killed process leaves the rows of its last commit, and a row may be written again.
     """
     make_item = ITEMS[plan.name]
-    keys: list[bytes] = []
-    with atomic_folder(path, replace=True) as temporary:
-        with lmdb.open(str(temporary), map_size=MAP_BYTES, sync=False) as environment:
-            for part in split_batches(rows, ROWS_PER_COMMIT):
-                with environment.begin(write=True) as transaction:
-                    for row in part:
-                        keys.append(row.image_id.encode())
-                        item = make_item(row, plan.payloads) | dict(plan.stated)
-                        transaction.put(keys[-1], pickle.dumps(item, protocol=4))
+    if not files.done:
+        shutil.rmtree(files.path, ignore_errors=True)
+    files.path.mkdir(exist_ok=True)
+    # Every commit is flushed: a machine that fails leaves the last one. No other process reads.
+    with lmdb.open(str(files.path), map_size=MAP_BYTES, lock=False) as environment:
+        for part in split_batches(rows, files.block):
             with environment.begin(write=True) as transaction:
-                transaction.put(KEYS, pickle.dumps(keys, protocol=4))
-            environment.sync(True)
-        (temporary / "lock.mdb").unlink(missing_ok=True)
-    return len(keys)
+                for row in part:
+                    item = make_item(row, plan.payloads) | dict(plan.stated)
+                    transaction.put(row.image_id.encode(), pickle.dumps(item, protocol=4))
+        with environment.begin(write=True) as transaction:
+            keys = [image_id.encode() for image_id in plan.image_ids]
+            transaction.put(KEYS, pickle.dumps(keys, protocol=4))
 
 
 def split_batches(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:

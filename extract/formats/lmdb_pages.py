@@ -168,7 +168,9 @@ class Pages:
             heads = [os.pread(self._file, _PAGE.size, number * size) for number in (2, 3)]
             if [int.from_bytes(head[:8], "little") for head in heads] == [2, 3]:
                 return size
-        raise InputError(f"FILE {path} is no LMDB: {self._content()}; copy or download it again")
+        raise InputError(
+            f"FILE {path} is not an LMDB: {self._content()}; copy or download it again"
+        )
 
     def _content(self) -> str:
         """Returns a description of the content of a file that is not an LMDB."""
@@ -268,13 +270,15 @@ class Pages:
         """Returns a value that is stored in separate pages, starting at page ``number``."""
         if number >= self._num_pages:
             return LostValue(f"its value is in page {number}, beyond the end of the file")
-        data = os.pread(self._file, _OVERFLOW.size + size, number * self._size)
-        if len(data) < _OVERFLOW.size + size:
+        start = number * self._size
+        head = os.pread(self._file, _OVERFLOW.size, start)
+        data = os.pread(self._file, size, start + _OVERFLOW.size)
+        if len(data) < size:
             return LostValue(f"its value is cut by the end of the file, in page {number}")
-        stated, _, flags, pages = _OVERFLOW.unpack_from(data)
-        if stated != number or not flags & OVERFLOW or pages * self._size < len(data):
+        stated, _, flags, pages = _OVERFLOW.unpack(head)
+        if stated != number or not flags & OVERFLOW or pages * self._size < _OVERFLOW.size + size:
             return LostValue(f"page {number}, where its value begins, is damaged")
-        return data[_OVERFLOW.size :]
+        return data
 
     # --- pages outside the tree ---
 

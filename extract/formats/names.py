@@ -114,6 +114,12 @@ FORMATS: dict[str, Format] = {
         layout="ID.npz: x [D, N], bbox, num_bbox, image_h, image_w",
         folder=("*.npz",),
     ),
+    "npz-gqa": Format(
+        reader="npz",
+        users="OpenVQA (GQA)",
+        layout="ID.npz: x [N, D], bbox, width, height",
+        folder=("*.npz",),
+    ),
     "npz-uniter": Format(
         reader="npz",
         users="UNITER",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import only_item, read_array
+from vlmill.extract.formats.arrays import only_item, read_array, save_array
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -27,8 +27,8 @@ from vlmill.extract.formats.records import (
     widen_payload,
 )
 from vlmill.extract.formats.sizes import Sizes
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.models.convert.plain_pickle import plain_value
-from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
@@ -109,23 +109,20 @@ def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -
     return make_record(fields["image_id"], fields)
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path``, one file (``npy-mmf``: two) per row; returns the row count."""
-    count = 0
-    with atomic_folder(path, replace=True) as folder:
-        for row in rows:
-            entries = make_entries(row, plan)
-            features = widen_payload("features", row)
-            if plan.name == "npy-mmf":
-                file = nested_file(folder, row.image_id, plan.name)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                _save(info_file(file), {"image_id": row.image_id, **entries})
-                _save(file, features)
-            else:
-                item = {"image_id": row.image_id, **entries, "features": features}
-                _save(folder / file_name(row.image_id, ENDING, name=plan.name), item)
-            count += 1
-    return count
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes a folder, one file (``npy-mmf``: two) per row."""
+    files.path.mkdir(exist_ok=True)
+    for row in rows:
+        entries = make_entries(row, plan)
+        features = widen_payload("features", row)
+        if plan.name == "npy-mmf":
+            file = nested_file(files.path, row.image_id, plan.name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_array(files, info_file(file), {"image_id": row.image_id, **entries})
+            save_array(files, file, features)
+        else:
+            item = {"image_id": row.image_id, **entries, "features": features}
+            save_array(files, files.path / file_name(row.image_id, ENDING, name=plan.name), item)
 
 
 def nested_file(folder: Path, image_id: str, name: str) -> Path:
@@ -137,11 +134,6 @@ def nested_file(folder: Path, image_id: str, name: str) -> Path:
         *(file_name(part, "", name=name) for part in parents),
         file_name(last, ENDING, name=name),
     )
-
-
-def _save(path: Path, value: Any) -> None:
-    with path.open("xb") as file:
-        np.save(file, value)
 
 
 def make_entries(row: RegionRow, plan: ExportPlan) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Reads and writes MILVLG's ``.npz``, one file per image, and OpenVQA's variant.
 
 MILVLG's port writes x [N, D], bbox, num_bbox, image_h, image_w and info, an array of one dict.
-OpenVQA and MCAN read x [D, N] without info, and call the sizes of GQA width and height.
+For VQA, OpenVQA and MCAN read x [D, N] without info; for GQA, OpenVQA reads x [N, D], bbox, width
+and height (its ``data/gqa/gqa_feat_preproc.py`` writes them).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vlmill.extract.formats import cocobu, uniter
-from vlmill.extract.formats.arrays import only_item, read_members
+from vlmill.extract.formats.arrays import only_item, read_members, save_arrays
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -26,8 +27,8 @@ from vlmill.extract.formats.records import (
     rename_fields,
     widen_payload,
 )
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.models.convert.plain_pickle import plain_value
-from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
@@ -155,19 +156,16 @@ def parse_info(value: Any) -> dict[str, Any]:
     return {name: array for name, array in fields.items() if array is not None}
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path``, one file per row; returns the number of rows.
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes a folder, one file per row.
 
     ``npz`` holds the id and the provenance of the features in info; ``npz-openvqa`` has [D, N] and
-    no info.
+    ``npz-gqa`` [N, D], without info.
     """
-    count = 0
-    with atomic_folder(path, replace=True) as folder:
-        for row in rows:
-            with (folder / file_name(row.image_id, ENDING, name=plan.name)).open("xb") as file:
-                np.savez(file, **make_arrays(row, plan))
-            count += 1
-    return count
+    files.path.mkdir(exist_ok=True)
+    for row in rows:
+        file = files.path / file_name(row.image_id, ENDING, name=plan.name)
+        save_arrays(files, file, make_arrays(row, plan))
 
 
 def make_arrays(row: RegionRow, plan: ExportPlan) -> dict[str, Any]:
@@ -177,6 +175,9 @@ def make_arrays(row: RegionRow, plan: ExportPlan) -> dict[str, Any]:
     arrays = {"bbox": widen_payload("boxes", row), "num_bbox": len(row.boxes), **sizes}
     if plan.name == "npz-openvqa":
         return {"x": np.ascontiguousarray(features.T), **arrays}
+    if plan.name == "npz-gqa":
+        sizes = {"width": row.width, "height": row.height}
+        return {"x": features, "bbox": arrays["bbox"], **sizes}
     info = {
         "image_id": row.image_id,
         **sizes,

@@ -5,20 +5,18 @@ line of each image. ``classes.json`` and ``attributes.json`` hold the names in t
 numbers.
 """
 
-import base64
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
+import pybase64
 
 from vlmill.extract.formats.hdf5_write import spatial
 from vlmill.extract.formats.oscar import BACKGROUND
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import NO_CLASS, widen_payload
-from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
@@ -29,59 +27,49 @@ class LineFile:
     """Writes a TSV and the offsets of its lines."""
 
     def __init__(self, lines: BinaryIO, offsets: BinaryIO) -> None:
-        self._lines, self._offsets, self._size = lines, offsets, 0
+        self._lines, self._offsets, self._size = lines, offsets, lines.tell()
 
-    def add(self, *fields: bytes) -> None:
-        """Writes one line."""
+    def add(self, *parts: bytes) -> None:
+        """Writes one line, the parts one after the other."""
         self._offsets.write(b"%d\n" % self._size)
-        line = b"\t".join(fields)
-        self._size += len(line) + 1
-        self._lines.write(line)
-        self._lines.write(b"\n")
+        self._size += sum(map(len, parts)) + 1
+        self._lines.writelines((*parts, b"\n"))
 
 
-@contextmanager
-def line_file(folder: Path, name: str) -> Iterator[LineFile]:
+def line_file(files: Unfinished, name: str) -> LineFile:
     """Opens ``NAME.tsv`` and ``NAME.lineidx``."""
-    with (
-        (folder / f"{name}.tsv").open("wb") as lines,
-        (folder / f"{name}.lineidx").open("wb") as offsets,
-    ):
-        yield LineFile(lines, offsets)
+    lines, offsets = (files.open_file(files.path / f"{name}.{end}") for end in ("tsv", "lineidx"))
+    return LineFile(lines, offsets)
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path``; returns the number of rows.
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes a folder.
 
     ``oscar``: feature.tsv, label.tsv and predictions.tsv, as captioning reads them;
     ``oscar-retrieval``: features.tsv of three columns and predictions.tsv.
     """
     retrieval = plan.name == "oscar-retrieval"
-    ids: list[str] = []
-    with atomic_folder(path, replace=True) as folder, ExitStack() as stack:
-        features = stack.enter_context(line_file(folder, "features" if retrieval else "feature"))
-        predictions = stack.enter_context(line_file(folder, PREDICTIONS))
-        labels = None if retrieval else stack.enter_context(line_file(folder, LABELS))
-        for row in rows:
-            key, objects = row.image_id.encode(), make_objects(row, plan)
-            sizes = {"image_h": row.height, "image_w": row.width, "num_boxes": len(row.boxes)}
-            text = encode_features(row)
-            if retrieval:
-                features.add(key, b"%d" % len(row.boxes), text)
-            else:
-                features.add(key, b'{"num_boxes": %d, "features": "%s"}' % (len(row.boxes), text))
-            predictions.add(key, _json({**sizes, "objects": objects}))
-            if labels is not None:
-                names = ("class", "rect", "conf")
-                labels.add(key, _json([{name: o[name] for name in names} for o in objects]))
-            ids.append(row.image_id)
-        lists = {"classes.json": plan.classes, "attributes.json": plan.attributes}
-        for name, value in lists.items():
-            if value:
-                (folder / name).write_bytes(_json(list(value)))
-        index = {image_id: number for number, image_id in enumerate(ids)}
-        (folder / "imageid2idx.json").write_bytes(_json(index))
-    return len(ids)
+    features = line_file(files, "features" if retrieval else "feature")
+    predictions = line_file(files, PREDICTIONS)
+    labels = None if retrieval else line_file(files, LABELS)
+    for row in rows:
+        key, objects = row.image_id.encode(), make_objects(row, plan)
+        sizes = {"image_h": row.height, "image_w": row.width, "num_boxes": len(row.boxes)}
+        text = encode_features(row)
+        if retrieval:
+            features.add(key, b"\t%d\t" % len(row.boxes), text)
+        else:
+            features.add(key, b'\t{"num_boxes": %d, "features": "' % len(row.boxes), text, b'"}')
+        predictions.add(key, b"\t", _json({**sizes, "objects": objects}))
+        if labels is not None:
+            names = ("class", "rect", "conf")
+            labels.add(key, b"\t", _json([{name: o[name] for name in names} for o in objects]))
+    lists = {"classes.json": plan.classes, "attributes.json": plan.attributes}
+    for name, value in lists.items():
+        if value:
+            (files.path / name).write_bytes(_json(list(value)))
+    index = {image_id: number for number, image_id in enumerate(plan.image_ids)}
+    (files.path / "imageid2idx.json").write_bytes(_json(index))
 
 
 def _json(value: Any) -> bytes:
@@ -91,7 +79,7 @@ def _json(value: Any) -> bytes:
 def encode_features(row: RegionRow) -> bytes:
     """Returns base64 of [N, D + 6]: features, corners, width and height as fractions."""
     joined = np.concatenate([widen_payload("features", row), spatial(row)], axis=1)
-    return base64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
+    return pybase64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
 
 
 def make_objects(row: RegionRow, plan: ExportPlan) -> list[dict[str, Any]]:

@@ -1,15 +1,13 @@
 """Defines the information that a writer needs before its first row."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from vlmill.extract.formats.sizes import ENDING
-from vlmill.runtime.files.atomic import atomic_path
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.runtime.readers.regions import RegionRow
 
 Rows = Iterator[RegionRow]
@@ -23,7 +21,8 @@ class ExportPlan:
     addition to boxes and features; ``stated`` is how classes are numbered; ``made_by`` is the
     record of the detector and the selection. ``count`` rows have ``num_boxes`` boxes in total;
     ``every`` is the number of boxes per row if it is constant, else None. Features are ``width``
-    wide. ``classes`` and ``attributes`` are names, for the formats that have names.
+    wide. ``classes`` and ``attributes`` are names, for the formats that have names. ``image_ids``
+    are those of all rows, in their order.
     """
 
     name: str
@@ -37,6 +36,7 @@ class ExportPlan:
     probs_width: int = 0
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    image_ids: Sequence[str] = field(default=(), repr=False)
 
     @cached_property
     def made_by_text(self) -> str:
@@ -44,11 +44,11 @@ class ExportPlan:
         return json.dumps(self.made_by, sort_keys=True)
 
 
-@contextmanager
-def size_lines(path: Path) -> Iterator[Callable[[RegionRow], None]]:
-    """Yields a function that writes a row's id and size to ``PATH_sizes.tsv``."""
-    with (
-        atomic_path(path.with_name(f"{path.name}{ENDING}")) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-        yield lambda row: print(row.image_id, row.width, row.height, sep="\t", file=file)
+def size_lines(files: Unfinished) -> Callable[[RegionRow], None]:
+    """Returns a function that writes a row's id and size to ``PATH_sizes.tsv``."""
+    file = files.open_file(files.path.with_name(f"{files.path.name}{ENDING}"))
+
+    def write(row: RegionRow) -> None:
+        file.write(f"{row.image_id}\t{row.width}\t{row.height}\n".encode())
+
+    return write

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pybase64
 
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
@@ -111,13 +112,22 @@ def from_base64(name: str, text: bytes | memoryview | str) -> Array:
     if start[:1].isspace() or end.isspace():
         raw = bytes(raw).strip()
     try:
-        data = base64.b64decode(raw, validate=True)
-    except binascii.Error as error:
-        raise BadRecord(f"{name}: {error}") from None
+        data = pybase64.b64decode(raw, validate=True)
+    except binascii.Error:
+        raise BadRecord(f"{name}: {describe_base64(raw)}") from None
     kind = KINDS[name]
     if len(data) % kind.itemsize:
-        raise BadRecord(f"{name} has {len(data)} bytes, no multiple of {kind.itemsize}")
+        raise BadRecord(f"{name} has {len(data)} bytes, not a multiple of {kind.itemsize}")
     return np.frombuffer(data, dtype=kind)
+
+
+def describe_base64(raw: bytes | memoryview) -> str:
+    """Returns why a text is not base64, as Python's decoder reports it."""
+    try:
+        base64.b64decode(raw, validate=True)
+    except binascii.Error as error:
+        return str(error)
+    return "not base64"
 
 
 def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
@@ -147,7 +157,7 @@ def parse_payloads(text: bytes, names: Sequence[str]) -> Any:
 
 def to_base64(name: str, row: RegionRow) -> bytes:
     """Returns a row's payload; bfloat16 and float16 are widened, which is exact."""
-    return base64.b64encode(widen_payload(name, row).data)
+    return pybase64.b64encode(widen_payload(name, row).data)
 
 
 def widen_payload(name: str, row: RegionRow) -> Array:
@@ -200,7 +210,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
             if ((numbers < NO_CLASS) | (numbers > MAX_ID)).any():
                 raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
-    for name in ("features", "cls_prob", "objects_conf", "attrs_conf"):
+    for name in ("objects_conf", "attrs_conf"):  # features and distributions: when they are stored
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)

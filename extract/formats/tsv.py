@@ -24,7 +24,7 @@ from vlmill.extract.formats.records import (
     make_record,
     to_base64,
 )
-from vlmill.runtime.files.atomic import atomic_path
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -197,15 +197,12 @@ def _plain_text(field: memoryview) -> str:
     return text.decode("utf-8")
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes one line per row, atomically; returns the number of rows."""
-    count, names = 0, FIELDS[plan.name]
-    with atomic_path(path) as temporary, temporary.open("wb", buffering=BUFFER) as file:
-        for row in rows:
-            file.write(b"\t".join(format_field(field, row) for field in names))
-            file.write(LINE_END)
-            count += 1
-    return count
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes one line per row."""
+    names, file = FIELDS[plan.name], files.open_file(files.path)
+    for row in rows:
+        file.write(b"\t".join(format_field(field, row) for field in names))
+        file.write(LINE_END)
 
 
 def format_field(field: str, row: RegionRow) -> bytes:

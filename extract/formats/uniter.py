@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from vlmill.extract.formats.arrays import save_arrays
 from vlmill.extract.formats.context import Context
 from vlmill.extract.formats.folders import file_name
 from vlmill.extract.formats.plan import ExportPlan, Rows, size_lines
 from vlmill.extract.formats.records import BadRecord, widen_payload
 from vlmill.extract.formats.sizes import Sizes
-from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.runtime.readers.regions import RegionRow
 
 LAYOUT = "UNITER's npz, whose boxes are fractions"
@@ -38,16 +39,14 @@ def parse_members(
     return fields
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes the folder ``path``, one file per row, and the sizes next to it."""
-    count = 0
-    with atomic_folder(path, replace=True) as folder, size_lines(path) as sizes:
-        for row in rows:
-            with (folder / file_name(row.image_id, ".npz", name=plan.name)).open("xb") as file:
-                np.savez(file, **make_arrays(row))
-            sizes(row)
-            count += 1
-    return count
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes a folder, one file per row, and the sizes next to it."""
+    files.path.mkdir(exist_ok=True)
+    add_size = size_lines(files)
+    for row in rows:
+        file = files.path / file_name(row.image_id, ".npz", name=plan.name)
+        save_arrays(files, file, make_arrays(row))
+        add_size(row)
 
 
 def make_arrays(row: RegionRow) -> dict[str, Any]:

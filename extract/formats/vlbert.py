@@ -5,13 +5,14 @@ features and, for pretraining, classes (distributions).
 """
 
 import json
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmill.extract.formats.arrays import ZIP_ERRORS, read_member
+from vlmill.extract.formats.arrays import LOCAL_HEADER, ZIP_ERRORS, read_member
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -25,7 +26,7 @@ from vlmill.extract.formats.records import (
     parse_payloads,
     to_base64,
 )
-from vlmill.runtime.files.atomic import atomic_path
+from vlmill.extract.formats.unfinished import Unfinished
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
@@ -34,6 +35,7 @@ ENDING = ".json"
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same rows give the same bytes
 NEEDED = ("boxes", "features", "image_w", "image_h")
 MAX_FILE = 64 * 2**20
+MEMBER_MODE = 0o600  # as zipfile sets it
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
@@ -93,7 +95,7 @@ def require_layout(path: Path, name: str, load: Callable[[], bytes]) -> None:
 
 
 def read_record(file: Path, load: Callable[[], bytes]) -> Record:
-    """Returns the row of one JSON."""
+    """Returns the row of one JSON file."""
     key = id_of_file(file, ENDING)
     try:
         value = parse_payloads(load(), ["boxes", "features", "classes"])
@@ -120,13 +122,15 @@ def read_record(file: Path, load: Callable[[], bytes]) -> Record:
     return make_record(key, {**fields, "image_id": key})
 
 
-def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
-    """Writes one uncompressed zip for VL-BERT, atomically; returns the number of rows.
+def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
+    """Writes one uncompressed zip for VL-BERT.
 
     The members are in a folder with the name of the file: VL-BERT opens NAME.zip@/NAME/ID.json.
     """
-    count = 0
-    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+    file = files.open_file(files.path)
+    members = list(read_local_headers(files.path, file.tell()))
+    with zipfile.ZipFile(file, "w") as archive:  # begins at the position of the file
+        archive.infolist().extend(members)
         for row in rows:
             entries = {
                 "image_id": row.image_id,
@@ -140,8 +144,24 @@ def write(rows: Rows, path: Path, plan: ExportPlan) -> int:
             # Base64 needs no escapes, but json would check each character for them.
             payloads = [b'"%s": "%s"' % (n.encode(), to_base64(k, row)) for n, k in names.items()]
             content = b", ".join([json.dumps(entries)[:-1].encode(), *payloads]) + b"}"
-            name = f"{path.stem}/{file_name(row.image_id, ENDING, name=plan.name)}"
+            name = f"{files.path.stem}/{file_name(row.image_id, ENDING, name=plan.name)}"
             member = zipfile.ZipInfo(name, ZIP_TIME)
             archive.writestr(member, content)
-            count += 1
-    return count
+
+
+def read_local_headers(path: Path, size: int) -> Iterator[zipfile.ZipInfo]:
+    """Yields the members in the first ``size`` bytes of a zip that :func:`write` has begun.
+
+    The list at the end of a zip is missing until all members are written.
+    """
+    with path.open("rb") as file:
+        while (start := file.tell()) < size:
+            *_, crc, stored, _, name_bytes, extra_bytes = LOCAL_HEADER.unpack(
+                file.read(LOCAL_HEADER.size)
+            )
+            member = zipfile.ZipInfo(file.read(name_bytes).decode(), ZIP_TIME)
+            member.header_offset, member.CRC = start, crc
+            member.compress_size = member.file_size = stored
+            member.external_attr = MEMBER_MODE << 16
+            file.seek(extra_bytes + stored, os.SEEK_CUR)
+            yield member

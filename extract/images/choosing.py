@@ -19,7 +19,7 @@ SAMPLES = 3  # names of each side that a message shows
 HASH = re.compile("[0-9a-f]{64}")
 
 
-def only_of_pairs(
+def select_pair_images(
     plan: Sequence[InputImage], pairs: str, skipped: Skipped | None = None
 ) -> list[InputImage]:
     """Returns the images of a table of pairs, followed by missing ones; ``skipped`` counts the
@@ -36,7 +36,8 @@ def only_of_pairs(
     unread = (p for p in plan if p.image_id is None and p.kind != BROKEN)
     if any(usable_id(p.name or Path(p.path).name) for p in unread):
         raise InputError(
-            "--pairs: the images are files, and have no id before they are read; give --ids name "
+            "--pairs: the images are files, whose ids are known only after reading "
+            "them; give --ids name "
             "if the pairs call them by their names, or a table of images"
         )
     ids = list(dict.fromkeys(p.image_id for p in plan if p.image_id is not None))
@@ -96,6 +97,7 @@ def require_ids(plan: Sequence[InputImage]) -> None:
     """
     if any(p.image_id is None and p.kind in (FILE, MEMBER) for p in plan):
         raise InputError(
-            "--part: the images are files, and have no id before they are read; give --ids name, "
+            "--part: the images are files, whose ids are known only after reading them; "
+            "give --ids name, "
             "a .tar or a table of images"
         )

@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Why(StrEnum):
-    """Lists why a file or folder is not part of the plan. The values are words of the last line."""
+    """Lists why files and folders are not part of the plan, in the words of the last line."""
 
     OTHER = "not image"
     HIDDEN_FILE = "hidden file"

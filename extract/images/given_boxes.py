@@ -114,13 +114,13 @@ def _entries_in(value: Any, path: Path) -> Iterator[tuple[str, Any]]:
                 )
             yield _parse_entry(entry, location)
     elif not isinstance(value, dict):
-        raise InputError(f"--boxes {path}: no JSON object; give {FORMS}")
+        raise InputError(f"--boxes {path}: not a JSON object; give {FORMS}")
     elif "annotations" in value and "images" in value:
         raise InputError(f"--boxes {path} {_COCO}")
     elif "image_id" not in value and "boxes" in value:
         raise InputError(
-            f"--boxes {path}: boxes and no image_id; give {FORMS}, or, of VCR's metadata, the "
-            "folder of these files, each named like its image"
+            f"--boxes {path}: boxes without image_id; give {FORMS}; for VCR's metadata, "
+            "give the folder of the files, each named like its image"
         )
     elif "image_id" not in value and all(isinstance(boxes, list) for boxes in value.values()):
         yield from value.items()
@@ -140,13 +140,13 @@ def _values(text: bytes, path: Path) -> Iterator[Any]:
     try:
         remainder = text.decode(json.detect_encoding(text)).lstrip()
     except ValueError as error:
-        raise InputError(f"--boxes {path}: no JSON ({error}); give {FORMS}") from None
+        raise InputError(f"--boxes {path}: not JSON ({error}); give {FORMS}") from None
     decoder, offset = json.JSONDecoder(), 0
     while offset < len(remainder):
         try:
             value, offset = decoder.raw_decode(remainder, offset)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"--boxes {path}: no JSON ({error}); give {FORMS}") from None
+            raise InputError(f"--boxes {path}: not JSON ({error}); give {FORMS}") from None
         while offset < len(remainder) and remainder[offset].isspace():
             offset += 1
         yield value
@@ -157,9 +157,9 @@ def _parse_object(text: bytes, location: str) -> dict[str, Any]:
     try:
         content = parse_json(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"--boxes {location}: no JSON ({error})") from None
+        raise InputError(f"--boxes {location}: not JSON ({error})") from None
     if not isinstance(content, dict):
-        raise InputError(f"--boxes {location}: no JSON object; give image_id and boxes")
+        raise InputError(f"--boxes {location}: not a JSON object; give image_id and boxes")
     return content
 
 

@@ -18,7 +18,7 @@ from vlmill.schemas.rejects import Reason, Rejected
 
 def duplicate(source: str, what: str, first: str) -> Rejected:
     """Returns the reject of an image whose ``what``, id or bytes, is that of an earlier image."""
-    return Rejected(Reason.DUPLICATE, f"{source} has the {what} of {first}, which came earlier")
+    return Rejected(Reason.DUPLICATE, f"{source} has the same {what} as the earlier {first}")
 
 
 class InputReader:

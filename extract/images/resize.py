@@ -141,7 +141,11 @@ def resize_pillow(pixels: Pixels, height: int, width: int) -> Pixels:
 def resize_torch(
     image: Float[Tensor, "H0 W0 3"], height: int, width: int
 ) -> Float[Tensor, "H W 3"]:
-    """Resizes floating-point pixels by torch's bilinear rule, without averaging."""
+    """Resizes floating-point pixels by torch's bilinear rule, without averaging.
+
+    torch needs all pixels as float32: 0.6 GB for 50 megapixels, the default of ``--max-pixels``. A
+    part of the rows, or one channel, would give other numbers (by 4e-3 grey levels).
+    """
     batch = image.permute(2, 0, 1).unsqueeze(0)
     resized = functional.interpolate(batch, (height, width), mode="bilinear", align_corners=False)
     return resized[0].permute(1, 2, 0)
@@ -202,7 +206,8 @@ def pixel_input(pixels: Pixels, spec: DetectorConfig, limits: InputLimits) -> Pi
     if min(size) < spec.min_input_side:
         raise Rejected(
             Reason.TOO_SMALL,
-            f"{width} x {height}: at --long-side {long} under {spec.min_input_side} px are left",
+            f"{width} x {height}: with --long-side {long} the short side is below "
+            f"{spec.min_input_side} px",
         )
     if spec.channel_order == "rgb":
         pixels = np.ascontiguousarray(pixels[:, :, ::-1])

@@ -48,12 +48,14 @@ def members(path: Path, skipped: Skipped) -> Iterator[Member]:
         try:
             archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - closed with the file
         except tarfile.TarError as error:
-            raise NotATar(f"INPUT {path}: no readable tar ({error}); give another file") from None
+            raise NotATar(
+                f"INPUT {path}: not a readable tar ({error}); give another file"
+            ) from None
         last = -1
         while member := next_member(archive, path):
             archive.members = []  # type: ignore[attr-defined] # it would keep every header
             if archive.offset <= last or member.size < 0:
-                raise BrokenArchive(f"{path}: a header that leads backwards")
+                raise BrokenArchive(f"{path}: a header that points backwards")
             last = archive.offset
             if is_image(file, member, skipped):
                 name = member.name.removeprefix("./")

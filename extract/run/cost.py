@@ -58,7 +58,7 @@ def estimate_cost(job: Job, images: Sequence[InputImage], rate: Rate | None = No
         inputs["of these"] = f"{len(images) - readable:,} repeated, missing or broken"
     seconds = None if rate is None else rate.seconds_for(readable)
     if job.given_boxes is not None:
-        note = "the bytes follow from --boxes, and are not counted"
+        note = "the size depends on --boxes and is not estimated"
         return Estimate(inputs=inputs, seconds=seconds, rate=rate, note=note)
     proposals = job.detector.model.config.post_nms_top
     min_bytes, max_bytes = output_bytes(readable, job.config, job.arrays(), proposals)

@@ -205,7 +205,8 @@ def finish_if_last(
         missing = [i for i in others if not record_path(work_folder(job), part_unit(i)).exists()]
         if missing:
             print(
-                f"the shards of this --part are finished; of the others {len(missing)} are missing",
+                f"the shards of this --part are finished; {len(missing)} shards of the "
+                "other parts are missing",
                 file=sys.stderr,
             )
             return list(shards)

@@ -32,7 +32,7 @@ SAMPLES = [
     {
         "lang": "Shell",
         "label": "several images, Parquet",
-        "source": "curl --fail --silent --form pictures=@image.jpg --form pictures=@other.jpg "
+        "source": "curl --fail --silent --form images=@image.jpg --form images=@other.jpg "
         "--header 'accept: application/vnd.apache.parquet' --output regions.parquet "
         "http://127.0.0.1:8080/v1/regions",
     },

@@ -80,7 +80,7 @@ def make_response(outcomes: Sequence[Outcome], names: Sequence[str]) -> RegionsR
             rejects[index] = outcome
         elif outcome.image_id in rows:
             earlier = names[first[outcome.image_id]]
-            why = f"{names[index]} has the bytes of {earlier}, which came earlier"
+            why = f"{names[index]} has the same bytes as the earlier {earlier}"
             rejects[index] = RejectedImage(reason=Reason.DUPLICATE, detail=why)
         else:
             rows[outcome.image_id] = outcome

@@ -1,19 +1,24 @@
 """Checks the arguments of ``convert`` before torch is loaded, and finds their files."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from vlmill.extract.weights import select_weights
 from vlmill.models import PRESETS
 from vlmill.models.config_checks import nearest
 from vlmill.runtime.files.atomic import WHOLE
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import MODEL, SETTINGS, TOKENIZER, VOCABULARY
 
-WEIGHTS = (
-    *("model.safetensors", "pytorch_model.bin"),
-    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
+# Files next to the weights that a trainer writes to continue.
+TRAINER_FILES = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|rng_state)\b.*|.*_optim_states\..*"
 )
+ADAPTER = "adapter_model."  # weights of LoRA, which are added to those of another file
+SHARD = re.compile(r"-\d+-of-\d+\.")
 CONFIGS = ("config.json", "bert_config.json")
 VOCABULARIES = ("vocab.txt", "tokenizer.json")
 SUFFIX = ".safetensors"
@@ -39,9 +44,11 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:
-        raise InputError(f"--backbone {args.backbone}: it starts a new model, --as PRESET")
+        raise InputError(
+            f"--backbone {args.backbone}: it is for starting a new model with --as PRESET"
+        )
     if args.seed is not None and args.preset is None:
-        raise InputError(f"--seed {args.seed}: only new weights are drawn; give --as PRESET too")
+        raise InputError(f"--seed {args.seed}: only new weights are random; give --as PRESET too")
     _check_export(args, words)
     _check_experts(args, chosen_experts(words))
     if words and args.preset is None and str(args.config) not in PRESETS:
@@ -115,14 +122,31 @@ def weights_file(checkpoint: Path) -> Path:
         return checkpoint
     if (checkpoint / SETTINGS).is_file():
         raise InputError(
-            f"--checkpoint {checkpoint} is vlmill's already; add --to reference to export it"
+            f"--checkpoint {checkpoint} is already in vlmill's format; add --to "
+            "reference to export it"
         )
-    files = [checkpoint / name for name in WEIGHTS if (checkpoint / name).is_file()]
-    if not files:
-        raise InputError(
-            f"--checkpoint {checkpoint} has no {' or '.join(WEIGHTS[:2])}; give the file"
-        )
-    return files[0]
+    names = [path.name for path in checkpoint.iterdir() if path.is_file()]
+    candidates = [n for n in names if not TRAINER_FILES.fullmatch(n) and not n.startswith(ADAPTER)]
+    name = select_weights(candidates, f"--checkpoint {checkpoint}", SUFFIXES)
+    if name is None:
+        raise InputError(f"--checkpoint {checkpoint} {_why_without_weights(checkpoint, names)}")
+    return checkpoint / name
+
+
+def _why_without_weights(folder: Path, names: Sequence[str]) -> str:
+    """Returns why no file of a folder is the checkpoint, and the remedy."""
+    if any(name.startswith(ADAPTER) for name in names):
+        return "holds an adapter (LoRA) only; merge it into its model and give that"
+    if shards := sorted(name for name in names if SHARD.search(name)):
+        return f"has shards ({shards[0]}) and no .index.json of them; add the index"
+    inner = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir())
+    )
+    if inner:
+        return f"has no weights, its folder {inner[-1]} has; give {folder / inner[-1]}"
+    return f"has no file of weights ({', '.join(SUFFIXES)}); give the file"
 
 
 def find_companion_file(path: Path | None, weights: Path, names: Sequence[str]) -> Path | None:

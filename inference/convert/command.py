@@ -90,20 +90,25 @@ def add_convert_arguments(parser: Parser) -> None:
         "checkpoint of the same sizes; with --as: the source's configuration, whose "
         "heads and activation must equal the preset's",
     )
-    add("--vocab", type=path_or_url, metavar="FILE", help="published vocab.txt")
+    add(
+        "--vocab",
+        type=path_or_name,
+        metavar="FILE",
+        help="published vocab.txt or tokenizer.json: a file, or hf://OWNER/NAME[@REVISION]",
+    )
     add("--as", dest="preset", metavar="PRESET", help="start a new model of this preset")
     add(
         "--backbone",
         type=path_or_name,
         metavar="FILE",
-        help="with --as vl-bert-*-end-to-end: a ResNet or a detector, or a name of one as "
-        "--checkpoint takes it, from which its region network starts",
+        help="with --as vl-bert-*-end-to-end: weights for its region network: a ResNet "
+        "or a detector, as a file or as a name that --checkpoint accepts",
     )
     add(
         "--backbone-conventions",
         choices=CONVENTIONS,
-        help="how that ResNet was trained (default: released, as VL-BERT's own; a detector "
-        "and MSRA's files state it themselves)",
+        help="how the ResNet of --backbone was trained (default: released, like "
+        "VL-BERT's own ResNet; not for detectors and MSRA's files, whose keys show it)",
     )
     add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")

@@ -27,17 +27,21 @@ from vlmill.inference.convert.backbone import check_backbone, start_region_netwo
 from vlmill.inference.convert.origins import (
     Converted,
     explain,
+    name_new,
     start_warnings,
     summary,
     unused_tensors,
 )
 from vlmill.models import PRESETS, VARIANTS, preset
 from vlmill.models.beit.published import BEIT
+from vlmill.models.beit.published import KNOWN as PATCHES
 from vlmill.models.bert.published import BERT, DECODER_BIAS
 from vlmill.models.config_checks import nearest
 from vlmill.models.convert.files import INDEX, read_state, shard_files
 from vlmill.models.convert.foreign import describe_foreign
 from vlmill.models.convert.names import DECODER
+from vlmill.models.convert.names import KNOWN as WORDS
+from vlmill.models.convert.wrapped import unwrap_network
 from vlmill.models.from_beit import initialise_from_beit
 from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
 from vlmill.models.from_vit import canonical as vit_names
@@ -51,6 +55,7 @@ from vlmill.models.published import (
 )
 from vlmill.models.registry import find_variant
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.merged_names import merge_names
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
@@ -195,20 +200,21 @@ def _is_padding(tokens: int, rows: int) -> bool:
 class Start(NamedTuple):
     """Describes a network that new models start from.
 
-    ``prepare`` returns its tensors under their usual names, ``ignored`` are patterns of tensors
-    without content, ``initialise`` copies them.
+    ``prepare`` returns its tensors under their usual names, ``known`` are some of these,
+    ``ignored`` are patterns of tensors without content, ``initialise`` copies them.
     """
 
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    known: frozenset[str]
     ignored: tuple[str, ...]
     initialise: Callable[..., dict[str, Origin]]
 
 
 # The sources of new models; `arguments` has the names.
 STARTS: dict[str, Start] = {
-    "beit": Start(BEIT.prepare, BEIT.ignored, initialise_from_beit),
-    "bert": Start(BERT.prepare, BERT.ignored, initialise_from_bert),
-    "vit": Start(vit_names, (), initialise_from_vit),
+    "beit": Start(BEIT.prepare, PATCHES, BEIT.ignored, initialise_from_beit),
+    "bert": Start(BERT.prepare, WORDS, BERT.ignored, initialise_from_bert),
+    "vit": Start(vit_names, PATCHES, (), initialise_from_vit),
 }
 TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is lost
 
@@ -263,6 +269,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         )
     config = None if path is None else _configuration(path, words)
     state = read_weights(weights)
+    torch.manual_seed(0)  # of weights that the checkpoint lacks
     try:
         model, table = read_reference(args.family, state, config)
     except CheckpointMismatch:
@@ -271,8 +278,9 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         where = f"--checkpoint {weights}" if path is None else f"--config {path}"
         foreign = describe_foreign(state, args.family)
         raise InputError(f"{where}: {error}{foreign}") from None
-    links = FAMILIES[args.family].links(model)
-    return Converted(model, loaded_origins(model, links, table), table.unexpected)
+    origins = loaded_origins(model, FAMILIES[args.family].links(model), table)
+    _print_differences(origins, table.unexpected)
+    return Converted(model, origins, table.unexpected)
 
 
 def _configuration(path: Path, words: Sequence[str]) -> Any:
@@ -295,6 +303,10 @@ def _start(
     """Returns a new model that starts from BERT, BEiT or a ViT."""
     start, experts = STARTS[args.family], chosen_experts(words)
     published = read_weights(weights)
+    try:
+        published = unwrap_network(published, start.prepare, start.known)
+    except ValueError as error:
+        raise InputError(f"--checkpoint {weights}: {error}") from None
     state = start.prepare(published)
     changes = preset_changes(words)
     config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
@@ -311,12 +323,22 @@ def _start(
         raise InputError(f"--as {args.preset}: {error}{foreign}") from None
     check_source(find_companion_file(args.config, weights, CONFIGS), config)
     unused = unused_tensors(state, origins, (*start.ignored, *TIED))
-    for warning in start_warnings(state, origins, unused):
-        print_status(f"warning: {warning}")
+    network_origins: Mapping[str, Origin] = {}
+    network_unused: Sequence[str] = []
     if args.backbone is not None:
         network_origins, network_unused = start_region_network(args, model)
-        origins, unused = origins | network_origins, unused + network_unused
-    return Converted(model, origins, unused)
+    for warning in start_warnings(state, origins, unused):
+        print_status(f"warning: {warning}")
+    _print_differences(origins, [*unused, *network_unused])
+    return Converted(model, {**origins, **network_origins}, [*unused, *network_unused])
+
+
+def _print_differences(origins: Mapping[str, Origin], unused: Sequence[str]) -> None:
+    """Prints the names of all parameters that the checkpoint lacks and of its unused tensors."""
+    if new := name_new(origins):
+        print_status(f"warning: {new}")
+    if unused:
+        print_status(f"unused tensors: {', '.join(merge_names(unused))}")
 
 
 def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:

@@ -5,23 +5,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vlmill.extract.weights import resolve_weights, select_shards, select_weights
-from vlmill.inference.convert.arguments import CONFIGS, VOCABULARIES
+from vlmill.inference.convert.arguments import CONFIGS, SUFFIXES, VOCABULARIES
 from vlmill.runtime.net.addresses import parse_networks
 from vlmill.runtime.weights.download import download_file
 from vlmill.runtime.weights.hub import fetch_files, select_below
-from vlmill.runtime.weights.names import HubLocation, is_named, parse_name
+from vlmill.runtime.weights.names import HubLocation, WebLocation, is_named, parse_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.checkpoints.named import resolve_checkpoint
 
-SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pkl", ".model", ".ckpt")
 # Files that are read alongside the weights: configurations, vocabularies, tokenizer settings.
 COMPANIONS = (*CONFIGS, *VOCABULARIES, "tokenizer_config.json", "added_tokens.json")
 MAX_BYTES = 20_000 << 20  # of one file
 
 
 def resolve_sources(args: argparse.Namespace) -> None:
-    """Replaces names in ``--checkpoint`` and ``--backbone`` by local files.
+    """Replaces names in ``--checkpoint``, ``--backbone`` and ``--vocab`` by local files.
 
     Raises InputError if a download fails.
     """
@@ -30,6 +29,8 @@ def resolve_sources(args: argparse.Namespace) -> None:
         args.backbone = resolve_weights(
             args.backbone, allow_addresses=addresses, flag="--backbone"
         ).weights
+    if args.vocab is not None and is_named(args.vocab):
+        args.vocab = fetch_vocabulary(parse_name(str(args.vocab)), addresses)
     if not is_named(args.checkpoint):
         return
     location = parse_name(str(args.checkpoint))
@@ -40,6 +41,32 @@ def resolve_sources(args: argparse.Namespace) -> None:
     else:
         allowed = parse_networks("--allow-address", addresses)
         args.checkpoint = download_file(location, allowed=allowed)
+
+
+def fetch_vocabulary(location: HubLocation | WebLocation, addresses: Sequence[str]) -> Path:
+    """Returns the local file of a vocabulary; of a repository of the hub its ``vocab.txt`` or
+    ``tokenizer.json``, with the tokenizer's settings next to it.
+    """
+    if not isinstance(location, HubLocation):
+        return download_file(location, allowed=parse_networks("--allow-address", addresses))
+    vocabulary: list[str] = []
+
+    def choose(sizes: Mapping[str, int | None]) -> list[str]:
+        if location.path in sizes:
+            vocabulary[:] = [location.path]
+            return [location.path]
+        below = select_below(location, sizes)
+        names = [name for name in VOCABULARIES if name in below]
+        if not names:
+            raise InputError(
+                f"--vocab {location} has no {' or '.join(VOCABULARIES)}; it has "
+                f"{', '.join(sorted(below)[:8])}"
+            )
+        vocabulary[:] = [below.full_names[names[0]]]
+        settings = [name for name in COMPANIONS if name in below and name not in CONFIGS]
+        return [below.full_names[name] for name in settings]
+
+    return fetch_files(location, choose, allow_addresses=addresses) / vocabulary[0]
 
 
 def fetch_published(location: HubLocation, addresses: Sequence[str]) -> Path:

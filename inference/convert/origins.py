@@ -11,6 +11,7 @@ from vlmill.models.beit.published import SHARED_TABLE
 from vlmill.models.from_beit import TABLES
 from vlmill.models.from_bert import Origin
 from vlmill.models.from_vit import REGISTERS
+from vlmill.runtime.console.merged_names import merge_names
 
 
 class Converted(NamedTuple):
@@ -30,7 +31,6 @@ def unused_tensors(
     return [n for n in sorted(state) if not any(n == p or fnmatchcase(n, p) for p in passed)]
 
 
-NAMED = 6  # parameters that a message names
 LAYER = re.compile(r"^(?:blocks|bert\.encoder\.layer)\.(\d+)\.")
 # Tensors of a network on patches that VLMo lacks although they affect its results, and why.
 UNPLACED = (
@@ -70,13 +70,18 @@ def start_warnings(
             f"the checkpoint has {len(layers)} layers, the model takes {len(used)}: layers "
             f"{min(further)} to {max(further)} (from 0) are unused"
         )
-    lacking = [name for name, origin in origins.items() if origin.missing and not origin.names]
-    if lacking:
-        more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
-        yield (
-            f"new, as the checkpoint has no {' + '.join(origins[lacking[0]].missing)}: "
-            f"{', '.join(lacking[:NAMED])}{more}"
-        )
+
+
+def name_new(origins: Mapping[str, Origin]) -> str:
+    """Returns a sentence that names all parameters that the checkpoint lacks; empty if it lacks
+    none. Names that differ in numbers only are one: ``layers.0-11.norm.weight``.
+    """
+    new = {name: origin for name, origin in origins.items() if origin.missing and not origin.names}
+    if not new:
+        return ""
+    sources = sorted({source for origin in new.values() for source in origin.missing})
+    missing = ", ".join(merge_names(sources))
+    return f"new, as the checkpoint has no {missing}: {', '.join(merge_names(new))}"
 
 
 def explain(converted: Converted) -> Iterator[str]:

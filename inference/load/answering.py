@@ -1,6 +1,6 @@
-"""Answers questions and grounds expressions with the evaluation code of their tasks."""
+"""Answers questions, grounds expressions and finds classes with the code of their evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.tables import EXPRESSIONS, QUESTIONS, REJECTS, Table
+from vlmill.schemas.tables import EXPRESSIONS, LABELS, QUESTIONS, REJECTS, STATEMENTS, Table
 from vlmill.train.checkpoints.files import LoadedCheckpoint
 from vlmill.train.settings.parts import Feeding
+from vlmill.train.tasks.batches import TaskBatches
+from vlmill.train.tasks.classification.evaluation import Labelling
+from vlmill.train.tasks.classification.task import Classification
 from vlmill.train.tasks.evaluating.inputs import (
     EvaluationOptions,
     EvaluationSetup,
@@ -22,9 +25,10 @@ from vlmill.train.tasks.evaluating.inputs import (
 from vlmill.train.tasks.evaluating.job import predict_all, prepare_batches
 from vlmill.train.tasks.refcoco.metrics import Grounding
 from vlmill.train.tasks.refcoco.task import Refcoco
+from vlmill.train.tasks.task import Prediction
 from vlmill.train.tasks.vqa.task import Vqa
 
-ANSWER, GROUND = "vqa", "refcoco"
+ANSWER, GROUND, CLASSIFY, ENTAIL = "vqa", "refcoco", "classification", "entailment"
 SOME_BOX = [0.0, 0.0, 1.0, 1.0]  # for every image: a row must have a box, but prediction reads none
 
 
@@ -38,6 +42,30 @@ class Grounded:
 
     boxes: NDArray[np.float32]
     scores: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """Holds the classes of an image: the predicted ``labels`` (one, unless the checkpoint gives
+    several), and the probability of every class, the likeliest first.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """Returns the likeliest class."""
+        return next(iter(self.probabilities))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOutputs:
+    """Holds a task's evaluation of some examples: its parts, and the prediction for each name."""
+
+    evaluation: EvaluationSetup
+    batches: TaskBatches
+    predictions: dict[str, Prediction]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +104,10 @@ def answer_questions(
             "one; give "
             "labels=FILE, its answer list in its own order, one per line"
         )
-    rows = [
-        {"question_id": name, "image_id": name, "question": question}
-        for name, question in questions.items()
-    ]
-    evaluation, values = _predict(answer_task, folder, ANSWER, QUESTIONS, rows, tables)
-    assert isinstance(evaluation.task, Vqa)
-    answers = evaluation.task.answers
-    return {name: answers[int(value)] for name, value in values.items()}
+    outputs = predict_texts(ANSWER, answer_task, folder, questions, tables)
+    assert isinstance(outputs.evaluation.task, Vqa)
+    answers = outputs.evaluation.task.names
+    return {name: answers[one.value.index] for name, one in outputs.predictions.items()}
 
 
 def ground_expressions(
@@ -94,13 +118,39 @@ def ground_expressions(
 
     Raises InputError for a checkpoint of another task.
     """
-    rows = [
-        {"expression_id": name, "image_id": name, "text": expression, "box": SOME_BOX}
-        for name, expression in expressions.items()
-    ]
-    evaluation, values = _predict(answer_task, folder, GROUND, EXPRESSIONS, rows, tables)
-    assert isinstance(evaluation.task, Refcoco)
-    return {name: _sort_boxes(value) for name, value in values.items()}
+    outputs = predict_texts(GROUND, answer_task, folder, expressions, tables)
+    assert isinstance(outputs.evaluation.task, Refcoco)
+    return {name: _sort_boxes(one.value) for name, one in outputs.predictions.items()}
+
+
+def classify_texts(
+    task: str,
+    answer_task: AnswerTask,
+    folder: Path,
+    texts: Mapping[str, str],
+    tables: Mapping[str, str],
+) -> dict[str, Classes]:
+    """Returns the classes of images with texts by the head of ``task``, CLASSIFY or ENTAIL; names
+    as in :func:`answer_questions`.
+
+    Raises InputError for a checkpoint of another task.
+    """
+    outputs = predict_texts(task, answer_task, folder, texts, tables)
+    assert isinstance(outputs.evaluation.task, Classification)
+    return {
+        name: find_classes(outputs.evaluation.task, one.value)
+        for name, one in outputs.predictions.items()
+    }
+
+
+def find_classes(task: Classification, scores: NDArray[np.float32]) -> Classes:
+    """Returns the classes of an example from the probabilities [C]."""
+    labelling = Labelling(task=task.name, names=task.names, settings=task.settings)
+    order = np.argsort(-scores, kind="stable")
+    return Classes(
+        labels=tuple(labelling.predict(scores)),
+        probabilities={task.names[number]: float(scores[number]) for number in order},
+    )
 
 
 def _sort_boxes(value: Grounding) -> Grounded:
@@ -111,15 +161,41 @@ def _sort_boxes(value: Grounding) -> Grounded:
     )
 
 
-def _predict(
+# By task: the table of its examples, and a row of it for a text about the image of a name.
+ROWS: dict[str, tuple[Table, Callable[[str, str], dict[str, Any]]]] = {
+    ANSWER: (
+        QUESTIONS,
+        lambda name, text: {"question_id": name, "image_id": name, "question": text},
+    ),
+    GROUND: (
+        EXPRESSIONS,
+        lambda name, text: {
+            **{"expression_id": name, "image_id": name, "text": text, "box": SOME_BOX},
+        },
+    ),
+    CLASSIFY: (
+        LABELS,
+        lambda name, text: {"example_id": name, "image_ids": [name], "text": text or None},
+    ),
+    ENTAIL: (
+        STATEMENTS,
+        lambda name, text: {
+            **{"example_id": name, "image_ids": [name], "text_a": text, "label_id": -1},
+        },
+    ),
+}
+
+
+def predict_texts(
+    task: str,
     answer_task: AnswerTask,
     folder: Path,
-    task: str,
-    table: Table,
-    rows: Sequence[Mapping[str, Any]],
+    texts: Mapping[str, str],
     tables: Mapping[str, str],
-) -> tuple[EvaluationSetup, dict[str, Any]]:
-    """Evaluates a task on examples, rows of its table; returns the model's prediction for each."""
+) -> TaskOutputs:
+    """Evaluates a task on texts about the images of their names, which ``tables`` have."""
+    table, make_row = ROWS[task]
+    rows = [make_row(name, text) for name, text in texts.items()]
     examples = folder / "examples"
     write_shard(examples, table, [{**dict.fromkeys(table.schema.names), **row} for row in rows])
     options = EvaluationOptions(
@@ -136,6 +212,8 @@ def _predict(
     with ShardWriter(folder / "results", REJECTS, 0, 1) as rejects:
         batches = prepare_batches(evaluation, folder / "work", rejects)
     predicted, _ = predict_all(evaluation, batches)
-    return evaluation, {
-        batches.table.pair_id(prediction.row): prediction.value for prediction in predicted
-    }
+    return TaskOutputs(
+        evaluation=evaluation,
+        batches=batches,
+        predictions={batches.table.pair_id(prediction.row): prediction for prediction in predicted},
+    )

@@ -93,11 +93,11 @@ def open_recorded_detector(
     for name, what in (("global_cnn", "features of full images"), ("given", "given boxes")):
         if name in record:
             raise InputError(
-                f"{who} was trained on {what}, which raw images do not have; make its regions "
-                "with `extract-rois run`, and use `train-vl`"
+                f"{who} was trained on {what}, which raw images do not have; extract "
+                "regions with `extract-rois run`, and use `train-vl`"
             )
     if seed is not None:
-        warn(f"the detector of {who} has random weights: its regions mean nothing")
+        warn(f"the detector of {who} has random weights: its regions are meaningless")
     config = _extraction(loaded, record)
     detector = open_detector_network(loaded, weights, device)
     if loaded.detector_fingerprint is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -17,18 +18,20 @@ from vlmill.schemas.images.decode import Bounds, upright
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.loading.images.crop import BOUNDS
 
-ImageLike = Any  # a path, encoded bytes, a PIL image, or an array uint8 [H, W, 3] or [H, W]
+# A path, encoded bytes, an open binary file, a PIL image, an array uint8 [H, W, 3] or [H, W], or a
+# tensor [3, H, W], [1, H, W] or [H, W], of uint8 or of floats from 0 to 1.
+ImageLike = Any
 
 
 def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
-    """Returns an image's bytes: the bytes of a file, or a PNG of the upright pixels of an image or
-    array.
+    """Returns an image's bytes: the bytes of a file, or a PNG of the upright pixels of an image,
+    array or tensor. An open file is read to its end, from where it is.
 
     An unreadable file gives no bytes, which is an error of that image only. Raises InputError for a
     value that is not an image.
     """
-    if isinstance(image, bytes):
-        return image
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
     if isinstance(image, str | os.PathLike):
         path = image if isinstance(image, str | Path) else Path(image)
         try:
@@ -36,6 +39,10 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
         except OSError as error:
             warn(f"image {image}: {error.strerror or error}")
             return b""
+    if callable(getattr(image, "read", None)) and not isinstance(image, Image.Image):
+        return read_open_file(image, bounds.max_bytes)
+    if isinstance(image, torch.Tensor):
+        image = array_of_tensor(image)
     if isinstance(image, np.ndarray):
         grey_or_rgb = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
         if image.dtype != np.uint8 or not grey_or_rgb or not image.size:
@@ -46,12 +53,61 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
         raise InputError(
-            f"an image is a {type(image).__name__}; give a path, bytes, a PIL image or an array"
+            f"an image is a {type(image).__name__}; give a path, bytes, an open file, a PIL image, "
+            "an array or a tensor"
         )
     try:
         return encode_png(upright(image, bounds).image)
     except (Rejected, OSError):  # a truncated file that pillow has opened
         return b""
+
+
+def read_open_file(file: Any, max_bytes: int) -> bytes:
+    """Returns the rest of an open binary file; no bytes, which is an error of that image only, if
+    it cannot be read or has more than ``max_bytes``. Raises InputError for a file of text.
+    """
+    try:
+        content = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # closed, or not open for reading
+        warn(f"open file {getattr(file, 'name', '')}: {error}")
+        return b""
+    if not isinstance(content, bytes):
+        raise InputError(
+            f"an open image gives {type(content).__name__}, not bytes; open it with mode 'rb'"
+        )
+    if not content or len(content) > max_bytes:
+        why = f"over {max_bytes} bytes" if content else "no bytes left to read"
+        warn(f"open file {getattr(file, 'name', '')}: {why}")
+        return b""
+    return content
+
+
+def array_of_tensor(image: torch.Tensor) -> NDArray[np.uint8]:
+    """Returns a tensor's pixels, uint8 [H, W, 3] or [H, W].
+
+    Raises InputError for another shape, and for floats outside of 0 to 1, such as normalised ones.
+    """
+    pixels = image.detach().cpu()
+    is_image = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[0] in (1, 3))
+    if is_image and pixels.numel() and pixels.is_floating_point():
+        pixels = pixels.float()
+        low, high = float(pixels.min()), float(pixels.max())
+        if not (low >= 0 and high <= 1):  # NaN too
+            raise InputError(
+                f"an image is a tensor of floats from {low:.3g} to {high:.3g}; expected 0 to 1, "
+                "before any normalisation, or uint8"
+            )
+        pixels = (pixels * 255).round().to(torch.uint8)
+    if not is_image or pixels.dtype != torch.uint8 or not pixels.numel():
+        raise InputError(
+            f"an image is a tensor {str(image.dtype).removeprefix('torch.')} {list(image.shape)}; "
+            "expected uint8, or floats from 0 to 1, [3, height, width], [1, height, width] or "
+            "[height, width]"
+        )
+    if pixels.ndim == 3:
+        pixels = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    array: NDArray[np.uint8] = pixels.contiguous().numpy()
+    return array
 
 
 def encode_png(image: Image.Image) -> bytes:
@@ -68,7 +124,9 @@ def encode_planes(pixels: NDArray[np.uint8]) -> bytes:
 
 def require_list(values: Any, what: str) -> Sequence[Any]:
     """Returns the values as a list. Raises InputError for a single one."""
-    single = isinstance(values, str | bytes | os.PathLike | Image.Image | np.ndarray)
-    if single and not (isinstance(values, np.ndarray) and values.ndim == 4):
+    arrays = (np.ndarray, torch.Tensor)
+    single = isinstance(values, (str, bytes, os.PathLike, Image.Image, *arrays))
+    single = single or hasattr(values, "read")
+    if single and not (isinstance(values, arrays) and values.ndim == 4):
         raise InputError(f"{what}: expected a list, got a single {type(values).__name__}")
     return list(values)

@@ -1,4 +1,4 @@
-"""Defines a checkpoint as one object for raw images and strings: ``vlmill.load``.
+"""Computes what ``vlmill.load`` and the service give: a checkpoint for raw images and strings.
 
 I images, T texts, D width of the vectors. Images are written to a table of images and, for models
 that read regions, a table of regions, in a temporary folder. The code of ``extract-rois run`` and
@@ -8,7 +8,7 @@ that read regions, a table of regions, in a temporary folder. The code of ``extr
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +21,14 @@ from vlmill.extract.weights import resolve_weights
 from vlmill.inference.input_checks import warn, warn_faults, without_words
 from vlmill.inference.load.answering import (
     ANSWER,
+    CLASSIFY,
+    ENTAIL,
     GROUND,
     AnswerTask,
+    Classes,
     Grounded,
     answer_questions,
+    classify_texts,
     ground_expressions,
     required_inputs,
 )
@@ -83,8 +87,9 @@ class Tables:
 
 
 @dataclass(kw_only=True)
-class Pretrained:
-    """Scores, embeds, answers and grounds with a checkpoint; ``detector`` and ``labels`` are files.
+class LoadedModel:
+    """Scores, embeds, answers, grounds and classifies with a checkpoint; ``detector`` and
+    ``labels`` are files.
 
     Invalid images and texts produce a warning and NaN results.
     """
@@ -97,9 +102,6 @@ class Pretrained:
     decode: DecodePixels = evaluation_image
     workers: int = 0  # processes that decode images for the detector
     _warned: set[str] = field(default_factory=set)
-
-    def __repr__(self) -> str:
-        return f"<{self.loaded.variant} of {self.loaded.path} on {self.device}>"
 
     def open_detector(self) -> None:
         """Opens the detector of a model that reads regions, which otherwise the first image does.
@@ -192,41 +194,46 @@ class Pretrained:
         )
         return vectors
 
-    def answer(self, image: ImageLike, question: str) -> str:
-        """Answers a question about an image with the most likely of the checkpoint's answers.
-
-        Raises InputError for a checkpoint that was not fine-tuned for VQA, for an image that
-        cannot be read, and for a question without a word.
-        """
-        return unwrap_result(self.answer_each([(image, question)]))
-
     def answer_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[str | InputError]:
-        """Answers questions like :meth:`answer`, each about its image; an error replaces a failed
-        answer.
+        """Answers questions, each about its image, with the most likely of the checkpoint's
+        answers; an error replaces a failed answer.
         """
-        return self._run_task(ANSWER, answer_questions, requests)
+        return self.run_task(ANSWER, answer_questions, requests)
 
-    def ground(self, image: ImageLike, expression: str) -> Grounded:
-        """Returns the detector's boxes that an expression refers to in an image, the best first.
-
-        Raises InputError for a checkpoint that was not fine-tuned for referring expressions, for an
-        image that cannot be read, and for an expression without a word.
+    def ground_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Grounded | InputError]:
+        """Returns the boxes that each expression refers to in its image, the best first; an error
+        replaces a failed one.
         """
-        return unwrap_result(self._run_task(GROUND, ground_expressions, [(image, expression)]))
+        return self.run_task(GROUND, ground_expressions, requests)
 
-    def _run_task(
+    def classify_each(
+        self, requests: Sequence[tuple[ImageLike, str]]
+    ) -> list[Classes | InputError]:
+        """Returns the classes of images with texts, which may be empty; an error replaces a failed
+        one.
+        """
+        predict = partial(classify_texts, CLASSIFY)
+        return self.run_task(CLASSIFY, predict, requests, needs_text=False)
+
+    def entail_each(self, requests: Sequence[tuple[ImageLike, str]]) -> list[Classes | InputError]:
+        """Returns whether each image entails its statement; an error replaces a failed one."""
+        return self.run_task(ENTAIL, partial(classify_texts, ENTAIL), requests)
+
+    def run_task(
         self,
         task: str,
         predict: Callable[
             [AnswerTask, Path, Mapping[str, str], Mapping[str, str]], Mapping[str, Result]
         ],
         requests: Sequence[tuple[ImageLike, str]],
+        *,
+        needs_text: bool = True,
     ) -> list[Result | InputError]:
         """Answers questions, each about its image, with the head of ``task``."""
         feeding, longest = required_inputs(self.loaded, task)
         errors = dict[int, InputError]()
         for index, (_, text) in enumerate(requests):
-            if not self.tokens([text], longest)[1]:
+            if not self.tokens([text], longest)[1] and needs_text:
                 errors[index] = InputError(f"{text!r} has no word; give a text with one")
         if len(errors) == len(requests):
             return list(errors.values())
@@ -246,7 +253,7 @@ class Pretrained:
             results = predict(answer_task, folder, texts, there) if texts else {}
         for name in names:
             if name not in results:
-                why = faults.get(name, "nothing is known of it")
+                why = faults.get(name, "no reason is known")
                 unread = f"the image has no result: {why}; give another image"
                 errors[int(name)] = InputError(unread)
         return [
@@ -386,7 +393,7 @@ def load_pretrained(
     trust: bool | None = None,
     decode: DecodePixels = evaluation_image,
     workers: int = 0,
-) -> Pretrained:
+) -> LoadedModel:
     """Loads a checkpoint from a folder or the hub onto a device.
 
     A detector in its folder is used. ``trust`` is that of :func:`load_checkpoint`. ``decode`` and
@@ -400,7 +407,7 @@ def load_pretrained(
         detector = loaded.path / DETECTOR
     on_device = device_named(device)
     loaded.model.to(on_device)
-    model = Pretrained(
+    model = LoadedModel(
         loaded=loaded,
         device=on_device,
         detector=None if detector is None else resolve_weights(detector, flag="detector").weights,

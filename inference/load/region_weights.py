@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.inference.load.model import Pretrained
+from vlmill.inference.load.model import LoadedModel
 from vlmill.runtime.console.progress import without_progress
 from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.shards import write_shard
@@ -39,7 +39,7 @@ class RegionEffects:
     arrays: Mapping[str, Any]  # types and widths of the row's arrays
 
 
-def measure_region_effects(model: Pretrained, image: bytes, text: str) -> RegionEffects:
+def measure_region_effects(model: LoadedModel, image: bytes, text: str) -> RegionEffects:
     """Scores a text with an image, with all regions and without each of them.
 
     Raises InputError for a model that reads no regions, or has no matching head, for a text without
@@ -80,7 +80,7 @@ def measure_region_effects(model: Pretrained, image: bytes, text: str) -> Region
     return RegionEffects(score=float(scores[0]), row=row, without=losses, arrays=reader.arrays)
 
 
-def reads_regions(model: Pretrained) -> bool:
+def reads_regions(model: LoadedModel) -> bool:
     """Returns whether the model reads regions."""
     return model.feeding.kind == "regions"
 

@@ -95,7 +95,7 @@ def _opening(summary: FolderSummary, training: Mapping[str, Any]) -> str:
 
 def _loading(facts: CardFacts) -> Iterator[str]:
     if facts.call is None:
-        yield "These weights have no head that answers: `--init` of `train-vl` takes them."
+        yield "These weights have no task head; use them with `--init` of `train-vl`."
         return
     name, call = CALLS[facts.call]
     detector = ', detector="FILE"' if facts.has_detector is False else ""

@@ -35,8 +35,8 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="also upload the detector of the regions; optional weights file (default: the "
-        "one that the regions recorded; random weights are recreated)",
+        help="also upload the detector of the regions; optional weights file (default: "
+        "the file named in the metadata of the regions; random weights are created again)",
     )
     add("--license", metavar="ID", help="licence of the weights, with the hub's name: apache-2.0")
     add("--data-license", metavar="TEXT", help="licence of the training data, for the card")

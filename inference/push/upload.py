@@ -148,8 +148,9 @@ def write_detector(loaded: LoadedCheckpoint, argument: str, path: Path) -> None:
     """Writes the detector's weights as safetensors. Raises InputError for another detector."""
     if "detector" not in (loaded.detector or {}):
         raise InputError(
-            f"--with-detector: checkpoint {loaded.path} does not say what its detector is, as a "
-            "converted one does not; publish the file beside it, and load it with detector=FILE"
+            f"--with-detector: checkpoint {loaded.path} does not record its detector, "
+            "like every converted one; publish the detector's file separately, and load "
+            "the checkpoint with detector=FILE"
         )
     saved_detector = loaded.path / DETECTOR
     weights: Path | None = to_path(argument) if argument else saved_detector
@@ -211,9 +212,8 @@ def commit_files(
         there = api.list_repo_files(location.repo)
         if pickles := find_pickles(there):
             raise InputError(
-                f"{location} holds {pickles[0]}, a pickle, with which nothing of it is loaded; "
-                "delete "
-                "it there, or give another repository"
+                f"{location} holds {pickles[0]}, a pickle, so no file of the repository "
+                "would be loaded; delete it there, or give another repository"
             )
         operations: list[Any] = [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=os.fspath(path))

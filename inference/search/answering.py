@@ -188,7 +188,7 @@ def index_vectors(options: SearchOptions) -> SearchIndex:
     if indexed_kind is None or not kinds.get(indexed_kind):
         there = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no row"
         raise InputError(
-            f"--vectors {options.vectors}: nothing of --of {indexed_kind}; it has {there}"
+            f"--vectors {options.vectors}: no vectors for --of {indexed_kind}; it has {there}"
         )
     vectors = read_vectors(options.vectors, indexed_kind, kinds[indexed_kind], "--vectors")
     index = build_index(vectors, options.type, options.effort)

@@ -110,7 +110,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--of",
         choices=("image", "text", "pair"),
-        help="with --vectors: kind of vectors to search (default: images, else pairs, else texts)",
+        help="with --vectors: type of vectors to search (default: images, else pairs, else texts)",
     )
     add(
         "--type",

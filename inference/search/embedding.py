@@ -29,7 +29,7 @@ from vlmill.runtime.files.shards import (
 )
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import REJECTS, VECTORS
 
 JOB = "train-vl embed"
@@ -155,5 +155,5 @@ def _finish(output: Path, state: State) -> int:
     print_reading_hint(output, VECTORS.name)
     done = "finished before" if state is State.FINISHED else "done"
     counts = reject_counts(output)
-    print(f"{done}: {format_count(count, 'vector')}, {rejects_said(counts)}: {output}")
+    print(f"{done}: {format_count(count, 'vector')}, {format_rejects(counts)}: {output}")
     return 0 if count else 1

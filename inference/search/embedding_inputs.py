@@ -121,8 +121,7 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
         pair_models = [n for n, one in VARIANTS.items() if not (one.kind or one.makes_features)]
         names = [*pair_models, *(n for n, one in VARIANTS.items() if one.kind == "text")]
         raise InputError(
-            f"{who}, which gives no vector of a text with an image; embed with one of "
-            f"{', '.join(names)}"
+            f"{who}, which has no vector for a text with an image; use one of {', '.join(names)}"
         )
     if getattr(config, "num_tasks", 0):
         raise InputError(f"{who} that needs a task token, which embedding does not provide")

@@ -147,9 +147,9 @@ def load_query_encoder(
             checkpoint = find_checkpoint(checkpoint_name)
         except InputError:
             raise InputError(
-                f"--checkpoint is missing: the vectors name {checkpoint_name}, which holds none "
-                "seen from "
-                "this folder; give --checkpoint DIR, the one that made them"
+                f"--checkpoint is missing: the vectors name {checkpoint_name}, and this "
+                "folder does not exist from here; give --checkpoint DIR, the checkpoint "
+                "that computed them"
             ) from None
     return make_query_encoder(index, load_checkpoint(checkpoint), device, flag=flag)
 
@@ -163,7 +163,7 @@ def make_query_encoder(
     """
     if (mode := find_embedding_mode(loaded)) == "text" and flag != "--text":
         raise InputError(
-            f"{flag}: {with_article(loaded.variant)} reads texts alone; give --text or --queries"
+            f"{flag}: {with_article(loaded.variant)} reads only texts; give --text or --queries"
         )
     if mode == "pair":
         raise InputError(
@@ -172,8 +172,8 @@ def make_query_encoder(
         )
     if weights_digest(loaded) != index.settings["weights_sha256"]:
         raise InputError(
-            f"--checkpoint {loaded.path} is not the one that made the vectors; give that one, or "
-            "embed again with this one"
+            f"--checkpoint {loaded.path} is not the checkpoint that computed the "
+            "vectors; give that checkpoint, or embed again with this one"
         )
     loaded.model.to(device_named(device))
     return QueryEncoder(loaded=loaded, device=device)

@@ -11,7 +11,9 @@ from fastapi import Request, Response
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
+    CLASSIFY,
     EMBED,
+    ENTAIL,
     SCORE,
     SEARCH,
     NoAnswer,
@@ -27,7 +29,7 @@ from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
 from vlmill.schemas.rejects import Rejected
 
-DESCRIPTION = "A vision-and-language model: what `vlmill.load` gives, over HTTP."
+DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
 MOST_TEXTS, MOST_TOP = 256, 1_000
 CLIENT = "from vlmill.runtime.service.client import ServiceClient\n"
 CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
@@ -46,7 +48,7 @@ HELP = {
         sample('client.score(["image.jpg"], ["a red kite", "two dogs"])'),
     ),
     ATTEND: (
-        "Which regions a score rests on",
+        "Regions that a score depends on",
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: the "
         "decrease of "
         "the score without each region.",
@@ -56,12 +58,13 @@ HELP = {
     ),
     EMBED: (
         "Vectors of images and texts",
-        "Form: files, `texts`, or both. Gives `pictures` and `texts`, unit vectors; their products "
+        "Form: files, `texts`, or both. Gives `pictures` (images) and `texts`, unit "
+        "vectors; their products "
         "are the scores; null for unreadable inputs.",
         sample('client.embed(["image.jpg"], ["a red kite"])'),
     ),
     SEARCH: (
-        "The nearest of an index",
+        "Nearest vectors of an index",
         "Form: `text` or one file, and `top`, 10 unless it is given. Gives `answers`, rows with "
         "their `score`, the nearest first.",
         sample('client.search(text="a red kite", top=3)'),
@@ -70,6 +73,17 @@ HELP = {
         "The answer to a question about an image",
         "Form: one file and `question`. Gives `answer`.",
         sample('client.answer("image.jpg", "what is this?")'),
+    ),
+    CLASSIFY: (
+        "The classes of an image, or of an image with a text",
+        "Form: one file and, optionally, `text`. Gives `labels`, the predicted classes, and "
+        "`probabilities`, those of all classes by name, the likeliest first.",
+        sample('client.classify("image.jpg")["labels"]'),
+    ),
+    ENTAIL: (
+        "Whether an image entails a statement",
+        "Form: one file and `statement`. Gives `labels` and `probabilities` as classify does.",
+        sample('client.entail("image.jpg", "A man is asleep.")["labels"]'),
     ),
 }
 
@@ -110,6 +124,20 @@ def answer_question(form: Form) -> Question:
     return Question(method=ANSWER, images=[image.content], texts=[form.get_word("question")])
 
 
+def classify_question(form: Form) -> Question:
+    """Parses an image with an optional text. Raises RequestRefused."""
+    texts = form.words.get("text", [""])
+    if len(texts) != 1:
+        raise bad_request("text: expected one at most")
+    return Question(method=CLASSIFY, images=[form.image().content], texts=texts)
+
+
+def entail_question(form: Form) -> Question:
+    """Parses an image and a statement. Raises RequestRefused."""
+    image = form.image()
+    return Question(method=ENTAIL, images=[image.content], texts=[form.get_word("statement")])
+
+
 def attend_question(form: Form) -> Question:
     """Reads an image and a text. Raises RequestRefused."""
     image = form.image()
@@ -136,6 +164,8 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
     EMBED: (("texts",), embed_question),
     SEARCH: (("text", "top"), search_question),
     ANSWER: (("question",), answer_question),
+    CLASSIFY: (("text",), classify_question),
+    ENTAIL: (("statement",), entail_question),
 }
 
 
@@ -217,7 +247,7 @@ def model_service(
     for method in READERS:
         add(method)
 
-    @application.get("/v1/picture", summary="A small JPEG of an image that a search has found")
+    @application.get("/v1/picture", summary="A small JPEG of an image in a search result")
     async def image(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
         if shown_images is None:

@@ -27,10 +27,10 @@ examples:
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
 
 A checkpoint serves the paths that it has heads for: /v1/score, /v1/embed, /v1/search (with --index,
-the output of `train-vl search --save-index`) and /v1/answer; / is a page to try the service. The
-numbers equal those of `vlmill.load`. The address is printed as soon as requests can be computed.
-SIGTERM ends the service after all accepted requests have a response. The log is lines of JSON on
-standard error.
+the output of `train-vl search --save-index`), /v1/answer, /v1/classify and /v1/entail; / is a page
+to try the service. The numbers equal those of `vlmill.load`. The address is printed as soon as
+requests can be computed. SIGTERM ends the service after all accepted requests have a response. The
+log is lines of JSON on standard error.
 """
 
 

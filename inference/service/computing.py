@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.inference.load.answering import ANSWER as VQA
+from vlmill.inference.load import answering
 from vlmill.inference.load.detector import RANDOM
-from vlmill.inference.load.model import Floats, Pretrained, load_pretrained, split_rows
+from vlmill.inference.load.model import Floats, LoadedModel, load_pretrained, split_rows
 from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
 from vlmill.inference.search.answering import answer_queries
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
@@ -28,7 +28,9 @@ from vlmill.inference.search.queries import AnsweredQuery, Query, make_query_enc
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
+    CLASSIFY,
     EMBED,
+    ENTAIL,
     SCORE,
     SEARCH,
     ModelOptions,
@@ -150,7 +152,7 @@ def answer_all(methods: Mapping[str, Method], questions: Sequence[Question]) -> 
     return [answers[index] for index in range(len(questions))]
 
 
-def make_methods(model: Pretrained, index: Path | None) -> dict[str, Method]:
+def make_methods(model: LoadedModel, index: Path | None) -> dict[str, Method]:
     """Returns the methods that the checkpoint has heads for. Raises InputError for
     another's index.
     """
@@ -161,8 +163,9 @@ def make_methods(model: Pretrained, index: Path | None) -> dict[str, Method]:
             methods[ATTEND] = partial(attend, model)
     if embeds(model):
         methods[EMBED] = partial(embed, model)
-    if model.loaded.task is not None and model.loaded.task.name == VQA:
-        methods[ANSWER] = partial(answer, model)
+    task = model.loaded.task
+    if task is not None and task.name in TASKS:
+        methods |= TASKS[task.name](model)
     if index is not None:
         methods[SEARCH] = searcher(model, index)
     return methods
@@ -177,7 +180,7 @@ def holds(check: Callable[[], object]) -> bool:
     return True
 
 
-def embeds(model: Pretrained) -> bool:
+def embeds(model: LoadedModel) -> bool:
     """Returns whether images and texts have separate vectors."""
     try:
         return find_embedding_mode(model.loaded) == "dual"
@@ -185,18 +188,18 @@ def embeds(model: Pretrained) -> bool:
         return False
 
 
-def score(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+def score(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Scores every image with every text; null where one of the two cannot be read."""
     scores = model.score_each([(question.images, question.texts) for question in questions])
     return [{"scores": plain(rows)} for rows in scores]
 
 
-def attend(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+def attend(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Scores texts with their images, with the decrease of each score without each region."""
     return [rest_on(model, question.images[0], question.texts[0]) for question in questions]
 
 
-def rest_on(model: Pretrained, image: bytes, text: str) -> Answer:
+def rest_on(model: LoadedModel, image: bytes, text: str) -> Answer:
     """Returns the effect of each region on a score."""
     try:
         effects = measure_region_effects(model, image, text)
@@ -214,7 +217,7 @@ def rest_on(model: Pretrained, image: bytes, text: str) -> Answer:
     }
 
 
-def embed(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+def embed(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Embeds images and texts; null for one that cannot be read."""
     images = [question.images for question in questions]
     texts = [question.texts for question in questions]
@@ -231,7 +234,7 @@ def vectors(rows: Floats) -> list[list[float | None] | None]:
     return [None if row[:1] == [None] else row for row in plain(rows)]
 
 
-def answer(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
+def answer(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Answers questions about their images."""
     results = model.answer_each([(item.images[0], item.texts[0]) for item in questions])
     unread = NoAnswer(
@@ -240,7 +243,32 @@ def answer(model: Pretrained, questions: Sequence[Question]) -> list[Answer]:
     return [unread if isinstance(item, InputError) else {"answer": item} for item in results]
 
 
-def searcher(model: Pretrained, folder: Path) -> Method:
+def classify(
+    find: Callable[[Sequence[tuple[bytes, str]]], Sequence[answering.Classes | InputError]],
+    questions: Sequence[Question],
+) -> list[Answer]:
+    """Finds the classes of images with their texts."""
+    results = find([(item.images[0], item.texts[0]) for item in questions])
+    unread = NoAnswer(
+        reason="unreadable", message="the image cannot be read, or the statement has no word"
+    )
+    return [
+        unread
+        if isinstance(item, InputError)
+        else {"labels": list(item.labels), "probabilities": item.probabilities}
+        for item in results
+    ]
+
+
+# The methods of a checkpoint that was fine-tuned for a task.
+TASKS: dict[str, Callable[[LoadedModel], dict[str, Method]]] = {
+    answering.ANSWER: lambda model: {ANSWER: partial(answer, model)},
+    answering.CLASSIFY: lambda model: {CLASSIFY: partial(classify, model.classify_each)},
+    answering.ENTAIL: lambda model: {ENTAIL: partial(classify, model.entail_each)},
+}
+
+
+def searcher(model: LoadedModel, folder: Path) -> Method:
     """Opens an index of the checkpoint's vectors; gives what searches it. Raises InputError."""
     index = open_index(folder)
     asker = make_query_encoder(index, model.loaded, str(model.device), flag="--index")

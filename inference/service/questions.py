@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCORE, EMBED, SEARCH, ANSWER = "score", "embed", "search", "answer"
-ATTEND = "attend"
+ATTEND, CLASSIFY, ENTAIL = "attend", "classify", "entail"
 TIMES_SCORED = 36  # an image's score without each of its regions: about as many
 
 

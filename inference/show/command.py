@@ -38,7 +38,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lineage",
         action="store_true",
-        help="also show how the inputs were made, and which inputs have changed since",
+        help="also show the jobs that wrote the inputs, and which inputs have changed since",
     )
 
 

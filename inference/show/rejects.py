@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.reading import iter_batches, reject_counts
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import REJECTS
 
 COLUMNS = ("reason", "stage", "key", "detail")
@@ -18,4 +18,4 @@ def print_rejects(folder: str | Path) -> None:
     for batch in iter_batches(folder, REJECTS, columns=COLUMNS, flag="DIR"):
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             print("\t".join(" ".join((value or "").split()) for value in row))
-    print_status(f"{folder}: {rejects_said(reject_counts(folder))}")
+    print_status(f"{folder}: {format_rejects(reject_counts(folder))}")

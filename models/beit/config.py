@@ -42,12 +42,13 @@ class BeitConfig:
         check_shares(self, "drop_path")
         if self.image_size % self.patch_size:
             raise ValueError(
-                f"image_size={self.image_size} is no multiple of patch_size={self.patch_size}"
+                f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}"
             )
         if self.num_visual_tokens and self.num_classes:
             raise ValueError(
-                f"num_visual_tokens={self.num_visual_tokens} and num_classes={self.num_classes}: "
-                "want one head; a classifier has num_visual_tokens=0"
+                f"num_visual_tokens={self.num_visual_tokens} and "
+                f"num_classes={self.num_classes}: expected only one of the two heads; a "
+                "classifier has num_visual_tokens=0"
             )
 
     @property

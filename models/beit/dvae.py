@@ -198,5 +198,6 @@ def _check_size(pixels: Tensor, factor: int) -> None:
     shape = tuple(pixels.shape)
     if len(shape) != 4 or shape[1] != 3 or shape[2] % factor or shape[3] % factor or not shape[2]:
         raise ValueError(
-            f"pixels has shape {shape}, want [images, 3, height, width] in multiples of {factor}"
+            f"pixels has shape {shape}, expected [images, 3, height, width] in "
+            f"multiples of {factor}"
         )

@@ -81,7 +81,7 @@ class Beit(nn.Module):
         if masked is not None:
             check_mask("masked", masked)
             if tuple(masked.shape) != (shape := (len(pixels), self.config.side**2)):
-                raise ValueError(f"masked has shape {tuple(masked.shape)}, want {shape}")
+                raise ValueError(f"masked has shape {tuple(masked.shape)}, expected {shape}")
         if readable(pixels):
             check_finite("pixels", pixels, "images", "decode these images again")
         token = None if masked is None else self.mask_token[0, 0]

@@ -55,12 +55,12 @@ def configure(config: Mapping[str, Any]) -> BeitConfig:
     """
     fields = {field: config[key] for key, field in FIELDS.items() if key in config}
     if "width" not in fields:
-        raise ValueError("no embed_dim or hidden_size: want BEiT's settings or config.json")
+        raise ValueError("no embed_dim or hidden_size: expected BEiT's settings or config.json")
     per_layer = config.get("use_rel_pos_bias", config.get("use_relative_position_bias", False))
     if per_layer and fields.get("shared_relative"):
         raise ValueError(
-            "use_rel_pos_bias and use_shared_rel_pos_bias: a table for each layer besides the "
-            "shared one is not supported; want one of the two"
+            "use_rel_pos_bias and use_shared_rel_pos_bias: a table for each layer in "
+            "addition to the shared one is not supported; set only one of the two"
         )
     fields["relative_positions"] = bool(per_layer or fields.get("shared_relative"))
     fields["shared_relative"] = bool(fields.get("shared_relative", not per_layer))
@@ -106,6 +106,8 @@ RENAMES = (
     (re.compile(r"^layernorm\."), "norm."),
     (re.compile(r"^classifier\."), "head."),
 )
+# Tensors that show where a network on patches is in a larger one.
+KNOWN = frozenset(("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.norm1.weight"))
 QUERY = re.compile(r"^(blocks\.\d+\.attn)\.query\.weight$")
 
 

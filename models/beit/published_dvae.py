@@ -29,7 +29,7 @@ def configure(config: Mapping[str, Any]) -> DalleConfig | DvaeConfig:
             num_layers=config.get("num_layers", 3),
             codebook_width=config["codebook_dim"],
         )
-    raise ValueError("want n_hid (DALL-E's encoder) or hidden_dim (BEiT's own tokenizer)")
+    raise ValueError("expected n_hid (DALL-E's encoder) or hidden_dim (BEiT's own tokenizer)")
 
 
 def sizes(state: Mapping[str, Tensor]) -> DalleConfig | DvaeConfig:

@@ -39,7 +39,7 @@ def configure(config: Mapping[str, Any]) -> BertConfig:
             f"{LAYER_NORM_EPS}; other networks' weights can only start one of ours"
         )
     if "hidden_size" not in config:
-        raise ValueError("no hidden_size: want BERT's bert_config.json or config.json")
+        raise ValueError("no hidden_size: expected BERT's bert_config.json or config.json")
     return BertConfig(**{field: config[key] for key, field in FIELDS.items() if key in config})
 
 

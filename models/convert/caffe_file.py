@@ -58,11 +58,11 @@ class Reader:
         while position < end:
             self.num_fields += 1
             if self.num_fields > MAX_FIELDS:
-                raise Unreadable(f"over {MAX_FIELDS} fields, more than weights of a network have")
+                raise Unreadable(f"over {MAX_FIELDS} fields, more than a network has")
             tag, position = self.varint(position, end)
             number, kind = tag >> 3, tag & 7
             if not 0 < number < 1 << 29:
-                raise Unreadable(f"byte {position} has field {number}, which no message has")
+                raise Unreadable(f"byte {position} has field {number}, which no Caffe message has")
             value, first = 0, position
             if kind == VARINT:
                 value, position = self.varint(position, end)
@@ -76,7 +76,9 @@ class Reader:
                     f"byte {position} has wire type {kind}, which Caffe does not write"
                 )
             if position > end:
-                raise Unreadable(f"field {number} at byte {first} ends outside its message")
+                raise Unreadable(
+                    f"field {number} at byte {first} ends after the end of its message"
+                )
             yield Field(number, kind, first, position, value)
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
@@ -97,12 +99,12 @@ class Reader:
         try:
             return self.data[item.start : item.end].decode("utf-8")
         except UnicodeDecodeError:
-            raise Unreadable(f"the name at byte {item.start} is no UTF-8") from None
+            raise Unreadable(f"the name at byte {item.start} is not UTF-8") from None
 
     def numbers(self, item: Field, dtype: str) -> npt.NDArray[np.generic]:
         """Returns the numbers of a field of little-endian floats, packed or single."""
         if (item.end - item.start) % np.dtype(dtype).itemsize:
-            raise Unreadable(f"field {item.number} at byte {item.start} has half a number")
+            raise Unreadable(f"field {item.number} at byte {item.start} ends within a number")
         count = (item.end - item.start) // np.dtype(dtype).itemsize
         # A copy: values may begin at any byte, and the file is closed when they are used.
         return np.frombuffer(self.data, dtype, count, item.start).copy()
@@ -118,10 +120,10 @@ def read_caffe_layers(path: Path) -> dict[str, list[Blob]]:
             layers = parse_layers(data)
     except (OSError, ValueError) as error:
         if isinstance(error, Unreadable):
-            raise Unreadable(f"it is no file of Caffe's, or damaged: {error}") from None
+            raise Unreadable(f"it is not a Caffe file, or it is damaged: {error}") from None
         raise Unreadable(str(error)) from None  # an empty file cannot be mapped
     if not layers:
-        raise Unreadable("it is no file of Caffe's: no layer has weights")
+        raise Unreadable("it is not a Caffe file: no layer has weights")
     return layers
 
 
@@ -203,7 +205,7 @@ def shaped(values: npt.NDArray[np.generic], shape: Sequence[int]) -> Blob:
     values.
     """
     if len(shape) > MAX_AXES or any(side >= MAX_DIMENSION for side in shape):
-        raise Unreadable(f"the shape {tuple(shape)[:4]}... is none")
+        raise Unreadable(f"the shape {tuple(shape)[:4]}... is not valid")
     count = 1
     for side in shape:
         count *= side

@@ -23,6 +23,7 @@ from vlmill.schemas.plain_json import read_json
 CONTAINERS = ("state_dict", "model_state_dict", "module", "model", "weights", "blobs")
 # Prefixes that wrappers add to every name: distributed training, torch.compile, PyTorch Lightning.
 PREFIXES = ("module.", "_orig_mod.", "model.")
+NAMED = 5  # entries that a message names
 INDEX = ".index.json"  # Hugging Face's list of the shards of a large checkpoint
 MAX_INDEX_BYTES = 64 << 20
 TORCH_HEADS = (b"PK", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
@@ -33,12 +34,12 @@ OTHER_FILES = (
     (b"\xfd7zXZ\x00", "it is compressed by xz; unpack it first (unxz FILE)"),
     (b"\x28\xb5\x2f\xfd", "it is compressed by zstd; unpack it first (unzstd FILE)"),
     (b"version https://git-lfs", "it is a pointer of Git LFS; fetch the file (git lfs pull)"),
-    (b"<!DOCTYPE", "it is a page of the web; download the file itself"),
-    (b"<html", "it is a page of the web; download the file itself"),
+    (b"<!DOCTYPE", "it is a web page; download the file itself"),
+    (b"<html", "it is a web page; download the file itself"),
 )
 HEAD_BYTES = 64
 MORE_THAN_TENSORS = (
-    "it holds more than tensors, and reading it would run code from the file; save its "
+    "it contains more than tensors, and reading it would run code from the file; save its "
     "state_dict() alone, as tensors, on a machine where you trust the file"
 )
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first object of PyTorch's oldest format
@@ -67,7 +68,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         return unwrap_state(read_content(path))
     except Unreadable as error:
-        raise ValueError(f"{path} is no readable checkpoint ({error})") from None
+        raise ValueError(f"{path} is not a readable checkpoint ({error})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -117,7 +118,7 @@ def read_content(path: Path) -> Any:
         if head.startswith(TORCH_HEADS):
             raise Unreadable(str(error)) from None
         raise Unreadable(
-            f"it is neither a safetensors file nor one of PyTorch's nor a pickle of arrays: {error}"
+            f"it is not a safetensors file, a PyTorch file or a pickle of arrays: {error}"
         ) from None
     except Unreadable:
         raise
@@ -164,7 +165,36 @@ def state_dict_in(content: object) -> object:
         entries = content if isinstance(content, Mapping) else {}
         inner = [entries[name] for name in CONTAINERS if name in entries]
         content = next((value for value in inner if isinstance(value, Mapping)), content)
-    return content
+    return _only_state_dict(content)
+
+
+def _only_state_dict(content: object) -> object:
+    """Returns the entry with tensors of a mapping that has none itself, regardless of its key.
+
+    Raises ValueError if several entries have tensors.
+    """
+    if not isinstance(content, Mapping) or _holds_tensors(content):
+        return content
+    state_dicts = {
+        key: content[key]
+        for key in content
+        if isinstance(content[key], Mapping) and _holds_tensors(content[key])
+    }
+    if len(state_dicts) > 1:
+        raise ValueError(
+            f"{' and '.join(map(repr, state_dicts))} all hold tensors; save the one to read "
+            "under the key 'state_dict'"
+        )
+    return next(iter(state_dicts.values()), content)
+
+
+def _holds_tensors(entries: Mapping[Any, Any]) -> bool:
+    """Returns whether an entry with a name is a tensor or an array; numbers do not count."""
+    values = (entries[name] for name in entries if isinstance(name, str))
+    return any(
+        isinstance(value.value if isinstance(value, Pickled) else value, Tensor | np.ndarray)
+        for value in values
+    )
 
 
 def collect_tensors(state: object) -> dict[str, Tensor]:
@@ -178,7 +208,10 @@ def collect_tensors(state: object) -> dict[str, Tensor]:
     }
     state_dict = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not state_dict:
-        raise ValueError("no state dict: want parameter names with tensors")
+        keys = ", ".join(str(key)[:40] for key in list(entries)[:NAMED]) or "no entries"
+        raise ValueError(
+            f"it has no state dict: expected parameter names with tensors, the file has {keys}"
+        )
     return state_dict
 
 

@@ -29,7 +29,14 @@ from vlmill.models.convert.plain_pickle import (
 )
 
 # Objects of these classes are read as modules: their attributes are plain.
-MODULES = ("torch.nn.modules.", "dall_e.")
+MODULES = ("torch.nn.modules.", "dall_e.", "transformers.", "timm.")
+# Objects that training frameworks store next to the weights; PyTorch Lightning below 1.6 keys its
+# callbacks by their class.
+STORED_NEXT_TO_WEIGHTS = ("pytorch_lightning.", "lightning.", "lightning_fabric.", "omegaconf.")
+FUNCTIONS = ("torch.nn.functional", "torch._C._nn")  # that modules keep as attributes
+# Values of settings.
+PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+BUILTINS = ("set", "frozenset", "list", "dict", "tuple", "int", "float", "str", "bool", "complex")
 # Dictionaries of settings.
 SETTINGS = {
     *(("argparse", "Namespace"), ("yacs.config", "CfgNode"), ("easydict", "EasyDict")),
@@ -98,9 +105,12 @@ class InertModule:
 
 
 class InertSettings(dict[Any, Any]):
-    """Holds a pickled object of settings."""
+    """Holds a pickled object of settings, or one that a training framework stores."""
 
     __slots__ = ()
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()  # of pairs, their keys would be hashed
 
     def __setstate__(self, state: Any) -> None:
         pass  # the values of such objects are not used
@@ -117,6 +127,13 @@ def _rebuild_parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
+def _rebuild_typed(build: Any, kind: Any, arguments: Any, *_: Any) -> Any:
+    """Rebuilds a tensor that was pickled with its class."""
+    if not isinstance(build, Name) or not isinstance(arguments, tuple):
+        raise BadPickle("a tensor of an unknown class")
+    return build(*arguments)
+
+
 def _ignore(*_: Any) -> None:
     return None
 
@@ -127,10 +144,14 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor"): Name(_rebuild_tensor),
     ("torch._utils", "_rebuild_parameter"): Name(_rebuild_parameter),
     ("torch.nn.parameter", "Parameter"): Name(_rebuild_parameter),
+    ("torch._tensor", "_rebuild_from_type_v2"): Name(_rebuild_typed),
+    ("torch", "Tensor"): Name(_ignore),
     ("torch", "device"): Name(_ignore),
     ("torch", "Size"): Name(_ignore),
-    ("builtins", "set"): Name(_ignore),
-    ("__builtin__", "set"): Name(_ignore),
+    **{(m, n): Name(_ignore) for m in ("builtins", "__builtin__") for n in BUILTINS},
+    **{(m, n): Name(_ignore) for m in ("pathlib", "pathlib._local") for n in PATHS},
+    ("collections", "defaultdict"): Name(lambda *_: {}),
+    ("collections", "Counter"): Name(lambda *_: {}),
     **{("torch", name): dtype for name, dtype in STORAGES.items()},
     **{("torch", str(dtype).removeprefix("torch.")): None for dtype in STORAGES.values()},
     **dict.fromkeys(SETTINGS, InertSettings),
@@ -152,6 +173,10 @@ class InertUnpickler(PlainUnpickler):
             return KNOWN[module, name]
         if module.startswith(MODULES):
             return InertModule
+        if module in FUNCTIONS:
+            return Name(_ignore)
+        if module.startswith(STORED_NEXT_TO_WEIGHTS):
+            return InertSettings
         raise BadPickle(f"the pickle asks for {module}.{name}"[:100])
 
     def persistent_load(self, identity: Any) -> Any:

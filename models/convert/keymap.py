@@ -31,6 +31,11 @@ def link_module(
     return [Link(f"{module}.{p}", tuple(f"{name}.{p}" for name in references)) for p in parts]
 
 
+def list_references(links: Iterable[Link]) -> set[str]:
+    """Returns all names of the reference's tensors that ``links`` read."""
+    return {name for link in links for name in (*link.references, *link.also)}
+
+
 @dataclass(frozen=True)
 class LoadTable:
     """Lists how the tensors of a checkpoint and of a model were matched.

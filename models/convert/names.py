@@ -100,6 +100,10 @@ RENAMES = (
     (re.compile(r"\.layer_norm\."), ".LayerNorm."),
 )
 BARE = ("embeddings.", "encoder.", "pooler.")  # in a file without heads and prefix
+# Tensors that show where a BERT is in a larger network.
+KNOWN = frozenset(
+    (WORDS, "bert.encoder.layer.0.attention.self.query.weight", "cls.predictions.bias")
+)
 
 
 def canonical(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

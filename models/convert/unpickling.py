@@ -34,7 +34,7 @@ def read_pickled_list(content: bytes, *, encoding: str = "latin1") -> Generator[
     with _reader(content, encoding) as answers:
         kind, payload = next(answers)
         if kind == OTHER:
-            raise BadPickle(f"it holds a {payload}, want a list")
+            raise BadPickle(f"it holds a {payload}, expected a list")
         for kind, element in answers:
             if kind == END:
                 return
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     except MemoryError:  # also while the reader reported it
         marshal.dump((ERROR, NO_MEMORY), output)
     except ValueError as error:  # marshal does not support it, or it contains itself
-        marshal.dump((ERROR, f"an element is no plain data ({error})"), output)
+        marshal.dump((ERROR, f"an element is not plain data ({error})"), output)
     output.flush()
     return 0
 

@@ -52,14 +52,14 @@ def name_layer(name: str, blobs: Blobs, layers: Mapping[str, Blobs]) -> dict[str
         return name_linear(ours, blobs, rank)
     if name.startswith("scale"):
         if f"bn{name.removeprefix('scale')}" not in layers:
-            raise ValueError("a scale without its batch normalisation")
+            raise ValueError("a scale layer without a batch normalisation")
         return {}
     if name.startswith("bn"):
         suffix = name.removeprefix("bn")
         convolution = layers.get(suffix.removeprefix("_") if suffix == "_conv1" else f"res{suffix}")
         scale = layers.get(f"scale{suffix}")
         if convolution is None or scale is None:
-            raise ValueError("a batch normalisation without its convolution and scale")
+            raise ValueError("a batch normalisation without a convolution and a scale")
         return fold_norm(f"{convolution_name(name, 'bn')}.norm", blobs, scale, convolution)
     (weight, *_) = blobs
     return {f"{convolution_name(name, 'res')}.weight": as_tensor(weight, 4)}
@@ -73,7 +73,7 @@ def convolution_name(name: str, prefix: str) -> str:
         return "backbone.stem.conv1"
     block = BLOCK.fullmatch(name.removeprefix(prefix))
     if not name.startswith(prefix) or block is None:
-        raise ValueError("unknown; the layers are those of bottom-up attention's Faster R-CNN")
+        raise ValueError("unknown; expected the layers of bottom-up attention's Faster R-CNN")
     letter, number, stage = block["letter"], block["number"], block["stage"]
     if number and letter != "b":
         raise ValueError("unknown; blocks are called a, b1, b2, ... or a, b, c, ...")

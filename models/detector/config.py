@@ -166,7 +166,7 @@ class DetectorConfig:
             raise ValueError(f"frozen_stages {self.frozen_stages}: 0 (none) to 4 (up to res4)")
         if not self.num_anchors or min(*self.anchor_scales, *self.anchor_ratios, 1.0) <= 0:
             raise ValueError(
-                f"anchor_scales {self.anchor_scales}, anchor_ratios {self.anchor_ratios}: want "
+                f"anchor_scales {self.anchor_scales}, anchor_ratios {self.anchor_ratios}: expected "
                 "one or more of each, above 0"
             )
         if not self.class_nms_thresholds:

@@ -12,7 +12,7 @@ def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> st
     none.
     """
     shapes = [
-        f"{name} is {tuple(tensors[name].shape)}, want {tuple(tensor.shape)}"
+        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
         for name, tensor in expected.items()
         if name in tensors and tensors[name].shape != tensor.shape
     ]

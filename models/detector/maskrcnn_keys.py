@@ -52,8 +52,8 @@ SIZE_KEYS: dict[str, Key] = {
 MASKRCNN_KEYS: dict[str, Key] = SIZE_KEYS | {
     "MODEL.RPN_ONLY": asks(False, False, "regions are described"),
     "MODEL.RETINANET_ON": asks(False, False, "regions come from a proposal network"),
-    "MODEL.MASK_ON": asks(False, False, "there is no mask head in this family"),
-    "MODEL.KEYPOINT_ON": asks(False, False, "there is no head of keypoints in this family"),
+    "MODEL.MASK_ON": asks(False, False, "this family has no mask head"),
+    "MODEL.KEYPOINT_ON": asks(False, False, "this family has no keypoint head"),
     "MODEL.CLS_AGNOSTIC_BBOX_REG": asks(False, False, "boxes of this family are of classes"),
     "MODEL.RESNETS.NUM_GROUPS": sets("groups", 1, integer(1, MAX_CHANNELS)),
     "MODEL.RESNETS.WIDTH_PER_GROUP": sets("res2_width", 64, integer(1, MAX_CHANNELS)),

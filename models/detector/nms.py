@@ -64,11 +64,11 @@ def first_survivors(
         empty = scores.new_zeros((len(scores), len(thresholds), 0))
         return empty.long(), empty
     if scores.shape[2] == 1:
-        return survivors_of_one_class(alive[:, :, 0], corners[:, 0], areas[:, 0], limits, count)
+        return single_class_survivors(alive[:, :, 0], corners[:, 0], areas[:, 0], limits, count)
     return survivors_of_classes(alive, corners, areas, limits, count)
 
 
-def survivors_of_one_class(
+def single_class_survivors(
     alive: Float[Tensor, "N T R"],
     corners: Float[Tensor, "N R 4"],
     areas: Float[Tensor, "N R"],

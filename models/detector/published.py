@@ -118,7 +118,7 @@ def recognise_maskrcnn(state: Mapping[str, Tensor]) -> str:
 def require_keys(state: Mapping[str, Tensor], layout: str, *keys: str) -> None:
     """Raises ValueError unless a state dict has the keys that identify the layout."""
     if missing := [key for key in keys if key not in state]:
-        raise ValueError(f"no published layout: missing {missing[0]}, which {layout} has")
+        raise ValueError(f"not a published layout: {missing[0]} is missing, which {layout} has")
 
 
 def config_of_weights(
@@ -145,8 +145,8 @@ def config_of_weights(
     per_cell = anchors_per_cell(state, config)
     if per_cell != config.num_anchors:
         raise ValueError(
-            f"missing {published_name(CELL_ANCHORS, family)}0: the weights have {per_cell} anchors "
-            f"a cell, the {layout} family's own are {config.num_anchors}"
+            f"missing {published_name(CELL_ANCHORS, family)}0: the weights have "
+            f"{per_cell} anchors per cell, the {layout} family has {config.num_anchors}"
         )
     return config
 
@@ -159,8 +159,8 @@ def conventions_of_sizes(layout: str, sizes: Mapping[str, Any]) -> dict[str, Any
     grouped = sizes["groups"] > 1
     if layout in ("vinvl", "vqa-maskrcnn") and not grouped:
         raise ValueError(
-            "convolutions without groups: their keys do not tell in which a stage has its stride "
-            "(--config)"
+            "convolutions without groups: their keys do not show which convolution of a "
+            "stage has the stride; give --config"
         )
     if not grouped or layout in ("vinvl", "vqa-maskrcnn"):
         return {}
@@ -172,8 +172,8 @@ def conventions_of_sizes(layout: str, sizes: Mapping[str, Any]) -> dict[str, Any
     if layout == "milvlg-d2":
         return stride | {"pool_size": 7}
     raise ValueError(
-        f"{sizes['groups']} groups, which no published file of {layout} has: its keys do not tell "
-        "the pixels' deviation (--config)"
+        f"{sizes['groups']} groups, which no published file of {layout} has: its keys "
+        "do not show the pixels' standard deviation; give --config"
     )
 
 
@@ -196,7 +196,9 @@ def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor])
         if getattr(config, field) != size:
             raise configuration.blame(field, f"{field} {size}, as the weights have")
     if config.pre_activation != (PRE_ACTIVATION in state):
-        raise configuration.blame("pre_activation", "the other, as the weights' keys say")
+        raise configuration.blame(
+            "pre_activation", "the other value, as the keys of the weights show"
+        )
     for field, values in read_pixel_statistics(state).items():
         if not torch.allclose(torch.tensor(getattr(config, field)), torch.tensor(values)):
             raise configuration.blame(field, f"{values}, as the weights have")

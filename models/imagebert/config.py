@@ -40,12 +40,13 @@ class ImageBertConfig:
         check_std(self)
         check_shares(self, "dropout", "attention_dropout")
         if min(self.global_widths, default=1) < 1:
-            raise ValueError(f"global_widths={self.global_widths}: want positive numbers")
+            raise ValueError(f"global_widths={self.global_widths}: expected positive numbers")
         if self.match_outputs > 2:
-            raise ValueError(f"match_outputs={self.match_outputs}: want 1 or 2")
+            raise ValueError(f"match_outputs={self.match_outputs}: expected 1 or 2")
         if self.visual_sep_id is not None and not 0 <= self.visual_sep_id < self.vocab_size:
             raise ValueError(
-                f"visual_sep_id={self.visual_sep_id} is none of vocab_size={self.vocab_size} words"
+                f"visual_sep_id={self.visual_sep_id} is not one of the "
+                f"vocab_size={self.vocab_size} words"
             )
         for name, last in (
             ("max_text_tokens", self.max_text_tokens - 1),
@@ -89,6 +90,19 @@ class ImageBertRetrievalConfig:
     # The head that ranks images: that of pretraining (the paper's best, table 4), or the score
     # among candidates, for a model that was trained with only that score.
     rank_by: Literal["match", "score"] = "match"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBertClassifierConfig:
+    """Configures a classifier of a text with an image, which the paper does not have [choice]."""
+
+    trunk: ImageBertConfig = field(default_factory=ImageBertConfig)
+    num_labels: int = 2
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        check_shares(self, "dropout")
 
 
 PRESETS: dict[str, Callable[..., Any]] = {

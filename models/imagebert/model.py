@@ -116,7 +116,7 @@ class ImageBert(nn.Module):
         if width != (sum(widths) or None) or features is None:
             raise ValueError(
                 f"global_features are {width} wide, the model takes {sum(widths)} (global_widths="
-                f"{widths}); give what it was built for"
+                f"{widths}); give features of the networks that it was built for"
             )
         check_dtype("global_features", features, self.text_embedding.word.weight)
         split = torch.split(features, list(widths), dim=1)
@@ -147,7 +147,7 @@ class ImageBert(nn.Module):
         num_tokens = tokens.shape[1]
         if not 0 < num_tokens <= self.config.max_text_tokens:
             raise ValueError(
-                f"tokens has {num_tokens} positions, want 1 to max_text_tokens="
+                f"tokens has {num_tokens} positions, expected 1 to max_text_tokens="
                 f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
             )
         text = self.text_embedding(tokens, TEXT_SEGMENT)

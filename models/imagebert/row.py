@@ -1,6 +1,11 @@
 """Defines ImageBERT's row in the registry."""
 
-from vlmill.models.imagebert.config import PRESETS, ImageBertConfig, ImageBertRetrievalConfig
+from vlmill.models.imagebert.config import (
+    PRESETS,
+    ImageBertClassifierConfig,
+    ImageBertConfig,
+    ImageBertRetrievalConfig,
+)
 from vlmill.models.rows import Networks, Paper, Variant
 
 
@@ -8,10 +13,14 @@ def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.imagebert.from_bert import links
     from vlmill.models.imagebert.model import ImageBert
-    from vlmill.models.imagebert.tasks import ImageBertRetrieval
+    from vlmill.models.imagebert.tasks import ImageBertClassifier, ImageBertRetrieval
 
     return Networks(
-        {"imagebert": ImageBert, "imagebert-retrieval": ImageBertRetrieval},
+        {
+            "imagebert": ImageBert,
+            "imagebert-classifier": ImageBertClassifier,
+            "imagebert-retrieval": ImageBertRetrieval,
+        },
         from_bert={ImageBert: links},
     )
 
@@ -20,6 +29,13 @@ ROW = Paper(
     networks=networks,
     variants=(
         Variant(name="imagebert", config=ImageBertConfig),
+        Variant(
+            name="imagebert-classifier",
+            config=ImageBertClassifierConfig,
+            pretrains=False,
+            body="trunk",
+            heads={"vqa": "labels", "classification": "labels", "entailment": "labels"},
+        ),
         # The binary layer of pretraining ranks at the end (arXiv:2001.07966, sec. 4.2), unless only
         # another loss was trained.
         Variant(

@@ -1,15 +1,16 @@
-"""Defines ImageBERT's model for retrieval (Qi et al., arXiv:2001.07966, sec. 4.2).
+"""Defines ImageBERT's models for retrieval (Qi et al., arXiv:2001.07966, sec. 4.2) and for classes.
 
-B pairs, H width. It is the only task of the paper; its three losses are in `train`.
+B pairs, H width, C labels. Retrieval is the paper's only task; its three losses are in `train`.
 """
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.imagebert.config import ImageBertRetrievalConfig
+from vlmill.models.imagebert.config import ImageBertClassifierConfig, ImageBertRetrievalConfig
 from vlmill.models.imagebert.model import ImageBert
 from vlmill.models.inputs import VLInputs
 from vlmill.models.layers.blocks import init_bert
+from vlmill.models.layers.heads import Classifier
 from vlmill.models.outputs import Encoded
 
 
@@ -45,3 +46,30 @@ class ImageBertRetrieval(nn.Module):
         """Returns s(t), the score of the pair among candidates."""
         scores: Float[Tensor, "B 1"] = self.score_head(pooled)
         return scores[:, 0]
+
+
+class ImageBertClassifier(nn.Module):
+    """Classifies a text with an image by the hidden state of [CLS].
+
+    [choice] The paper has no such task: the head is that of ViLBERT's and InterBERT's classifiers,
+    a layer with layer norm and a linear layer.
+    """
+
+    def __init__(self, config: ImageBertClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.trunk = ImageBert(config.trunk)
+        self.dropout = nn.Dropout(config.dropout)
+        width = config.trunk.width
+        self.head = Classifier(width, width, config.num_labels)
+        init_bert(self.head, config.trunk.init_std)
+
+    def forward(self, inputs: VLInputs, *, pack: bool = True) -> Encoded:
+        """Encodes pairs as in pretraining but without masking; raises the errors of `ImageBert`."""
+        encoded: Encoded = self.trunk(inputs, pack=pack)
+        return encoded
+
+    def label_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B C"]:
+        """Returns logits over labels."""
+        logits: Float[Tensor, "B C"] = self.head(self.dropout(pooled))
+        return logits

@@ -56,13 +56,13 @@ def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig
     for key in ("hidden_size", "num_attention_heads", "v_num_attention_heads"):
         if key not in keys:
             raise ValueError(
-                f"no {key}: want the configuration JSON that came with the model; the weights do "
-                "not tell the numbers of heads"
+                f"no {key}: expected the configuration JSON that came with the model; "
+                "the weights do not show the number of heads"
             )
     if keys.get("v_hidden_size", keys["hidden_size"]) != keys["hidden_size"]:
         raise ValueError(
-            f"v_hidden_size={keys['v_hidden_size']}, hidden_size={keys['hidden_size']}: both go "
-            "through the same layers and have to be equal"
+            f"v_hidden_size={keys['v_hidden_size']}, hidden_size={keys['hidden_size']}: "
+            "both pass through the same layers and must be equal"
         )
     fields = {
         field: keys[reference_key]
@@ -74,7 +74,7 @@ def configure(keys: Mapping[str, Any]) -> InterBertConfig | InterBertTasksConfig
     if fields.get("regress_features") and keys.get("v_target_size") != keys.get("v_feature_size"):
         raise ValueError(
             f"v_target_size={keys.get('v_target_size')}, v_feature_size="
-            f"{keys.get('v_feature_size')}: to regress features they have to be equal"
+            f"{keys.get('v_feature_size')}: they must be equal to regress features"
         )
     fields["max_text_tokens"] = min(36, fields.get("num_positions", 512))
     trunk = interbert_released(**fields)

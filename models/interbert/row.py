@@ -38,7 +38,10 @@ ROW = Paper(
             config=InterBertImagesConfig,
             pretrains=False,
             body="trunk",
-            heads={"nlvr2": "pooled"},
+            heads={
+                **{"nlvr2": "pooled", "vqa": "labels"},
+                **{"classification": "labels", "entailment": "labels"},
+            },
         ),
         # Fine-tuned with the head of pretraining, too (arXiv:2003.13198, sec. 4; code).
         Variant(

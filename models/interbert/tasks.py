@@ -98,9 +98,9 @@ class InterBertText(nn.Module):
 
 
 class InterBertImages(nn.Module):
-    """Classifies a text with several images by the concatenated pooled vectors.
+    """Classifies a text with one image or several by the concatenated pooled vectors.
 
-    [choice] The paper has no such task; the head is that of 12-in-1 for two images
+    [choice] The paper has no such task: the head is that of 12-in-1 for two images
     (arXiv:1912.02315), a layer as wide as both vectors and a linear layer.
     """
 

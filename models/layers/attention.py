@@ -22,8 +22,8 @@ Projected = tuple[
 def _check_heads(width: int, num_heads: int) -> None:
     if width % num_heads:
         raise ValueError(
-            f"width {width} is no multiple of num_heads {num_heads}; each head takes an "
-            "equal share of the width"
+            f"width {width} is not a multiple of num_heads {num_heads}; each head needs "
+            "an equal share of the width"
         )
 
 

@@ -171,7 +171,7 @@ class PatchEmbedding(nn.Module):
         shape = (3, self.image_size, self.image_size)
         if tuple(pixels.shape[1:]) != shape:
             raise ValueError(
-                f"pixels has shape {tuple(pixels.shape)}, want [images, 3, image_size="
+                f"pixels has shape {tuple(pixels.shape)}, expected [images, 3, image_size="
                 f"{self.image_size}, {self.image_size}]; resize them or build the model with "
                 "that image_size"
             )

@@ -24,7 +24,7 @@ if HAS_CPU:
     from vlmill.models.layers.cpu.dropout import cpu_dropout, drops_faster
     from vlmill.models.layers.cpu.linear import (
         cache_packed_weights,
-        multiplies_faster,
+        is_faster,
         onednn_linear,
     )
 
@@ -35,7 +35,7 @@ def linear(
     bias: Float[Tensor, " J"] | None = None,
 ) -> Float[Tensor, "*rows J"]:
     """Computes x W^T + b, row by row."""
-    if HAS_CPU and multiplies_faster(hidden, weight):
+    if HAS_CPU and is_faster(hidden, weight):
         return onednn_linear(hidden, weight, bias)
     return F.linear(hidden, weight, bias)
 
@@ -44,7 +44,7 @@ def gelu_linear(
     hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "J K"], bias: Float[Tensor, " J"]
 ) -> Float[Tensor, "*rows J"]:
     """Computes GELU(x W^T + b), in one operator if no gradient is needed."""
-    if HAS_CPU and not torch.is_grad_enabled() and multiplies_faster(hidden, weight):
+    if HAS_CPU and not torch.is_grad_enabled() and is_faster(hidden, weight):
         return onednn_linear(hidden, weight, bias, "gelu")
     return F.gelu(linear(hidden, weight, bias))
 
@@ -101,7 +101,7 @@ class Dropout(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         if not 0 <= rate < 1:
-            raise ValueError(f"dropout rate {rate}: want a share from 0 to below 1")
+            raise ValueError(f"dropout rate {rate}: expected a share from 0 to below 1")
         self.rate = rate
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ class ScoreHeads(nn.Module):
 def side_by_side(rows: Float[Tensor, "B P"], count: int) -> Float[Tensor, "examples countP"]:
     """Concatenates every ``count`` rows. Raises ValueError for remaining rows."""
     if len(rows) % count:
-        raise ValueError(f"pooled has {len(rows)} rows, want a multiple of {count} images")
+        raise ValueError(f"pooled has {len(rows)} rows, expected a multiple of {count} images")
     return rows.reshape(len(rows) // count, -1)
 
 

@@ -105,7 +105,7 @@ def side_of_table(rows: int) -> int:
     """
     side = (math.isqrt(rows) + 1) // 2
     if rows < 1 or (2 * side - 1) ** 2 != rows:
-        raise ValueError(f"{rows} rows of relative positions fit no square grid of patches")
+        raise ValueError(f"{rows} rows of relative positions do not fit a square grid of patches")
     return side
 
 
@@ -169,7 +169,7 @@ def resize_absolute(positions: Float[Tensor, "1 M D"], side: int) -> Float[Tenso
     patches = positions.shape[1] - 1
     source = math.isqrt(patches)
     if source < 1 or source * source != patches:
-        raise ValueError(f"{patches} positions of patches form no square")
+        raise ValueError(f"{patches} positions of patches do not form a square")
     if source == side:
         return positions
     grid = positions[:, 1:].view(1, source, source, -1).permute(0, 3, 1, 2)

@@ -84,7 +84,8 @@ class VilbertConfig:
         if len(self.text_co_layers) != len(self.visual_co_layers) or not self.text_co_layers:
             raise ValueError(
                 f"text_co_layers={self.text_co_layers} and visual_co_layers="
-                f"{self.visual_co_layers}: want one id or more in each, as many in both"
+                f"{self.visual_co_layers}: expected at least one id in each, and the "
+                "same number in both"
             )
         _check_co_layers("text", self.text_co_layers, self.num_layers, self.frozen_text_layers)
         _check_co_layers(
@@ -95,7 +96,7 @@ class VilbertConfig:
 def _check_co_layers(stream: str, ids: Sequence[int], num_layers: int, num_frozen: int) -> None:
     if list(ids) != sorted(ids) or ids[0] < 0 or ids[-1] >= num_layers:
         raise ValueError(
-            f"{stream}_co_layers={tuple(ids)}: want ids that do not fall, from 0 to "
+            f"{stream}_co_layers={tuple(ids)}: expected ids in ascending order, from 0 to "
             f"{num_layers - 1} (the stream has {num_layers} layers)"
         )
     if num_frozen > ids[0]:
@@ -242,7 +243,7 @@ class Vilbert12in1Config:
 class VilbertClassifierConfig:
     """Configures mmf's classifier over one image, or two with one text (NLVR2)."""
 
-    trunk: VilbertConfig
+    trunk: VilbertConfig | SingleStreamConfig
     num_labels: int
     num_pictures: int = 1
     dropout: float = 0.1

@@ -96,7 +96,7 @@ def configure(keys: Mapping[str, Any]) -> Config:
         if keys.get(key):
             raise ValueError(f"{key}={keys[key]!r} is not supported: {remedy}")
     if "hidden_size" not in keys:
-        raise ValueError("no hidden_size: want the configuration JSON that came with the model")
+        raise ValueError("no hidden_size: expected the configuration JSON that came with the model")
     trunk = _two_streams(keys) if "v_hidden_size" in keys else _baseline(keys)
     arch, mmf_head = str(keys.get("arch", "")), keys.get("training_head_type", "pretraining")
     if isinstance(trunk, VilbertConfig) and "PreTraining" not in arch:
@@ -136,7 +136,7 @@ def _two_streams(keys: Mapping[str, Any]) -> VilbertConfig:
     if regress and keys.get("v_target_size", 2048) != fields.get("region_width", 2048):
         raise ValueError(
             f"v_target_size={keys.get('v_target_size', 2048)}, v_feature_size="
-            f"{fields.get('region_width', 2048)}: to regress features they have to be equal"
+            f"{fields.get('region_width', 2048)}: they must be equal to regress features"
         )
     for key, stream in (("t_biattention_id", "text"), ("v_biattention_id", "visual")):
         if key in keys:

@@ -50,7 +50,10 @@ ROW = Paper(
             config=VilbertClassifierConfig,
             pretrains=False,
             body="trunk",
-            heads={"nlvr2": "pooled"},
+            heads={
+                **{"nlvr2": "pooled", "vqa": "labels"},
+                **{"classification": "labels", "entailment": "labels"},
+            },
         ),
         # The code trains a new head for retrieval and VCR instead of the head of pretraining.
         Variant(

@@ -132,13 +132,19 @@ class Vilbert12in1(ScoreHeads):
 
 
 class VilbertClassifier(nn.Module):
-    """Holds the classifier of mmf's fine-tuned checkpoints, on the pooled vector."""
+    """Holds the classifier of mmf's fine-tuned checkpoints, on the pooled vector of ViLBERT or, by
+    our choice, of the single-stream baseline.
+    """
 
     def __init__(self, config: VilbertClassifierConfig) -> None:
         super().__init__()
         self.config = config
-        self.trunk = Vilbert(config.trunk)
-        width = config.num_pictures * config.trunk.co_width
+        if isinstance(config.trunk, VilbertConfig):
+            self.trunk: PairHeads = Vilbert(config.trunk)
+            pooled = config.trunk.co_width
+        else:
+            self.trunk, pooled = SingleStream(config.trunk), config.trunk.width
+        width = config.num_pictures * pooled
         self.dropout = nn.Dropout(config.dropout)
         self.head = Classifier(width, width, config.num_labels, config.trunk.act)
         init_bert(self.head, config.trunk.init_std)

@@ -117,7 +117,7 @@ def recognise_backbone(state: Mapping[str, Any]) -> str:
             return layout
     expected = ", ".join(f"{name(STEM)} ({layout})" for layout, name in NAMES.items())
     first = ", ".join(sorted(state)[:2])
-    raise ValueError(f"its tensors ({first}, ...) are of no layout that is read: want {expected}")
+    raise ValueError(f"its tensors ({first}, ...) have no known layout: expected {expected}")
 
 
 def load_backbone(
@@ -156,7 +156,7 @@ def load_backbone(
     table = import_state(cnn, links, for_our_pixels(state, name, rules))
     missing = [n for n in table.missing if not n.endswith("num_batches_tracked")]
     if missing or table.mismatched:
-        raise CheckpointMismatch("the weights are not those of this ResNet", table)
+        raise CheckpointMismatch("the weights do not belong to this ResNet", table)
     return table
 
 
@@ -180,9 +180,9 @@ def read_detector_conventions(config: DetectorConfig) -> Conventions:
     other = config.pre_activation or config.groups > 1 or config.last_stage == 5
     if other or config.norm_eps != NORM.eps:
         raise ValueError(
-            f"a detector of the family {config.family} whose blocks VL-BERT's network does not "
-            f"have (pre-activation, groups, a pyramid, or norms with eps={config.norm_eps:g}); "
-            "give a ResNet-50, 101 or 152 of the first kind"
+            f"a detector of the family {config.family} whose blocks VL-BERT's network "
+            "does not have (pre-activation, groups, a pyramid, or norms with "
+            f"eps={config.norm_eps:g}); give a plain ResNet-50, 101 or 152"
         )
     return Conventions(
         stride_in_1x1=config.stride_in_1x1,
@@ -212,7 +212,7 @@ def check_sizes(
         configured = ", ".join(f"cnn.{field}={getattr(config, field)}" for field in other)
         fields = " ".join(f"cnn.{field}={size}".replace(" ", "") for field, size in other.items())
         fields = fields.replace("(", "[").replace(")", "]")
-        raise ValueError(f"another ResNet than the network's ({configured}); add {fields}")
+        raise ValueError(f"a ResNet other than the network's ({configured}); add {fields}")
 
 
 def count_blocks(state: Mapping[str, Tensor], name: Callable[[str], str], stage: int) -> int:

@@ -77,15 +77,17 @@ class VlBertConfig:
         check_std(self)
         if self.num_segments <= VISUAL_SEGMENT:
             raise ValueError(
-                f"num_segments={self.num_segments}: want {VISUAL_SEGMENT + 1} or more, of which "
-                f"row {VISUAL_SEGMENT} is the regions'"
+                f"num_segments={self.num_segments}: expected {VISUAL_SEGMENT + 1} or "
+                f"more: row {VISUAL_SEGMENT} is for regions"
             )
         if self.visual_width is not None and self.visual_width < 1:
-            raise ValueError(f"visual_width={self.visual_width}: want a positive number or None")
+            raise ValueError(
+                f"visual_width={self.visual_width}: expected a positive number or None"
+            )
         for name, kind in (("geometry", Geometry), ("masked_region", MaskedRegion)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r}: want one of {', '.join(get_args(kind))}"
+                    f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(kind))}"
                 )
         if self.max_text_tokens < 1:
             raise ValueError(
@@ -177,7 +179,7 @@ def _base() -> VlBertConfig:
 
 def _check_classifier(classifier: str, known: Sequence[str]) -> None:
     if classifier not in known:
-        raise ValueError(f"classifier={classifier!r}: want one of {', '.join(known)}")
+        raise ValueError(f"classifier={classifier!r}: expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +229,7 @@ class VlBertVcrConfig:
         _check_classifier(self.classifier, ("1fc", "2fc"))
         check_shares(self, "dropout", "category_dropout")
         if not self.body.pooler:
-            raise ValueError("body.pooler=False: VCR's answers are read off the pooled vector")
+            raise ValueError("body.pooler=False: VCR's answers are computed from the pooled vector")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +248,7 @@ class RegionCnnConfig:
         check_sizes(self, from_zero=("frozen_stages",))
         if len(self.blocks) != 4 or len(self.widths) != 4 or min(*self.blocks, *self.widths) < 1:
             raise ValueError(
-                f"blocks={self.blocks}, widths={self.widths}: want four positive numbers each"
+                f"blocks={self.blocks}, widths={self.widths}: expected four positive numbers each"
             )
         if self.frozen_stages > 4:
             raise ValueError(f"frozen_stages={self.frozen_stages}: 0 (none) to 4 (up to res4)")

@@ -209,7 +209,7 @@ class VlBertBody(nn.Module):
         """
         if not 0 < tokens.shape[1] <= self.config.max_text_tokens:
             raise ValueError(
-                f"tokens has {tokens.shape[1]} positions, want 1 to max_text_tokens="
+                f"tokens has {tokens.shape[1]} positions, expected 1 to max_text_tokens="
                 f"{self.config.max_text_tokens}; cut the texts at the end, keeping [SEP]"
             )
         words = self._words(tokens) + self.text_visual(text_vectors)

@@ -71,7 +71,9 @@ def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
         return model
     depth = network.get("IMAGE_NUM_LAYERS", 101)
     if depth not in BLOCKS:
-        raise ValueError(f"IMAGE_NUM_LAYERS={depth!r}: want one of {', '.join(map(str, BLOCKS))}")
+        raise ValueError(
+            f"IMAGE_NUM_LAYERS={depth!r}: expected one of {', '.join(map(str, BLOCKS))}"
+        )
     cnn = RegionCnnConfig(
         blocks=BLOCKS[depth],
         stride_in_1x1=bool(network.get("IMAGE_STRIDE_IN_1x1", True)),
@@ -135,7 +137,7 @@ def _classifier(network: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
     """Reads a task's classifier; the default is the first of ``kinds``."""
     kind = network.get("CLASSIFIER_TYPE", kinds[0])
     if kind not in kinds:
-        raise ValueError(f"CLASSIFIER_TYPE={kind!r}: want one of {', '.join(kinds)}")
+        raise ValueError(f"CLASSIFIER_TYPE={kind!r}: expected one of {', '.join(kinds)}")
     return {"classifier": kind, "classifier_width": network.get("CLASSIFIER_HIDDEN_SIZE", 1024)}
 
 
@@ -146,7 +148,7 @@ def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
             raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")
     rows, columns = config.get("roi_output", (14, 14))
     if rows != columns:
-        raise ValueError(f"roi_output={config['roi_output']!r}: want a square")
+        raise ValueError(f"roi_output={config['roi_output']!r}: expected a square")
     cnn = RegionCnnConfig(
         blocks=(*config["layer_blocks"], 3),
         widths=(*config["layer_planes"], config["head_planes"]),

@@ -101,7 +101,7 @@ class RegionCnn(nn.Module):
         if len({len(images), len(boxes), len(region_mask)}) != 1:
             raise ValueError(
                 f"images, boxes, region_mask hold {len(images)}, {len(boxes)}, "
-                f"{len(region_mask)} images; want as many each"
+                f"{len(region_mask)} images; expected as many each"
             )
         real = find_positions(region_mask) if real is None else real
         cells: Tensor = self.res5(self.pool(self.feature_map(images), boxes, real))

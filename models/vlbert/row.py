@@ -1,5 +1,6 @@
 """Defines VL-BERT's row in the registry."""
 
+from functools import partial
 from typing import Any
 
 from vlmill.models.rows import Networks, Paper, Variant
@@ -56,6 +57,9 @@ def fit_body(init_body: Any, recipe_body: Any) -> VlBertConfig:
     )
 
 
+# The model of a task. Its body is that of ``--init``.
+task = partial(Variant, pretrains=False, fit_body=fit_body)
+
 ROW = Paper(
     networks=networks,
     variants=(
@@ -66,47 +70,37 @@ ROW = Paper(
             body="model",
             makes_features=True,
         ),
-        Variant(
+        task(
             name="vl-bert-refcoco",
             config=VlBertRefcocoConfig,
-            pretrains=False,
             body="body",
             heads={"refcoco": "whole model"},
-            fit_body=fit_body,
         ),
-        Variant(
+        task(
             name="vl-bert-refcoco-end-to-end",
             config=VlBertEndToEndConfig,
-            pretrains=False,
             body="model.body",
             makes_features=True,
             heads={"refcoco": "whole model"},
-            fit_body=fit_body,
         ),
-        Variant(
+        task(
             name="vl-bert-vcr",
             config=VlBertVcrConfig,
-            pretrains=False,
             body="body",
             heads={"vcr": "whole model"},
-            fit_body=fit_body,
         ),
-        Variant(
+        task(
             name="vl-bert-vcr-end-to-end",
             config=VlBertEndToEndConfig,
-            pretrains=False,
             body="model.body",
             makes_features=True,
             heads={"vcr": "whole model"},
-            fit_body=fit_body,
         ),
-        Variant(
+        task(
             name="vl-bert-vqa",
             config=VlBertVqaConfig,
-            pretrains=False,
             body="body",
-            heads={"vqa": "mask"},
-            fit_body=fit_body,
+            heads={"vqa": "mask", "classification": "mask", "entailment": "mask"},
         ),
     ),
     presets=PRESETS,

@@ -110,8 +110,9 @@ class VlBertVqa(nn.Module):
             )
         if len(answers) != self.config.num_answers or not all(answers):
             raise ValueError(
-                f"answers: {len(answers)} of which {sum(not a for a in answers)} without a word "
-                f"piece; want num_answers={self.config.num_answers} with one each at least"
+                f"answers: got {len(answers)}, {sum(not a for a in answers)} without a "
+                f"word piece; expected num_answers={self.config.num_answers} answers "
+                "with at least one word piece each"
             )
         load_body(self.body, pretrained)
         copy_transform(self.head, pretrained.mlm_head)
@@ -171,12 +172,13 @@ class ChoiceInputs:
         shape = tuple(self.tokens.shape)
         for name in ("token_mask", "segments", "text_regions"):
             if (actual := tuple(getattr(self, name).shape)) != shape:
-                raise ValueError(f"{name} has shape {actual}, want {shape} as tokens")
+                raise ValueError(f"{name} has shape {actual}, expected {shape} as tokens")
         images = tuple(self.region_features.shape[:2])
         if len(shape) != 3 or tuple(self.region_mask.shape) != images:
             raise ValueError(
                 f"tokens has shape {shape}, region_features {tuple(self.region_features.shape)}, "
-                f"region_mask {tuple(self.region_mask.shape)}; want [questions, choices, tokens], "
+                f"region_mask {tuple(self.region_mask.shape)}; expected [questions, "
+                "choices, tokens], "
                 "[questions, regions, width] and [questions, regions]"
             )
         if images[0] != shape[0]:

@@ -54,12 +54,12 @@ class VlmoConfig:
             )
         if not self.modality_experts and self.first_vl_layer < self.num_layers:
             raise ValueError(
-                f"modality_experts=False leaves no vision-language expert: want first_vl_layer="
+                f"modality_experts=False leaves no vision-language expert: expected first_vl_layer="
                 f"{self.num_layers}, not {self.first_vl_layer}"
             )
         if self.image_size % self.patch_size:
             raise ValueError(
-                f"image_size={self.image_size} is no multiple of patch_size={self.patch_size}"
+                f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}"
             )
         if self.relative_positions and self.max_text_tokens > self.relative_text_span:
             raise ValueError(
@@ -67,9 +67,9 @@ class VlmoConfig:
                 f"{self.relative_text_span}, for which the relative positions are"
             )
         if self.num_contrast_pairs > 2:
-            raise ValueError(f"num_contrast_pairs={self.num_contrast_pairs}: want 1 or 2")
+            raise ValueError(f"num_contrast_pairs={self.num_contrast_pairs}: expected 1 or 2")
         if self.layer_scale is not None and not 0 < self.layer_scale < math.inf:
-            raise ValueError(f"layer_scale={self.layer_scale}: want a number above 0, or None")
+            raise ValueError(f"layer_scale={self.layer_scale}: expected a number above 0, or None")
 
     @property
     def side(self) -> int:
@@ -191,7 +191,7 @@ class VlmoVqaConfig:
 
     def __post_init__(self) -> None:
         if self.num_answers < 1:
-            raise ValueError(f"num_answers={self.num_answers}: want a positive number")
+            raise ValueError(f"num_answers={self.num_answers}: expected a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)

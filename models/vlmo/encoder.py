@@ -94,7 +94,8 @@ class VlmoEncoder(nn.Module):
         num_tokens, max_tokens = tokens.shape[1], self.config.max_text_tokens
         if not 0 < num_tokens <= max_tokens:
             raise ValueError(
-                f"tokens has {num_tokens} positions, want 1 to max_text_tokens={max_tokens}; cut "
+                f"tokens has {num_tokens} positions, expected 1 to "
+                f"max_text_tokens={max_tokens}; cut "
                 "the "
                 "texts at the end, keeping [SEP]"
             )

@@ -64,7 +64,9 @@ def configure(config: Mapping[str, Any]) -> AnyConfig:
     Raises ValueError without a width, and for unsupported settings.
     """
     if "embed_dim" not in config:
-        raise ValueError("no embed_dim: want VLMo's settings with the network's sizes among them")
+        raise ValueError(
+            "no embed_dim: expected VLMo's settings with the network's sizes among them"
+        )
     for key, value in FIXED.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key}={config[key]!r}: only {value!r} is supported")

@@ -1,5 +1,7 @@
 """Defines VLMo's row in the registry."""
 
+from functools import partial
+
 from vlmill.models.rows import Networks, Paper, Variant
 from vlmill.models.vlmo.config import (
     PRESETS,
@@ -41,6 +43,10 @@ def networks() -> Networks:
     )
 
 
+task = partial(
+    Variant, pretrains=False, body="encoder", starts_from=("beit",), task_sizes=TASK_SIZES
+)
+
 ROW = Paper(
     networks=networks,
     variants=(
@@ -54,29 +60,21 @@ ROW = Paper(
             shared_sizes=SHARED_SIZES,
             task_sizes=TASK_SIZES,
         ),
-        Variant(
+        task(
             name="vlmo-nlvr2",
             config=VlmoNlvr2Config,
-            pretrains=False,
-            body="encoder",
             heads={"nlvr2": "pixels"},
-            task_sizes=TASK_SIZES,
         ),
-        Variant(
+        task(
             name="vlmo-text",
             config=VlmoTextConfig,
-            pretrains=False,
-            body="encoder",
             heads={"glue": "pooled"},
             task_sizes=(*TASK_SIZES, "first_vl_layer"),  # texts alone meet no image
         ),
-        Variant(
+        task(
             name="vlmo-vqa",
             config=VlmoVqaConfig,
-            pretrains=False,
-            body="encoder",
-            heads={"vqa": "pixels"},
-            task_sizes=TASK_SIZES,
+            heads={"vqa": "pixels", "classification": "pixels", "entailment": "pixels"},
         ),
     ),
     presets=PRESETS,

@@ -24,9 +24,9 @@ def resize_table(table: Float[Tensor, "R C"], config: VlmoConfig) -> Float[Tenso
     num_copied = CLASS_ROWS + num_text_rows(config.relative_text_span)
     if table.shape[0] <= num_copied:
         raise ValueError(
-            f"the table of relative positions has {table.shape[0]} rows, of which "
-            f"relative_text_span={config.relative_text_span} takes {num_copied}; none is "
-            "left for images"
+            f"the table of relative positions has {table.shape[0]} rows and "
+            f"relative_text_span={config.relative_text_span} needs {num_copied}; no row "
+            "remains for images"
         )
     patches, trailing_rows = table[:-num_copied], table[-num_copied:]
     return torch.cat([resize_relative(patches, config.side), trailing_rows])
@@ -37,7 +37,7 @@ def resize_text(table: Float[Tensor, "T H"], config: VlmoConfig) -> Float[Tensor
     if table.shape[0] < config.max_text_tokens:
         raise ValueError(
             f"the checkpoint has {table.shape[0]} text positions, max_text_tokens="
-            f"{config.max_text_tokens} needs as many; ask for fewer tokens"
+            f"{config.max_text_tokens} needs more; lower max_text_tokens"
         )
     return table[: config.max_text_tokens]
 

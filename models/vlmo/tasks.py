@@ -81,8 +81,8 @@ class VlmoForNlvr2(nn.Module):
         check_texts(tokens, token_mask)
         if pixels.ndim != 5 or pixels.shape[:2] != (len(tokens), 2):
             raise ValueError(
-                f"pixels has shape {tuple(pixels.shape)}, want [pairs, 2, 3, S, S] beside tokens "
-                f"{tuple(tokens.shape)}"
+                f"pixels has shape {tuple(pixels.shape)}, expected [pairs, 2, 3, S, S] "
+                f"with tokens {tuple(tokens.shape)}"
             )
         for number in range(2):
             PixelInputs(tokens=tokens, token_mask=token_mask, pixels=pixels[:, number]).check(

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
+from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -15,7 +16,7 @@ from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.flags import add_allow_address
-from vlmill.runtime.units.flags import local_workers
+from vlmill.runtime.units.flags import add_part, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parsed
 from vlmill.schemas.errors import InputError
 
@@ -45,7 +46,8 @@ def parser() -> Parser:
         "request.\n"
         "By default all cores of this machine work; other flags (--runner, ...) go to Apache "
         "Beam, whose\n"
-        "workers must see --output under the same path. --urls and --output may be s3://, gs:// or hdfs://.\n"
+        "workers must see --output under the same path. --urls and --output may be "
+        "s3://, gs:// or hdfs://.\n"
         "Memory of a worker: up to 64 bodies of --max-bytes, and 130 MB; it does not grow with "
         "the list.",
         allow_abbrev=False,
@@ -70,8 +72,8 @@ def parser() -> Parser:
         "--buckets",
         type=int_at_least(1),
         metavar="N",
-        help="number of buckets that hosts are distributed to; one worker at a time has "
-        "one (default: one per core)",
+        help="number of buckets that the hosts are distributed to; each bucket is "
+        "processed by one worker at a time (default: one per core; with --part, 8 per part)",
     )
     p.add_argument(
         "--workers",
@@ -79,6 +81,7 @@ def parser() -> Parser:
         metavar="N",
         help="number of processes, each with one bucket (default: one per core)",
     )
+    add_part(p)
     p.add_argument(
         "--warc-bytes",
         type=int_at_least(1),
@@ -106,7 +109,8 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=1_000,
         metavar="N",
-        help="largest number of followed pages per host, besides the listed ones (default: 1000)",
+        help="largest number of followed pages per host, in addition to the listed "
+        "pages (default: 1000)",
     )
     p.add_argument(
         "--addresses",
@@ -121,7 +125,9 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parsed(parser(), arguments)
-    with lock_output(None if args.dry_run else args.output, seconds=args.lock_seconds):
+    require_part(args, beam_flags)
+    output = None if args.dry_run else args.output
+    with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         manners = build_policy(args)
         _check(args)
         workers = local_workers(args.workers, beam_flags)
@@ -137,8 +143,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.buckets is not None and args.buckets > 1_000:
-        raise InputError(f"--buckets {args.buckets}: must be at most 1000")
+    if args.buckets is not None and args.buckets > MOST_BUCKETS:
+        raise InputError(f"--buckets {args.buckets}: must be at most {MOST_BUCKETS}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from markupsafe import Markup
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
-from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS, get_host
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import run_rounds
+from vlmill.pipelines.web.fetching.rounds import run_alone, run_rounds
 from vlmill.pipelines.web.fetching.stages import STAGES
 from vlmill.pipelines.web.fetching.tables import (
     EXAMPLES,
@@ -58,11 +59,15 @@ from vlmill.runtime.files.manifest import (
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.funnel import Drop, build_funnel
 from vlmill.runtime.units.runner import select_runner
+from vlmill.runtime.units.share import Share, end_job
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.plurals import format_count
+from vlmill.schemas.rejects import format_rejects
 
 MOST_TENTHS = 100  # ten seconds; the last column has all longer times
 
@@ -81,13 +86,13 @@ def write_report(
             Section(
                 title="Funnel",
                 body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
-                intro="By how a URL became known; in = out + dropped.",
+                intro="By how a URL was found; in = out + dropped.",
             ),
             Section(title="Outcomes", body=_charts(summary)),
             Section(
                 title="Hosts",
                 body=_hosts(summary),
-                intro="Those with the most URLs. Seconds are those of the answers.",
+                intro="The hosts with the most URLs. Seconds: total response time.",
             ),
             Section(
                 title="Sample rejects",
@@ -108,13 +113,13 @@ def _charts(summary: CrawlSummary) -> Markup:
     charts = [
         bar_chart(dict(summary.outcomes.most_common()), title="Outcomes"),
         bar_chart(dict(summary.statuses.most_common()), title="Status of answers"),
-        binned_columns(tenths, 0.1, title="Time of an answer", label="seconds"),
+        binned_columns(tenths, 0.1, title="Response time", label="seconds"),
     ]
     return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
 
 
 def _hosts(summary: CrawlSummary) -> Markup:
-    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links left out"]
+    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links skipped"]
     rows = [
         [
             host,
@@ -143,6 +148,7 @@ def _examples(summary: CrawlSummary) -> Markup:
     return html_table(["reason", "URL", "detail"], rows)
 
 
+NOT_URLS = ("line that is not a URL", "lines that are not URLs")
 REQUESTS_FIRST = 2  # per host: robots.txt and tdmrep.json
 
 
@@ -159,14 +165,16 @@ def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int)
     all_of_them = (hosts.total() + REQUESTS_FIRST * len(hosts)) / parallel_requests
     urls = f"{hosts.total():,} URLs on {len(hosts):,} hosts"
     return Estimate(
-        inputs={"--urls": f"{urls}, {bad:,} lines that are no URL" if bad else urls},
+        inputs={"--urls": urls + (f", {format_count(bad, *NOT_URLS)}" if bad else "")},
         seconds=policy.delay_s * max(longest, all_of_them),
-        note="pauses alone: answers take longer, robots.txt may ask for more, what pages lead to "
-        "is fetched besides, and what comes again is not; bytes are those of the answers",
+        note="time of the pauses only: responses add to it, robots.txt may ask for "
+        "longer pauses, linked URLs are fetched in addition, and repeated URLs are not "
+        "fetched; bytes are the size of the responses",
     )
 
 
 JOB = "crawl"
+BUCKETS_PER_PART = 8  # without --buckets
 
 
 def run(
@@ -179,8 +187,8 @@ def run(
 
     ``workers``: number of local processes, unless ``beam_flags`` name a runner.
     """
-    output = to_path(args.output)
-    buckets = args.buckets or _buckets_before(output) or all_cores()
+    output, share = to_path(args.output), args.part
+    buckets = args.buckets or _buckets_before(output) or _default_buckets(share)
     lists = find_lists(args.urls)
     job = Fetching(
         output=str(output),
@@ -198,20 +206,39 @@ def run(
         return print_estimate(estimate_cost(lines, policy, workers), output)
     inputs = [file_input("--urls", str(path)) for path in lists]
     settings = read_settings(args, job, inputs)
-    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh)
+    shared = share is not None
+    state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     if state is State.FINISHED:
         if problems := digest_problems(output):
             raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)
         return say_result(output, "finished before")
     run_steps = select_runner(
-        beam_flags, workers=workers, module=__name__, paths={"--output": str(args.output)}
+        beam_flags,
+        workers=workers,
+        module=__name__,
+        paths={"--output": str(args.output)},
+        share=share,
     )
     with journal_errors(), use_local_scratch(job) as job:
-        distribute(job, lines)
-        run_rounds(job, run_steps)
-        finish(job, settings, inputs)
+        run_alone(job, "list", partial(_distribute, lines), share)
+        run_rounds(job, run_steps, share)
+        with end_job(output, share) as is_last:
+            if not is_last:
+                return 0
+            finish(job, settings, inputs)
     return say_result(output, "done")
+
+
+def _distribute(lines: Iterable[Line], job: Fetching, _: Unit) -> Result:
+    with record_files():  # journals change, so the unit's record must not list them
+        distribute(job, lines)
+    return Result()
+
+
+def _default_buckets(share: Share | None) -> int:
+    """Returns the number of buckets; parts on different machines need the same number."""
+    return all_cores() if share is None else min(share.count * BUCKETS_PER_PART, MOST_BUCKETS)
 
 
 def _buckets_before(output: Path) -> int | None:
@@ -299,7 +326,7 @@ def say_result(output: Path, done: str) -> int:
     metrics = read_json(output / "metrics.json")
     outcomes = Counter[str](metrics["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
-    print(f"{done}: {fetched}, {rejects_said(reject_counts(output))}: {output}")
+    print(f"{done}: {fetched}, {format_rejects(reject_counts(output))}: {output}")
     print_reading_hint(output, "outcomes")
     rows = sum(s.rows for s in read_manifest(output)["shards"])
     return 0 if sum(outcomes[name] for name in SUCCESSES) or not rows else 1

@@ -44,7 +44,7 @@ def find_lists(argument: str) -> list[Path]:
         raise InputError(f"--urls {argument}: no such file; give a text file, a table or a glob")
     for file in paths:
         if not file.is_file():
-            raise InputError(f"--urls {argument}: {file} is no file; give a file or a glob")
+            raise InputError(f"--urls {argument}: {file} is not a file; give a file or a glob")
     return paths
 
 
@@ -178,7 +178,7 @@ def _read_rejects(path: Path, follow: int) -> Iterator[Line]:
             left_out += 1
     if left_out:
         print_status(
-            f"--urls {path}: {left_out} rejects are left out, as they would end as they did"
+            f"--urls {path}: {left_out} rejects are skipped, because they would fail again"
         )
 
 

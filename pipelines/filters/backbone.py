@@ -69,7 +69,7 @@ def open_backbone(weights: Mapping[str, npt.NDArray[Any]], *, source: str) -> Re
     except (ValueError, RuntimeError) as error:
         reason = str(error).split("\n\t")[-1].splitlines()[0][:200]
         raise InputError(
-            f"{source} is no ResNet of torchvision's ({reason}); give a state dict of one"
+            f"{source} is not a ResNet of torchvision ({reason}); give the state dict of one"
         ) from None
     network.requires_grad_(False)
     return network.eval()

@@ -41,10 +41,10 @@ def open_sources(
     if regions is None:
         if classes is not None or attributes is not None:
             flag = "--attributes" if classes is None else "--classes"
-            raise InputError(f"{flag} names what regions show; give --regions, too")
+            raise InputError(f"{flag} gives the names of region classes; give --regions, too")
         return Sources(images=None if images is None else ImageReader(images))
     if classes is None:
-        raise InputError("--regions needs --classes FILE, the names of its classes, one a line")
+        raise InputError("--regions needs --classes FILE, the names of its classes, one per line")
     reader = RegionReader(regions)
     names: dict[str, ClassNames] = {}
     for what, path in (("classes", classes), ("attributes", attributes)):

@@ -22,7 +22,8 @@ def report_lines(validation: Validation, labels: Labels) -> list[str]:
     """Returns the report as plain lines."""
     v = validation
     lines = [
-        f"{v.rows} labels, {v.positives} of them 1; {FOLDS} folds, each judged by the others",
+        f"{v.rows} labels, {v.positives} of them 1; {FOLDS} folds, each scored by a "
+        "model of the others",
         f"AUC {v.auc:.3f} (folds {min(v.auc_of_folds):.3f} to {max(v.auc_of_folds):.3f}), average "
         f"precision {v.average_precision:.3f}, AUC with shuffled labels {v.auc_of_shuffled:.3f}",
         "threshold  share above  precision  recall",

@@ -107,8 +107,8 @@ def scores_again(args: argparse.Namespace) -> bool:
     if args.warc is not None or args.index is not None:
         if flags:
             raise InputError(
-                f"{flags[0]} goes without --warc and --index: mine first, then score the same "
-                "--output again, or the candidates of --keep-texts"
+                f"{flags[0]} cannot be combined with --warc or --index: mine first, "
+                "then score the same --output or the candidates of --keep-texts"
             )
         return False
     if args.regions is None and args.scorer is None:

@@ -84,7 +84,9 @@ def read_model(path: Path, *, kinds: Sequence[str] | None, flag: str, fitted_by:
             header = parse_json((file.metadata() or {}).get(KEY, "null"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
-        raise InputError(f"{flag} {path} is no readable model ({_line(error)}); {remedy}") from None
+        raise InputError(
+            f"{flag} {path} is not a readable model ({_line(error)}); {remedy}"
+        ) from None
     if not isinstance(header, dict):
         raise InputError(f"{flag} {path} holds arrays, but no model of vlmill; {remedy}")
     if header.get("version") != VERSION:

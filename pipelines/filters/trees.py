@@ -96,13 +96,13 @@ def build_trees(arrays: Mapping[str, npt.NDArray[Any]], *, num_features: int) ->
     node_indices = np.arange(count)
     for child in (trees.left, trees.right):
         if (child < node_indices).any() or (child >= count).any():
-            raise BadTrees("a node's child is not behind it")
+            raise BadTrees("a node's child is not after it")
     if ((trees.left == node_indices) != (trees.right == node_indices)).any():
         raise BadTrees("a node has one child")
     if (trees.feature < 0).any() or (trees.feature >= num_features).any():
         raise BadTrees(f"a node asks for a feature beyond {num_features}")
     if (trees.roots < 0).any() or (trees.roots >= count).any():
-        raise BadTrees("a root is no node")
+        raise BadTrees("a root is not a node")
     finite = np.isfinite(trees.value).all() and np.isfinite(trees.bias).all()
     if not finite or np.isnan(trees.threshold).any():
         raise BadTrees("a number is not finite")

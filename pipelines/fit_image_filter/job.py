@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     write_model(Path(args.output), model)
     report = Path(f"{args.output}.html")
     write_fit_report(report, "Image filter", validation, rows.labels, settings)
-    print_status(f"{args.output} written, and {report.name} beside it")
+    print_status(f"{args.output} and {report.name} written")
     return 0
 
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     names = ("pairs", "labels", "images", "regions", "classes", "attributes", "threshold", "seed")
     settings = {name: getattr(args, name) for name in names}
     write_fit_report(report, "Scorer of pairs", validation, rows.labels, settings)
-    print_status(f"{args.output} written, and {report.name} beside it")
+    print_status(f"{args.output} and {report.name} written")
     return 0
 
 

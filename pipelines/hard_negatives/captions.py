@@ -175,7 +175,7 @@ def _write_rejects(
         if no_id[k]:
             rows.append(reject(JOB, key, Reason.NO_ID, "the id is null"))
         elif repeats[k]:
-            rows.append(reject(JOB, key, Reason.DUPLICATE, "a pair of this id came earlier"))
+            rows.append(reject(JOB, key, Reason.DUPLICATE, "an earlier pair has this id"))
         else:
             rows.append(reject(JOB, key, Reason.NO_TEXT, "the text is null"))
     names = ("stage", "key", "reason", "detail")

@@ -25,7 +25,7 @@ def parser() -> Parser:
         description="Finds, for each pair, the pairs with the most similar but not identical "
         "captions: cosine of TF-IDF vectors strictly below 0.5, the 30 best, never a "
         "caption of the same image. The search is exact; ties are in the order of the "
-        "pairs. A text without an image counts as an image of its own.",
+        "pairs. A text without an image counts as a separate image.",
         epilog="Example:\n"
         "  python -m vlmill.pipelines.hard_negatives --pairs out/pairs --output out/negatives\n"
         "\n"

@@ -74,7 +74,9 @@ def estimate_cost(num_pairs: int, top: int, rate: Rate) -> Estimate:
     seconds = rate.seconds_for(num_pairs * times**GROWTH)
     note = "time of one thread; divide by the number of --workers"
     if times > 1:
-        note += f"; the rate is among {SAMPLE_CAPTIONS:,} captions, and falls with their number"
+        note += (
+            f"; the rate is measured on {SAMPLE_CAPTIONS:,} captions and falls with their number"
+        )
     return Estimate(
         inputs={"--pairs": f"{num_pairs:,} pairs"},
         max_bytes=output_bytes(num_pairs, top),

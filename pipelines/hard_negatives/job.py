@@ -23,7 +23,7 @@ from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import NEGATIVES
 
 
@@ -96,9 +96,9 @@ def _say(plan: Plan, state: State) -> None:
     done = "finished before" if state is State.FINISHED else "done"
     captions, lists = read_json(plan.output / "funnel.json")
     print_reading_hint(plan.output, NEGATIVES.name)
-    notes = [rejects_said(captions["rejects"])]
+    notes = [format_rejects(captions["rejects"])]
     notes.append(f"{lists['without_negatives']} without negatives")
     notes.append(f"{lists['short_lists']} with fewer than {plan.rules.top}")
     if captions["unspaced"]:
-        notes.append(f"{captions['unspaced']} of a script that the tokenizer does not cut")
+        notes.append(f"{captions['unspaced']} in a script that the tokenizer does not segment")
     print(f"{done}: negatives of {lists['in']} pairs, {', '.join(notes)}: {plan.output}")

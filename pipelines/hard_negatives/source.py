@@ -101,7 +101,7 @@ def _column_names(path: Path, source: Source) -> list[str]:
             return list(pq.read_schema(readable(path)).names)
         except (OSError, pa.ArrowException) as error:
             raise InputError(
-                f"--pairs {path} is no Parquet: {str(error).splitlines()[0]}"
+                f"--pairs {path} is not a Parquet file: {str(error).splitlines()[0]}"
             ) from None
     with path.open("rb") as file:
         fields = file.readline().decode("utf-8", "replace").rstrip("\r\n").split("\t")

@@ -54,7 +54,8 @@ def refuse_unspaced(count: int, captions: int, rules: NegativeRules, argument: s
     if count <= MOST_UNSPACED * captions:
         return
     raise InputError(
-        f"{argument}: {count} of {captions} captions are of a script without spaces between words, "
-        f"which --tokenizer {rules.tokenizer} does not cut; give --tokenizer jieba for Chinese, "
-        "sudachi for Japanese, newmm for Thai, whitespace for text with spaces between its words"
+        f"{argument}: {count} of {captions} captions are in a script without spaces "
+        f"between words, which --tokenizer {rules.tokenizer} does not segment; give "
+        "--tokenizer jieba for Chinese, sudachi for Japanese, newmm for Thai, "
+        "whitespace for text with spaces between its words"
     )

@@ -188,8 +188,9 @@ def _check_norms(captions: Path, start: Array, squares: Array, rules: NegativeRu
     if norms[longest] >= rules.most_norm2:
         name = read_arrow(captions / "ids.arrow").column("id")[longest].as_py()
         raise InputError(
-            f"--pairs: the caption {name} repeats a word so often that its length does not fit an "
-            "integer; cut it to some thousand words, or give --below fewer digits"
+            f"--pairs: the caption {name} repeats a word too often: its vector length "
+            "exceeds the integer range; shorten it to a few thousand words, or give "
+            "--below fewer digits"
         )
 
 

@@ -33,7 +33,7 @@ def clean_text(text: str) -> str:
 def validate_text(value: object, limit: int = MAX_TEXT) -> str | Drop:
     """Returns a published text, cleaned, or a Drop if it is not usable."""
     if not isinstance(value, str):
-        return Drop(Reason.BAD_ROW, f"its text is {type(value).__name__}, want a string")
+        return Drop(Reason.BAD_ROW, f"its text is {type(value).__name__}, expected a string")
     text = clean_text(value)
     if not text:
         return Drop(Reason.EMPTY_TEXT)
@@ -110,5 +110,5 @@ class NamedClaims:
 def came_earlier(name: str, *, same: bool) -> Drop:
     """Returns why a row is dropped whose id occurred earlier, with the same or other content."""
     if same:
-        return Drop(Reason.DUPLICATE, f"{name[:200]} came earlier, with the same content")
-    return Drop(Reason.ID_CONFLICT, f"{name[:200]} came earlier with another content")
+        return Drop(Reason.DUPLICATE, f"{name[:200]} has the same content in an earlier row")
+    return Drop(Reason.ID_CONFLICT, f"{name[:200]} has different content in an earlier row")

@@ -5,12 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
 
 from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry
-from vlmill.pipelines.manifest.own.job import CHUNK, Caption, Ledger, OwnJob, examining
+from vlmill.pipelines.manifest.own.job import (
+    CHUNK,
+    JudgedRow,
+    Ledger,
+    OwnJob,
+    examining,
+    judge_rows,
+    read_candidates,
+    read_image_file,
+)
 from vlmill.pipelines.manifest.published.parts import CHUNK as ENTRIES
 from vlmill.pipelines.manifest.published.parts import Job
-from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.manifest.reading.rows import read_rows
-from vlmill.pipelines.manifest.reading.text_rows import Row
 from vlmill.pipelines.web.pages.images import Examiner
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 from vlmill.runtime.units.funnel import Drop
@@ -20,25 +26,28 @@ class FirstRows:
     """Judges the file's first rows and reads their images as the run does, without writing them."""
 
     def __init__(self, job: OwnJob) -> None:
-        self.job, self.ledger = job, Ledger()
+        self.job = job
         self.rows = self.bytes = 0
 
     def chunks(self, pool: ThreadPoolExecutor, examiner: Examiner) -> Iterator[int]:
         """Reads some more rows, and yields their number."""
-        rows = read_rows(self.job.table, self.job.column_indices)
-        while chunk := list(islice(rows, CHUNK)):
-            captions = [c for c in map(self._judged, chunk) if isinstance(c, Caption)]
-            self.bytes += sum(len(c.pair["text"].encode()) for c in captions)
-            if self.job.image_root is not None:
-                names = [caption.pair["image_id"] for caption in captions if caption.first]
-                read = pool.map(image_row, repeat(self.job.image_root), names, repeat(examiner))
+        judged = judge_rows(self.job, read_candidates(self.job), Ledger())
+        while chunk := list(islice(judged, CHUNK)):
+            rows = [row for _, row in chunk if isinstance(row, JudgedRow)]
+            self.bytes += sum(_text_bytes(row) for row in rows)
+            if self.job.with_images:
+                new = [(name, row.images.get(name)) for row in rows for name in row.first]
+                self.bytes += sum(len(content) for _, content in new if content is not None)
+                names = [name for name, content in new if content is None]
+                read = pool.map(read_image_file, repeat(self.job), names, repeat(examiner))
                 self.bytes += sum(len(row["bytes"]) for row in read if not isinstance(row, Drop))
             self.rows += len(chunk)
             yield len(chunk)
 
-    def _judged(self, row: Row) -> Caption | Drop:
-        _, fields = row
-        return fields if isinstance(fields, Drop) else self.ledger.judge(self.job, fields)
+
+def _text_bytes(row: JudgedRow) -> int:
+    names = ("text", "question", "text_a")
+    return sum(len(str(row.row[name]).encode()) for name in names if row.row.get(name))
 
 
 def measure(job: OwnJob) -> tuple[Rate, int]:
@@ -57,7 +66,7 @@ def estimate_cost(num_rows: int, rate: Rate, measured_bytes: int) -> Estimate:
         expected_bytes=about,
         seconds=rate.seconds_for(num_rows),
         rate=rate,
-        note="later rows name more images again, which are written once",
+        note="later rows may repeat images, which are written once",
     )
 
 
@@ -81,7 +90,7 @@ def published_estimate(job: Job) -> Estimate:
         expected_bytes=round(read[1] * rows / read[0]) if read[0] else 0,
         seconds=rate.seconds_for(rows),
         rate=rate,
-        note="images cost the time to decode them, and their bytes",
+        note="images add decoding time and their size",
     )
 
 

@@ -27,7 +27,8 @@ class Dataset:
 
 def own() -> dict[str, Dataset]:
     """Returns the subcommand for the user's own captions, by name."""
-    from vlmill.pipelines.manifest.own.command import add_own_arguments, run_own
+    from vlmill.pipelines.manifest.own.command import run_own
+    from vlmill.pipelines.manifest.own.flags import add_own_arguments
 
     return {"own": Dataset(title=TITLES["own"], add_arguments=add_own_arguments, run=run_own)}
 

@@ -1,7 +1,7 @@
 """Lists the data sets for ``manifest --help``; importing their modules takes half a second."""
 
 TITLES: dict[str, str] = {
-    "own": "your own captions and images",
+    "own": "your own captions, questions, statements or labels",
     "cc": "Conceptual Captions 3M",
     "cc3m": "Conceptual Captions 3M",
     "cc12m": "Conceptual 12M",
@@ -23,11 +23,17 @@ TITLES: dict[str, str] = {
     "vqa1": "VQA v1: questions, answers, soft scores",
     "vqa2": "VQA v2: questions, answers, soft scores",
     "vgqa": "Visual Genome's questions, as additional data for VQA",
+    "okvqa": "OK-VQA: questions that need outside knowledge",
+    "vizwiz": "VizWiz: questions of blind people about their photographs",
+    "gqa": "GQA: compositional questions about Visual Genome's images",
     "vcr": "VCR: questions with four answers, and their rationales",
     "refcoco": "RefCOCO: texts that refer to one object of an image",
     "refcoco+": "RefCOCO+: texts that refer to one object of an image",
     "refcocog": "RefCOCOg: texts that refer to one object of an image",
     "nlvr2": "NLVR2: true or false statements about two images",
+    "snli-ve": "SNLI-VE: whether an image entails a sentence",
+    "vsr": "VSR: true or false statements about spatial relations",
+    "hateful-memes": "Hateful Memes: images with a text, hateful or not",
     "glue": "GLUE: eight text tasks",
 }
 """A copy of the titles in ``sets.SETS``, by name; a test compares them."""

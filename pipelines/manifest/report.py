@@ -23,23 +23,30 @@ from vlmill.runtime.console.report import (
     write_page,
 )
 from vlmill.runtime.files.paths import readable
+from vlmill.schemas.tables import PAIRS, Table
 
 MAX_SHARDS, ROWS_OF_SHARD = 8, 2_000
 MAX_CARDS, MAX_REJECTS_SHOWN = 24, 5
 
 
 def write_report(
-    folder: Path, funnel: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
+    folder: Path,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    table: Table = PAIRS,
 ) -> None:
     """Writes ``folder/report.html`` from the tables there."""
-    sample = [first_rows(path) for path in spread_shards(folder, "pairs")]
+    sample = [
+        [show_as_pair(row) for row in first_rows(path)]
+        for path in spread_shards(folder, table.name)
+    ]
     rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
     write_page(
         folder / "report.html",
-        "Own pairs",
+        f"Own {table.name}",
         [
             Section(title="Funnel", body=funnel_table(funnel), intro="in = out + dropped"),
-            Section(title="Sample pairs", body=pair_cards(folder, sample)),
+            Section(title=f"Sample {table.name}", body=pair_cards(folder, sample)),
             Section(title="Distributions", body=pair_charts([r for rows in sample for r in rows])),
             Section(
                 title="Sample rejects",
@@ -49,8 +56,21 @@ def write_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} rows of {settings['input']}",
+        subtitle=f"{funnel[-1]['out']} {table.name} from {funnel[0]['in']} rows of "
+        f"{settings['input']}",
     )
+
+
+def show_as_pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an example of any table with the columns of a pair that the report shows."""
+    texts = [row.get(name) for name in ("text", "text_a", "question", "answer", "label")]
+    texts.append(", ".join(row.get("labels") or ()))
+    image_ids = row.get("image_ids") or [None]
+    return {
+        "image_id": row.get("image_id", image_ids[0]),
+        "text": " | ".join(text for text in texts if text),
+        "split": row["split"],
+    }
 
 
 def spread_shards(folder: Path, table: str) -> list[Path]:

@@ -28,10 +28,10 @@ examples:
   python -m vlmill.pipelines.nearest_images --import hard_negative.pkl --id-prefix flickr30k/ \\
       --output published
 
-With --pairs, an image is compared only with images of its own split (a pair without a split belongs
-to `train`), so a list for training names no test image. Images without a box (no_boxes), with
-features that are NaN or infinite (not_finite), without a pair (no_text) or with pairs of several
-splits (id_conflict) are rejected.
+With --pairs, an image is compared only with images of the same split (a pair without a split
+belongs to `train`), so a list for training names no test image. Images without a box (no_boxes),
+with features that are NaN or infinite (not_finite), without a pair (no_text) or with pairs of
+several splits (id_conflict) are rejected.
 
 The mean excludes the row of a full image. Tables of `extract-rois run` have no such row; imported
 ones may have it as row 0. `auto` treats row 0 as the full image if its box covers the full image

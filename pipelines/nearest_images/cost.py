@@ -67,6 +67,6 @@ def estimate_cost(
         max_bytes=work + output_bytes(num_images, top),
         seconds=None if seconds is None or search_s is None else seconds + search_s,
         rate=searching,
-        note=f"the rate is of a search among {sample:,} images; --output also takes the vectors "
-        "while the run lasts",
+        note=f"the rate is measured by a search among {sample:,} images; --output also "
+        "stores the vectors during the run",
     )

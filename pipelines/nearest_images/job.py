@@ -51,7 +51,7 @@ from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, NEIGHBOURS, PAIRS, REGIONS, REJECTS
 
 ROWS_PER_GROUP = 1_024
@@ -195,7 +195,7 @@ def first_region(full_image: str, regions: RegionReader) -> int:
     if full_image == "auto":
         marked = marks_full_images(regions)
         if marked:
-            print_status("row 0 of every image is the full image, and is left out (--whole-image)")
+            print_status("row 0 of every image is the full image and is skipped (--whole-image)")
         return int(marked)
     return int(full_image == "first")
 
@@ -289,7 +289,7 @@ def _finish(output: Path, state: State, top: int) -> int:
     short = short_lists(output, top) if count else 0
     fewer = f", {short} with fewer than {top}" if short else ""
     print(
-        f"{done}: neighbours of {count} images{fewer}, {rejects_said(reject_counts(output))}: "
+        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
         f"{output}"
     )
     return 0 if count else 1

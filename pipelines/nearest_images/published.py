@@ -45,7 +45,7 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
         check_bounds(raw)
         content = load(io.BytesIO(raw), size)
     except BadPickle as error:
-        raise InputError(f"--import {path} is no list of nearest images: {error}") from None
+        raise InputError(f"--import {path} is not a list of nearest images: {error}") from None
     except FileNotFoundError:
         raise InputError(f"--import {path}: no such file") from None
     if not isinstance(content, dict) or not {IDS, POOL} <= content.keys():
@@ -85,7 +85,7 @@ def neighbour_rows(published: PublishedPool, top: int) -> Iterator[dict[str, obj
         positions = published.pool[number]
         in_list = (positions >= 0) & (positions < count)  # NaN fails both
         if not in_list.all() or (positions != np.floor(positions)).any():
-            detail = f"its list has a place that is no whole number below {count}"
+            detail = f"its list has an index that is not a whole number below {count}"
             yield reject(STAGE, image_id, Reason.BAD_RECORD, detail)
             continue
         neighbours = [

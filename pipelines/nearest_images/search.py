@@ -36,7 +36,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # largest loss of a product below i
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """Holds an image's nearest ones as indices of the sorted ids, and float32 distances."""
+    """Holds an image's nearest images as indices of the sorted ids, and float32 distances."""
 
     positions: Numbers
     distances: Distances

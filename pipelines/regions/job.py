@@ -33,7 +33,7 @@ from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.plain_json import parse_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, REGIONS
 
 if TYPE_CHECKING:  # torch takes seconds to load: imported after the arguments are checked
@@ -81,9 +81,10 @@ def open_job(args: argparse.Namespace, identity: tuple[str, ...]) -> "Job":
     detector = make_detector(args)
     if detector.identity != identity:
         raise OSError(
-            f"the worker's networks have the fingerprints {', '.join(detector.identity)}, those of "
-            f"the process which planned the job {', '.join(identity)}: both need the same vlmill, "
-            "--weights and --global-weights"
+            "the worker's networks have the fingerprints "
+            f"{', '.join(detector.identity)}, the networks of the process that planned "
+            f"the job have {', '.join(identity)}: both need the same vlmill, --weights "
+            "and --global-weights"
         )
     config = make_config(args)
     return Job(plan=(), output=to_path(args.output), detector=detector, config=config)
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace, tables: Sequence[Path], beam_flags: Sequence[s
     regions, rejects = count_rows(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     note = f" ({job.detector.weights})" if args.weights is None else ""
-    reasons = rejects_said(reject_counts(job.output))
+    reasons = format_rejects(reject_counts(job.output))
     counts = f"{len(job.plan)} images, {regions} rows of regions, {reasons}"
     print_reading_hint(job.output, REGIONS.name)
     print(f"{done}: {counts}: {job.output}{note}")

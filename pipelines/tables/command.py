@@ -163,9 +163,9 @@ def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
 def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
     name = main_table(tables, args.table)
     if name not in IDS:
-        raise InputError(f"--table {name}: its rows have no id to draw by; give another table")
+        raise InputError(f"--table {name}: its rows have no id to sample by; give another table")
     if args.fraction is not None and not 0 < args.fraction <= 1:
-        raise InputError(f"--fraction {args.fraction}: want more than 0, at most 1")
+        raise InputError(f"--fraction {args.fraction}: expected more than 0, at most 1")
     limit = (
         int(args.fraction * ((1 << 64) - 1))
         if args.rows is None
@@ -182,7 +182,9 @@ def _add_related(tables: dict[str, TableInput], name: str, choose: Choose) -> di
 
 def _plan_remove(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
     if args.urls is None and args.sha256 is None and args.image_ids is None:
-        raise InputError("remove: say what: --urls FILE, --sha256 FILE or --image-ids FILE")
+        raise InputError(
+            "remove: name the rows with --urls FILE, --sha256 FILE or --image-ids FILE"
+        )
     removal = find_removal(tables, read_request(args.urls, args.sha256, args.image_ids))
     for checkpoint in args.checkpoints:
         images, pairs = count_trained_on(checkpoint, removal)
@@ -236,7 +238,7 @@ def run(arguments: Sequence[str]) -> int:
     with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):
         tables, inputs = open_inputs(args.inputs)
         if any(to_path(argument).resolve() == args.output.resolve() for argument in args.inputs):
-            raise InputError(f"--output {args.output} is an IN; give another folder")
+            raise InputError(f"--output {args.output} is one of the IN; give another folder")
         if args.workers is None and sum(entry.bytes for entry in inputs) < ONE_PROCESS_BYTES:
             workers = 1
         inputs += _lists(args)

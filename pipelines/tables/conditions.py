@@ -19,7 +19,9 @@ COMPARE: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Gt: pc.greater,
     ast.GtE: pc.greater_equal,
 }
-HINT = 'want a condition such as: score > 0.5 and split in ["train", "val"] and text is not None'
+HINT = (
+    'expected a condition such as: score > 0.5 and split in ["train", "val"] and text is not None'
+)
 Mask: TypeAlias = Any
 """A pyarrow array of booleans, null where a value was."""
 
@@ -77,13 +79,15 @@ class Condition:
                 return pc.invert(self._mask(operand, rows))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._compare(left, op, right, rows)
-        raise InputError(f"--where {self.text}: {ast.unparse(node)[:100]} is no comparison; {HINT}")
+        raise InputError(
+            f"--where {self.text}: {ast.unparse(node)[:100]} is not a comparison; {HINT}"
+        )
 
     def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr, rows: pa.Table) -> Mask:
         value = self._value(left, rows)
         if isinstance(op, ast.Is | ast.IsNot):
             if not (isinstance(right, ast.Constant) and right.value is None):
-                raise InputError(f"--where {self.text}: `is` asks for None alone; {HINT}")
+                raise InputError(f"--where {self.text}: `is` is only for None; {HINT}")
             return pc.is_null(value) if isinstance(op, ast.Is) else pc.is_valid(value)
         if isinstance(op, ast.In | ast.NotIn):
             values = pa.array(self._list(right)).cast(value.type)
@@ -104,10 +108,12 @@ class Condition:
         except (ValueError, TypeError):
             value = None
         if not isinstance(value, str | int | float | bool):
-            raise InputError(f"--where {self.text}: {ast.unparse(node)[:100]} is no value; {HINT}")
+            raise InputError(
+                f"--where {self.text}: {ast.unparse(node)[:100]} is not a value; {HINT}"
+            )
         return value
 
     def _list(self, node: ast.expr) -> list[Any]:
         if not isinstance(node, ast.List | ast.Tuple) or not node.elts:
-            raise InputError(f"--where {self.text}: `in` wants a list of values; {HINT}")
+            raise InputError(f"--where {self.text}: `in` needs a list of values; {HINT}")
         return [self._constant(element) for element in node.elts]

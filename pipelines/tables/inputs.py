@@ -81,7 +81,7 @@ def table_names(argument: str) -> list[str]:
     try:
         metadata = pq.read_schema(readable(first)).metadata or {}
     except (OSError, ValueError) as error:
-        raise InputError(f"IN {first} is no readable Parquet file ({error})") from None
+        raise InputError(f"IN {first} is not a readable Parquet file ({error})") from None
     name = metadata.get(b"vlmill.table", b"").decode("utf-8", "replace")
     return [name] if name in TABLES else []
 
@@ -93,7 +93,8 @@ def warn_of_lineage(argument: str) -> None:
     changed = [node.path for node in lineage(argument) if node.state == CHANGED]
     if changed:
         print_status(
-            f"warning: {argument} was made of {', '.join(changed[:3])}, which has changed since"
+            f"warning: {argument} was computed from {', '.join(changed[:3])}, which has "
+            "changed since"
         )
 
 
@@ -105,15 +106,15 @@ def _table(table: Table, paths: list[Path]) -> TableInput:
         other = read_producer(path)
         if read_array_formats(path) != arrays:
             raise InputError(
-                f"{path} stores its arrays as {read_array_formats(path)}, {paths[0]} as {arrays}; "
-                "write "
-                "them alike before they are joined"
+                f"{path} stores its arrays as {read_array_formats(path)}, {paths[0]} as "
+                f"{arrays}; write them in the same format before joining"
             )
         key = "detector_fingerprint"
         if other.get(key) != producer.get(key):
             raise InputError(
                 f"{path} was made by the detector {other.get(key)}, {paths[0]} by "
-                f"{producer.get(key)}: their features do not compare; join tables of one detector"
+                f"{producer.get(key)}: their features cannot be compared; join tables "
+                "of the same detector"
             )
         same = same and other == producer
     shared = {"detector_fingerprint"} & producer.keys()
@@ -132,5 +133,7 @@ def main_table(tables: dict[str, TableInput], requested: str | None) -> str:
         return requested
     candidates = [name for name in MAIN if name in tables]
     if not candidates:
-        raise InputError(f"IN has only {', '.join(tables)}; say whose rows: --table NAME")
+        raise InputError(
+            f"IN has only {', '.join(tables)}; name the table whose rows to use with --table NAME"
+        )
     return candidates[0]

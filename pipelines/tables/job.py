@@ -100,7 +100,7 @@ def find_repeats(job: Job, unit: Unit) -> Result:
         repeats += int(np.count_nonzero(verdicts))
         if repeats > MAX_REJECTS:
             raise InputError(
-                f"IN: more than {MAX_REJECTS} rows came earlier, the last in {entry.paths[index]}; "
+                f"IN: more than {MAX_REJECTS} rows are repeated, the last in {entry.paths[index]}; "
                 "is the same table given twice?"
             )
     return Result()
@@ -223,9 +223,7 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
         job.output / "report.html",
         job.name,
         [
-            Section(
-                title="Tables", body=funnel_table(funnel), intro="in = out + what was left out"
-            ),
+            Section(title="Tables", body=funnel_table(funnel), intro="in = out + omitted"),
             *_absent_section(job.absent or {}),
             Section(title="Settings", body=settings_table(settings)),
         ],
@@ -235,8 +233,8 @@ def _write_report(job: Job, funnel: Sequence[Mapping[str, Any]]) -> None:
 def absent_lines(absent: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns a message per flag about its lines that no table has: number and first ones."""
     return [
-        f"{len(lines)} of --{flag.replace('_', '-')} nowhere in IN: {', '.join(lines[:MOST_NAMED])}"
-        + (", ..." if len(lines) > MOST_NAMED else "")
+        f"{len(lines)} of --{flag.replace('_', '-')} not found in IN: "
+        f"{', '.join(lines[:MOST_NAMED])}" + (", ..." if len(lines) > MOST_NAMED else "")
         for flag, lines in absent.items()
         if lines
     ]

@@ -59,7 +59,7 @@ def read_request(urls: Path | None, sha256: Path | None, ids: Path | None) -> Re
     }
     for digest in lines["--sha256"]:
         if len(digest) != 64 or set(digest.lower()) - set("0123456789abcdef"):
-            raise InputError(f"--sha256 {sha256}: {digest[:80]} is no SHA-256 in hexadecimal")
+            raise InputError(f"--sha256 {sha256}: {digest[:80]} is not a SHA-256 in hexadecimal")
     digests = [digest.lower() for digest in lines["--sha256"]]
     return RemovalRequest(
         urls=_sorted(lines["--urls"]),

@@ -62,7 +62,7 @@ def require_archives(args: argparse.Namespace) -> None:
     parse_networks("--allow-address", args.allow_address)
     if args.index is not None:
         if args.warc is not None:
-            raise InputError(f"--index {args.index} names its archives; leave --warc out")
+            raise InputError(f"--index {args.index} names its archives; remove --warc")
         if not is_remote(args.index):
             index_files(args.index)
     else:
@@ -161,7 +161,7 @@ def refuse_derived(argument: str, paths: Sequence[str]) -> None:
         if kind is not None:
             content = "the texts of pages" if kind == "WET" else "the metadata of pages"
             raise InputError(
-                f"{argument}: {path} is a {kind} file, which has {content} alone; "
+                f"{argument}: {path} is a {kind} file, which has only {content}; "
                 "give the WARC file of the same name"
             )
 
@@ -190,14 +190,14 @@ def read_list(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
     try:
         text = _read_unpacked(path, allowed).decode("utf-8", "surrogateescape")
     except (OSError, EOFError, zlib.error, OverflowError) as error:
-        raise InputError(f"{argument}: {error}; give a list of archives, one a line") from None
+        raise InputError(f"{argument}: {error}; give a list of archives, one per line") from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        raise InputError(f"{argument}: it is empty; give a list of archives, one a line")
+        raise InputError(f"{argument}: it is empty; give a list of archives, one per line")
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_PATH_CHARS or "\0" in line:
             raise InputError(
-                f"{argument}: line {number} is no path: {line[:60]!r}; give one a line"
+                f"{argument}: line {number} is not a path: {line[:60]!r}; give one per line"
             )
     yield from lines
 
@@ -294,5 +294,5 @@ def _get_size(argument: str, path: str, *, allowed: Sequence[str]) -> int:
         ((_, size),) = _matches(path)
         return size
     if not Path(path).is_file():
-        raise InputError(f"{argument}: {path} is no file that is there; see --base")
+        raise InputError(f"{argument}: {path} does not exist; see --base")
     return os.path.getsize(path)

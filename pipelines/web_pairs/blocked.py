@@ -38,7 +38,7 @@ NO_BLOCKED_PAGES = BlockedPages()
 
 
 def read_blocked_pages(paths: Sequence[str]) -> BlockedPages:
-    """Reads files of one domain or URL a line; ignores empty lines and text after #.
+    """Reads files of one domain or URL per line; ignores empty lines and text after #.
 
     A URL blocks the page of that URL, and with a final ``/`` everything below it. Raises InputError
     for a file that cannot be read, and for a line that is neither a domain nor a URL.
@@ -50,7 +50,7 @@ def read_blocked_pages(paths: Sequence[str]) -> BlockedPages:
                 raise ValueError(f"it has {size} bytes, limit {MAX_LIST_BYTES}")
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
-            raise InputError(f"{FLAG} {path}: {error}; give one domain or URL a line") from None
+            raise InputError(f"{FLAG} {path}: {error}; give one domain or URL per line") from None
         for number, line in enumerate(text.splitlines(), 1):
             entry = line.partition(" #")[0].strip()
             if not entry or entry.startswith("#"):

@@ -156,6 +156,6 @@ def _say(output: Path, done: str) -> int:
     counts = {table: sum(s.rows for s in shards if s.table == table) for table in (PAIRS.name,)}
     print(f"{done}: {counts[PAIRS.name]} pairs: {output}")
     if not counts[PAIRS.name]:
-        print_status(f"warning: no pair came out; {output / 'funnel.json'} counts why")
+        print_status(f"warning: the result has no pairs; {output / 'funnel.json'} counts why")
     print_reading_hint(output, PAIRS.name)
     return 0

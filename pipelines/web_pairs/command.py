@@ -12,10 +12,11 @@ from vlmill.pipelines.filters.flags import (
     filter_files,
     scores_again,
 )
-from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.rules import DETECTORS, WebPairRules
 from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
-from vlmill.pipelines.web.texts.language import DETECTORS, parse_languages
+from vlmill.pipelines.web.texts.language import parse_languages
 from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
+from vlmill.pipelines.web_pairs.rules_file import RulesFile, read_rules_file
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -95,6 +96,12 @@ def parser() -> Parser:
 def _add_rules(p: Parser) -> None:
     """Adds the flags that select pages, images and texts."""
     rules, group = WebPairRules(), p.add_argument_group("pages, images and texts")
+    group.add_argument(
+        "--rules",
+        metavar="FILE",
+        help="TOML or JSON file that sets any threshold by its name, and word lists by language "
+        "(docs/web-pairs.md lists them); the flags of this command have priority",
+    )
     group.add_argument(
         "--language",
         metavar="CODES",
@@ -183,7 +190,7 @@ def _add_sets(p: Parser) -> None:
         action="append",
         default=[],
         metavar="IMAGES",
-        help="images table or folder; images that look like one of these are excluded",
+        help="images table or folder; images that are similar to one of these are excluded",
     )
     group.add_argument(
         "--max-distance",
@@ -199,7 +206,8 @@ def add_fetch(p: Parser) -> None:
     p.add_argument(
         "--fetch",
         action="store_true",
-        help="download candidate images that the archives lack, as those of Common Crawl do",
+        help="download candidate images that are not in the archives (Common Crawl's "
+        "archives contain no images)",
     )
     p.add_argument(
         "--contact",
@@ -228,7 +236,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    rules = build_rules(args)
+    file = read_rules_file(args.rules)
+    rules = build_rules(args, file)
     filter_files(args)
     require_archives(args)
     if args.fetch:
@@ -242,27 +251,31 @@ def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from vlmill.pipelines.web_pairs import job
 
     try:
-        return job.run(args, rules, beam_flags)
+        return job.run(args, rules, file.languages, beam_flags)
     except Unreachable as error:
         raise OSError(str(error)) from None
     except OSError as error:
         # Arrow and workers put the error's cause only in its message.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
-        raise OSError(f"{error}; with more room at {args.output} this command goes on") from None
+        raise OSError(
+            f"{error}; free disk space at {args.output}, and the same command continues"
+        ) from None
 
 
-def build_rules(args: argparse.Namespace) -> WebPairRules:
-    """Builds the rules from the flags. Raises InputError for invalid values."""
+def build_rules(args: argparse.Namespace, file: RulesFile) -> WebPairRules:
+    """Builds the rules from the flags, and else from the file. Raises InputError for invalid
+    values.
+    """
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(WebPairRules)
         if getattr(args, field.name, None) is not None
     }
     if args.scorer is not None:  # the scorer chooses among several texts
-        values.setdefault("keep_texts", SCORED_TEXTS)
+        values.setdefault("keep_texts", file.values.get("keep_texts", SCORED_TEXTS))
     try:
-        return WebPairRules(**values)
+        return WebPairRules(**(file.values | values))
     except ValueError as error:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
         raise InputError(f"{flags}: {error}") from None

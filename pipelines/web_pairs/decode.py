@@ -15,6 +15,7 @@ from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, ImageFacts
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.image_bytes import check_unchanged
+from vlmill.pipelines.web_pairs.merge import gather_units
 from vlmill.pipelines.web_pairs.mine import examining
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
 from vlmill.pipelines.web_pairs.shared import SharedTexts
@@ -59,7 +60,7 @@ class DecodedPairs:
         ``body`` is the image file, if it is available, for the scorer.
         """
         image = pair.image
-        if (why := self._excluded.why_looks(image)) is not None:
+        if (why := self._excluded.hash_reject_reason(image)) is not None:
             self._counts.dropped(DECODE, image.url, Drop(Reason.EXCLUDED, why))
             return
         if self._scorer is not None:
@@ -147,7 +148,11 @@ def decode_images(job: Job, unit: Unit) -> Result:
         # Offsets in an archive that is one compressed stream may exceed its size.
         if unit.slices.stop < archive.size:
             end = archive.id + rows.number_key(unit.slices.stop)
-    stored = sorted_rows(job.spools("undecoded"), archive.id[0], between=(begin, end))
+    paths, slice_ = job.join_spools("settle", "undecoded"), archive.id[0]
+    for gathered in gather_units(job):
+        if slice_ in gathered.slices:
+            paths = [job.joins / f"{gathered.name}.undecoded.spool"]
+    stored = sorted_rows(paths, slice_, between=(begin, end))
     pairs = (rows.pair(value) for _, value in stored)
     with ExitStack() as stack:
         decoded = DecodedPairs(job, unit.name, stack)

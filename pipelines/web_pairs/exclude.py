@@ -43,7 +43,7 @@ class Exclusions:
         """Returns the reason if an image is excluded by its id, else None."""
         return "its id" if image.image_id in self._names else None
 
-    def why_looks(self, image: ArchivedImage) -> str | None:
+    def hash_reject_reason(self, image: ArchivedImage) -> str | None:
         """Returns the reason if a decoded image is excluded by its perceptual hash, else None."""
         if self._looks is not None and image.phash is not None and self._looks.near(image.phash):
             return f"within {self._distance} bits of an excluded image"
@@ -81,7 +81,7 @@ def names_in(file: str) -> Iterator[str]:
                 if line.strip():
                     yield _name(line.strip())
     except (OSError, ValueError) as error:
-        raise InputError(f"--exclude {file}: {error}; give ids or URLs, one a line") from None
+        raise InputError(f"--exclude {file}: {error}; give ids or URLs, one per line") from None
 
 
 def _name(text: str) -> str:

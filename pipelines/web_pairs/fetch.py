@@ -35,7 +35,7 @@ from vlmill.pipelines.web.fetching.work import (
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web_pairs import rows
-from vlmill.pipelines.web_pairs.spool import SLICES, sorted_rows, spool
+from vlmill.pipelines.web_pairs.spool import SLICES, read_slices, spool
 from vlmill.pipelines.web_pairs.steps import LINK, MINE, UP_TO_CHOOSE
 from vlmill.pipelines.web_pairs.units import Archive, Job, prepare_work
 from vlmill.runtime.console.command import print_status
@@ -130,8 +130,8 @@ def _missing(job: Job, run_steps: RunSteps) -> Iterator[Line]:
     run_steps(assumed, UP_TO_CHOOSE)
     chosen = _sorted_keys(
         rows.url_key(archived.url)
-        for slice_ in range(SLICES)
-        for _, value in sorted_rows(assumed.spools("candidates"), slice_)
+        for _, stream in read_slices(assumed.join_spools("choose", "candidates"), range(SLICES))
+        for _, value in stream
         if (archived := rows.pair(value).image).archive == ASSUMED.path
     )
     for path in names.values():
@@ -157,8 +157,8 @@ _SPOOLS = ("pages", "urls", "redirects", "inline", "rejects")
 
 def _images_without(job: Job, available_keys: Keys) -> Iterator[tuple[str, PageImage]]:
     """Yields (page's URL, image) for images without a file under any of their addresses."""
-    for slice_ in range(SLICES):
-        for _, value in sorted_rows(job.spools("mined-pages"), slice_):
+    for _, stream in read_slices(job.written_spools("mined-pages"), range(SLICES)):
+        for _, value in stream:
             page = rows.page(value)
             for image in page.images:
                 # Inline images have a name instead of an address.
@@ -183,8 +183,8 @@ def _assumed(url: str) -> ArchivedImage:
 def _find_available_keys(job: Job) -> Keys:
     return _sorted_keys(
         key
-        for slice_ in range(SLICES)
-        for key, _ in sorted_rows(job.spools("mined-urls"), slice_)
+        for _, stream in read_slices(job.written_spools("mined-urls"), range(SLICES))
+        for key, _ in stream
         if key[rows.KEY : rows.KEY + 1] == rows.FACT
     )
 

@@ -52,7 +52,7 @@ def _inline(
 
     An image that several pages have is yielded once.
     """
-    images = sorted_rows(job.spools("mined-inline"), shard)
+    images = sorted_rows(job.spools("mined-inline", range(shard, shard + 1)), shard)
     for pair, split in pairs:
         key = bytes.fromhex(pair.image.image_id)
         yield pair, split, next(data for image_key, data in images if image_key == key)

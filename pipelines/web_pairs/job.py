@@ -18,6 +18,7 @@ from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.pipelines.web.texts.lists import TextLists, read_lists
+from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import webdataset
 from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
@@ -30,6 +31,7 @@ from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
 from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
+from vlmill.pipelines.web_pairs.rules_file import changed_rules
 from vlmill.pipelines.web_pairs.shards import JOB
 from vlmill.pipelines.web_pairs.stages import RECORDS, STAGES
 from vlmill.pipelines.web_pairs.steps import STEPS
@@ -63,7 +65,7 @@ from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 
 if TYPE_CHECKING:
     from vlmill.pipelines.filters.scorer import Scorer
@@ -72,7 +74,12 @@ SHARD_BYTES = 512 << 20  # of archives per shard, which bounds the images of a s
 TABLE_NAMES = ("pairs", "images", "rejects")
 
 
-def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]) -> int:
+def run(
+    args: argparse.Namespace,
+    rules: WebPairRules,
+    languages: LanguageFiles,
+    beam_flags: Sequence[str],
+) -> int:
     """Runs the job unless its output exists, and prints the result."""
     run_steps = select_runner(
         beam_flags,
@@ -82,7 +89,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         share=args.part,
     )
     filters = ImageFilters.load(filter_files(args))
-    lists = read_lists(args.blocked_words, args.vocabulary)
+    lists = read_lists(args.blocked_words, args.vocabulary, languages)
     output = to_path(args.output)
     index, archives = resolve_archives(args)
     if args.dry_run:
@@ -90,7 +97,7 @@ def run(args: argparse.Namespace, rules: WebPairRules, beam_flags: Sequence[str]
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
     if args.shards is None:
         args.shards = choose_shards(output, sized_by(index, archives))
-    settings = read_settings(args, rules, filters)
+    settings = read_settings(args, rules, filters) | languages.as_settings()
     shared = args.part is not None
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     archives_and_mined = with_mined(archives, mined_before(output), whole=index is not None)
@@ -237,8 +244,9 @@ def _lists(output: Path, job: Job) -> bool:
     if lost := [path for path, size in manifest_archives if [path, size] not in archives]:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise InputError(
-            f"--output {output} is also of {lost[0]}{more}, of which its work/archives has nothing "
-            "any more: name all archives in --warc, or give another folder"
+            f"--output {output} was also written from {lost[0]}{more}, and its "
+            "work/archives no longer has their results: name all archives in --warc, or "
+            "give another folder"
         )
     return bool(manifest_archives == archives)
 
@@ -250,6 +258,7 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
         "--blocked-words": args.blocked_words,
         "--blocked-pages": args.blocked_pages,
         "--vocabulary": [args.vocabulary] if args.vocabulary else [],
+        "--rules": [args.rules] if args.rules else [],
         "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
     }
@@ -285,7 +294,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     summary = {"archives": len(archives), **mined, **metrics["groups"][0]}
     write_json(output / "metrics.json", summary)
     write_shown(job, written)
-    write_report(output, {**settings, "archives": len(archives)})
+    write_report(output, {**settings, **changed_rules(job.rules), "archives": len(archives)})
     settings = {**settings, "archives": archives}
     remove_killed(job)
     write_manifest(output, shards, job=JOB, settings=settings, inputs=inputs)
@@ -308,10 +317,10 @@ def say_result(output: Path, done: str) -> int:
     """Prints a summary of the output; returns the exit status."""
     shards: list[Shard] = read_manifest(output)["shards"]
     rows = {name: sum(s.rows for s in shards if s.table == name) for name in TABLE_NAMES}
-    rejects = rejects_said(reject_counts(output))
+    rejects = format_rejects(reject_counts(output))
     print(f"{done}: {rows['pairs']} pairs, {rows['images']} images, {rejects}: {output}")
     if not rows["pairs"]:
-        print_status(f"warning: no pair came out; {output / 'report.html'} counts why")
+        print_status(f"warning: the result has no pairs; {output / 'report.html'} counts why")
     print_reading_hint(output, TABLE_NAMES[0])
     return 0 if rows["pairs"] or not rows["rejects"] or _has_records(output) else 1
 

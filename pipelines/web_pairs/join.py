@@ -15,7 +15,15 @@ from vlmill.pipelines.web.texts.language import LanguageDetector, caption_langua
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.pair import Pair, with_others
-from vlmill.pipelines.web_pairs.spool import Row, SpoolWriter, Tape, sorted_rows, spool
+from vlmill.pipelines.web_pairs.spool import (
+    Row,
+    SpoolFiles,
+    SpoolWriter,
+    Tape,
+    read_slices,
+    sorted_rows,
+    spool,
+)
 from vlmill.pipelines.web_pairs.stages import DOMINANT, JOIN, TEXTS
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import signals_forbid
@@ -39,12 +47,13 @@ AT_TEXTS = frozenset(
 
 def follow_redirects(job: Job, unit: Unit) -> Result:
     """Writes the facts of a redirect's target under the redirect's URL, too."""
-    redirects, urls = job.spools("mined-redirects"), job.spools("mined-urls")
-    with spool(job.joins / f"{unit.name}.forwarded.spool") as forwarded:
-        for slice_ in unit.slices:
-            edges = peekable(sorted_rows(redirects, slice_))
+    redirects = job.spools("mined-redirects", unit.slices)
+    urls = job.spools("mined-urls", unit.slices)
+    with spool(job.joins / f"{unit.name}.forwarded.spool") as forwarded, SpoolFiles() as files:
+        for slice_, stream in read_slices(redirects, unit.slices):
+            edges = peekable(stream)
             if edges is not None:
-                forward_slice(edges, sorted_rows(urls, slice_), forwarded)
+                forward_slice(edges, sorted_rows(urls, slice_, files=files), forwarded)
     return Result()
 
 
@@ -76,19 +85,18 @@ def join_urls(job: Job, unit: Unit) -> Result:
 
     A URL that a million pages refer to is streamed like any other: its image comes first.
     """
-    paths = [*job.spools("mined-urls"), *job.spools("forwarded")]
+    paths = [*job.spools("mined-urls", unit.slices), *job.join_spools("follow", "forwarded")]
     kept_out = job.excluded
     with (
         spool(job.joins / f"{unit.name}.matches.spool") as matches,
         spool(job.joins / f"{unit.name}.excluded.spool") as excluded,
     ):
-        for slice_ in unit.slices:
-            stream = noting_excluded(sorted_rows(paths, slice_), kept_out, excluded)
-            join_slice(stream, matches)
+        for _, stream in read_slices(paths, unit.slices):
+            join_slice(record_excluded(stream, kept_out, excluded), matches)
     return Result()
 
 
-def noting_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
+def record_excluded(stream: Iterable[Row], excluded: Exclusions, ids: SpoolWriter) -> Iterator[Row]:
     """Passes rows on, and records the ids of images under excluded URLs.
 
     The same images may have other URLs, too.
@@ -123,13 +131,12 @@ def choose_texts(job: Job, unit: Unit) -> Result:
     Each host's pages are read twice: to survey the site, then to choose. Memory: one page, and
     the rows of small hosts.
     """
-    paths = [*job.spools("mined-pages"), *job.spools("matches")]
+    paths = [*job.spools("mined-pages", unit.slices), *job.join_spools("join", "matches")]
     with ExitStack() as stack:
         counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
         writer = stack.enter_context(spool(job.joins / f"{unit.name}.candidates.spool"))
         chooser = Chooser(job, counts, writer)
-        for slice_ in unit.slices:
-            stream = sorted_rows(paths, slice_)
+        for _, stream in read_slices(paths, unit.slices):
             for _, host in groupby(stream, key=lambda row: row[0][: rows.KEY]):
                 choose_of_host(host, job.joins, chooser)
     return Result(tallies=counts.tallies)
@@ -176,7 +183,7 @@ def join_pages(
             order = int.from_bytes(key[rows.PLACE + 1 : rows.PLACE + 3], "big")
             outcomes.setdefault(order, []).append(rows.fact(value).outcome)
         if page is None:
-            assert not outcomes, "a match without its page"
+            assert not outcomes, "a match without a page"
             continue
         yield JoinedPage(page=page, images=select_images(outcomes, most_repeats))
 
@@ -232,7 +239,7 @@ class Chooser:
                 self._drop(f"{joined.page.url} {key}", choice)
                 continue
             archived = joined.images[choice.order]
-            assert isinstance(archived, ArchivedImage), "a choice without its image"
+            assert isinstance(archived, ArchivedImage), "a choice without an image"
             for stage in (JOIN, DOMINANT, TEXTS):
                 self._counts.passed(stage)
             texts = self._in_language(choice, joined.page.language)

@@ -3,6 +3,7 @@
 Each worker writes sorted rows; the writer of the shard reads the ranges in turn without sorting.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,56 +22,58 @@ KINDS = ("pairs", "images", "rejects")
 PART_BYTES = 16 << 20  # of a shard's rows, which one worker sorts in memory
 
 
-def list_spools(job: Job, kind: str) -> list[Path]:
-    """Returns the spools that hold one type of rows by shards."""
-    if kind != "rejects":
-        return job.spools(kind)
-    # The rejects of the shards' own step are added as the shard is written.
-    joins = [path for path in job.spools(kind) if not path.name.startswith("shard-")]
-    return [*job.spools("mined-rejects"), *joins]
+def list_spools(job: Job, kind: str, shard: int) -> list[Path]:
+    """Returns the spools that have rows of one type for a shard."""
+    return job.spools(kind, range(shard, shard + 1))
 
 
-def count_parts(job: Job, shard: int) -> int:
-    """Returns the number of key ranges for a shard's rows, by their bytes."""
-    size = sum(
-        block.unpacked
-        for kind in KINDS
-        for path in list_spools(job, kind)
-        for block in read_blocks(path).get(shard, ())
-    )
-    return max(1, size // PART_BYTES)
+def shard_units(job: Job) -> list[Unit]:
+    """Returns one unit for each shard of the tables; its ``slices`` are those of its parts."""
+    sizes = Counter[int]()
+    for kind in KINDS:
+        for path in job.spools(kind, range(job.shards)):
+            for shard, blocks in read_blocks(path).items():
+                sizes[shard] += sum(block.unpacked for block in blocks)
+    return [
+        Unit(name=f"shard-{n:05d}", number=n, slices=range(max(1, sizes[n] // PART_BYTES)))
+        for n in range(job.shards)
+    ]
 
 
 def order_units(job: Job) -> list[Unit]:
-    """Returns the units of this step: the parts of each shard."""
+    """Returns the units of this step: the parts of each shard of several.
+
+    A unit's ``slices`` begin with its part and end with the number of parts.
+    """
     return [
-        Unit(name=f"order-{shard:05d}-{part:05d}", number=shard, slices=range(part, part + 1))
-        for shard in range(job.shards)
-        for part in range(count_parts(job, shard))
+        Unit(
+            name=f"order-{shard.number:05d}-{part:05d}",
+            number=shard.number,
+            slices=range(part, len(shard.slices)),
+        )
+        for shard in shard_units(job)
+        for part in shard.slices
+        if len(shard.slices) > 1
     ]
 
 
 def order(job: Job, unit: Unit) -> Result:
-    """Writes a part of a shard's rows sorted; does nothing for a shard of one part."""
+    """Writes a part of a shard's rows sorted."""
     shard, part = unit.number, unit.slices.start
-    parts = count_parts(job, shard)
-    if parts > 1:
-        for kind in KINDS:
-            paths = list_spools(job, kind)
-            between = cut_keys(paths, shard, parts)[part]
-            with spool(_ordered(job, shard, part, kind)) as writer:
-                for key, value in sorted_rows(paths, shard, between=between):
-                    writer.add(0, key, value)
+    for kind in KINDS:
+        paths = list_spools(job, kind, shard)
+        between = cut_keys(paths, shard, unit.slices.stop)[part]
+        with spool(_ordered(job, shard, part, kind)) as writer:
+            writer.add_sorted(0, sorted_rows(paths, shard, between=between))
     return Result()
 
 
-def ordered_rows(job: Job, kind: str, shard: int) -> Iterator[Row]:
+def ordered_rows(job: Job, kind: str, unit: Unit) -> Iterator[Row]:
     """Yields the rows of a shard in order."""
-    parts = count_parts(job, shard)
-    if parts == 1:
-        return sorted_rows(list_spools(job, kind), shard)
-    # Each spool was written sorted, so its runs are in order.
-    return unsorted_rows([_ordered(job, shard, part, kind) for part in range(parts)], 0)
+    if len(unit.slices) == 1:
+        return sorted_rows(list_spools(job, kind, unit.number), unit.number)
+    paths = [_ordered(job, unit.number, part, kind) for part in unit.slices]
+    return unsorted_rows(paths, 0)
 
 
 def _ordered(job: Job, shard: int, part: int, kind: str) -> Path:

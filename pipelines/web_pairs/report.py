@@ -57,14 +57,14 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
             Section(
                 title="Sample pairs",
                 body=_images(samples),
-                intro=f"At most {SAMPLES}, drawn by chance.",
+                intro=f"At most {SAMPLES}, sampled at random.",
             ),
             Section(title="Distributions", body=_charts(counts)),
             Section(title="Counted besides", body=_counted(metrics)),
             Section(
                 title="Sample rejects",
                 body=html_table(["stage", "reason", "key", "detail"], content["rejects"]),
-                intro="A few of each stage and reason, drawn by chance.",
+                intro="A few of each stage and reason, sampled at random.",
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
@@ -121,8 +121,8 @@ def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
 
 
 def _counted(metrics: Mapping[str, int]) -> Markup:
-    alike = "<p>{} pairs have images that look like another pair's, in {} groups.</p>"
-    digests = "<p>{} records' bytes are not those of which their archive has the digest.</p>"
+    alike = "<p>Pairs with an image similar to that of another pair: {}, in groups: {}.</p>"
+    digests = "<p>Records whose bytes do not match the digest in their archive: {}.</p>"
     return Markup(alike + digests).format(
         metrics["near_duplicates"], metrics["near_duplicate_groups"], metrics["wrong_digests"]
     )

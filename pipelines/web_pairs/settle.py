@@ -13,7 +13,14 @@ from vlmill.pipelines.web_pairs.decode import DecodedPairs, place_key
 from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
 from vlmill.pipelines.web_pairs.shared import SharedTexts, shared_path
-from vlmill.pipelines.web_pairs.spool import SLICES, Row, SpoolWriter, sorted_rows, spool
+from vlmill.pipelines.web_pairs.spool import (
+    SLICES,
+    Row,
+    SpoolWriter,
+    read_slices,
+    sorted_rows,
+    spool,
+)
 from vlmill.pipelines.web_pairs.stages import BEST_TEXT, EXCLUDE, SHARED_TEXT
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.files.atomic import atomic_path
@@ -30,15 +37,14 @@ COUNTED_TEXTS = 100_000  # kept in memory before their counts are written
 
 def best_texts(job: Job, unit: Unit) -> Result:
     """Keeps the best candidate of each image: writes a spool by images, and counts by texts."""
-    paths = job.spools("candidates")
+    paths = job.join_spools("choose", "candidates")
     excluded = excluder(job)
     with ExitStack() as stack:
         counts = stack.enter_context(open_counts(job, job.joins / f"{unit.name}.rejects.spool"))
         best = stack.enter_context(spool(job.joins / f"{unit.name}.best.spool"))
         texts = stack.enter_context(spool(job.joins / f"{unit.name}.texts.spool"))
         counter = TextCounter(texts)
-        for slice_ in unit.slices:
-            stream = sorted_rows(paths, slice_)
+        for slice_, stream in read_slices(paths, unit.slices):
             for key, group in groupby(stream, key=lambda row: row[0][:IMAGE_KEY]):
                 pair = select_best(group, excluded, counts, job.rules.keep_texts)
                 if pair is not None:
@@ -51,7 +57,7 @@ def best_texts(job: Job, unit: Unit) -> Result:
 def excluder(job: Job) -> Callable[[ArchivedImage], str | None]:
     """Returns a function that returns why an image is excluded (by a list or its URL), or None."""
     excluded = job.excluded
-    ids = {key.decode() for key, _ in sorted_rows(job.spools("excluded"), 0)}
+    ids = {key.decode() for key, _ in sorted_rows(job.join_spools("join", "excluded"), 0)}
 
     def why(image: ArchivedImage) -> str | None:
         return "its URL" if image.image_id in ids else excluded.why(image)
@@ -111,10 +117,10 @@ class TextCounter:
 
 def shared_texts(job: Job, unit: Unit) -> Result:
     """Writes the sorted keys of texts that too many images share: 16 bytes each."""
-    paths = job.spools("texts")
+    paths = job.join_spools("best", "texts")
     with atomic_path(shared_path(job, unit)) as path, path.open("wb") as file:
-        for slice_ in unit.slices:
-            for key, group in groupby(sorted_rows(paths, slice_), key=lambda row: row[0]):
+        for _, stream in read_slices(paths, unit.slices):
+            for key, group in groupby(stream, key=lambda row: row[0]):
                 if sum(rows.number(value) for _, value in group) > job.rules.max_images_per_text:
                     file.write(key)
     return Result()
@@ -125,12 +131,12 @@ def settle(job: Job, unit: Unit) -> Result:
 
     Images of pages' data: URIs have been decoded with their pages.
     """
-    paths, shared = job.spools("best"), SharedTexts(job)
+    paths, shared = job.join_spools("best", "best"), SharedTexts(job)
     with ExitStack() as stack:
         decoded = DecodedPairs(job, unit.name, stack)
         undecoded = stack.enter_context(spool(job.joins / f"{unit.name}.undecoded.spool"))
-        for slice_ in unit.slices:
-            for _, value in sorted_rows(paths, slice_):
+        for _, stream in read_slices(paths, unit.slices):
+            for _, value in stream:
                 pair = rows.pair(value)
                 if rows.shared_key(pair.text) in shared:
                     detail = f"{pair.image.url} {pair.text}"
@@ -149,8 +155,8 @@ def settle(job: Job, unit: Unit) -> Result:
 
 def group_images(job: Job, unit: Unit) -> Result:
     """Writes the groups of similar images and their counts."""
-    paths = job.spools("hashes")
-    stream = (row for slice_ in range(SLICES) for row in sorted_rows(paths, slice_))
+    paths = job.spools("hashes", range(SLICES))
+    stream = (row for _, rows in read_slices(paths, range(SLICES)) for row in rows)
     groups, metrics = make_groups(read_looks(stream))
     with atomic_path(groups_path(job.joins)) as path, path.open("wb") as file:
         np.save(file, groups, allow_pickle=False)

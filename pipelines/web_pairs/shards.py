@@ -38,7 +38,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
     with open_counts(job, rejects_path) as counts:
 
         def settled(kind: str) -> Iterator[tuple[Pair, str | Drop]]:
-            for _, value in ordered_rows(job, kind, unit.number):
+            for _, value in ordered_rows(job, kind, unit):
                 pair = rows.pair(value)
                 yield pair, assign_split(pair.image, pair.page_url, groups, job.rules)
 
@@ -74,7 +74,7 @@ def write_shard(job: Job, unit: Unit) -> Result:
         images = (image_row(pair.image, data) for pair, _, data in with_bytes)
         shards.append(write_images(job, unit.number, images))
     rejects = sorted_rows([rejects_path], unit.number)
-    stream = heapq.merge(ordered_rows(job, "rejects", unit.number), rejects)
+    stream = heapq.merge(ordered_rows(job, "rejects", unit), rejects)
     shards.append(write_rows(job, REJECTS, unit.number, examples.collect(reject_rows(stream))))
     return Result(
         tallies=counts.tallies,

@@ -8,6 +8,7 @@ compressed MessagePack of its rows; the footer lists the offsets of each slice's
 
 import heapq
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -35,6 +36,7 @@ ROW_OVERHEAD = 150  # Python's overhead for a row in addition to its content
 BLOCK_BYTES = 1 << 20
 MERGED_RUNS = 64  # a block of each is in memory, so more would need too much
 OPEN_FOOTERS = 4_096
+OPEN_FILES = 256  # of one unit
 KEY_BYTES = 96  # of a block's first and last key, in the footer
 _FOOTER_SIZE = 8
 
@@ -67,6 +69,7 @@ class SpoolWriter:
 
     def __init__(self, file: BinaryIO, run_bytes: int) -> None:
         self.rows = 0
+        self.unpacked = 0  # bytes of the written rows
         self._file, self._run_bytes = file, run_bytes
         self._slices: dict[int, list[Row]] = {}
         self._bytes = 0
@@ -80,11 +83,20 @@ class SpoolWriter:
         if self._bytes > self._run_bytes:
             self._write_run()
 
+    def add_sorted(self, slice_: int, rows: Iterable[Row]) -> None:
+        """Adds the sorted rows of a slice. Memory: a block."""
+        self._blocks += self._count(write_blocks(self._file, slice_, rows))
+
     def _write_run(self) -> None:
         for slice_, rows in sorted(self._slices.items()):
             rows.sort()
-            self._blocks += write_blocks(self._file, slice_, rows)
+            self.add_sorted(slice_, rows)
         self._slices, self._bytes = {}, 0
+
+    def _count(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self.unpacked += block.unpacked
+            yield block
 
     def finish(self) -> None:
         """Writes the remaining rows in memory, and the footer."""
@@ -152,13 +164,60 @@ def forget_footers() -> None:
 @lru_cache(maxsize=OPEN_FOOTERS)
 def _read_footer(path: Path, _: int) -> dict[int, list[Block]]:
     with path.open("rb") as file:
-        file.seek(-_FOOTER_SIZE, 2)
-        size = int.from_bytes(file.read(_FOOTER_SIZE), "little")
-        file.seek(-_FOOTER_SIZE - size, 2)
-        blocks: dict[int, list[Block]] = {}
-        for block in _footer.decode(file.read(size)):
-            blocks.setdefault(block.slice, []).append(block)
+        return _parse_footer(file)
+
+
+def _parse_footer(file: BinaryIO) -> dict[int, list[Block]]:
+    file.seek(-_FOOTER_SIZE, 2)
+    size = int.from_bytes(file.read(_FOOTER_SIZE), "little")
+    file.seek(-_FOOTER_SIZE - size, 2)
+    blocks: dict[int, list[Block]] = {}
+    for block in _footer.decode(file.read(size)):
+        blocks.setdefault(block.slice, []).append(block)
     return blocks
+
+
+class SpoolFiles:
+    """Keeps spools open, so that a unit of many slices opens each one, and reads its footer, once.
+
+    At most ``OPEN_FILES`` are open; a file that is closed for others is opened again when needed.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, BinaryIO] = OrderedDict()
+        self._blocks: dict[Path, dict[int, list[Block]]] = {}
+
+    def read_blocks(self, path: Path) -> dict[int, list[Block]]:
+        """Returns a spool's blocks by their slices."""
+        if path not in self._blocks:
+            self._blocks[path] = _parse_footer(self.open(path))
+        return self._blocks[path]
+
+    def open(self, path: Path) -> BinaryIO:
+        """Returns the open file of a spool."""
+        file = self._files.pop(path, None)
+        if file is None:
+            if len(self._files) >= OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+            file = path.open("rb")
+        self._files[path] = file
+        return file
+
+    def __enter__(self) -> "SpoolFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def read_slices(
+    paths: Sequence[Path], slices: Iterable[int]
+) -> Iterator[tuple[int, Iterator[Row]]]:
+    """Yields slices with their sorted rows, as :func:`sorted_rows`; each spool is opened once."""
+    with SpoolFiles() as files:
+        for slice_ in slices:
+            yield slice_, sorted_rows(paths, slice_, files=files)
 
 
 def unpacked_bytes(paths: Iterable[Path]) -> int:
@@ -172,10 +231,11 @@ def sorted_rows(
     *,
     between: Between = EVERY_KEY,
     sort_bytes: int = SORT_BYTES,
+    files: SpoolFiles | None = None,
 ) -> Iterator[Row]:
     """Yields the rows of one slice of all these spools, in order of key and value.
 
-    Only rows with keys ``between`` two keys are read.
+    Only rows with keys ``between`` two keys are read. ``files`` keeps the spools open.
 
     The order of ``paths`` does not count. Memory: about ``sort_bytes``; larger slices are sorted in
     temporary files in the folder of the first of ``paths``.
@@ -185,7 +245,7 @@ def sorted_rows(
         runs: list[_Run] = []
         rows: list[Row] = []
         size = 0
-        for row in unsorted_rows(paths, slice_, between):
+        for row in unsorted_rows(paths, slice_, between, files):
             rows.append(row)
             size += len(row[0]) + len(row[1]) + ROW_OVERHEAD
             if size > sort_bytes:
@@ -199,21 +259,33 @@ def sorted_rows(
 
 
 def unsorted_rows(
-    paths: Sequence[Path], slice_: int, between: Between = EVERY_KEY
+    paths: Sequence[Path],
+    slice_: int,
+    between: Between = EVERY_KEY,
+    files: SpoolFiles | None = None,
 ) -> Iterator[Row]:
     """Yields the rows of one slice with keys ``between`` two, in file order."""
-    low, high = between
     for path in paths:
-        blocks = [b for b in read_blocks(path).get(slice_, ()) if b.may_hold(between)]
+        footer = read_blocks(path) if files is None else files.read_blocks(path)
+        blocks = [b for b in footer.get(slice_, ()) if b.may_hold(between)]
         if not blocks:
             continue
-        with path.open("rb") as file:
-            for block in blocks:
-                rows = _read_block(file, block)
-                if between == EVERY_KEY:
-                    yield from rows
-                else:
-                    yield from (r for r in rows if r[0] >= low and (high is None or r[0] < high))
+        if files is None:
+            with path.open("rb") as file:
+                yield from _read_rows(file, blocks, between)
+        else:
+            for block in blocks:  # another stream may have closed the file in the meantime
+                yield from _read_rows(files.open(path), [block], between)
+
+
+def _read_rows(file: BinaryIO, blocks: Iterable[Block], between: Between) -> Iterator[Row]:
+    low, high = between
+    for block in blocks:
+        rows = _read_block(file, block)
+        if between == EVERY_KEY:
+            yield from rows
+        else:
+            yield from (r for r in rows if r[0] >= low and (high is None or r[0] < high))
 
 
 def cut_keys(paths: Sequence[Path], slice_: int, number: int) -> list[Between]:

@@ -29,11 +29,11 @@ from vlmill.pipelines.web_pairs.spool import (
     spool,
     unpacked_bytes,
 )
-from vlmill.runtime.files.atomic import TEMPORARY_PREFIX, atomic_path, remove_leftovers
+from vlmill.runtime.files.atomic import atomic_path, remove_leftovers
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.units.counts import Counts
-from vlmill.runtime.units.unit import Unit, read_record
+from vlmill.runtime.units.unit import Unit, read_record, read_result
 
 if TYPE_CHECKING:
     from vlmill.pipelines.filters.scorer import Scorer
@@ -45,6 +45,11 @@ UNIT_BYTES = 4 << 20
 # Bytes of a part of a large archive: each part is a unit, so that several workers mine it. With
 # many archives all workers have work, and smaller parts would only be more files.
 PART_BYTES, MAX_PARTS = 8 << 20, 4_096
+
+# Many spools are merged: in two levels, so many of them at a time. The spools of the second level
+# have a range of the slices each, so that no unit reads too much.
+FAN_IN, LEVELS = 64, 2
+GATHERED = 4  # ranges: beyond, the undecoded pairs are gathered before archives read them
 
 FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has created
 
@@ -139,18 +144,63 @@ class Job:
         """Returns the path of one of the spools that a unit over an archive writes."""
         return self.mined / f"{name}.mined-{kind}.spool"
 
-    def spools(self, kind: str) -> list[Path]:
-        """Returns the finished spools with this name; not spools that are being written."""
-        if kind.startswith("mined-"):
-            kind = kind.removeprefix("mined-")
-            names = [
-                unit.name for unit in archive_units(self) if kind != "redirects" or not unit.slices
-            ]
-            if kind in ("redirects", "rejects"):
-                names += [unit.name for unit in link_units(self)]
-            return sorted(self.mined_spool(name, kind) for name in names)
-        spools = self.joins.glob(f"*.{kind}.spool")
-        return sorted(path for path in spools if not path.name.startswith(TEMPORARY_PREFIX))
+    def written_spools(self, kind: str) -> list[Path]:
+        """Returns the spools of a kind as the units wrote them, in order."""
+        if kind == "rejects":
+            steps = ("choose", "best", "settle", "decode")
+            joined = [path for step in steps for path in self.join_spools(step, kind)]
+            return [*self.written_spools("mined-rejects"), *joined]
+        if kind in ("pairs", "images", "hashes"):
+            return [*self.join_spools("settle", kind), *self.join_spools("decode", kind)]
+        kind = kind.removeprefix("mined-")
+        names = [
+            unit.name for unit in archive_units(self) if kind != "redirects" or not unit.slices
+        ]
+        if kind in ("redirects", "rejects"):
+            names += [unit.name for unit in link_units(self)]
+        return sorted(self.mined_spool(name, kind) for name in names)
+
+    def join_spools(self, step: str, kind: str) -> list[Path]:
+        """Returns the spools of a kind that a step over ranges, or over archives, wrote."""
+        units = archive_units(self) if step == "decode" else range_units(step, self)
+        prefix = "decode-" if step == "decode" else ""
+        return [self.joins / f"{prefix}{unit.name}.{kind}.spool" for unit in units]
+
+    def spools(self, kind: str, slices: range) -> list[Path]:
+        """Returns the spools that have all rows of a kind with these slices, merged if many."""
+        written = self.written_spools(kind)
+        counts = count_merged(len(written))
+        if not counts:
+            return written
+        return [
+            self.merged_spool(kind, len(counts), group, part)
+            for group in range(counts[-1])
+            for part, covered in enumerate(cut_slices(self.count_slices(kind), len(counts)))
+            if covered.start < slices.stop and slices.start < covered.stop
+        ]
+
+    def merged_spool(self, kind: str, level: int, group: int, part: int) -> Path:
+        """Returns the path of a merged spool."""
+        return self.joins / f"merged-{level}-{group:05d}-{part:05d}.{kind}.spool"
+
+    def count_slices(self, kind: str) -> int:
+        """Returns the number of slices of a kind's spools."""
+        by_shard = ("rejects", "mined-inline", "pairs", "images")
+        return self.shards if kind in by_shard else SLICES
+
+    @cached_property
+    def num_ranges(self) -> int:
+        """Returns the number of ranges of keys, by the mined bytes; read after mining."""
+        sizes = 0
+        for kind in ("mined-pages", "mined-urls"):
+            written = self.written_spools(kind)
+            if counts := count_merged(len(written)):
+                units = merge_units("keys", (kind,), 1, self)
+                assert len(units) == counts[0]
+                sizes += sum(read_result(self.joins, u).metrics[kind] for u in units)
+            else:
+                sizes += unpacked_bytes(written)
+        return max(1, min(SLICES, sizes // UNIT_BYTES))
 
 
 @contextmanager
@@ -215,8 +265,7 @@ def range_units(step: str, job: Job) -> list[Unit]:
 
     Units and files depend only on the archives, not on the workers.
     """
-    size = unpacked_bytes([*job.spools("mined-pages"), *job.spools("mined-urls")])
-    number = max(1, min(SLICES, size // UNIT_BYTES))
+    number = job.num_ranges
     edges = [SLICES * i // number for i in range(number + 1)]
     return [
         Unit(name=f"{step}-{n:05d}", number=n, slices=range(edges[n], edges[n + 1]))
@@ -224,9 +273,38 @@ def range_units(step: str, job: Job) -> list[Unit]:
     ]
 
 
-def shard_units(job: Job) -> list[Unit]:
-    """Returns one unit for each shard of the tables."""
-    return [Unit(name=f"shard-{n:05d}", number=n) for n in range(job.shards)]
+def count_merged(number: int) -> list[int]:
+    """Returns the number of groups of merged spools at each level; [] for few spools."""
+    counts = list[int]()
+    while number > FAN_IN and len(counts) < LEVELS:
+        number = -(-number // FAN_IN)
+        counts.append(number)
+    return counts
+
+
+def cut_slices(slices: int, level: int) -> list[range]:
+    """Returns the ranges of slices that the spools of a level are cut into, some perhaps empty."""
+    number = FAN_IN ** (level - 1)
+    edges = [slices * i // number for i in range(number + 1)]
+    return [range(edges[n], edges[n + 1]) for n in range(number)]
+
+
+def merge_units(what: str, kinds: Sequence[str], level: int, job: Job) -> list[Unit]:
+    """Returns the units that merge spools of these kinds: one for each group and range of slices.
+
+    A unit's ``slices`` are the index of its range, as kinds differ in their slices.
+    """
+    counts = [count_merged(len(job.written_spools(kind))) for kind in kinds]
+    groups = max(([*each, 0, 0][level - 1] for each in counts), default=0)
+    return [
+        Unit(
+            name=f"merge-{what}-{level}-{group:05d}-{part:05d}",
+            number=group,
+            slices=range(part, part + 1),
+        )
+        for group in range(groups)
+        for part in range(FAN_IN ** (level - 1))
+    ]
 
 
 def prepare_work(job: Job, *, shared: bool = False) -> None:

@@ -47,7 +47,7 @@ def failure_line(error: Exception) -> str | None:
     These are errors of the operating system, too little memory, and killed workers of a loader.
     """
     text = one_line(error)
-    if isinstance(error, MemoryError) or _is_about_memory(error, text):
+    if is_about_memory(error):
         return _memory_line(text)
     if isinstance(error, OSError):
         return _os_line(error)
@@ -71,7 +71,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:MAX_LINE]
 
 
-def _is_about_memory(error: Exception, text: str) -> bool:
+def is_about_memory(error: BaseException) -> bool:
+    """Returns whether an error was raised because of too little memory, of a GPU too."""
+    text = one_line(error)
+    if isinstance(error, MemoryError):
+        return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     # torch.OutOfMemoryError is a RuntimeError; libraries that cannot be loaded are an ImportError.

@@ -75,7 +75,7 @@ def _wrong_image(row: Row) -> str | None:
         return None
     if hashlib.sha256(row["bytes"]).hexdigest() == row["sha256"]:
         return None
-    return f"{row['image_id']}: its bytes are not those of its sha256"
+    return f"{row['image_id']}: its bytes do not match its sha256"
 
 
 def _wrong_pair(row: Row, image_ids: set[str] | None) -> str | None:
@@ -89,14 +89,14 @@ def _wrong_negatives(row: Row) -> str | None:
     if len(ids) != len(similarities):
         return f"{row['pair_id']}: {len(ids)} negatives and {len(similarities)} similarities"
     if row["pair_id"] in ids or len(set(ids)) < len(ids):
-        return f"{row['pair_id']}: a negative is the pair itself, or comes twice"
+        return f"{row['pair_id']}: its list of negatives has the pair itself, or one pair twice"
     return None
 
 
 def _wrong_neighbours(row: Row) -> str | None:
     ids, distances = row["neighbour_ids"], row["distances"]
     if row["image_id"] in ids or len(set(ids)) < len(ids):
-        return f"{row['image_id']}: a neighbour is the image itself, or comes twice"
+        return f"{row['image_id']}: its list of neighbours has the image itself, or one image twice"
     if distances is None:
         return None
     if len(ids) != len(distances):

@@ -35,7 +35,7 @@ def cache_folder() -> Path:
 
 def disk_full_error(error: OSError) -> OSError:
     """Returns the error of a full disk below :func:`cache_folder`, with its path and the remedy."""
-    message = f"{error.strerror}; make room, or let {FOLDER} be a folder of another disk"
+    message = f"{error.strerror}; free disk space, or set {FOLDER} to a folder on another disk"
     return OSError(error.errno, message, str(cache_folder()))
 
 
@@ -98,7 +98,7 @@ def _evict_copies(folder: Path, size: int, url: str) -> None:
             total -= length
     if total + size > bound:
         raise InputError(
-            f"{url}: its {size} bytes do not fit with the {total} bytes of copies in use in "
+            f"{url}: its {size} bytes do not fit next to the {total} bytes of copies in use in "
             f"{folder.parent}; let {BOUND} ({bound}) be larger, or {FOLDER} be another folder"
         )
 

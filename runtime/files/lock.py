@@ -216,9 +216,8 @@ def _open_lock_file(path: Path, display_name: str) -> int:
             if error.errno not in _REFUSED:
                 raise
             raise InputError(
-                f"{display_name} cannot be written ({error.strerror}: {error.filename}); give a "
-                "place "
-                "that you can write to"
+                f"{display_name} cannot be written ({error.strerror}: "
+                f"{error.filename}); give a folder that you can write to"
             ) from None
     raise InputError(f"{display_name} cannot be written: no folder can be made there; give another")
 

@@ -117,7 +117,7 @@ def read_archives(folder: Path, job: str) -> list[ListedFile]:
     except FileNotFoundError:
         raise InputError(f"{path} is missing; run the crawl again with --fresh") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}); put it back from a copy") from None
+        raise InputError(f"{path} is damaged ({error}); restore it from a copy") from None
 
 
 def _verify_shard(folder: Path, shard: Shard) -> list[str]:
@@ -144,7 +144,7 @@ def _verify_shard(folder: Path, shard: Shard) -> list[str]:
         for group in range(file.num_row_groups):
             table = conform(file.read_row_group(group), spec)
             problems += [
-                f"{path}: row group {group}: values of {name} are not at their recorded place"
+                f"{path}: row group {group}: values of {name} are not at their recorded position"
                 for name in find_misplaced(byte_ranges, group, table, binary_columns(spec), mapped)
             ]
     except (OSError, ValueError, KeyError) as error:

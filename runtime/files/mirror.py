@@ -142,7 +142,7 @@ class Mirror:
         if file.stat().st_size > size and _digest(file, size) == digest:
             os.truncate(file, size)  # it has grown since
         elif _digest(file) != digest and file.stat().st_size > SMALL_BYTES:
-            raise InputError(f"{remote} is not what {LISTING} says; use --fresh")
+            raise InputError(f"{remote} differs from its entry in {LISTING} says; use --fresh")
 
     def push(self) -> None:
         """Uploads changed files, lists them, and removes deleted ones; the manifest is uploaded

@@ -112,7 +112,7 @@ def require_shards(folder: Path) -> None:
         else:
             if size == shard.bytes:
                 continue
-            problem = f"has {size} bytes, and {MANIFEST} lists {shard.bytes}"
+            problem = f"has {size} bytes, and {MANIFEST} lists {shard.bytes} bytes"
         raise InputError(
             f"--output {folder} is finished, but {path} {problem}; restore this file, or give "
             "--fresh to write the output again"

@@ -49,7 +49,7 @@ def read_lines(path: str | Path, flag: str) -> list[str]:
             raise ValueError("no list of names")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{flag} {path}: {error}; give a text file of one name a line, or a JSON list"
+            f"{flag} {path}: {error}; give a text file of one name per line, or a JSON list"
         ) from None
     return lines
 
@@ -77,5 +77,5 @@ def require_number(
     if names and isinstance(number, int) and len(names) != number:
         raise InputError(
             f"{flag} has {len(names)} names, the detector of {regions} {number} {what}; give its "
-            f"own list of {what}, one a line, without background"
+            f"own list of {what}, one per line, without background"
         )

@@ -60,7 +60,7 @@ class MappedShard:
     def misplaced_error(self, what: str) -> InputError:
         """Returns the error for a value that is not at its recorded position."""
         return InputError(
-            f"{self.path} is damaged: {what} is not at its recorded place; write the shard again"
+            f"{self.path} is damaged: {what} is not at its recorded position; write the shard again"
         )
 
     def read_ahead(self, offset: int, size: int) -> None:

@@ -94,6 +94,14 @@ class ServiceClient:
         words = {"question": [question]}
         return str(self.request_json("/v1/answer", [image], words)["answer"])
 
+    def classify(self, image: ImageSource, text: str = "") -> dict[str, Any]:
+        """Returns the ``labels`` and ``probabilities`` of an image, or of an image with a text."""
+        return self.request_json("/v1/classify", [image], {"text": [text] if text else []})
+
+    def entail(self, image: ImageSource, statement: str) -> dict[str, Any]:
+        """Returns the ``labels`` and ``probabilities`` of whether an image entails a statement."""
+        return self.request_json("/v1/entail", [image], {"statement": [statement]})
+
     def request_json(
         self, path: str, images: Sequence[ImageSource], words: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:

@@ -360,7 +360,8 @@ function words(extra) {
 }
 
 const TASKS = { score: ["Scoring", score], search: ["Searching", search],
-  answer: ["Answering", answer] };
+  answer: ["Answering", answer], classify: ["Classifying", classify],
+  entail: ["Checking", entail] };
 
 function wish(name) { // what the last one said goes first: an error must not stand above it
   const [what, task] = TASKS[name];
@@ -433,6 +434,32 @@ async function answer() {
     { method: "POST", body: words({ question }) })).json();
   $("said").textContent = `Answer: ${said.answer}`;
   say("Answered.");
+}
+
+async function classify() { // the text may be missing
+  require(state.blob, "choose an image");
+  const text = $("text").value.trim();
+  showClasses(await (await ask("/v1/classify",
+    { method: "POST", body: words(text ? { text } : {}) })).json());
+}
+
+async function entail() {
+  const statement = $("text").value.trim();
+  require(statement && state.blob, "choose an image and type a statement");
+  showClasses(await (await ask("/v1/entail",
+    { method: "POST", body: words({ statement }) })).json());
+}
+
+function showClasses(said) { // the likeliest ten
+  $("said").textContent = said.labels.length ? `Class: ${said.labels.join(", ")}` : "No class.";
+  const list = Object.entries(said.probabilities).slice(0, 10);
+  $("answers").replaceChildren(...list.map(([name, share]) => {
+    const item = document.createElement("li");
+    item.textContent = `${share.toFixed(3)} ${name}`;
+    return item;
+  }));
+  $("answers").classList.remove("with-images");
+  say("Classified.");
 }
 
 async function openImage(blob, name) {

@@ -222,7 +222,13 @@ def _member(kinds: Sequence[Any], value: Any) -> Any:
     if len(kinds) > 1 and isinstance(value, Mapping):
         by_names = {kind: {f.name for f in dataclasses.fields(kind)} for kind in kinds}
         return min(kinds, key=lambda kind: len(by_names[kind] ^ value.keys()))
-    return next((kind for kind in kinds if type(value) is kind), kinds[0])
+    return next((kind for kind in kinds if _is_of(value, kind)), kinds[0])
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    return type(value) is kind
 
 
 def _read_float(value: Any, where: str) -> float:

@@ -41,7 +41,7 @@ def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> No
         raise InputError(f"--part is for a job without Beam, and {beam_flags[0]} goes to Beam")
     if args.fresh:
         raise InputError(
-            "--fresh would delete what the other parts make; remove it, and delete "
+            "--fresh would delete the output of the other parts; remove it, and delete "
             f"{args.output} before all parts"
         )
 

@@ -3,12 +3,13 @@
 Every problem of an image raises ``Rejected`` with a reason of the closed list.
 """
 
+import ctypes
 import functools
 import io
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
     if bounds.max_bytes is not None and len(data) > bounds.max_bytes:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, limit {bounds.max_bytes}")
     Image.init()  # pillow would otherwise know only the formats of earlier images
+    silence_libtiff()
     name = format_name(data)
     if name in _HEIF:
         register_heif()
@@ -95,6 +97,22 @@ def open_image(data: bytes, bounds: Bounds) -> Iterator[Image.Image]:
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, ... on damaged
         # input, and no list of them is complete.
         raise Rejected(Reason.UNREADABLE_IMAGE, f"{type(error).__name__}: {error}") from None
+
+
+@functools.cache
+def silence_libtiff() -> None:
+    """Stops libtiff from writing to the standard error stream: Pillow reports its errors.
+
+    Its messages about damaged files would appear between the lines of a job. Other libraries that
+    Pillow uses write nothing. Without ``/proc`` (not Linux) the messages stay.
+    """
+    with suppress(OSError, AttributeError):
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            names = {line.split(maxsplit=5)[-1].strip() for line in lines if "libtiff" in line}
+        for name in names:
+            library = ctypes.CDLL(name)
+            library.TIFFSetErrorHandler(None)
+            library.TIFFSetWarningHandler(None)
 
 
 @functools.cache

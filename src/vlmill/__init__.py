@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
 
-    from vlmill.inference.load.model import Pretrained
+    from vlmill.inference.load.public import Pretrained
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,8 @@ def load(
     batch_size: int = 64,
     trust: bool = False,
 ) -> "Pretrained":
-    """Loads a checkpoint for raw images (paths, bytes, PIL images, arrays) and strings.
+    """Loads a checkpoint for raw images (paths, bytes, open files, PIL images, arrays, tensors) and
+    strings: the object scores, embeds, answers, grounds, classifies, entails and explains.
 
     ``checkpoint`` is what `train-vl pretrain`, `finetune` or `convert` wrote: a folder,
     ``hf://OWNER/NAME[@REVISION]`` or ``https://HOST/FOLDER/``. ``detector`` is the file of the
@@ -36,8 +37,11 @@ def load(
     Raises InputError, a ValueError, for what cannot be used together.
     """
     from vlmill.inference.load.model import load_pretrained
+    from vlmill.inference.load.public import Pretrained
 
-    return load_pretrained(checkpoint, detector, labels, device, batch_size, trust=trust)
+    return Pretrained(
+        load_pretrained(checkpoint, detector, labels, device, batch_size, trust=trust)
+    )
 
 
 def open_table(table: str | Path, name: str) -> "Dataset":

@@ -87,7 +87,7 @@ def test_attention_is_left_out_whatever_computes_it() -> None:
 
 def test_utilisation_by_hand() -> None:
     assert utilisation(6e12, 0.02, 1e15) == pytest.approx(0.3)
-    with pytest.raises(ValueError, match="want both above 0"):
+    with pytest.raises(ValueError, match="expected both above 0"):
         utilisation(6e12, 0.0, 1e15)
 
 
@@ -143,7 +143,7 @@ def test_the_fastest_form_is_the_value() -> None:
 
 def test_smoothed_losses_by_hand() -> None:
     assert smoothed([1, 3, 5, 7], over=2).tolist() == [2, 4, 6]
-    with pytest.raises(ValueError, match="want at least 10"):
+    with pytest.raises(ValueError, match="expected at least 10"):
         smoothed([1.0] * 9)
 
 

@@ -32,6 +32,7 @@ from vlmill.runtime.units.stored import StoredJob
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
 ENGINE = {"runtime.units.run_beam.RunUnits"}
+MOST_GRAPH_BYTES = 200_000
 
 
 PLAN = Plan(
@@ -40,7 +41,7 @@ PLAN = Plan(
     output=Path(OUTPUT),
     settings={"top": 30},
     shard_captions=1000,
-    parts=3,
+    parts=40,  # each is a step, so this is the longest of all lists
     threads=2,
 )
 
@@ -48,7 +49,7 @@ PLAN = Plan(
 JOBS: dict[str, Sequence[Step[Any]]] = {
     "web_pairs": STEPS,
     "hard_negatives": list_steps(PLAN),
-    "crawl": [make_round([0, 2])],
+    "crawl": [make_round([0, 2], 0)],
     "manifest": [READ, JUDGE, MAKE],
     "manifest own": own.STEPS,
     "tables": [*REPEATS, WRITE],
@@ -108,7 +109,8 @@ def test_the_job_graph_names_image_and_pipeline(name: str, folders: dict[str, li
         assert graph["type"] == "JOB_TYPE_BATCH"
         assert [each["containerImage"] for each in pool["sdkHarnessContainerImages"]] == [IMAGE]
         assert pool["autoscalingSettings"]["maxNumWorkers"] == 20
-        assert (folder / "pipeline.pb").stat().st_size > 0
+        # It names the job's file and its steps, so no number of inputs makes it larger.
+        assert 0 < (folder / "pipeline.pb").stat().st_size < MOST_GRAPH_BYTES
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -11,20 +11,21 @@ from tests.flink.observed import jobs_of, process_environment
 from vlmill import __version__
 
 pytestmark = [pytest.mark.flink, pytest.mark.long]
-REMEDY = f"install vlmill {__version__} with what it needs on every host of a task manager"
+REMEDY = f"install vlmill {__version__} with its dependencies on every host of a task manager"
 
 
 def package(folder: Path, *, version: str = __version__, without: str = "") -> Path:
-    """A folder with this vlmill as another version, or without one of its pipelines."""
+    """A folder with this vlmill as another version, or without the package at a path in it."""
     ours, theirs = ROOT / "src" / "vlmill", folder / "vlmill"
-    (theirs / "pipelines").mkdir(parents=True)
-    (theirs / "__init__.py").write_text(f'__version__ = "{version}"\n')
-    for room in ours.iterdir():
-        if room.is_dir() and room.name != "pipelines":
-            (theirs / room.name).symlink_to(room.resolve())
-    for room in (ours / "pipelines").iterdir():
-        if room.name != without:
-            (theirs / "pipelines" / room.name).symlink_to(room.resolve())
+    for name in ("", *Path(without).parts[:-1]):
+        ours, theirs = ours / name, theirs / name
+        theirs.mkdir(parents=True, exist_ok=True)
+        for entry in ours.iterdir():
+            if entry.relative_to(ROOT / "src" / "vlmill") not in Path(without, "_").parents:
+                (theirs / entry.name).symlink_to(entry.resolve())
+    initial = folder / "vlmill" / "__init__.py"
+    initial.unlink()
+    initial.write_text(f'__version__ = "{version}"\n')
     return folder
 
 
@@ -40,12 +41,14 @@ def failure_of(inputs: Inputs, output: Path, *flags: str) -> str:
 def test_one_that_lacks_a_module(
     inputs: Inputs, cluster: Cluster, master: list[str], tmp_path: Path
 ) -> None:
-    process = process_environment(cluster, package(tmp_path / "lacking", without="archives"))
+    process = process_environment(
+        cluster, package(tmp_path / "lacking", without="pipelines/web/archives")
+    )
     said = failure_of(inputs, tmp_path / "out", *master, *process)
     assert said.startswith("failed: on ") and "cannot import vlmill.pipelines.web_pairs.job" in said
     assert "No module named 'vlmill.pipelines.web.archives'" in said
     assert said.endswith(
-        f"install vlmill {__version__} with what it needs on every host of a task manager"
+        f"install vlmill {__version__} with its dependencies on every host of a task manager"
     )
     assert jobs_of(cluster)[0]["state"] in ("CANCELLING", "CANCELED")
 

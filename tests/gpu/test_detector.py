@@ -18,7 +18,7 @@ from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.precision import computing
 from vlmill.extract.detect.predict import compute, start_batch
 from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.transfer import images_there, upload_batch
+from vlmill.extract.detect.transfer import images_on_device, upload_batch
 from vlmill.extract.images.resize import NetworkInput, PixelInput, network_input, pixel_input
 from vlmill.models.detector.config import (
     DetectorConfig,
@@ -81,7 +81,7 @@ def test_images_resized_there_are_those_resized_here_bit_for_bit() -> None:
     here = [network_input(one, spec, CONFIG.limits) for one in pixels]
     there = [pixel_input(one, spec, CONFIG.limits) for one in pixels]
     assert [one.size for one in there] == [(96, 129)] * 3
-    resized = images_there(there, spec, DEVICE).cpu()
+    resized = images_on_device(there, spec, DEVICE).cpu()
     assert torch.equal(resized, torch.cat([one.tensor for one in here]))
     mixtures: list[list[NetworkInput | PixelInput]] = [
         [*here],
@@ -89,7 +89,7 @@ def test_images_resized_there_are_those_resized_here_bit_for_bit() -> None:
         [there[0], here[1], there[2]],
     ]
     for mixed in mixtures:
-        assert torch.equal(images_there(mixed, spec, DEVICE).cpu(), resized)
+        assert torch.equal(images_on_device(mixed, spec, DEVICE).cpu(), resized)
 
 
 def rows(outcomes: Any) -> list[RegionRow]:

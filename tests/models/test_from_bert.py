@@ -321,7 +321,7 @@ def test_another_size_is_refused_with_both_shapes() -> None:
 
 
 def test_what_is_no_bert_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing in the checkpoint is BERT's"):
+    with pytest.raises(ValueError, match="the checkpoint has no tensor of BERT"):
         initialise_from_bert(tiny_imagebert(), {"fc.weight": torch.zeros(2, 2)})
     with pytest.raises(ValueError, match="Linear does not start from BERT; these do: Bert, Image"):
         initialise_from_bert(nn.Linear(2, 2), tiny().state_dict())

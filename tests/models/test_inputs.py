@@ -38,14 +38,18 @@ def outside_of_tests() -> Iterator[None]:
         (
             "tokens",
             torch.ones(3, 3, dtype=torch.int64),
-            r"tokens has shape \(3, 3\), want \(2, 3\)",
+            r"tokens has shape \(3, 3\), expected \(2, 3\)",
         ),
-        ("tokens", torch.ones(2, 3, dtype=torch.int32), "tokens is torch.int32, want torch.int64"),
+        (
+            "tokens",
+            torch.ones(2, 3, dtype=torch.int32),
+            "tokens is torch.int32, expected torch.int64",
+        ),
         ("token_mask", torch.ones(2, 4, dtype=torch.bool), r"token_mask has shape \(2, 4\)"),
-        ("token_mask", torch.ones(2, 3), "token_mask is torch.float32, want torch.bool"),
-        ("region_features", torch.zeros(2, 4), r"region_features \(2, 4\); want"),
+        ("token_mask", torch.ones(2, 3), "token_mask is torch.float32, expected torch.bool"),
+        ("region_features", torch.zeros(2, 4), r"region_features \(2, 4\); expected"),
         ("region_locations", torch.zeros(2, 4, 4), r"region_locations has shape \(2, 4, 4\)"),
-        ("region_mask", torch.ones(2, 5, dtype=torch.bool), r"want \(2, 4\)"),
+        ("region_mask", torch.ones(2, 5, dtype=torch.bool), r"expected \(2, 4\)"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(name: str, value: torch.Tensor, message: str) -> None:
@@ -120,5 +124,7 @@ def test_places_of_another_mask_are_refused() -> None:
     fewer[0, -1] = False
     with pytest.raises(ValueError, match=r"real_tokens .* token_mask marks; compute them from"):
         dataclasses.replace(placed, token_mask=fewer).validate()
-    with pytest.raises(ValueError, match=r"real_regions has shape .* want one row of places"):
+    with pytest.raises(
+        ValueError, match=r"real_regions has shape .* expected one row " r"of positions"
+    ):
         dataclasses.replace(placed, real_regions=regions[None])

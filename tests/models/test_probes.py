@@ -71,7 +71,7 @@ def test_linear_layers(broken: Callable[..., Tensor], monkeypatch: pytest.Monkey
     expected = layer(rows)
     monkeypatch.setattr(linear, "_product", broken)
     assert not linear.has_onednn_linear() and not linear.packs_weights()
-    assert not linear.multiplies_faster(rows, layer.weight)
+    assert not linear.is_faster(rows, layer.weight)
     with torch.no_grad(), linear.cache_packed_weights(linear.WORTH):
         assert linear._get_packed_weight(layer.weight, 5) is layer.weight
     from vlmill.models.layers.operators import linear as chosen

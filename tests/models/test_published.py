@@ -186,7 +186,7 @@ def test_regression_takes_features(target: dict[str, Any]) -> None:
             },
             "v_target_size=1601, v_feature_size=2048",
         ),
-        ("vl-bert", {"vlbert": {"type_vocab_size": 2}}, "num_segments=2: want 3 or more"),
+        ("vl-bert", {"vlbert": {"type_vocab_size": 2}}, "num_segments=2: expected 3 or more"),
         ("vl-bert", {"network": {"NO_OBJ_ATTENTION": True}}, "NO_OBJ_ATTENTION=True: only False"),
         (
             "vl-bert",
@@ -196,7 +196,7 @@ def test_regression_takes_features(target: dict[str, Any]) -> None:
         (
             "beit",
             {"embed_dim": 768, "use_rel_pos_bias": True, "use_shared_rel_pos_bias": True},
-            "want one of the two",
+            "set only one of the two",
         ),
         (
             "interbert",

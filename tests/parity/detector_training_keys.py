@@ -100,7 +100,9 @@ def solver_of(keys: Keys) -> Solver:
         "WarmupCosineLR": "cosine",
     }
     schedule = keys.get("SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR")
-    expect(schedule in schedules, f"SOLVER.LR_SCHEDULER_NAME {schedule}: want {list(schedules)}")
+    expect(
+        schedule in schedules, f"SOLVER.LR_SCHEDULER_NAME {schedule}: expected {list(schedules)}"
+    )
     rate, steps = keys["SOLVER.BASE_LR"], keys.get("SOLVER.MAX_ITER", 0)
     drops = [drop for drop in keys.get("SOLVER.STEPS", ()) if drop <= steps]
     if schedule == "WarmupStepWithFixedGammaLR":  # parts of the same length

@@ -25,8 +25,8 @@ from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.vocabulary import SEP
 from vlmill.train.settings.parts import Feeding
+from vlmill.train.tasks.recipes.vilbert import refcoco_vilbert, vilbert_refcoco_feeding
 from vlmill.train.tasks.refcoco.metrics import RULES, iou
-from vlmill.train.tasks.refcoco.recipes import refcoco_vilbert, vilbert_refcoco_feeding
 from vlmill.train.tasks.refcoco.task import make_targets, prepend_image_box
 
 PAD_ID = 0

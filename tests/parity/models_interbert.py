@@ -23,7 +23,7 @@ from vlmill.models.interbert.model import InterBert
 from vlmill.models.interbert.published import links
 from vlmill.models.interbert.tasks import InterBertTasks
 from vlmill.models.layers.pair_heads import EncodedPair
-from vlmill.train.tasks.retrieval.recipes import retrieval_interbert
+from vlmill.train.tasks.recipes.interbert import retrieval_interbert
 from vlmill.train.tasks.retrieval.task import candidate_losses, pair_scores
 
 
@@ -153,7 +153,7 @@ def vcr(case: Case, scores: Tensor) -> None:
 def retrieval(case: Case, matching: Tensor, scores: Tensor) -> None:
     """A row of targets for each group: 0 for the pair that matches, which the task has first."""
     target = case["in.target"]
-    expect(bool(((target == 0).sum(1) == 1).all()), f"{case.name}: want a match in each group")
+    expect(bool(((target == 0).sum(1) == 1).all()), f"{case.name}: expected a match in each group")
     candidates = own_first(scores.view(*target.shape, -1), target.argmin(1))
     (loss,) = retrieval_interbert().settings.losses
     chosen = case.settle(

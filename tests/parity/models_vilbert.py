@@ -22,7 +22,7 @@ from vlmill.models.layers.pair_heads import EncodedPair
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.published import links
 from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertTasks
-from vlmill.train.tasks.retrieval.recipes import retrieval_vilbert
+from vlmill.train.tasks.recipes.vilbert import retrieval_vilbert
 from vlmill.train.tasks.retrieval.task import candidate_losses, pair_scores
 
 

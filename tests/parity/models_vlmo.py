@@ -115,7 +115,7 @@ def compare_stages(golden: GoldenSet, results: Results, model: Vlmo) -> None:
     expect(not other, f"{golden.weights}: not what BEiT gives: {', '.join(other)}")
     (stage_of_texts,) = vlmo_texts("base").stages
     weights = [name for name, _ in model.named_parameters()]
-    frozen = {name for name in weights if not is_trained(name, stage_of_texts.trained)}
+    frozen = {name for name in weights if not is_trained(name, stage_of_texts)}
     theirs_frozen = export_state({name: torch.empty(0) for name in frozen}, links(model))
     expect(
         {*theirs_frozen} == {*golden.config["frozen"]},

@@ -56,7 +56,7 @@ def pooling(golden: GoldenSet, results: Results, key: str, kind: Pooling, sample
     """All images' regions at once, in the order of the rows; scaled to our network's stride."""
     features, rois = golden.tensors["roi.in.map"], golden.tensors["roi.in.rois"]
     rows, columns = golden.tensors[key].shape[-2:]
-    expect(rows == columns, f"{golden.folder}: {key}: {rows} x {columns} bins, want a square")
+    expect(rows == columns, f"{golden.folder}: {key}: {rows} x {columns} bins, expected a square")
     config = DetectorConfig(pooling=kind, sampling_ratio=samples, pool_size=rows)
     boxes = rois[:, 1:] * (golden.tensors["roi.in.scale"].item() * config.stride)
     scaled = torch.cat((rois[:, :1], boxes), dim=1)
@@ -151,7 +151,9 @@ def decoded(golden: GoldenSet, what: str) -> Tensor:
     Deltas that are not divided by weights are the recorded small ones.
     """
     weights = tuple(float(weight) for weight in what.split("_")[1:]) or PLAIN
-    expect(len(weights) == 4, f"{golden.folder}: coder.out.{what}: want four weights in the name")
+    expect(
+        len(weights) == 4, f"{golden.folder}: coder.out.{what}: expected four weights in the name"
+    )
     deltas = golden.tensors["coder.in.deltas_small" if weights == PLAIN else "coder.in.deltas"]
     caffe = what == "caffe"
     return decode_boxes(

@@ -188,7 +188,7 @@ def vlbert_optimizer(
         return torch.optim.SGD(
             parameters, lr=0.0, momentum=settings["momentum"], weight_decay=decay
         )
-    expect(name.startswith("AdamW"), f"config.json: optimizer {name!r}: want SGD or AdamW")
+    expect(name.startswith("AdamW"), f"config.json: optimizer {name!r}: expected SGD or AdamW")
     return TransformersAdamW(
         parameters,
         lr=0.0,
@@ -206,7 +206,8 @@ def vlbert_factor(update: int, settings: Mapping[str, Any]) -> float:
         return learning_rate(update, steps=settings["t_total"], settings=ours)
     expect(
         settings["schedule"] == "step" and settings.get("warmup_factor", 0.0) == 0.0,
-        f"config.json: schedule {settings['schedule']!r}: want triangle, or step from a rate of 0",
+        f"config.json: schedule {settings['schedule']!r}: expected triangle, or step "
+        "from a rate of 0",
     )
     return milestones(
         update,
@@ -355,7 +356,9 @@ def vlmo_rate(golden: GoldenSet, done: int, run: VlmoRun, schedule: str) -> floa
             end=float(end) / run.peak,
         )
     if schedule not in ("linear", "cosine"):
-        raise NotComparable(f"{golden.folder}: {STEM}:{schedule}: want linear, cosine or a power")
+        raise NotComparable(
+            f"{golden.folder}: {STEM}:{schedule}: expected linear, cosine or a power"
+        )
     down: Literal["linear", "cosine"] = "linear" if schedule == "linear" else "cosine"
     ours = Optimizer(lr=run.peak, warmup_steps=run.warmup, schedule=down)
     return learning_rate(done + 1, steps=run.total, settings=ours)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from vlmill.schemas.answers import (
     CONTRACTIONS,
     collect_labels,
+    number_scores,
     process_answer,
+    score_answers,
     soft_labels,
     soft_score,
 )
@@ -67,3 +69,22 @@ def test_annotators_answers_are_compared_as_typed() -> None:
     typed = ["yes"] * 3 + ["Yes"] * 4 + ["no"] + [""] * 2
     assert soft_labels(typed, numbers) == ([0, 1, 4], [0.6, 0.3, pytest.approx(0.9)])
     assert soft_labels(["Yes"], numbers) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("answers", "scores"),
+    [
+        ([], {}),
+        (["A dog."], {"dog": 1.0}),
+        (["dog", "puppy"], {"dog": 1.0, "puppy": 1.0}),
+        (["dog", "The dog", "cat"], {"dog": 1.0, "cat": 0.5}),
+        (["yes"] * 8 + ["Yes", "no"], {"yes": 1.0, "no": 0.3}),
+    ],
+)
+def test_answers_of_any_source_have_scores(answers: list[str], scores: dict[str, float]) -> None:
+    assert score_answers(answers) == pytest.approx(scores)
+
+
+def test_scores_of_labels_outside_the_list_are_omitted() -> None:
+    scores = {"dog": 1.0, "cat": 0.5, "cow": 0.2}
+    assert number_scores(scores, {"cow": 0, "dog": 7}) == ([0, 7], [0.2, 1.0])

@@ -193,7 +193,9 @@ def load_checkpoint(
             )
         variant = settings["variant"]
         if variant not in MODELS:
-            raise InputError(f"{flag} {folder}: variant {variant!r} is none of {', '.join(MODELS)}")
+            raise InputError(
+                f"{flag} {folder}: variant {variant!r} is not one of {', '.join(MODELS)}"
+            )
         config = from_plain(MODELS[variant].config, settings["model"], "model")
         files = [file for file in parse_record(settings.get(FILE_RECORD)) if file.name != STATE]
         require_unchanged(folder, files, f"{flag} {folder}", trust=trust)
@@ -255,7 +257,7 @@ def require_detector(fingerprint: str | None, checkpoint: LoadedCheckpoint, flag
         raise InputError(
             f"--regions come from detector {fingerprint[:16]}, {flag} {checkpoint.path} was "
             f"trained on {expected[:16]}{f' ({words})' if words else ''}; extract the regions with "
-            "that detector, or take another checkpoint"
+            "that detector, or use another checkpoint"
         )
     return fingerprint is not None and expected is not None
 

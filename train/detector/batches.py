@@ -129,7 +129,7 @@ def make_visit(example: int, epoch: int, settings: TrainingSettings) -> Visit:
 def decode_example(example: Example, data: bytes | None, limits: InputLimits) -> Pixels:
     """Decodes an example's image; raises Rejected if it is missing or has another size."""
     if data is None:
-        raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes of it")
+        raise Rejected(Reason.NO_IMAGE, "the table of images has no bytes for this image")
     pixels = decode(data, limits)
     height, width = pixels.shape[:2]
     if (width, height) != (example.width, example.height):

@@ -140,7 +140,7 @@ def read_settings(
     if config is None:
         return override(find_recipe([recipe or DEFAULT_RECIPE, *recipe_names][-1]), fields)
     if recipe is not None or recipe_names:
-        raise InputError(f"--config {config}: give it, or a recipe's name, not both")
+        raise InputError(f"--config {config}: give either --config or the name of a recipe")
     return override(from_plain(TrainingSettings, read_yaml(config)), fields)
 
 
@@ -156,5 +156,5 @@ def read_vocabulary(names_file: Path | None, boxes: str, name: str, flag: str) -
     lines = read_lines(path, flag)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
-            raise InputError(f"{flag} {path}: line {number} is empty; a line is a class")
+            raise InputError(f"{flag} {path}: line {number} is empty; expected one class per line")
     return [line.strip().lower() for line in lines]

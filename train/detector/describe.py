@@ -12,8 +12,9 @@ RECIPES_HELP = """examples:
   extract-rois recipes show small > mine.yaml
   extract-rois train --config mine.yaml --boxes mine/ --images mine/ --output detector/"""
 NOTES = (
-    "detector.num_classes and detector.num_attributes give way to the vocabularies' sizes, unless",
-    "num_attributes is 0: no attributes are trained then.",
+    "detector.num_classes and detector.num_attributes are replaced by the sizes of the "
+    "vocabularies, unless",
+    "num_attributes is 0, which trains no attributes.",
 )
 
 

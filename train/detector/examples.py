@@ -101,7 +101,9 @@ def read_examples(
     for row, row_number in zip(chosen, row_numbers.tolist(), strict=True):
         key = row["image_id"]
         if key in used_ids:
-            result.rejects.append(reject(STAGE, key, Reason.DUPLICATE, "its boxes came earlier"))
+            result.rejects.append(
+                reject(STAGE, key, Reason.DUPLICATE, "an earlier row has boxes for this image")
+            )
             continue
         used_ids.add(key)
         if row_number == ABSENT:
@@ -171,11 +173,11 @@ def require_whole(row: dict[str, Any]) -> None:
     for name in ("class_ids", "is_crowd", "attribute_ids"):
         if row[name] is not None and len(row[name]) != count:
             raise InputError(
-                f"--boxes: {key} has {count} boxes and {len(row[name])} {name}; make the table "
-                "again"
+                f"--boxes: {key} has {count} boxes and {len(row[name])} {name}; write "
+                "the table again"
             )
     if None in row["boxes"] or None in row["class_ids"]:
-        raise InputError(f"--boxes: {key} has a null among its boxes or class_ids; leave it out")
+        raise InputError(f"--boxes: {key} has a null among its boxes or class_ids; remove this row")
 
 
 def attribute_rows(
@@ -213,7 +215,7 @@ def count_classes(boxes: str | Path) -> tuple[int, int]:
             if (max_id := pc.max(flat).as_py()) is not None:
                 highest[index] = max(highest[index], max_id)
     if highest[0] < 0:
-        raise InputError(f"--boxes {boxes} has no box; give annotated images")
+        raise InputError(f"--boxes {boxes} has no box; give a table of annotated images")
     return highest[0] + 1, highest[1] + 1
 
 

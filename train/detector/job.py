@@ -64,7 +64,8 @@ def make_accelerator(settings: TrainingSettings) -> Accelerator:
     accelerator = open_accelerator(settings.precision)
     if settings.batch_size % (settings.accumulation * accelerator.num_processes):
         raise InputError(
-            f"batch_size={settings.batch_size} is no multiple of accumulation="
-            f"{settings.accumulation} times {accelerator.num_processes} processes; change one"
+            f"batch_size={settings.batch_size} is not a multiple of "
+            f"accumulation={settings.accumulation} times {accelerator.num_processes} "
+            "processes; change one of them of them"
         )
     return accelerator

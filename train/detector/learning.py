@@ -135,6 +135,10 @@ class DetectorLearning:
             "is for 16 images a step: scale it with batch_size) or lengthen solver.warmup"
         )
 
+    def estimate_bytes(self, stages: tuple[Any, ...]) -> int:
+        """Returns 0: the memory of a detector's step is not estimated."""
+        return 0
+
     def validates_every(self, run: StageRun) -> int:
         """Returns the recipe's number, or all steps; 0 without held-out images."""
         if not self.validation.examples:

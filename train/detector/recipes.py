@@ -57,7 +57,7 @@ def vg_r101_caffe() -> TrainingSettings:
     """
     return TrainingSettings(
         name="vg-r101-caffe",
-        about="the same data by the original's targets, sampling and losses",
+        about="the same data with the targets, sampling and losses of the original code",
         detector=caffe(frozen_stages=3, box_weights=(10.0, 10.0, 5.0, 5.0)),
         rpn=CAFFE_RPN,
         roi=CAFFE_ROI,
@@ -95,7 +95,7 @@ def tao_r101() -> TrainingSettings:
     return dataclasses.replace(
         base,
         name="tao-r101",
-        about="33 classes of goods, for InterBERT's data; settings are ours",
+        about="33 product classes, for InterBERT's data; the settings are vlmill's own",
         detector=dataclasses.replace(base.detector, num_classes=33, num_attributes=0),
         solver=Solver(lr=0.01, drops=(30_000, 40_000)),
         steps=45_000,

@@ -21,7 +21,7 @@ from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import reject, rejects_said
+from vlmill.schemas.rejects import format_rejects, reject
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.detector.examples import (
     STAGE,
@@ -61,18 +61,18 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
         if not finished:
             remove_partial(job.output)
     if reduce_flags(accelerator, finished):  # all wait here until the folder is ready
-        return f"{job.output}: finished before; --fresh starts over"
+        return f"{job.output}: already finished; --fresh starts over"
     runner = open_run(job, accelerator)
     learning = runner.learning
     if main:
         require_disk_space(estimate_min_bytes(runner), job.output, force=force)
         say_examples(learning.examples, settings.detector.num_classes, job.names.classes)
         say_left_out(learning.validation, "validation boxes")
-        say_sizes(settings)
+        warn_about_sizes(settings)
     try:
         runner.train()
     except Stopped:
-        return f"{job.output}: stopped; the same command goes on"
+        return f"{job.output}: stopped; the same command continues"
     if learning.validation.examples and learning.measured_at != runner.done:
         # It has no step, or was killed after its last checkpoint.
         assert isinstance(runner.model, FasterRCNN)
@@ -84,13 +84,14 @@ def train(job: TrainJob, *, fresh: bool = False, force: bool = False) -> str:
     return f"{job.output}: {settings.name}, {runner.done} steps; {format_summary(runner)}"
 
 
-def say_sizes(settings: TrainingSettings) -> None:
+def warn_about_sizes(settings: TrainingSettings) -> None:
     """Prints where a detector extracts from images of a size that it was not trained on."""
     trained, detector = settings.short_sides, settings.detector
     if not min(trained) <= detector.short_side <= max(trained):
         print_status(
-            f"short_sides={list(trained)} are trained on, but measured and extracted is at "
-            f"detector.short_side={detector.short_side} (long side {detector.long_side}): set both"
+            f"short_sides={list(trained)} are used for training, but measuring and extracting use "
+            f"detector.short_side={detector.short_side} (long side "
+            f"{detector.long_side}): set both to the same"
         )
 
 
@@ -119,8 +120,8 @@ def read_splits(job: TrainJob, images: ImageReader) -> tuple[Examples, Examples]
     )
     if not any(len(example.boxes) for example in examples.examples):
         raise InputError(
-            f"--boxes {job.boxes}: no box of the splits {', '.join(settings.splits)} in a "
-            f"image of --images is left ({len(rows)} rows); give others, or splits=[...]"
+            f"--boxes {job.boxes}: no box of the splits {', '.join(settings.splits)} "
+            f"has an image in --images ({len(rows)} rows); give other tables, or set splits=[...]"
         )
     splits = (settings.validation_split,)
     held_out = read_examples(rows, images, settings, splits, empty_pictures=True)
@@ -135,10 +136,10 @@ def first_model(job: TrainJob, *, speaks: bool) -> FasterRCNN:
         settings.detector.frozen_stages or settings.detector.batch_norm == "frozen"
     ):
         raise InputError(
-            f"{settings.name} keeps its normalisations, and the first "
-            f"{settings.detector.frozen_stages} stages, as they are: give --init FILE (an "
-            "ImageNet ResNet or a detector), or train all of it with "
-            "detector.frozen_stages=0 detector.batch_norm=trained"
+            f"{settings.name} does not train the normalisations and the first "
+            f"{settings.detector.frozen_stages} stages: give --init FILE (an ImageNet "
+            "ResNet or a detector), or train everything with detector.frozen_stages=0 "
+            "detector.batch_norm=trained"
         )
     model = new_model(settings)
     if job.init is not None:
@@ -185,7 +186,7 @@ def estimate_run(job: TrainJob) -> Estimate:
         min_bytes=min_bytes,
         seconds=rate.seconds_for(job.settings.steps),
         rate=rate,
-        note="output is checkpoints; the time is that of the steps, without validation",
+        note="the output is checkpoints; the time is for the steps, without validation",
     )
 
 
@@ -216,7 +217,7 @@ def make_rejects(runner: DetectorRunner) -> list[dict[str, object]]:
 def format_summary(runner: DetectorRunner) -> str:
     """Returns a line with the numbers of images and rejects, and the first metrics."""
     count = len(runner.learning.examples.examples)
-    rejects = rejects_said(Counter(str(row["reason"]) for row in make_rejects(runner)))
+    rejects = format_rejects(Counter(str(row["reason"]) for row in make_rejects(runner)))
     metrics = runner.learning.metrics
     metric_texts = [f"{name} {value:.4f}" for name, value in metrics.items()][:4]
     return "; ".join([f"{count} images, {rejects}", *metric_texts])

@@ -38,12 +38,15 @@ class Matching:
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.thresholds) + 1 or set(self.labels) - {-1, 0, 1}:
-            raise ValueError(f"labels {self.labels}: want one of -1, 0, 1 more than thresholds")
+            raise ValueError(
+                f"labels {self.labels}: expected values of -1, 0 or 1, one more than thresholds"
+            )
         if sorted(self.thresholds) != list(self.thresholds) or not self.thresholds:
-            raise ValueError(f"thresholds {self.thresholds}: want rising overlaps")
+            raise ValueError(f"thresholds {self.thresholds}: expected overlaps in ascending order")
         if self.batch < 1 or not 0 <= self.positives <= 1:
             raise ValueError(
-                f"batch {self.batch} with positives {self.positives}: want 1.. and 0..1"
+                f"batch {self.batch} with positives {self.positives}: expected a batch "
+                "of at least 1 and a fraction of positives from 0 to 1"
             )
 
     @property
@@ -108,13 +111,17 @@ class Solver:
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.warmup < 0:
-            raise ValueError(f"lr {self.lr}, warmup {self.warmup}: want above 0 and at least 0")
+            raise ValueError(
+                f"lr {self.lr}, warmup {self.warmup}: expected lr above 0 and warmup of at least 0"
+            )
         if not 0 <= self.momentum < 1 or (self.nesterov and not self.momentum):
-            raise ValueError(f"momentum {self.momentum}: want 0 to below 1, above 0 with nesterov")
+            raise ValueError(
+                f"momentum {self.momentum}: expected at least 0 and below 1; above 0 with nesterov"
+            )
         if min(self.weight_decay, self.norm_decay or 0.0, self.bias_decay or 0.0) < 0:
-            raise ValueError("weight_decay, norm_decay and bias_decay: want 0 or more")
+            raise ValueError("weight_decay, norm_decay and bias_decay: expected 0 or more")
         if self.clip_at <= 0:
-            raise ValueError(f"clip_at {self.clip_at}: want a bound above 0")
+            raise ValueError(f"clip_at {self.clip_at}: expected a bound above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,21 +170,25 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_sizes(self, from_zero=FROM_ZERO)
         if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip {self.flip}: want a share from 0 to 1")
+            raise ValueError(f"flip {self.flip}: expected a share from 0 to 1")
         if self.batch_size % self.accumulation:
             raise ValueError(
-                f"batch_size {self.batch_size} is no multiple of accumulation {self.accumulation}"
+                f"batch_size {self.batch_size} is not a multiple of accumulation "
+                f"{self.accumulation}"
             )
         if self.average and not LEAST_DECAY <= self.average < 1:
             raise ValueError(
                 f"average {self.average}: expected a decay from {LEAST_DECAY} to below 1, or 0"
             )
         if self.patience and not self.validate_every:
-            raise ValueError(f"patience {self.patience}: validate_every=0 measures once; set it")
+            raise ValueError(
+                f"patience {self.patience}: validate_every=0 measures only once; set validate_every"
+            )
         sides = self.short_sides
         if not sides or min(sides) < self.detector.min_input_side or max(sides) > self.long_side:
             raise ValueError(
-                f"short_sides {sides}: want sides from {self.detector.min_input_side} to long_side "
+                f"short_sides {sides}: expected sides from "
+                f"{self.detector.min_input_side} to long_side "
                 f"{self.long_side}"
             )
 

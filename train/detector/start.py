@@ -155,8 +155,8 @@ def require_conventions(config: DetectorConfig, layout: str, path: Path) -> None
     if other:
         fields = [f"detector.{name}={format_value(value)}" for name, value in other.items()]
         raise InputError(
-            f"--init {path}: a ResNet of the layout {layout}, which was trained on other pixels or "
-            f"strides than the recipe's; add {' '.join(fields)}"
+            f"--init {path}: a ResNet of the layout {layout}, which was trained with "
+            f"other pixel values or strides than the recipe uses; add {' '.join(fields)}"
         )
 
 
@@ -284,7 +284,7 @@ def load_tensors(model: FasterRCNN, tensors: Mapping[str, Tensor], path: Path) -
         first = lacking[0]
         shape = tuple(tensors[first].shape) if first in tensors else "missing"
         raise InputError(
-            f"--init {path}: {first} is {shape}, want {tuple(model_state[first].shape)}"
+            f"--init {path}: {first} is {shape}, expected {tuple(model_state[first].shape)}"
             f" ({len(lacking)} tensors of the body do not fit); give a ResNet-{model.config.depth} "
             "of the recipe's widths"
         )

@@ -52,13 +52,14 @@ def make_accelerator(recipe: RunSettings) -> Accelerator:
         parts = stage.accumulation * accelerator.num_processes
         if stage.batch_size % parts:
             raise InputError(
-                f"stages.{number}.batch_size={stage.batch_size} is no multiple of accumulation="
-                f"{stage.accumulation} times {accelerator.num_processes} processes; change one"
+                f"stages.{number}.batch_size={stage.batch_size} is not a multiple of accumulation="
+                f"{stage.accumulation} times {accelerator.num_processes} processes; "
+                "change one of them"
             )
         if stage.feeding.text_rows % parts:
             raise InputError(
-                f"stages.{number}.feeding.text_rows={stage.feeding.text_rows} is no multiple of "
-                f"accumulation times processes, {parts}; change one"
+                f"stages.{number}.feeding.text_rows={stage.feeding.text_rows} is not a multiple of "
+                f"accumulation times processes, {parts}; change one of them"
             )
     return accelerator
 
@@ -220,7 +221,7 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device {name}: want cpu, cuda or cuda:N") from None
+        raise InputError(f"--device {name}: expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise InputError(f"--device {name}: PyTorch sees {count} such devices; use --device cpu")

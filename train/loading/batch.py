@@ -231,7 +231,7 @@ def describe_not_finite(image_ids: Sequence[str]) -> str:
     return (
         f"--regions: {', '.join(image_ids[:NAMED])}{more}: features or boxes are not finite, or "
         f"above {LARGEST:g}; "
-        "extract these regions again, or leave their pairs out"
+        "extract these regions again, or remove their pairs"
     )
 
 

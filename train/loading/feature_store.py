@@ -71,4 +71,4 @@ def unread_features(num_regions: int, order: Ids | None = None) -> StoredFeature
 
 def no_features(image_id: str) -> InputError:
     """Returns the error for an image whose row has no features."""
-    return InputError(f"--regions: {image_id} has no features; extract them with them")
+    return InputError(f"--regions: {image_id} has no features; extract the regions with features")

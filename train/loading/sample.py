@@ -259,7 +259,7 @@ def get_global_feature(row: RegionRow) -> npt.NDArray[Any]:
     if row.global_feature is None:
         raise InputError(
             f"--regions: {row.image_id} has no global_feature, which model.global_widths asks for; "
-            "extract with --global-feature, or train a model without"
+            "extract with --global-feature, or train a model without global features"
         )
     return row.global_feature
 

@@ -105,7 +105,7 @@ def read_tokenizer_files(folder: Path, flag: str) -> TokenizerFiles:
         where = f"{flag} {folder / ADDED}"
         tokens = {_token_id(number, where): name for name, number in files[ADDED].items()}
         if len(tokens) < len(files[ADDED]):
-            raise InputError(f"{where}: two tokens have one id; give each its own")
+            raise InputError(f"{where}: two tokens have the same id; give each token its own id")
         # tokenizer.json has more settings of a token.
         _add(added, {n: AddedToken(t) for n, t in tokens.items() if n not in added}, where)
     if CONFIG in files:
@@ -156,12 +156,12 @@ def _describe_token(token: AddedToken) -> dict[str, Any]:
 def _json_object(path: Path, flag: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{flag} {path} is over {MAX_BYTES >> 20} MiB; take the file away")
+            raise InputError(f"{flag} {path} is over {MAX_BYTES >> 20} MiB; remove the file")
         content = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{flag} {path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{flag} {path} holds no JSON object; take the file away or replace it")
+        raise InputError(f"{flag} {path} is not a JSON object; remove the file or replace it")
     return content
 
 
@@ -213,13 +213,13 @@ def _add(added: dict[int, AddedToken], more: Mapping[int, AddedToken], where: st
     for number, token in more.items():
         if number in added and added[number].content != token.content:
             raise InputError(
-                f"{where}: id {number} is {token.content!r} here and {added[number].content!r} in "
-                "another file of the folder; leave one of the two"
+                f"{where}: id {number} is {token.content!r} here and "
+                f"{added[number].content!r} in another file of the folder; remove one of the two"
             )
         if numbers.get(token.content, number) != number:
             raise InputError(
                 f"{where}: {token.content!r} has the id {number} here and "
-                f"{numbers[token.content]} in another file of the folder; leave one of the two"
+                f"{numbers[token.content]} in another file of the folder; remove one of the two"
             )
         added[number] = token
 
@@ -234,7 +234,8 @@ def _check_config(config: Mapping[str, Any], where: str) -> None:
     kind = str(config.get("tokenizer_class") or "BertTokenizer")
     if kind.removesuffix("Fast") not in LIKE_BERT:
         print_status(
-            f"warning: {where}: tokenizer_class={kind} has no effect; texts are split as BERT's"
+            f"warning: {where}: tokenizer_class={kind} has no effect; texts are "
+            "tokenised as in BERT"
         )
     for key, usual in WITHOUT_EFFECT.items():
         if key in config and config[key] not in usual:
@@ -246,17 +247,19 @@ def _full_vocabulary(full: Mapping[str, Any], where: str) -> dict[str, int]:
     model = full.get("model")
     kind = model.get("type", "WordPiece") if isinstance(model, dict) else None
     if not isinstance(model, dict) or kind != "WordPiece":
-        raise InputError(f"{where}: model.type={kind!r}, expected WordPiece, as BERT's")
+        raise InputError(f"{where}: model.type={kind!r}, expected WordPiece, as in BERT")
     for key, usual in WORDPIECE.items():
         if model.get(key, usual) != usual:
-            raise InputError(f"{where}: model.{key}={model[key]!r}, expected {usual!r}, as BERT's")
+            raise InputError(f"{where}: model.{key}={model[key]!r}, expected {usual!r}, as in BERT")
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict) or not all(
         type(number) is int and number >= 0 for number in vocabulary.values()
     ):
         raise InputError(f"{where}: model.vocab must be an object of tokens and their ids")
     if len(set(vocabulary.values())) < len(vocabulary):
-        raise InputError(f"{where}: two tokens of model.vocab have one id; give each its own")
+        raise InputError(
+            f"{where}: two tokens of model.vocab have the same id; give each token its own id"
+        )
     return vocabulary
 
 
@@ -268,8 +271,8 @@ def _bert_normalizer(full: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         kind = normalizer.get("type") if isinstance(normalizer, dict) else None
         if kind != expected:
             raise InputError(
-                f"{where}: {key}={kind or 'null'}, expected {expected}; texts can only be split as "
-                f"BERT's (without {FULL} they are, from a vocab.txt)"
+                f"{where}: {key}={kind or 'null'}, expected {expected}; texts can only "
+                f"be tokenised as in BERT (remove {FULL} to use vocab.txt)"
             )
     assert isinstance(normalizer, dict)
     return normalizer

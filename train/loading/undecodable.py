@@ -35,6 +35,6 @@ class Tolerance:
         raise InputError(
             f"--images: {len(image_ids)} of the run's {self.images} images cannot be decoded "
             f"({', '.join(islice(image_ids, NAMED))}{f' and {more} others' if more > 0 else ''}), "
-            f"more than max_bad={self.share}; leave their pairs out, or continue with a higher "
+            f"more than max_bad={self.share}; remove their pairs, or continue with a higher "
             "max_bad"
         )

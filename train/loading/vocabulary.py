@@ -153,8 +153,8 @@ def read_vocabulary(
         tokens = _read_lines(path, flag)
         if files.vocabulary is not None and files.vocabulary != tokens:
             print_status(
-                f"warning: {flag} {path} and {folder / FULL} have other tokens or numbers; those "
-                f"of {path.name} count"
+                f"warning: {flag} {path} and {folder / FULL} differ in tokens or ids; "
+                f"{path.name} is used"
             )
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise InputError(f"{flag} {path} lacks {', '.join(missing)}; give a BERT vocab.txt")
@@ -193,8 +193,9 @@ def _read_lines(path: Path, flag: str) -> dict[str, int]:
     if repeated:
         more = f" (and {len(repeated) - NAMED} more)" if len(repeated) > NAMED else ""
         print_status(
-            f"warning: {flag} {path}: {'; '.join(repeated[:NAMED])}{more}; the later line counts, "
-            "as in Hugging Face's tokenizers, and the earlier one's number stays unused"
+            f"warning: {flag} {path}: {'; '.join(repeated[:NAMED])}{more}; the later "
+            "line is used, as in Hugging Face's tokenizers, and the id of the earlier "
+            "line stays unused"
         )
     return vocabulary
 
@@ -208,16 +209,16 @@ def _merge_added(tokens: dict[str, int], files: TokenizerFiles, where: str) -> N
             has = (
                 f"{number} is {existing_token!r}"
                 if existing_number == number
-                else f"it has the number {existing_number}"
+                else f"it has the id {existing_number}"
             )
             raise InputError(
-                f"{where}: the token {token.content!r} is added with the number {number}, but in "
-                f"the vocabulary {has}; make the two files agree"
+                f"{where}: the token {token.content!r} is added with the id {number}, "
+                f"but in the vocabulary {has}; make the two files agree"
             )
         if number >= MAX_TOKENS:
             raise InputError(
-                f"{where}: the token {token.content!r} is added with the number {number}, expected "
-                f"less than {MAX_TOKENS}"
+                f"{where}: the token {token.content!r} is added with the id {number}, "
+                f"expected less than {MAX_TOKENS}"
             )
         tokens[token.content] = number
 

@@ -36,7 +36,10 @@ def negative_weights(
     count the products of a part of one pair, whose candidates are in other parts.
     """
     if scores.shape[1] < 2 and not scores.is_meta:
-        raise ValueError(f"{scores.shape[1]} candidates hold no negative; want batches of 2 pairs")
+        raise ValueError(
+            f"{scores.shape[1]} candidates contain no negative; expected batches of at "
+            "least 2 pairs"
+        )
     partners = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
     # Next to a certain partner all others are 0 in float32, which cannot be sampled from.
     smallest = torch.finfo(torch.float32).tiny

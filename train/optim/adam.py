@@ -91,7 +91,7 @@ class _Adam(Optimizer):
         if defaults["lr"] < 0 or defaults["eps"] < 0 or defaults["weight_decay"] < 0:
             raise ValueError("lr, eps and weight_decay cannot be negative")
         if not all(0 <= beta < 1 for beta in defaults["betas"]):
-            raise ValueError(f"betas={defaults['betas']}: want numbers from 0 to below 1")
+            raise ValueError(f"betas={defaults['betas']}: expected numbers from 0 to below 1")
         super().__init__(params, defaults)
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, rate: float, names: Container[str] | None = None) -> None:
         if not 0 <= rate <= 1:
-            raise ValueError(f"rate={rate}: want a number from 0 to 1")
+            raise ValueError(f"rate={rate}: expected a number from 0 to 1")
         self.rate = rate
         self.shadow = {
             name: p.detach().clone()
@@ -56,7 +56,9 @@ class MovingAverage:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restores the state from :meth:`state_dict`. Raises ValueError for other names."""
         if strange := sorted(set(state) ^ set(self.shadow)):
-            raise ValueError(f"the average of another model; at fault: {', '.join(strange[:5])}")
+            raise ValueError(
+                f"the moving average belongs to another model; different: {', '.join(strange[:5])}"
+            )
         for name, value in state.items():
             self.shadow[name].copy_(value)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW
 from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.schemas.errors import InputError
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW
+from vlmill.train.optim.freezing import is_frozen
 from vlmill.train.settings.parts import Optimizer
 
 BERT_BODY = ("bert.embeddings.", "bert.encoder.layer.")
@@ -19,11 +20,12 @@ BERT_BODY = ("bert.embeddings.", "bert.encoder.layer.")
 QUERY_KEY_VALUE = re.compile(r"(^|[._])qkv\.(weight|bias)$")
 
 
-def is_trained(name: str, parts: Sequence[str]) -> bool:
-    """Returns whether a stage trains the parameter: its name contains one of ``parts``
-    (`Stage.trained`).
+def is_trained(name: str, stage: Any) -> bool:
+    """Returns whether a stage trains the parameter: its name contains one of ``trained``, if that
+    is not empty, and it is in no part of ``freeze`` (`TrainingStage`).
     """
-    return not parts or any(part in name for part in parts)
+    named = not stage.trained or any(part in name for part in stage.trained)
+    return named and not is_frozen(name, getattr(stage, "freeze", ()))
 
 
 def settings_of_start(settings: Optimizer, *, from_checkpoint: bool) -> Optimizer:
@@ -43,7 +45,7 @@ def names_from_bert(model: nn.Module) -> set[str]:
     """
     links = BERT_SOURCES.get(type(model))
     if links is None:
-        raise InputError(f"optimizer.bert_rate: {type(model).__name__} takes nothing from BERT")
+        raise InputError(f"optimizer.bert_rate: {type(model).__name__} loads no weights from BERT")
     return {link.name for link in links(model, {}) if link.references[0].startswith(BERT_BODY)}
 
 

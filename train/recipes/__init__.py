@@ -2,7 +2,7 @@
 
 Reading order: a paper (the inputs of its runs, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
 ``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and ``training`` define the
-rows of a paper and of a variant; ``fine_tuning`` has the shared parts of tasks' recipes;
+rows of a paper and of a variant;
 ``without_effect`` names changes that change nothing; ``describe``, ``sizes`` and ``measure``
 estimate the cost of a recipe. [code] marks values that only the released code has, [choice] values
 that neither paper nor code has.
@@ -114,8 +114,8 @@ def _full_path(recipe: RunSettings, assignment: str) -> str:
         return assignment
     if len(recipe.stages) > 1:
         raise InputError(
-            f"{assignment}: recipe {recipe.name} has {len(recipe.stages)} stages; say which, "
-            f"as in stages.0.{assignment}"
+            f"{assignment}: recipe {recipe.name} has {len(recipe.stages)} stages; name "
+            f"one of them, as in stages.0.{assignment}"
         )
     return f"stages.0.{assignment}"
 

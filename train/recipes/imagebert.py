@@ -21,7 +21,7 @@ GLOBAL_WIDTHS = (1024, 2048, 1024)  # of the networks' vectors, in the order of 
 
 
 def imagebert_feeding() -> Feeding:
-    """Returns the feeding: 144 positions in all less 100 regions (arXiv:2001.07966, sec. 5.2)."""
+    """Returns the feeding: 144 positions minus 100 regions (arXiv:2001.07966, sec. 5.2)."""
     return Feeding(max_tokens=44, max_regions=100)
 
 
@@ -120,7 +120,7 @@ def imagebert_cc_sbu_global() -> Recipe:
 def imagebert_mixed() -> Recipe:
     """Returns row 4 of table 3: all three in one stage, of LAIT the sample in ``--pairs``."""
     recipe = imagebert_one_stage(
-        "imagebert-mixed", "LAIT, Conceptual Captions and SBU at once", "lait", "cc", "sbu"
+        "imagebert-mixed", "LAIT, Conceptual Captions and SBU together", "lait", "cc", "sbu"
     )
     return replace(recipe, needs=f"{LAIT_PAIRS:,} pairs of LAIT; {recipe.needs}")
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.merged_names import merge_names
 from vlmill.train.settings.spec import Recipe
-
-NAMED = 6  # new parameters that a message names
 
 
 def _as_plain_models() -> dict[str, Any]:
@@ -29,5 +28,4 @@ class PaperTraining:
 def say_what_is_new(names: Sequence[str]) -> None:
     """Prints which parameters keep their random start because a checkpoint lacks them."""
     if names:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        print_status(f"new, as --init lacks it: {', '.join(names[:NAMED])}{more}")
+        print_status(f"new, because --init has no weights for it: {', '.join(merge_names(names))}")

@@ -381,7 +381,8 @@ def trainings() -> dict[str, VariantTraining]:
             losses=vlmo_losses, feeding=vlmo_feeding, start=start_stage, start_task=start_task
         ),
         **dict.fromkeys(
-            ("vlmo-nlvr2", "vlmo-text", "vlmo-vqa"), VariantTraining(start_task=start_task)
+            ("vlmo-nlvr2", "vlmo-text", "vlmo-vqa"),
+            VariantTraining(start=start_stage, start_task=start_task),
         ),
     }
 

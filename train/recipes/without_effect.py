@@ -141,7 +141,7 @@ def _of_settings(reason: Reason) -> Callable[[TaskRecipe], str | None]:
 
 
 def _of_evaluation(recipe: TaskRecipe) -> str | None:
-    return "it is of evaluations alone (evaluate --scores)"
+    return "it is for evaluations only (evaluate --scores)"
 
 
 # Of tasks' settings.

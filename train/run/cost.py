@@ -39,8 +39,8 @@ def checkpoints_bytes(runner: Runner[Any, Any]) -> int:
     recipe, stages = runner.recipe, runner.stages
     sizes = {name: p.numel() for name, p in runner.model.named_parameters()}
     trained = min(
-        sum(n for name, n in sizes.items() if name in runner.trainable and is_trained(name, parts))
-        for parts in (run.stage.trained for run in stages)
+        sum(n for name, n in sizes.items() if name in runner.trainable and is_trained(name, stage))
+        for stage in (run.stage for run in stages)
     )
     checkpoint_size = checkpoint_bytes(sum(sizes.values()), trained, averaged=bool(recipe.average))
     saves, kept = num_saves(recipe, stages), int(recipe.keep_checkpoints)
@@ -53,7 +53,8 @@ def measure(runner: Runner[Any, Any], run: StageRun, limit_s: float = SECONDS_ME
 
     Nothing is saved or logged. Where the limit leaves no second step, the first one counts.
     """
-    training, times = runner.build_training(run), [time.perf_counter()]
+    training = runner.build_training(run)
+    run, times = runner.divide(run, training, 0), [time.perf_counter()]
 
     def after_step() -> None:
         runner.after_step()

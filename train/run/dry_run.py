@@ -168,8 +168,8 @@ def estimate_cost(runner: PairRunner, sources: Sources, num_pairs: int, share: f
         min_bytes=minimum_bytes,
         seconds=seconds,
         rate=rate,
-        memory=f"about {size_words(step_bytes(runner.recipe))} for a step (`train-vl recipes` says "
-        "how; accumulation=N divides what the pairs take)",
-        note="output is checkpoints; log, curves and prepared pairs (some 100 bytes each) come "
-        f"on top{last}",
+        memory=f"about {size_words(step_bytes(runner.recipe))} for a step (see "
+        "`train-vl recipes`; accumulation=N divides the memory for the pairs by N)",
+        note="the output is checkpoints; the log, curves and prepared pairs (about 100 "
+        f"bytes each) are not included{last}",
     )

@@ -19,7 +19,7 @@ from vlmill.train.loading.store.pairs import (
     PairsFacts,
     PairTable,
     get_flag,
-    pairs_facts,
+    read_pairs_facts,
 )
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
@@ -114,11 +114,13 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
         _check_classes(inputs.regions, regions, facts, recipe)
     init = load_checkpoint(inputs.init, "--init") if inputs.init else None
     if init is not None and inputs.vocab is not None and same_words(init, recipe):
-        raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
+        raise InputError(
+            "--vocab and --init: the checkpoint has its own vocabulary; remove --vocab"
+        )
     if regions is not None:
         has_seen_regions = init is not None and init.variant == recipe.variant
         check_detector(regions.detector_fingerprint, init if has_seen_regions else None)
-    pairs = pairs_facts(inputs.visited)
+    pairs = read_pairs_facts(inputs.visited)
     return Sources(
         inputs=inputs,
         regions=regions,
@@ -151,7 +153,9 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
                 )
     regions, images = open_images(inputs, recipe)
     if init is not None and inputs.vocab is not None:
-        raise InputError("--vocab and --init: a checkpoint brings its vocabulary; drop --vocab")
+        raise InputError(
+            "--vocab and --init: the checkpoint has its own vocabulary; remove --vocab"
+        )
     facts = NO_REGIONS
     if regions is not None:
         first = inputs.annotated_regions if regions.flag == ANNOTATED else inputs.regions
@@ -159,7 +163,7 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
         facts = region_facts(first)
         starts_anew = init is not None and init.variant in get_variant(recipe.variant).starts_from
         check_detector(regions.detector_fingerprint, None if starts_anew else init)
-    pairs = pairs_facts(inputs.visited)
+    pairs = read_pairs_facts(inputs.visited)
     return Sources(
         inputs=inputs,
         regions=regions,
@@ -176,7 +180,7 @@ def _open_tokenizer(recipe: Recipe) -> ImageTokenizer | None:
         return None
     if recipe.picture_tokenizer is None:
         raise InputError(
-            f"{FIELD} is missing: {recipe.name} guesses tokens of images; add {FIELD}=FILE with "
+            f"{FIELD} is missing: {recipe.name} predicts tokens of images; add {FIELD}=FILE with "
             "the weights of DALL-E's encoder or of BEiT's tokenizer"
         )
     return read_image_tokenizer(recipe.picture_tokenizer)
@@ -225,19 +229,19 @@ def _check_classes(where: str, regions: RegionReader, facts: RegionFacts, recipe
     if by_distribution and regions.arrays.get("class_probs", {}).get("background") == "none":
         changes = " ".join(f"stages.{i}.feeding.region_targets=class" for i in by_distribution)
         raise InputError(
-            f"--regions {where}: the class distributions have no background, which is a class of "
-            f"{recipe.name}; add {changes}"
+            f"--regions {where}: the class distributions have no background, which "
+            f"{recipe.name} counts as a class; add {changes}"
         )
     if by_distribution and "class_probs" not in regions.arrays:
         print_status(
-            f"warning: --regions {where} has no distribution over classes; the class itself is the "
-            "target (extract with --class-probs full or topk:K for the distribution)"
+            f"warning: --regions {where} has no distribution over classes; the class id "
+            "is used as the target (extract with --class-probs full or topk:K for the distribution)"
         )
     ranked = any(stage.feeding.region_order == "confidence" for stage in recipe.stages)
     if ranked and not are_ranked(regions):
         print_status(
-            f"warning: --regions {where} does not say how sure the detector was; regions are taken "
-            "in the table's order (extract with --class-probs, or feeding.region_order=table)"
+            f"warning: --regions {where} has no class scores; regions are used in the "
+            "table's order (extract with --class-probs, or feeding.region_order=table)"
         )
 
 
@@ -257,9 +261,12 @@ def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
     feeds = [stage.feeding for stage in recipe.stages]
     for flag, argument in (("--init", inputs.init), ("--negatives", inputs.negatives)):
         if argument is None and flag in recipe.needs:
-            instead = "weights are random" if flag == "--init" else "negatives are drawn at random"
+            instead = (
+                "weights are random" if flag == "--init" else "negatives are sampled at random"
+            )
             print_status(
-                f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without, {instead}"
+                f"warning: {recipe.name} needs {flag} (see `train-vl recipes`); without "
+                f"it, {instead}"
             )
     read = {
         "--regions": (inputs.regions, any(feed.reads_regions for feed in feeds)),
@@ -268,7 +275,7 @@ def say_what_is_missing(recipe: Recipe, inputs: Inputs) -> None:
     }
     for flag, (argument, used) in read.items():
         if argument is not None and not used:
-            print_status(f"note: {flag} is not read; {recipe.name} has no use for it")
+            print_status(f"note: {flag} is not read; {recipe.name} does not use it")
 
 
 def _draws_hard_negatives(recipe: Recipe) -> bool:

@@ -60,7 +60,7 @@ from vlmill.train.run.preparing import RECIPE, prepare
 from vlmill.train.run.pretraining import Pretraining
 from vlmill.train.run.runner import RunSetup
 from vlmill.train.run.saving import PREPARED
-from vlmill.train.run.settings import collect_settings
+from vlmill.train.run.settings import collect_settings, record_settings
 
 
 def model_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any:
@@ -109,9 +109,9 @@ def _image_config(recipe: Recipe, tokenizer: ImageTokenizer) -> Any:
         size = (stage.feeding.token_size or 0) // tokenizer.stride
         if size != recipe.model.side:
             raise InputError(
-                f"stages.{number}.feeding.token_size={stage.feeding.token_size} gives {size} "
-                f"tokens a side, the model has {recipe.model.side} patches; "
-                f"set it to {recipe.model.side * tokenizer.stride}"
+                f"stages.{number}.feeding.token_size={stage.feeding.token_size} gives "
+                f"{size} tokens per side, the model has {recipe.model.side} patches per "
+                f"side; set it to {recipe.model.side * tokenizer.stride}"
             )
     return dataclasses.replace(recipe.model, num_visual_tokens=tokenizer.num_tokens)
 
@@ -146,7 +146,8 @@ def _check_sizes(config: Any, width: int, recipe: Recipe, sources: Sources) -> N
     classes, guessed = config.num_region_classes, _num_guessed(recipe, sources)
     if classes < sources.facts.num_classes:
         raise InputError(
-            f"--init guesses {classes} classes, --regions has {sources.facts.num_classes}; use its "
+            f"--init predicts {classes} classes, --regions has "
+            f"{sources.facts.num_classes}; use its "
             "detector's regions"
         )
     if classes < guessed:
@@ -154,7 +155,8 @@ def _check_sizes(config: Any, width: int, recipe: Recipe, sources: Sources) -> N
             f"stages.{i}.feeding.region_targets=class" for i in _stages_of_distributions(recipe)
         )
         raise InputError(
-            f"--init guesses {classes} classes, distributions of --regions have {guessed} with "
+            f"--init predicts {classes} classes, the distributions of --regions have "
+            f"{guessed} with "
             f"background; add {' '.join(changes)}"
         )
 
@@ -199,7 +201,7 @@ def write_report(
 def _cut(counts: Counter[str]) -> str:
     if not counts["cut"]:
         return ""
-    return f"{counts['cut']} captions were longer than the model takes, and cut at their end."
+    return f"{counts['cut']} captions were longer than the model's limit and were truncated."
 
 
 def _curves(lines: list[dict[str, Any]], criterion: Criterion) -> list[Section]:
@@ -302,6 +304,8 @@ def carry_out(
     if accelerator.is_main_process:
         say_what_never_peaks(runner.stages)
         require_disk_space(checkpoints_bytes(runner), output, force=force)
+        runner.require_length()
+        record_settings(output, runner.recipe.job, settings)
         write_text(output / RECIPE, to_yaml(runner.recipe))
         say_visits(runner.stages)
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -71,6 +71,10 @@ class Learning(Protocol):
 
     def update(self, model: nn.Module, run: StageRun) -> Update:
         """Returns the stage's optimiser of the wrapped model, with its rates and its clip."""
+        ...
+
+    def estimate_bytes(self, stages: tuple[Any, ...]) -> int:
+        """Returns the estimated memory of a step in bytes, of the largest of ``stages``."""
         ...
 
     def validates_every(self, run: StageRun) -> int:

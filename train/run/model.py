@@ -139,7 +139,8 @@ def renumber_classes(fresh: nn.Module, recipe: Recipe, init: LoadedCheckpoint) -
         for parameter in decoder.parameters():
             parameter.copy_(parameter.roll(-1 if init_target == "distribution" else 1, 0))
     print_status(
-        "note: --init numbers the detector's classes by one apart; the head's rows were moved"
+        "note: --init numbers the detector's classes differently by one; the head's "
+        "rows were shifted"
     )
 
 
@@ -161,9 +162,9 @@ def refuse_random_constants(recipe: RunSettings, init: LoadedCheckpoint | None) 
         return
     if stages := recipe.model.cnn.frozen_stages:
         raise InputError(
-            f"model.cnn.frozen_stages={stages}: they are never trained, and random without an "
-            "--init that has them; give --init from train-vl convert --as vl-bert-*-end-to-end "
-            "--backbone FILE, or set model.cnn.frozen_stages=0"
+            f"model.cnn.frozen_stages={stages}: they are never trained, and stay random "
+            "without an --init that contains them; give --init from train-vl convert "
+            "--as vl-bert-*-end-to-end --backbone FILE, or set model.cnn.frozen_stages=0"
         )
 
 

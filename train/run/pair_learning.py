@@ -31,6 +31,7 @@ from vlmill.train.loading.visited_pairs import stage_rows, text_rows
 from vlmill.train.optim.groups import make_optimizer, names_from_bert, settings_of_start
 from vlmill.train.optim.schedule import learning_rate
 from vlmill.train.recipes import RunSettings
+from vlmill.train.recipes.describe import step_bytes
 from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Criterion
@@ -132,6 +133,10 @@ class PairLearning:
                 every=self.accelerator.num_processes,
             )
         )
+
+    def estimate_bytes(self, stages: tuple[Any, ...]) -> int:
+        """Returns the estimated memory of a step, of the largest of ``stages``."""
+        return step_bytes(dataclasses.replace(self.recipe, stages=stages))
 
     def validates_every(self, run: StageRun) -> int:
         """Returns the recipe's interval; 0 with a warning if the stage has no validation pair."""

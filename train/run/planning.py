@@ -50,10 +50,9 @@ def plan_stages(
         for index, mixed in enumerate(stage.mixture):
             if mixed.source not in visits.keys() | texts.keys():
                 raise InputError(
-                    f"stages.{number}.mixture.{index}.source={mixed.source}: stage {stage.name} "
-                    "has "
-                    f"no pair of it in {flag} (there are: {format_visits(visits | texts)}); name "
-                    "one of those"
+                    f"stages.{number}.mixture.{index}.source={mixed.source}: stage "
+                    f"{stage.name} has no pair of this source in {flag} (there are: "
+                    f"{format_visits(visits | texts)}); name one of these"
                 )
         runs.append(
             StageRun(

@@ -20,6 +20,7 @@ from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Reason, reason_counts
 from vlmill.schemas.tables import REJECTS
 from vlmill.train.checkpoints.files import PUBLISHED
@@ -41,6 +42,7 @@ from vlmill.train.run.model import make_tokenizer
 from vlmill.train.run.rejecting import UNDECODABLE
 from vlmill.train.run.runner import LOG
 from vlmill.train.run.saving import HELD_OUT, PREPARED
+from vlmill.train.run.settings import list_changes
 from vlmill.train.settings.tasks import TaskRecipe
 
 RECIPE = "recipe.yaml"
@@ -59,7 +61,7 @@ def prepare(
 
     Returns None if the run has finished before.
     """
-    state = _claim(output, recipe.job, settings, fresh=fresh)
+    state = _claim(output, recipe, settings, fresh=fresh)
     if state is State.FINISHED:
         return None
     if before := read_preparation(output / PREPARED, output):
@@ -101,9 +103,14 @@ def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn
     their images are trained on as well.
     """
     images = np.unique(measured.image_keys[measured.image_rows != ABSENT])
-    why = "; there is no validation split: held out by the hash of their ids" if drawn else ""
-    omitted = f"; others cannot be used: {unusable}" if unusable else ""
-    print_status(f"validates on {len(measured)} pairs of {len(images)} images{why}{omitted}")
+    why = (
+        "; without a validation split, pairs are held out by the hash of their ids" if drawn else ""
+    )
+    omitted = f"; the others cannot be used: {unusable}" if unusable else ""
+    print_status(
+        f"validates on {format_count(len(measured), 'pair')} of "
+        f"{format_count(len(images), 'image')}{why}{omitted}"
+    )
     if both := np.intersect1d(learnt.image_keys, images).size:
         print_status(
             f"warning: {both} of the {len(images)} images that are validated on are trained on "
@@ -111,20 +118,27 @@ def _compare(learnt: SampleTable, measured: SampleTable, unusable: str, *, drawn
         )
 
 
-def _claim(output: Path, job: str, settings: dict[str, Any], *, fresh: bool) -> State:
+def _claim(output: Path, recipe: RunSettings, settings: dict[str, Any], *, fresh: bool) -> State:
     """Makes ``output`` ready for the run. An earlier start that made no step is removed,
-    regardless of its settings.
+    regardless of its settings. A finished run that becomes longer is PARTIAL.
 
     Raises InputError as `prepare_output`.
     """
     if not fresh:
+        changes = list_changes(output, recipe.job, settings, num_stages=len(recipe.stages))
+        before = {change.name: change.before for change in changes}
         try:
-            return prepare_output(output, job=job, settings=settings)
+            state = prepare_output(output, job=recipe.job, settings=settings | before)
         except InputError:
             if not _has_no_step(output):
                 raise
+        else:
+            is_longer = any(change.is_length for change in changes)
+            for change in changes if state is State.PARTIAL or is_longer else ():
+                print_status(str(change))
+            return State.PARTIAL if is_longer else state
     _remove_run(output)
-    return prepare_output(output, job=job, settings=settings, fresh=True)
+    return prepare_output(output, job=recipe.job, settings=settings, fresh=True)
 
 
 def _has_no_step(output: Path) -> bool:

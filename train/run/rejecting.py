@@ -23,7 +23,7 @@ ReadFault = Undecodable | InputError  # of a step, by a process
 UNDECODABLE = "undecodable.jsonl"  # until they are rows of the rejects table
 
 
-class Rejecting:
+class RejectCollector:
     """Collects the undecodable images that the batches of all processes name.
 
     Every process has all of them. The first process writes each when it occurs, with its step, so

@@ -17,6 +17,7 @@ from vlmill.runtime.console.log import Log, read_log
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.stopping import StopRequest, reduce_flags
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
+from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import (
@@ -31,10 +32,12 @@ from vlmill.train.devices.setup import (
 )
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
+from vlmill.train.optim.freezing import require_parts
 from vlmill.train.optim.groups import is_trained
+from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph
-from vlmill.train.run.rejecting import Rejecting
+from vlmill.train.run.rejecting import RejectCollector
 from vlmill.train.run.snapshot import Checkpoints, Snapshot
 
 LOG = "log.jsonl"
@@ -60,6 +63,7 @@ class LoopOptions:
     compile: Literal[False, True, "blocks"]
     shard: bool
     checkpoint_activations: bool = False
+    device_batch: int | Literal["auto"] = 0
     half_norms: bool = False
     attention_kernel: bool = False
     residual_kernel: bool = False
@@ -95,10 +99,11 @@ class Runner(Generic[L, C]):
         self.recipe, self.output = setup.recipe, setup.output
         self.options = options = LoopOptions.from_recipe(setup.recipe)
         self.stages, self.accelerator = setup.stages, setup.accelerator
+        self.processes = setup.accelerator.num_processes
         self.learning, self.saving = learning, saving
         self.resumed = last = saving.last()
         self.done = 0 if last is None else last.step
-        self.rejecting = Rejecting(
+        self.rejecting = RejectCollector(
             self.output,
             after=self.done,
             tolerance=learning.tolerance,
@@ -109,6 +114,8 @@ class Runner(Generic[L, C]):
         # Made before the model is divided among processes, when it can still be copied.
         self.valueless = without_values(self.model)
         self.trainable = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        for run in self.stages:
+            require_parts(self.trainable, getattr(run.stage, "freeze", ()))
         self.measured = [
             (line["stage"], learning.criterion.get_value(line))
             for line in read_log(self.output / LOG)
@@ -128,8 +135,7 @@ class Runner(Generic[L, C]):
         """Returns the average, which is a checkpoint's weights; the model's own are stored
         alongside them and restored here.
         """
-        parts = [run.stage.trained for run in self.stages]
-        names = {name for name in self.trainable if any(is_trained(name, p) for p in parts)}
+        names = {n for n in self.trainable if any(is_trained(n, run.stage) for run in self.stages)}
         average = MovingAverage(self.model, self.options.average, names)
         if self.resumed is not None:
             self.model.load_state_dict(self.resumed.own_weights(), strict=False)
@@ -137,6 +143,7 @@ class Runner(Generic[L, C]):
 
     def train(self) -> None:
         """Trains all stages. Raises Stopped when the run was asked to stop and has saved."""
+        self.require_length()
         total, is_first = self.stages[-1].last, self.accelerator.is_main_process
         if self.resumed is not None and is_first:
             print_status(f"continues {self.output} after step {self.done} of {total}")
@@ -166,13 +173,23 @@ class Runner(Generic[L, C]):
                 if self.done < run.last and not self.enough(run):
                     self._train_stage(run, log, progress, stop)
 
+    def require_length(self) -> None:
+        """Raises InputError if the run's last checkpoint is beyond the end of its stages."""
+        total = self.stages[-1].last
+        if self.done > total:
+            raise InputError(
+                f"steps: --output {self.output} is at step {self.done}, the recipe ends at "
+                f"{total}; give more steps, or --fresh to start over"
+            )
+
     def _warn_of_other_processes(self, state: Mapping[str, torch.Tensor]) -> None:
         before, now = num_processes(state), self.accelerator.num_processes
         if before and before != now:
             print_status(
-                f"warning: --output was trained by {before} process{'' if before == 1 else 'es'} "
-                f"and continues with {now}: steps have the same pairs and rates, but each process "
-                "draws its own dropout, so losses differ as far as that goes"
+                f"warning: --output was trained by {before} "
+                f"process{'' if before == 1 else 'es'} and continues with {now}: steps "
+                "have the same pairs and rates, but each process samples its own "
+                "dropout, so losses can differ slightly"
             )
 
     def _train_stage(self, run: StageRun, log: Log, progress: Progress, stop: StopRequest) -> None:
@@ -185,6 +202,10 @@ class Runner(Generic[L, C]):
         if done and self.resumed is not None:
             state = self.resumed.state
             restore_training_state(self.model, training.optimizer, state, self.accelerator)
+            if self.accelerator.is_main_process:
+                rate = training.update.rate(done + 1)
+                print_status(f"stage {run.stage.name}: learning rate {rate:.3g} at step {done + 1}")
+        run = self.divide(run, training, done)
         values: list[float] = []  # of validation, at the current step
 
         def validate(step: int) -> dict[str, float]:
@@ -213,7 +234,19 @@ class Runner(Generic[L, C]):
             reject=self.noting(run),
             stopping=stop.is_requested,
         )
-        run_stage(run, self.learning.training_parts(run, done), training, events, done=done)
+        batches = self.learning.training_parts(run, done)
+        with name_remedy(run, self.processes):
+            run_stage(run, batches, training, events, done=done)
+
+    def divide(self, run: StageRun, training: Training, done: int) -> StageRun:
+        """Returns the stage with its steps divided as ``device_batch`` requires."""
+
+        def fits(trial: StageRun) -> bool:
+            stages = [r.stage if r.number != run.number else trial.stage for r in self.stages]
+            size = self.learning.estimate_bytes(tuple(stages))
+            return try_step(trial, training, self.learning.training_parts(trial, done), size)
+
+        return divide_stage(run, self.options.device_batch, self.processes, fits)
 
     def noting(self, run: StageRun) -> Callable[[int, Any], int]:
         """Returns the function that records the undecodable images of the stage's steps."""
@@ -271,8 +304,7 @@ class Runner(Generic[L, C]):
     def _train_parts(self, model: nn.Module, run: StageRun) -> None:
         """Lets ``model`` train the parts that the stage names."""
         for name, parameter in model.named_parameters():
-            trained = name in self.trainable and is_trained(name, run.stage.trained)
-            parameter.requires_grad_(trained)
+            parameter.requires_grad_(name in self.trainable and is_trained(name, run.stage))
 
     def after_step(self) -> None:
         """Adds the weights of a step to the average, if the run has one."""

@@ -1,14 +1,22 @@
 """Collects the settings that decide a run's output: recipe fields, and inputs by content."""
 
 import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.manifest import MANIFEST
+from vlmill.runtime.files.outputs import PLAN
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.images.tokenizer import FIELD
@@ -18,7 +26,11 @@ from vlmill.train.run.inputs import Sources
 
 # Settings that runs of earlier versions do not have, with the value that changes nothing.
 ADDED = dict.fromkeys(("cuda_graph", "attention_kernel", "residual_kernel", "half_norms"), False)
-NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers")  # may differ in a continued run
+NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers", "device_batch")
+# They change no figure of a step, so a continued run may have others.
+MAY_DIFFER = re.compile(r"save_every|log_every|checkpoint_activations|stages\.\d+\.accumulation")
+UNFROZEN = re.compile(r"stages\.\d+\.freeze")  # runs of earlier versions do not have it
+LENGTH = re.compile(r"stages\.(\d+)\.(steps|epochs)")
 
 
 def collect_settings(recipe: Recipe, sources: Sources) -> dict[str, Any]:
@@ -27,6 +39,75 @@ def collect_settings(recipe: Recipe, sources: Sources) -> dict[str, Any]:
     """
     tokenizer = [Path(p)] if (p := recipe.picture_tokenizer) else []
     return collect_run_settings(recipe, sources) | {FIELD: _digest(tokenizer, FIELD)}
+
+
+def may_continue(name: str, before: Any, value: Any, *, num_stages: int) -> bool:
+    """Returns whether a run may continue with another value of a setting.
+
+    These are fields that change no figure, the interval of validation (of a run with one), and the
+    length of the last stage.
+    """
+    if name == "validate_every":
+        return bool(before) and bool(value)
+    if length := LENGTH.fullmatch(name):
+        return int(length[1]) == num_stages - 1
+    return bool(MAY_DIFFER.fullmatch(name))
+
+
+@dataclass(frozen=True)
+class Change:
+    """Holds a setting with which a run continues that had another value before."""
+
+    name: str
+    before: Any
+    value: Any
+
+    @property
+    def is_length(self) -> bool:
+        """Returns whether it is the length of a stage."""
+        return LENGTH.fullmatch(self.name) is not None
+
+    def __str__(self) -> str:
+        text = f"continues with {self.name}={self.value} ({self.before} before)"
+        if self.is_length:
+            return (
+                f"{text}: weights and the optimiser's moments are kept, and the learning rate "
+                "follows the schedule of the new length from the next step on"
+            )
+        if self.name.endswith("accumulation"):
+            return f"{text}: steps have the same rows; dropout uses other random numbers"
+        return text
+
+
+def list_changes(
+    output: Path, job: str, settings: Mapping[str, Any], *, num_stages: int
+) -> list[Change]:
+    """Returns the settings that differ from those of the run in ``output`` and may: those of
+    `may_continue`. None for a folder without a plan of the job.
+    """
+    try:
+        plan = read_json(output / PLAN)
+        before = dict(plan["settings"]) if plan["job"] == job else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return []  # `prepare_output` reports a damaged plan
+    now = json.loads(json.dumps(settings))
+    return [
+        Change(name, before[name], now[name])
+        for name in now
+        if name in before
+        and before[name] != now[name]
+        and may_continue(name, before[name], now[name], num_stages=num_stages)
+    ]
+
+
+def record_settings(output: Path, job: str, settings: Mapping[str, Any]) -> None:
+    """Records the settings of a run that continues with others than before. The manifest of a
+    finished run that becomes longer is removed first, so a killed process leaves a partial run.
+    """
+    plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
+    if read_json(output / PLAN) != plan:
+        (output / MANIFEST).unlink(missing_ok=True)
+        write_json(output / PLAN, plan)
 
 
 def collect_run_settings(recipe: RunSettings, sources: Sources) -> dict[str, Any]:
@@ -43,7 +124,8 @@ def collect_run_settings(recipe: RunSettings, sources: Sources) -> dict[str, Any
     if inputs.neighbours is not None:
         shards = find_shards(inputs.neighbours, NEIGHBOURS, "--negatives")
         near = {"neighbours": _digest(shards, "--negatives")}
-    return flatten(fields) | {
+    flat = flatten(fields)
+    return {name: v for name, v in flat.items() if not (UNFROZEN.fullmatch(name) and v == [])} | {
         what: f"{sources.pairs.count} {what}, {sources.pairs.digest[:16]}",
         "regions": _table_digest(sources.regions, f"detector {sources.fingerprint or 'unknown'}"),
         "annotated_regions": _table_digest(sources.annotated, "annotated"),

@@ -10,7 +10,7 @@ FEWEST_TOKENS = 3  # [CLS], a word, [SEP]
 def require_share(name: str, value: float) -> None:
     """Raises ValueError for a value that is not a share."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value}: want a share from 0 to 1")
+        raise ValueError(f"{name}={value}: expected a share from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,23 +115,25 @@ class Feeding:
         require_share("feeding.jitter", self.jitter)
         if self.boxes == "examples" and self.kind != "picture-regions":
             raise ValueError(
-                f"feeding.kind={self.kind}, boxes=examples: boxes of examples have no stored "
-                "features; set kind=picture-regions, or boxes=annotated"
+                f"feeding.kind={self.kind}, boxes=examples: boxes of examples have no "
+                "stored features; set kind=picture-regions, or boxes=annotated"
             )
         sides = (("image_size", 1), ("short_side", 1), ("long_side", 1))
         for name, minimum in (("max_regions", 1), ("text_rows", 0), *sides):
             if getattr(self, name) < minimum:
-                raise ValueError(f"feeding.{name}={getattr(self, name)}: want at least {minimum}")
+                raise ValueError(
+                    f"feeding.{name}={getattr(self, name)}: expected at least {minimum}"
+                )
         for name, minimum in (
             ("max_tokens", FEWEST_TOKENS),
             ("max_elements", 4),
             ("token_size", 1),
         ):
             if (value := getattr(self, name)) is not None and value < minimum:
-                raise ValueError(f"feeding.{name}={value}: want at least {minimum}")
+                raise ValueError(f"feeding.{name}={value}: expected at least {minimum}")
         low, high = self.crop
         if not 0 < low <= high <= 1:
-            raise ValueError(f"feeding.crop={self.crop}: want two shares, the lower first")
+            raise ValueError(f"feeding.crop={self.crop}: expected two shares, the lower first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ class Objectives:
     def __post_init__(self) -> None:
         weights = [getattr(self, name) for name in self.__dataclass_fields__]
         if min(weights) < 0 or max(weights) == 0:
-            raise ValueError(f"objectives {weights}: want weights from 0 up, not all 0")
+            raise ValueError(f"objectives {weights}: expected weights of at least 0, not all 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,29 +202,32 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if min(self.lr, self.eps) <= 0 or min(self.weight_decay, self.clip) < 0:
-            raise ValueError("optimizer: want lr, eps above 0 and weight_decay, clip from 0 up")
+            raise ValueError(
+                "optimizer: expected lr and eps above 0, and weight_decay and clip of at least 0"
+            )
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
-                f"optimizer.lr={self.lr:g} times weight_decay={self.weight_decay:g}: want less "
-                "than 1, or a step's decay takes all of a weight"
+                f"optimizer.lr={self.lr:g} times weight_decay={self.weight_decay:g}: "
+                "expected a product below 1, or one step would remove a weight completely"
             )
         shares = ("momentum", "beta1", "beta2", "warmup", "bert_rate", "end", "drop_factor")
         for name in shares:
             require_share(f"optimizer.{name}", getattr(self, name))
         if self.head_rate <= 0:
-            raise ValueError(f"optimizer.head_rate={self.head_rate}: want a factor above 0")
+            raise ValueError(f"optimizer.head_rate={self.head_rate}: expected a factor above 0")
         if self.head_rate != 1 and not self.heads:
             raise ValueError(
-                f"optimizer.head_rate={self.head_rate}: optimizer.heads names no parameter; name "
-                "parts of the heads' names"
+                f"optimizer.head_rate={self.head_rate}: optimizer.heads names no "
+                "parameter; name substrings of the heads' parameter names"
             )
         if bool(self.drops) != (self.schedule == "milestones") or min(self.drops, default=1) <= 0:
             raise ValueError(
-                f"optimizer.schedule={self.schedule}, drops={list(self.drops)}: want drops, epochs "
-                "above 0, with schedule=milestones and no others"
+                f"optimizer.schedule={self.schedule}, drops={list(self.drops)}: "
+                "expected drops (epochs above 0) with schedule=milestones, and none "
+                "with other schedules"
             )
         if self.warmup_steps is not None and self.warmup_steps < 0:
-            raise ValueError(f"optimizer.warmup_steps={self.warmup_steps}: want at least 0")
+            raise ValueError(f"optimizer.warmup_steps={self.warmup_steps}: expected at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +250,7 @@ class Loading:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             if getattr(self, name) < 1:
-                raise ValueError(f"loading.{name}={getattr(self, name)}: want at least 1")
+                raise ValueError(f"loading.{name}={getattr(self, name)}: expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,11 +271,12 @@ class MixedSource:
     def __post_init__(self) -> None:
         if not 0 < self.weight <= MOST_VISITS:
             raise ValueError(
-                f"weight={self.weight} of source {self.source}: want more than 0 and at most "
-                f"{MOST_VISITS}; `sources` leaves a source out"
+                f"weight={self.weight} of source {self.source}: expected more than 0 and at most "
+                f"{MOST_VISITS}; remove a source with `sources`"
             )
         if self.captions_per_picture is not None and self.captions_per_picture < 1:
             raise ValueError(
-                f"captions_per_picture={self.captions_per_picture} of source {self.source}: want "
+                f"captions_per_picture={self.captions_per_picture} of source "
+                f"{self.source}: expected "
                 "at least 1"
             )

@@ -36,6 +36,9 @@ class TrainingStage:
     batch_size: int  # pairs of one optimiser step
     # The parameters that are trained: their names contain one of these. All if empty.
     trained: tuple[str, ...] = ()
+    # The parts of the model that are not trained: names of modules, with layers by their numbers,
+    # as in freeze=[text_embedding,layers.0-5].
+    freeze: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()  # the ``source`` values of its pairs; all if empty
     # Sources that are visited more or less often, or with fewer captions per image.
     mixture: tuple[MixedSource, ...] = ()
@@ -84,20 +87,21 @@ class TrainingStage:
             )
         if not 0 <= (self.steps or 0) <= MAX_STEPS or not 0 <= (self.epochs or 0) <= MAX_STEPS:
             given = f"steps={self.steps}" if self.epochs is None else f"epochs={self.epochs:g}"
-            raise ValueError(f"stage {self.name}: {given}: want a number from 0 to {MAX_STEPS}")
+            raise ValueError(f"stage {self.name}: {given}: expected a number from 0 to {MAX_STEPS}")
         for name in ("batch_size", "accumulation"):
             if not 1 <= getattr(self, name) <= MAX_BATCH:
-                raise ValueError(f"{name}={getattr(self, name)}: want 1 to {MAX_BATCH}")
+                raise ValueError(f"{name}={getattr(self, name)}: expected 1 to {MAX_BATCH}")
         require_share("share", self.share)
         if self.share == 0 or (self.max_pairs is not None and self.max_pairs < 1):
-            raise ValueError(f"share={self.share} max_pairs={self.max_pairs}: want more than 0")
+            raise ValueError(f"share={self.share} max_pairs={self.max_pairs}: expected more than 0")
         if self.batch_size % self.accumulation:
             raise ValueError(
-                f"batch_size={self.batch_size} is no multiple of accumulation={self.accumulation}"
+                f"batch_size={self.batch_size} is not a multiple of "
+                f"accumulation={self.accumulation}"
             )
         if self.feeding.text_rows % self.accumulation:
             raise ValueError(
-                f"feeding.text_rows={self.feeding.text_rows} is no multiple of accumulation="
+                f"feeding.text_rows={self.feeding.text_rows} is not a multiple of accumulation="
                 f"{self.accumulation}"
             )
         self._check_mixture()
@@ -105,14 +109,18 @@ class TrainingStage:
     def _check_mixture(self) -> None:
         names = [mixed.source for mixed in self.mixture]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"mixture names {', '.join(sorted(twice))} twice; say it once")
+            raise ValueError(
+                f"mixture names {', '.join(sorted(twice))} twice; name each source once"
+            )
         if self.sources and (other := [name for name in names if name not in self.sources]):
             raise ValueError(
-                f"mixture names {', '.join(other)}, sources are {', '.join(self.sources)}; name "
-                "what the stage reads"
+                f"mixture names {', '.join(other)}, sources are "
+                f"{', '.join(self.sources)}; name sources of the stage"
             )
         if self.feeding.kind == "text" and any(m.captions_per_picture for m in self.mixture):
-            raise ValueError("mixture: texts alone have no captions_per_picture; leave it out")
+            raise ValueError(
+                "mixture: texts without images have no captions_per_picture; remove it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +143,8 @@ class Stage(TrainingStage):
         require_share("hard_negative_share", self.hard_negative_share)
         if self.objectives.itc and self.batch_size < 2:
             raise ValueError(
-                f"batch_size={self.batch_size}: objectives.itc tells a pair from others of its "
-                "step; set batch_size to at least 2"
+                f"batch_size={self.batch_size}: objectives.itc compares a pair with the "
+                "other pairs of its step; set batch_size to at least 2"
             )
 
 
@@ -204,6 +212,9 @@ class RunSettings:
     # stream of BERT's layers: a quarter less element-wise work, and numbers that are rounded once
     # more.
     half_norms: bool = False
+    # The rows that a device computes together, at most: steps are divided into as many parts. auto:
+    # as many as its memory holds. 0: by the stages' accumulation.
+    device_batch: int | Literal["auto"] = 0
     # Each layer is computed again in the backward pass instead of keeping its activations.
     checkpoint_activations: bool = False
     # Weights, gradients and moments are sharded among the processes (FSDP).
@@ -231,7 +242,7 @@ class RunSettings:
         self._check_average()
         require_share("max_bad", self.max_bad)
         if self.validate_every < 0 or self.validation_pairs < 1:
-            raise ValueError("want validate_every from 0 up and validation_pairs above 0")
+            raise ValueError("expected validate_every of at least 0 and validation_pairs above 0")
         if not self.stages:
             raise ValueError(f"recipe {self.name} has no stage")
         self._check_splits()
@@ -241,11 +252,17 @@ class RunSettings:
             raise ValueError(f"recipe {self.name}: two stages have the same name")
         for name in ("vocabulary_size", "save_every", "keep_checkpoints", "log_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: want at least 1")
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
         if min(self.workers, self.seed, self.patience) < 0:
             raise ValueError("workers, seed and patience cannot be negative")
+        if self.device_batch != "auto" and self.device_batch < 0:
+            raise ValueError(f"device_batch={self.device_batch}: expected 1 or more, auto, or 0")
+        if self.device_batch != 0 and self.cuda_graph:
+            raise ValueError("cuda_graph=true computes each step in one part; set device_batch=0")
         if self.patience and not self.validate_every:
-            raise ValueError(f"patience={self.patience}: validate_every=0 measures nothing; set it")
+            raise ValueError(
+                f"patience={self.patience}: validate_every=0 measures nothing; set validate_every"
+            )
 
     def _check_average(self) -> None:
         """Checks the decay: an average that keeps little of its value per step equals the weights,
@@ -292,8 +309,8 @@ class RunSettings:
         measured = {split_name(name) for stage in self.stages for name in stage.validation_splits}
         if both := sorted(learnt & measured):
             raise ValueError(
-                f"train_splits and validation_splits both name {', '.join(both)}: a split is "
-                "trained on or validated on; take it out of one of them"
+                f"train_splits and validation_splits both name {', '.join(both)}: a "
+                "split is either trained on or validated on; remove it from one of them"
             )
 
 
@@ -328,15 +345,15 @@ class Recipe(RunSettings):
             if variant.kind and stage.feeding.kind != variant.kind:
                 raise ValueError(
                     f"stages.{number}.feeding.kind={stage.feeding.kind}: "
-                    f"{with_article(self.variant)} reads {variant.kind} alone; "
-                    f"set it to {variant.kind}"
+                    f"{with_article(self.variant)} reads only {variant.kind}; set it to "
+                    f"{variant.kind}"
                 )
             for name, weight in vars(stage.objectives).items():
                 if weight and variant.objectives and name not in variant.objectives:
                     known = ", ".join(variant.objectives)
                     raise ValueError(
                         f"stages.{number}.objectives.{name}={weight:g}: "
-                        f"{with_article(self.variant)} learns {known} alone; set it to 0"
+                        f"{with_article(self.variant)} learns only {known}; set it to 0"
                     )
 
     def _check_classes(self) -> None:
@@ -349,5 +366,5 @@ class Recipe(RunSettings):
             raise ValueError(
                 f"feeding.region_targets is {kinds_text}: one head cannot number classes both "
                 "with and "
-                "without background; set the same in all stages"
+                "without background; set the same value in all stages"
             )

@@ -44,4 +44,4 @@ class TaskRecipe(RunSettings):
         if len(self.stages) != 1:
             raise ValueError(f"recipe {self.name} has {len(self.stages)} stages; a task has one")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
-            raise ValueError(f"seeds={list(self.seeds)}: want different numbers from 0 up")
+            raise ValueError(f"seeds={list(self.seeds)}: expected different numbers of at least 0")

@@ -17,14 +17,17 @@ examples:
       --regions demo/regions --images demo/pairs --output demo/after
   train-vl evaluate vqa --checkpoint runs/vqa --examples vqa --regions regions \\
       --split val2014 --output runs/vqa-val
+  train-vl evaluate classification --checkpoint runs/labels --examples own --split test \\
+      --regions regions --output runs/labels-test
   train-vl evaluate refcoco --checkpoint runs/refcoco --examples refcoco \\
       --regions detected --split testA --output runs/refcoco-testA
   train-vl evaluate glue --checkpoint runs/glue-rte --examples glue --split dev \\
       --scores 'runs/glue-*-dev' --output runs/glue-rte-dev
 
 Writes metrics.json, report.html, rejects, and the submission file of a server
-(vqa_SPLIT_result.json, vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv); retrieval also neighbours.json
-(the first five results of every query). The inputs are prepared as in the checkpoint's training;
+(vqa_SPLIT_result.json, vcr_SPLIT.csv, nlvr2_SPLIT.csv, RTE.tsv), or the predictions
+(classification_SPLIT.jsonl); retrieval also neighbours.json (the first five results of every
+query). The inputs are prepared as in the checkpoint's training;
 those of a converted checkpoint as in its paper or code.
 
 Retrieval: models of regions, and VLMo without a contrastive head, read every text with every
@@ -53,15 +56,15 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels",
         type=path_or_url,
         metavar="FILE",
-        help="vqa: answer list of a converted checkpoint, in its order (a JSON list, or "
-        "one per line)",
+        help="vqa, classification, entailment: list of answers or classes of a converted "
+        "checkpoint, in its order (a JSON list, or one per line)",
     )
     add(
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="other tasks: examples without their image: error, or skip and list them in "
-        "`rejects` (default: error)",
+        help="other tasks: what to do with examples without their image: end with an "
+        "error, or skip them and list them in `rejects` (default: error)",
     )
     add("--regions", help="table of the images' regions, for models that read them")
     add("--annotated-regions", help="table of regions at annotated boxes (RefCOCO+, VCR)")

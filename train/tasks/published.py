@@ -94,8 +94,8 @@ def published_section(
     notes = [Markup("<p><small>{}</small></p>").format(text) for text in cautions(task)]
     return Section(
         title=PAPERS_TITLE,
-        intro="In percent, with this run's standard error. The papers' figures are as printed, on "
-        "the data of their row: compare only figures on the same data.",
+        intro="In percent, with this run's standard error. The papers' figures are as "
+        "printed, on the data named in their row; compare only figures on the same data.",
         body=Markup("").join([table, *notes]),
     )
 

@@ -2,23 +2,51 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vlmill.runtime.settings.plain_fields import from_plain
-from vlmill.schemas.errors import InputError, with_article
+from vlmill.schemas.errors import InputError
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.classification import row as classification
+from vlmill.train.tasks.entailment import row as entailment
 from vlmill.train.tasks.glue import row as glue
 from vlmill.train.tasks.nlvr2 import row as nlvr2
+from vlmill.train.tasks.recipes import (
+    bert,
+    classes,
+    data_sets,
+    imagebert,
+    interbert,
+    vilbert,
+    vlbert,
+    vlmo,
+)
 from vlmill.train.tasks.refcoco import row as refcoco
 from vlmill.train.tasks.retrieval import row as retrieval
 from vlmill.train.tasks.rows import TaskRow
 from vlmill.train.tasks.vcr import row as vcr
 from vlmill.train.tasks.vqa import row as vqa
 
-# A new task is a folder in ``train/tasks`` and a name here.
-TASKS: dict[str, TaskRow] = {
-    row.name: row for row in (glue.ROW, nlvr2.ROW, refcoco.ROW, vcr.ROW, vqa.ROW, retrieval.ROW)
-}
+# A new task is a folder in ``train/tasks`` and a name here; a new paper's tasks are a file in
+# ``train/tasks/recipes`` and a name in `PAPERS`. BERT's own recipes come before other papers' runs
+# that start from BERT, and those for trials last.
+ROWS = (
+    *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
+    *(vcr.ROW, vqa.ROW, retrieval.ROW),
+)
+PAPERS = (bert, vilbert, vlbert, imagebert, interbert, vlmo, data_sets, classes)
+
+
+def _with_papers_recipes(row: TaskRow) -> TaskRow:
+    recipes = dict(row.recipes)
+    for paper in PAPERS:
+        recipes |= paper.RECIPES.get(row.name, {})
+    order = sorted(recipes, key=lambda name: name.endswith("-small"))
+    return replace(row, recipes={name: recipes[name] for name in order})
+
+
+TASKS: dict[str, TaskRow] = {row.name: _with_papers_recipes(row) for row in ROWS}
 
 
 def task_recipes() -> dict[str, Callable[[], TaskRecipe]]:
@@ -33,25 +61,16 @@ def read_task_recipe(values: Mapping[Any, Any]) -> TaskRecipe:
     return from_plain(TASKS[task].recipe, values)
 
 
-def task_recipe_named(name: str, variant: str | None = None) -> TaskRecipe:
-    """Returns the recipe called ``name``; for a task's name, its first from ``variant``.
+def task_recipe_named(name: str) -> TaskRecipe:
+    """Returns the recipe called ``name``.
 
     Raises InputError with the nearest name for an unknown one.
     """
     recipes = task_recipes()
     if name in recipes:
         return recipes[name]()
-    if name in TASKS and variant is not None:
-        candidates = TASKS[name].make_recipes()
-        fitting = [recipe for recipe in candidates if variant in recipe.starts_from]
-        if not fitting:
-            raise InputError(
-                f"TASK {name}: no recipe starts from {with_article(variant)}; there are "
-                f"{', '.join(TASKS[name].recipes)}"
-            )
-        return fitting[0]
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
     if name in TASKS:
-        hint = f"without --init say of which model: {', '.join(TASKS[name].recipes)}"
+        hint = f"without --init, name the model: {', '.join(TASKS[name].recipes)}"
     raise InputError(f"TASK {name}: unknown recipe; {hint}")

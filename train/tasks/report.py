@@ -161,9 +161,9 @@ def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None 
     uris = read_thumbnails(images, {image.image_id for image in weighted}, side=WEIGHED_PX)
     drawn = [weighed_boxes(image, uris.get(image.image_id, "")) for image in weighted]
     return Section(
-        title="What the answer rests on",
-        intro="Each region as opaque as its weight: by how much the score falls without it "
-        "(orange), or rises (blue).",
+        title="Regions that the answer depends on",
+        intro="The opacity of a region is its weight: how much the score falls (orange) "
+        "or rises (blue) without it.",
         body=Markup("").join(drawn) if drawn else NONE,
     )
 

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmill.train.settings.tasks import TaskRecipe
@@ -17,8 +17,10 @@ class TaskRow:
     name: str
     examples: str  # the name of the table that ``--examples`` holds
     recipe: type[TaskRecipe]  # with the class of the fields that only this task has
-    recipes: Mapping[str, Callable[[], TaskRecipe]]
     make: Callable[..., Any]
+    # Its recipes other than the papers'; the registry adds those (``train/tasks/recipes``).
+    recipes: Mapping[str, Callable[[], TaskRecipe]] = field(default_factory=dict)
+    keeps_labels: bool = True  # whether a run has the list of labels that its --init has, if any
     negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
     # Evaluates the task with the command's arguments; None: its examples are predicted one by one.
     evaluate: Callable[[Namespace], int] | None = None

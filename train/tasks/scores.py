@@ -64,7 +64,9 @@ def require_finite(scores: Mapping[K, NDArray[np.floating]], source: str) -> Non
     """Raises InputError, which names ``source``, if an id has a NaN or infinite score."""
     bad = [key for key, values in scores.items() if not np.isfinite(values).all()]
     if bad:
-        raise InputError(f"{source}: {_ids(bad)} with NaN or infinite scores; score them anew")
+        raise InputError(
+            f"{source}: {_ids(bad)} with NaN or infinite scores; compute these scores again"
+        )
 
 
 def standard_error(share: float, n: int) -> float:

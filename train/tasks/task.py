@@ -114,8 +114,8 @@ def require_kind(recipe: TaskRecipe, *, from_pixels: bool) -> None:
     kind = "picture-regions" if from_pixels else "regions"
     if stage.feeding.kind != kind:
         raise InputError(
-            f"feeding.kind={stage.feeding.kind}: {with_article(recipe.variant)} reads {kind}; "
-            "take the recipe "
+            f"feeding.kind={stage.feeding.kind}: {with_article(recipe.variant)} reads "
+            f"{kind}; use the recipe "
             f"{'on stored features' if from_pixels else 'from pixels (end-to-end)'} instead"
         )
 

@@ -158,7 +158,7 @@ class _OneDnnLinear(torch.autograd.Function):
         )
 
 
-def multiplies_faster(hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"]) -> bool:
+def is_faster(hidden: Float[Tensor, "*rows K"], weight: Float[Tensor, "N K"]) -> bool:
     """Returns whether `onednn_linear` is faster: for float32, not autocast, not compiled."""
     return (
         hidden.device.type == "cpu"
@@ -178,7 +178,7 @@ def onednn_linear(
     bias: Float[Tensor, " N"] | None,
     act: str = "none",
 ) -> Float[Tensor, "*rows N"]:
-    """Computes ``F.linear`` by oneDNN, for tensors that `multiplies_faster` accepts.
+    """Computes ``F.linear`` by oneDNN, for tensors that `is_faster` accepts.
 
     With ``act`` "gelu" the product includes the activation, if no gradient is computed.
     """

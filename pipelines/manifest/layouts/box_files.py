@@ -70,9 +70,9 @@ def numbers(values: list[Any]) -> tuple[float, float, float, float] | Drop:
     try:
         a, b, c, d = (float(value) for value in values)
     except (TypeError, ValueError):
-        return Drop(Reason.BAD_ROW, f"a box of {values!a}, want four numbers"[:200])
+        return Drop(Reason.BAD_ROW, f"a box of {values!a}, expected four numbers"[:200])
     if not all(abs(value) < MAX_PX for value in (a, b, c, d)):  # also refuses NaN
-        return Drop(Reason.BAD_ROW, f"a box of {values!a}, want numbers of pixels"[:200])
+        return Drop(Reason.BAD_ROW, f"a box of {values!a}, expected numbers of pixels"[:200])
     return a, b, c, d
 
 
@@ -86,9 +86,8 @@ def tsv_images(source: Source) -> Iterator[AnnotatedImage]:
     _, header = next(rows, (0, []))
     if isinstance(header, Drop) or not set(COLUMNS) <= set(header):
         raise InputError(
-            f"{source.display_name}: the first line must name the columns {', '.join(COLUMNS)} "
-            "(and "
-            "attributes, split), divided by tabs"
+            f"{source.display_name}: the first line must name the columns "
+            f"{', '.join(COLUMNS)} (and attributes, split), separated by tabs"
         )
     images: dict[str, AnnotatedImage] = {}
     for number, fields in rows:
@@ -98,7 +97,7 @@ def tsv_images(source: Source) -> Iterator[AnnotatedImage]:
             drop = (
                 fields
                 if isinstance(fields, Drop)
-                else Drop(Reason.BAD_ROW, f"{count} fields, want {len(header)}")
+                else Drop(Reason.BAD_ROW, f"{count} fields, expected {len(header)}")
             )
             yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
@@ -162,7 +161,7 @@ def coco_images(source: Source) -> Iterator[AnnotatedImage]:
     for index, element in enumerate(file.elements("images")):
         key, number = f"{source.name}:{index}", coco_id(element, "id")
         if number is None or not isinstance(element.get("file_name"), str):
-            drop = Drop(Reason.BAD_ROW, "an image without id or file_name")
+            drop = Drop(Reason.BAD_ROW, "an image without an id or a file_name")
             yield AnnotatedImage(key=key, file_name="", objects=drop)
             continue
         if number in images:
@@ -255,7 +254,7 @@ def voc_image(path: Path, root: Path, splits: Mapping[str, str]) -> AnnotatedIma
     try:
         content = path.read_bytes()
         if len(content) > MAX_XML or b"<!ENTITY" in content:
-            raise ValueError("too large, or with entities of its own")
+            raise ValueError("too large, or with its own entities")
         tree = ElementTree.fromstring(content)
     except (ElementTree.ParseError, OSError, ValueError) as error:
         annotated.objects = Drop(Reason.BAD_ROW, f"no XML: {error}")

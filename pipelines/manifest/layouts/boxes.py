@@ -1,12 +1,16 @@
 """Converts published x, y, width, height of the stored image to corners in the upright image."""
 
-from collections.abc import Iterable, Sequence
+import atexit
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.reading.sources import Folder
+from vlmill.runtime.bounded_calls import BoundedPool, CallLimits
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.decode import Bounds, open_image
 from vlmill.schemas.images.orientation import (
@@ -20,7 +24,7 @@ from vlmill.schemas.rejects import Reason, Rejected
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, edges
 _BOUNDS = Bounds(max_pixels=178_000_000, max_bytes=None)
-
+LIMITS = CallLimits(cpu_seconds=10)
 
 SWAPPED, OTHER_SIZE = "size_swapped", "size_differs"
 SLACK_PX = 1.0  # how far a box may exceed an image of the right size
@@ -55,8 +59,7 @@ def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
     if isinstance(content, Drop):
         return Frame(*published) if published else None
     try:
-        with open_image(content, _BOUNDS) as decoded:
-            stored, orientation = decoded.size, read_orientation(decoded)
+        stored, orientation = _header_pool(os.getpid()).call(content)
     except Rejected:
         return Frame(*published) if published else None
     if published and orientation in LYING and published == stored[::-1] != stored:
@@ -66,6 +69,28 @@ def read_frame(folder: Folder, image: ListedImage) -> Frame | None:
     if published == stored[::-1]:
         return Frame(*stored, orientation, SWAPPED)
     return Frame(*published, orientation, OTHER_SIZE)
+
+
+@functools.cache
+def _header_pool(process_id: int) -> BoundedPool[bytes, tuple[tuple[int, int], int]]:
+    """Returns this process's pool for headers: a fork must start its own."""
+    pool = BoundedPool[bytes, tuple[tuple[int, int], int]](1, _start_reading_headers, limits=LIMITS)
+    atexit.register(pool.close)
+    return pool
+
+
+def _start_reading_headers() -> Callable[[bytes], tuple[tuple[int, int], int]]:
+    return read_stored_size
+
+
+def read_stored_size(content: bytes) -> tuple[tuple[int, int], int]:
+    """Returns an image's stored width and height, and its orientation, without decoding its pixels.
+
+    A decoder may already allocate its canvas when it opens a file, so this runs in a process that
+    can be killed. Raises Rejected.
+    """
+    with open_image(content, _BOUNDS) as image:
+        return image.size, read_orientation(image)
 
 
 def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:
@@ -86,7 +111,9 @@ def edges(values: Sequence[object]) -> Box | Drop:
     """Returns x1, y1, x2, y2 of a published x, y, width, height."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(values) != 4 or len(numbers) != 4 or not all(abs(v) < 1e7 for v in numbers):
-        return Drop(Reason.BAD_ROW, f"a box of {list(values)!a}, want x, y, width, height"[:200])
+        return Drop(
+            Reason.BAD_ROW, f"a box of {list(values)!a}, expected x, y, width, height"[:200]
+        )
     x, y, width, height = map(float, numbers)
     return x, y, x + width, y + height
 

@@ -47,7 +47,7 @@ def parse_detection(
     if type(category_id) is not int or not 0 <= category_id < 1 << 15:
         return Drop(Reason.BAD_ROW, f"category {category_id!s:.40}")
     if not isinstance(score, int | float) or not 0 <= score <= 1:
-        return Drop(Reason.BAD_ROW, f"score {score!s:.40}, want 0 to 1")
+        return Drop(Reason.BAD_ROW, f"score {score!s:.40}, expected 0 to 1")
     box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no box")
     inside = box if isinstance(box, Drop) else clip_box(box, get_frame(image_id))
     if isinstance(inside, Drop):

@@ -57,7 +57,7 @@ def find_columns(schema: pa.Schema, source: Source, args: argparse.Namespace) ->
     if not args.no_split_column:
         excluded = [*texts, image, *([args.id_column] if args.id_column else [])]
         split = split_column(names, args.split_column, excluded, display_name)
-    labels = () if split is None else _label_names(schema, split)
+    labels = () if split is None else read_label_names(schema, split)
     if split is not None:
         _check_type(schema, split, "--split-column", display_name, numbers=bool(labels))
         if args.split is not None and args.split_column is None:
@@ -80,13 +80,14 @@ def _check_type(
         expected = "text or whole numbers" if numbers else "text, or a class label with its names"
         remedy = " or --no-split-column" if flag == "--split-column" else ""
         raise InputError(
-            f"{display_name}: the column {name} is {kind}; want {expected}: name another one, "
+            f"{display_name}: the column {name} is {kind}; expected {expected}: name "
+            "another column with "
             f"{flag} NAME"
             f"{remedy}"
         )
 
 
-def _label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
+def read_label_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
     """Returns the names of a class label from the schema's metadata; () for other columns."""
     try:
         about = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -125,9 +126,9 @@ def split_of_name(source: Source) -> str | None:
     splits = {word.lower(): word for word in known if word is not None}
     if len(splits) > 1:
         raise InputError(
-            f"{source.display_name}: its name has the splits {' and '.join(splits.values())}; say "
-            "which "
-            "its rows are of, --split NAME, or name a column, --split-column NAME"
+            f"{source.display_name}: its name has the splits "
+            f"{' and '.join(splits.values())}; name the split of its rows with --split "
+            "NAME, or a column with --split-column NAME"
         )
     return next(iter(splits.values()), None)
 

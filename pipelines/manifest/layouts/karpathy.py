@@ -84,7 +84,7 @@ def karpathy_entries(file: SplitFile) -> Iterator[Entry]:
 
 def _fault(image: object) -> str | None:
     if not isinstance(image, dict):
-        return f"a {type(image).__name__}, want an object"
+        return f"a {type(image).__name__}, expected an object"
     required = {"filename": str, "split": str, "sentences": list}
     wrong = [n for n, kind in required.items() if not isinstance(image.get(n), kind)]
     return f"an image without {', '.join(wrong)}" if wrong else None

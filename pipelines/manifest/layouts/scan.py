@@ -50,9 +50,8 @@ def _open_split(
     ids = folder.find(f"{split}_ids.txt")
     if ids is None:
         raise InputError(
-            f"{captions.display_name} has captions without ids; put {split}_ids.txt beside it, "
-            "which says "
-            "of which image each five lines are"
+            f"{captions.display_name} has captions without ids; add {split}_ids.txt to "
+            "the same folder, which names the image of every five lines"
         )
     id_lines = [line if isinstance(line, Drop) else line.strip() for _, line in read_lines(ids)]
     count = sum(1 for _ in read_lines(captions))
@@ -64,9 +63,8 @@ def _open_split(
         id_lines = id_lines[::NUM_CAPTIONS]
     if count != NUM_CAPTIONS * len(id_lines):
         raise InputError(
-            f"{captions.display_name} has {count} lines and {ids.display_name} {len(id_lines)} "
-            "images, want "
-            f"{NUM_CAPTIONS} lines for each: fetch both again"
+            f"{captions.display_name} has {count} lines and {ids.display_name} "
+            f"{len(id_lines)} images; expected {NUM_CAPTIONS} lines for each: fetch both again"
         )
     image_names = [_name(id_line, names, ids) for id_line in id_lines]
     return ScanFile(split=split, captions=captions, ids=ids, names=image_names)
@@ -83,9 +81,8 @@ def _name(line: str | Drop, names: Mapping[str, str] | None, ids: Source) -> str
     if len(line) <= len(str(NUM_PLACES)) and int(line) < NUM_PLACES:
         if names is None:
             raise InputError(
-                f"{ids.display_name}: {line} is a place in Karpathy's file; put {MAPPING}, which "
-                "has the "
-                "names, or dataset_flickr30k.json itself into the folder"
+                f"{ids.display_name}: {line} is an index into Karpathy's file; add "
+                f"{MAPPING}, which has the names, or dataset_flickr30k.json to the folder"
             )
         return Drop(Reason.BAD_REFERENCE, f"image {line} is not in {MAPPING}")
     return f"{line}.jpg"
@@ -100,7 +97,7 @@ def _names_by_position(mapping: Source) -> dict[str, str]:
     except ValueError as error:
         raise InputError(f"{mapping.display_name} is no JSON: {error}") from None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{mapping.display_name}: want an object of places and file names")
+        raise InputError(f"{mapping.display_name}: expected an object of indices and file names")
     return {position: name.rpartition("/")[2] for position, name in names.items()}
 
 

@@ -43,7 +43,7 @@ def parse_objects(metadata: Any) -> Objects | Drop:
         return Drop(Reason.BAD_ROW, f"metadata: an image of {width} x {height}")
     for box in boxes:
         if not 4 <= len(box) <= 5 or not all(map(math.isfinite, box)):
-            return Drop(Reason.BAD_ROW, f"metadata: a box of {box}, want x1, y1, x2, y2, score")
+            return Drop(Reason.BAD_ROW, f"metadata: a box of {box}, expected x1, y1, x2, y2, score")
         if box[2] <= box[0] or box[3] <= box[1]:
             return Drop(Reason.EMPTY_BOX, f"metadata: the box {box[:4]} has no area")
     segms = metadata.get("segms")

@@ -1,6 +1,6 @@
 """Reads the answers of VQA's ten annotators to each question from its ``*_annotations.json``."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,16 @@ from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.kept_values import NumberStore, ValueStore
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.answers import clean_answer, soft_labels
+from vlmill.schemas.answers import clean_answer, label_answers
 from vlmill.schemas.rejects import Reason
 
-ABOUT = ("info", "license", "data_type", "data_subtype")
+ABOUT = ("info", "license", "data_type", "data_subtype", "question_types")  # the last of OK-VQA
 ANNOTATION_KEYS = {
     "": frozenset((*ABOUT, "annotations")),
     "annotations": frozenset(
         (
             *("question_id", "image_id", "question_type", "answer_type"),
-            *("multiple_choice_answer", "answers"),
+            *("multiple_choice_answer", "answers", "confidence"),
         )
     ),
 }
@@ -41,10 +41,14 @@ class Annotation:
 
 
 def parse_annotation(record: Any) -> tuple[int, Annotation] | Drop:
-    """Reads an entry of ``*_annotations.json`` into a question_id and its annotation."""
+    """Reads an entry of ``*_annotations.json`` into a question_id and its annotation.
+
+    OK-VQA does not state the most frequent answer: it is the first of these.
+    """
     try:
-        question_id, answer = record["question_id"], record["multiple_choice_answer"]
+        question_id = record["question_id"]
         answers = tuple(entry["answer"] for entry in record["answers"])
+        answer = record.get("multiple_choice_answer", most_frequent(answers))
     except (KeyError, TypeError) as error:
         return Drop(Reason.BAD_ROW, f"an annotation without {error}")
     texts = (answer, *answers)
@@ -61,12 +65,19 @@ def parse_annotation(record: Any) -> tuple[int, Annotation] | Drop:
     )
 
 
+def most_frequent(answers: Sequence[Any]) -> Any:
+    """Returns the first of the most frequent answers, "" without answers."""
+    return max(answers, key=answers.count, default="")
+
+
 def text_or_none(value: Any) -> str | None:
     """Returns the value if it is a string, else None."""
     return value if isinstance(value, str) else None
 
 
-def answer_columns(annotation: Annotation, numbers: Mapping[str, int] | None) -> dict[str, Any]:
+def answer_columns(
+    annotation: Annotation, numbers: Mapping[str, int] | None, source: str
+) -> dict[str, Any]:
     """Returns the columns of a question's answers and, if ``numbers`` are given, of its labels."""
     columns: dict[str, Any] = {
         "question_type": annotation.question_type,
@@ -75,7 +86,7 @@ def answer_columns(annotation: Annotation, numbers: Mapping[str, int] | None) ->
         "answers": list(annotation.answers),
     }
     if numbers is not None:
-        label_ids, label_scores = soft_labels(annotation.answers, numbers)
+        label_ids, label_scores = label_answers(source, annotation.answers, numbers)
         columns |= {"label_ids": label_ids, "label_scores": label_scores}
     return columns
 

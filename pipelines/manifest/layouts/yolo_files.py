@@ -36,15 +36,19 @@ def yolo_names(root: Path) -> dict[int, str]:
         try:
             names = yaml.safe_load(text)["names"]
         except (yaml.YAMLError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: no list of names ({error})") from None
+            raise InputError(f"{path}: not a list of names ({error})") from None
         numbered = names if isinstance(names, Mapping) else dict(enumerate(as_list(names)))
         if not numbered or not all(
             isinstance(number, int) and isinstance(class_name, str | int | float)
             for number, class_name in numbered.items()
         ):
-            raise InputError(f"{path}: names is no list of classes, nor their names by number")
+            raise InputError(
+                f"{path}: names is neither a list of classes nor a mapping of numbers to names"
+            )
         return {number: str(numbered[number]).lower() for number in sorted(numbered)}
-    raise InputError(f"--input {root}: none of {', '.join(YOLO_NAMES)}, which name YOLO's classes")
+    raise InputError(
+        f"--input {root}: none of {', '.join(YOLO_NAMES)}, the files with YOLO's classes"
+    )
 
 
 def as_list(value: object) -> list[object]:
@@ -55,11 +59,11 @@ def as_list(value: object) -> list[object]:
 def names_text(path: Path) -> str:
     """Returns a file of names as text. Raises InputError if it is too large or not UTF-8."""
     if path.stat().st_size > MAX_NAMES:
-        raise InputError(f"{path}: over {MAX_NAMES >> 20} MB; want a list of classes")
+        raise InputError(f"{path}: over {MAX_NAMES >> 20} MB; expected a list of classes")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: no UTF-8 ({error}); save it as UTF-8") from None
+        raise InputError(f"{path}: not UTF-8 ({error}); save it as UTF-8") from None
 
 
 def yolo_image(path: Path, root: Path, names: Mapping[int, str]) -> AnnotatedImage:

@@ -1,5 +1,6 @@
-"""Converts the user's own captions to tables: ``manifest own``.
+"""Converts the user's own captions, questions, statements and labels: ``manifest own``.
 
-Reading order: ``command`` (the flags), then ``job`` (rows of a table become pairs and images) and
-``on_runner`` (on a Beam runner).
+Reading order: ``flags`` and ``command``, then ``cells`` and ``kinds`` (rows become examples),
+``job`` (examples become rows of tables, with their images), ``scan`` (counts rows, lists labels)
+and ``on_runner`` (on a Beam runner).
 """

@@ -1,135 +1,57 @@
-"""Defines the command for your own captions: ``python -m vlmill.pipelines.manifest own --help``."""
+"""Runs the command for your own examples: ``python -m vlmill.pipelines.manifest own --help``."""
 
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from vlmill.pipelines.manifest.cost import estimate_cost, measure
-from vlmill.pipelines.manifest.flags import add_run_arguments
+from vlmill.pipelines.manifest.own.cells import read_image
 from vlmill.pipelines.manifest.own.job import JOB, OwnJob, make_funnel, make_parts
+from vlmill.pipelines.manifest.own.kinds import Columns, choose_kind
 from vlmill.pipelines.manifest.own.on_runner import STEPS, collect_parts
+from vlmill.pipelines.manifest.own.scan import (
+    FIRST_ROWS,
+    complete_columns,
+    find_remarks,
+    list_labels,
+    scan_file,
+)
 from vlmill.pipelines.manifest.reading.columns import split_column
+from vlmill.pipelines.manifest.reading.detected import (
+    detect_delimiter,
+    detect_encoding,
+    format_detected,
+)
 from vlmill.pipelines.manifest.reading.rows import (
-    FORMATS,
     TableFile,
     column_names,
-    count_rows,
     find_column_indices,
-    read_rows,
+    hash_table,
+    read_values,
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
 from vlmill.pipelines.manifest.spooled import remove_parts
-from vlmill.runtime.console.command import path_or_url, print_reading_hint
+from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
-from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.shards import Shard
+from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.labels import LABELS_FILE
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.splits import find_use
-from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
-
-OWN_HELP = """\
-Converts your own captions and images to the tables `pairs` and `images`, the input of all other
-commands. FILE has one row per caption and names its image; an image may have any number of
-captions. TSV is read without quoting, CSV with quoting; the keys of JSON lines are the columns.
-
-image_id is the value of --image-column. With --image-root DIR, the image is DIR/<value>, or that
-name with .jpg, .jpeg, .png or another image extension. A row is rejected if its image is missing,
-cannot be read, is animated, or is outside DIR. Without --image-root only `pairs` is written.
-"""
-OWN_EPILOG = """\
-example:
-  captions.csv:   file,caption,split
-                  0001.jpg,"a red kite over the dunes",train
-                  0002.jpg,"two children, one bucket",test
-
-  python -m vlmill.pipelines.manifest own --input captions.csv --text-column caption \\
-      --image-column file --image-root photos --output own
-
-then (docs/own-data.md):
-  extract-rois run own --output regions --weights detector.pth
-  train-vl pretrain imagebert-small --pairs own --regions regions --output trained
-  train-vl evaluate retrieval --checkpoint trained --pairs own --regions regions --images own \\
-      --split test --output results
-
-A column named split marks rows for training (train, or empty), validation (val, dev, ...) or test;
-docs/own-data.md lists all names. Case does not matter.
-
-Writes DIR/pairs-*.parquet, images-*.parquet, rejects-*.parquet, funnel.json, report.html and, last,
-_manifest.json. Every row of FILE is a pair or a reject with its reason. The same command continues
-a killed run, to the same bytes. Memory: about 300 bytes per row, and the images of 16 rows;
-FILE and the images may be larger than memory.
-"""
-
-
-def add_own_arguments(p: argparse.ArgumentParser) -> None:
-    """Adds the flags of ``manifest own``."""
-    p.description, p.epilog = OWN_HELP, OWN_EPILOG
-    p.add_argument(
-        "--input",
-        required=True,
-        type=path_or_url,
-        metavar="FILE",
-        help="file of captions: .csv, .tsv, .jsonl or .parquet",
-    )
-    p.add_argument("--text-column", required=True, metavar="C", help="column of captions")
-    p.add_argument(
-        "--image-column",
-        required=True,
-        metavar="C",
-        help="column of images; its value becomes image_id",
-    )
-    p.add_argument(
-        "--id-column",
-        metavar="C",
-        help="column of pair_id (default: a hash of image_id and caption)",
-    )
-    p.add_argument("--image-root", type=path_or_url, metavar="DIR", help="folder of the images")
-    p.add_argument(
-        "--output", required=True, type=path_or_url, metavar="DIR", help="folder for the output"
-    )
-    splits = p.add_mutually_exclusive_group()
-    splits.add_argument(
-        "--split-column",
-        metavar="C",
-        help="column of splits, kept unchanged (default: a column named split)",
-    )
-    splits.add_argument(
-        "--no-split-column", action="store_true", help="ignore a column named split"
-    )
-    p.add_argument("--split", metavar="NAME", help="split of rows without one (default: null)")
-    p.add_argument(
-        "--source", default="own", metavar="NAME", help="value of the column source (default: own)"
-    )
-    p.add_argument(
-        "--language", metavar="CODE", help="language of the captions, such as en (default: null)"
-    )
-    p.add_argument(
-        "--format",
-        choices=sorted(set(FORMATS.values())),
-        help="format of FILE (default: from its extension)",
-    )
-    p.add_argument(
-        "--delimiter",
-        metavar="CHAR",
-        help="separator of columns (default: comma, or tab for a TSV)",
-    )
-    p.add_argument(
-        "--no-header", action="store_true", help="FILE has no header; its columns are 1, 2, 3, ..."
-    )
-    p.add_argument("--encoding", default="utf-8", help="encoding of CSV and TSV (default: utf-8)")
-    add_run_arguments(p, rows_per_shard=10_000)
+from vlmill.schemas.tables import IMAGES, PAIRS, TABLES, Table
 
 
 def run_own(args: argparse.Namespace) -> int:
@@ -149,13 +71,14 @@ def run_own(args: argparse.Namespace) -> int:
     remove_parts(job.output)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
-    images = f", {counts[IMAGES.name]} images" if job.image_root is not None else ""
-    print_reading_hint(job.output, PAIRS.name)
-    if "split" in job.columns:
-        print(format_splits(job.columns["split"], count_splits(job.output)))
-    rejects = rejects_said(reject_counts(job.output))
-    print(f"{done}: {counts[PAIRS.name]} pairs{images}, {rejects}: {job.output}")
-    return 0 if counts[PAIRS.name] or not job.rows else 1
+    images = f", {counts[IMAGES.name]} images" if job.with_images else ""
+    print_reading_hint(job.output, job.kind)
+    if job.columns.split:
+        print(format_splits(job.columns.split[0], count_splits(job.output, TABLES[job.kind])))
+    rejects = format_rejects(reject_counts(job.output))
+    unit = job.example_kind.unit
+    print(f"{done}: {counts[job.kind]} {unit}{images}, {rejects}: {job.output}")
+    return 0 if counts[job.kind] or not job.rows else 1
 
 
 def _write(job: OwnJob, args: argparse.Namespace) -> bool:
@@ -179,7 +102,9 @@ def _write(job: OwnJob, args: argparse.Namespace) -> bool:
         shards = collect_parts(job) if on_units else make_parts(job)
         funnel = make_funnel(job)
         write_json(job.output / "funnel.json", funnel)
-        write_report(job.output, funnel, job.settings())
+        if job.labels is not None:
+            write_json(job.output / LABELS_FILE, list(job.labels))
+        write_report(job.output, funnel, job.settings(), TABLES[job.kind])
         write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
         remove_parts(job.output)
     return True
@@ -193,10 +118,10 @@ USES = {
 }
 
 
-def count_splits(folder: Path) -> Counter[str | None]:
-    """Counts the pairs of each split in the tables of ``folder``."""
+def count_splits(folder: Path, table: Table = PAIRS) -> Counter[str | None]:
+    """Counts the rows of each split in a table of ``folder``."""
     splits = Counter[str | None]()
-    for batch in iter_batches(folder / f"{PAIRS.name}-*.parquet", PAIRS, columns=["split"]):
+    for batch in iter_batches(folder / f"{table.name}-*.parquet", table, columns=["split"]):
         splits.update(batch.column("split").to_pylist())
     return splits
 
@@ -214,70 +139,101 @@ def format_splits(column: str | None, splits: Mapping[str | None, int]) -> str:
 
 
 def inputs_of_job(job: OwnJob) -> list[Input]:
-    """Records the file of captions and the folder of images."""
+    """Records the file of rows and the folder of images."""
     images = () if job.image_root is None else (path_input("--image-root", job.image_root),)
-    return [file_input("--input", job.table.path), *images]
+    record = path_input if job.table.parts else file_input
+    return [record("--input", job.table.path), *images]
 
 
 def rows_by_table(shards: Sequence[Shard]) -> dict[str, int]:
     """Returns the number of rows of each table."""
-    names = (IMAGES.name, PAIRS.name, REJECTS.name)
-    return {name: sum(s.rows for s in shards if s.table == name) for name in names}
+    counts = Counter[str]()
+    for shard in shards:
+        counts[shard.table] += shard.rows
+    return counts
 
 
 def own_job(args: argparse.Namespace) -> OwnJob:
-    """Counts the file's rows and returns the job that the flags describe. Raises InputError."""
+    """Reads the file once and returns the job that the flags describe. Raises InputError."""
     if args.image_root is not None and not args.image_root.is_dir():
         raise InputError(f"--image-root {args.image_root}: no such folder")
-    table = table_file(
-        args.input,
-        format=args.format,
-        delimiter=args.delimiter,
-        encoding=args.encoding,
-        header=not args.no_header,
-    )
-    columns = resolve_columns(args, table)
-    column_indices = tuple(
-        find_column_indices(table, [(f"--{n}-column", v) for n, v in columns.items()])
-    )
-    return OwnJob(
+    if args.min_questions < 1:
+        raise InputError(f"--min-questions {args.min_questions}: expected at least 1")
+    columns = named_columns(args)
+    kind = choose_kind(columns)
+    if kind.number is None and args.labels is not None:
+        raise InputError("--labels goes with --question-column and --label-column; remove it")
+    table = open_table(args, columns)
+    columns = with_split_column(args, table, columns)
+    column_indices = tuple(find_column_indices(table, columns.flagged))
+    columns = complete_columns(table, columns, column_indices)
+    job = OwnJob(
         table=table,
         columns=columns,
         column_indices=column_indices,
-        rows=count_table_rows(table, column_indices),
-        digest=hash_file(table.path),
+        rows=0,
+        digest=hash_table(table),
         output=args.output,
+        kind=kind.table.name,
+        separator=args.list_separator,
         image_root=args.image_root,
+        image_prefix=args.image_prefix,
+        with_images=args.image_root is not None or holds_images(table, columns, column_indices),
         source=args.source,
         split=args.split,
         language=args.language,
         rows_per_shard=args.rows_per_shard,
         workers=args.workers,
     )
+    scan = scan_file(job)
+    labels, line = list_labels(job, scan, args.labels, args.min_questions)
+    job = replace(job, rows=scan.rows, labels=labels)
+    for text in filter(None, (line, *find_remarks(job, scan))):
+        print_status(text)
+    return job
 
 
-def resolve_columns(args: argparse.Namespace, table: TableFile) -> dict[str, str]:
-    """Returns the file's columns of text, image, id and split that flags name; a column named split
-    is used without its flag, unless it is excluded.
-    """
-    columns = {
-        name: value
-        for name in ("text", "image", "id", "split")
-        if (value := getattr(args, f"{name}_column")) is not None
-    }
-    if "split" in columns or args.no_split_column:
+def named_columns(args: argparse.Namespace) -> Columns:
+    """Returns the columns that the flags name."""
+    names = {use: getattr(args, f"{use}_column") for use in Columns.USES}
+    for use in ("id", "split"):
+        names[use] = [] if names[use] is None else [names[use]]
+    return Columns(**{use: tuple(dict.fromkeys(columns)) for use, columns in names.items()})
+
+
+def open_table(args: argparse.Namespace, columns: Columns) -> TableFile:
+    """Returns the file as the flags and its content describe it, and prints what was detected."""
+    flags = {"format": args.format, "header": not args.no_header, "sheet": args.sheet}
+    encoding = "utf-8" if args.encoding is None else args.encoding
+    table = table_file(args.input, delimiter=args.delimiter, encoding=encoding, **flags)
+    if table.format not in ("csv", "tsv"):
+        return table
+    detected = table
+    if args.encoding is None:
+        detected = replace(detected, encoding=detect_encoding(table.path))
+    if args.delimiter is None:
+        detected = detect_delimiter(detected, [name for _, name in columns.flagged])
+    if (line := format_detected(detected, table)) is not None:
+        print_status(line)
+    return detected
+
+
+def with_split_column(args: argparse.Namespace, table: TableFile, columns: Columns) -> Columns:
+    """Returns the columns with one named split, unless a flag names it or excludes it."""
+    if columns.split or args.no_split_column:
         return columns
-    column = split_column(
-        column_names(table), None, list(columns.values()), f"--input {table.path}"
-    )
-    return columns if column is None else {**columns, "split": column}
+    names = [name for _, name in columns.flagged]
+    split = split_column(column_names(table), None, names, f"--input {table.path}")
+    return columns if split is None else replace(columns, split=(split,))
 
 
-def count_table_rows(table: TableFile, column_indices: Sequence[int]) -> int:
-    """Counts a file's rows: names of shards contain their total, and progress needs an end."""
-    total = 0
-    with Progress(total=None, unit="row", label="counting") as progress:
-        for count in count_rows(read_rows(table, column_indices)):
-            progress.advance(count - total)
-            total = count
-    return total
+def holds_images(table: TableFile, columns: Columns, column_indices: Sequence[int]) -> bool:
+    """Returns whether the file's first rows hold the bytes of images."""
+    if table.format != "parquet":
+        return False
+    for _, values in islice(read_values(table, column_indices), FIRST_ROWS):
+        cells = [] if isinstance(values, Drop) else columns.sort(values)["image"]
+        items = [item for cell in cells for item in (cell if isinstance(cell, list) else [cell])]
+        if any(read_image(item)[1] is not None for item in items):
+            return True
+    return False

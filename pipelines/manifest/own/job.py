@@ -1,4 +1,4 @@
-"""Converts the user's own captions, and their images, to ``pairs`` and ``images``.
+"""Converts the user's own examples, and their images, to tables.
 
 A part is a number of consecutive rows. It is a unit, and becomes one shard of each table. The
 result of a row depends on the rows before it (is it a duplicate? is it the first to name its
@@ -7,54 +7,66 @@ alone.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text, usable_id
+from vlmill.pipelines.manifest.cleaning import usable_id
+from vlmill.pipelines.manifest.own.kinds import (
+    KINDS,
+    WEB,
+    Columns,
+    Example,
+    Kind,
+    RowReader,
+)
 from vlmill.pipelines.manifest.part import Part
-from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.manifest.reading.rows import TableFile, read_rows
-from vlmill.pipelines.manifest.reading.text_rows import Row
+from vlmill.pipelines.manifest.reading.images import image_row, make_image_row
+from vlmill.pipelines.manifest.reading.rows import TableFile, hash_table, read_values
 from vlmill.pipelines.manifest.reject_counts import funnel_stage, rejects_by_stage
 from vlmill.pipelines.manifest.spooled import part_unit
 from vlmill.pipelines.web.pages.images import Examiner, open_examiner
 from vlmill.runtime.console.progress import Progress
-from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.runtime.units.unit import Result, Unit, read_result, run_unit, work_folder
-from vlmill.schemas.ids import compute_pair_id
 from vlmill.schemas.images.decode import FORMATS
 from vlmill.schemas.rejects import Reason, reject
-from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS, Table
+from vlmill.schemas.tables import IMAGES, PAIRS, QUESTIONS, REJECTS, Table
 
 JOB = "manifest own"
 ROWS, IMAGE_STAGE = "rows", "pictures"  # stages of the funnel
 CHUNK = 16  # rows whose images are in memory together
 MAX_PIXELS = 50_000_000  # also the default limit of region extraction
-_WEB = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnJob:
     """Holds the settings that determine the output.
 
-    ``column_indices`` are the columns of text, image, id and split; the last two may be absent.
-    ``rows`` and ``digest`` refer to the entire file.
+    ``column_indices`` are the columns in the order of ``columns.flagged``. ``rows`` (with an
+    example for each caption of a list) and ``digest`` refer to the entire file. ``labels`` is the
+    list of labels, None for captions. ``with_images``: the table of images is written.
     """
 
     table: TableFile
-    columns: dict[str, str]  # text, image, id, split -> the file's column
+    columns: Columns
     column_indices: tuple[int, ...]
     rows: int
     digest: str
     output: Path
+    kind: str = PAIRS.name
+    labels: tuple[str, ...] | None = None
+    separator: str | None = None
     image_root: Path | None = None
+    image_prefix: str = ""
+    with_images: bool = False
     source: str = "own"
     split: str | None = None
     language: str | None = None
@@ -67,10 +79,30 @@ class OwnJob:
         return max(1, -(-self.rows // self.rows_per_shard))
 
     @property
+    def example_kind(self) -> Kind:
+        """Returns the kind of the examples."""
+        return KINDS[self.kind]
+
+    @cached_property
+    def reader(self) -> RowReader:
+        """Returns the reader of rows."""
+        return RowReader(
+            kind=self.example_kind,
+            columns=self.columns,
+            separator=self.separator,
+            split=self.split,
+        )
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Returns the number of each label."""
+        return {label: number for number, label in enumerate(self.labels or ())}
+
+    @property
     def tables(self) -> tuple[Table, ...]:
         """Returns the job's tables in the order that a part's shards are written."""
-        images = () if self.image_root is None else (IMAGES,)
-        return (*images, PAIRS, REJECTS)
+        images = (IMAGES,) if self.with_images else ()
+        return (*images, self.example_kind.table, REJECTS)
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that a continued run must share."""
@@ -79,6 +111,7 @@ class OwnJob:
 
     def producer(self) -> dict[str, Any]:
         """Returns the producer metadata of the shards."""
+        labels = None if self.labels is None else "\n".join(self.labels).encode()
         return {
             "job": JOB,
             "input": self.table.path.name,
@@ -87,7 +120,11 @@ class OwnJob:
             "delimiter": self.table.delimiter,
             "encoding": self.table.encoding,
             "header": self.table.header,
-            "columns": self.columns,
+            "sheet": self.table.sheet,
+            "columns": self.columns.settings(),
+            "list_separator": self.separator,
+            "image_prefix": self.image_prefix,
+            "labels_sha256": None if labels is None else hashlib.sha256(labels).hexdigest(),
             "source": self.source,
             "split": self.split,
             "language": self.language,
@@ -96,78 +133,130 @@ class OwnJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caption:
-    """Holds a row that is a pair if its image is valid; ``first``: the first to name it."""
+class JudgedRow:
+    """Holds a row that is written if its images are valid.
 
-    pair: dict[str, Any]
-    first: bool
+    ``first`` are those of its images that no earlier row has named, ``images`` the contents of
+    its images that the file has.
+    """
+
+    row: dict[str, Any]
+    image_ids: tuple[str, ...]
+    first: tuple[str, ...]
+    images: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Holds the claims of the rows so far: about 300 bytes for each pair with its image."""
+    """Holds the claims of the rows so far: about 300 bytes for each example with its image."""
 
-    contents: dict[bytes, bytes] = field(default_factory=dict)  # id of a pair -> its content
-    texts: set[bytes] = field(default_factory=set)
-    images: set[bytes] = field(default_factory=set)
+    contents: dict[bytes, bytes] = field(default_factory=dict)  # id of an example -> its content
+    values: dict[bytes, int] = field(default_factory=dict)  # content -> hash of its label
+    images: dict[bytes, int] = field(default_factory=dict)  # image -> hash of its bytes, or 0
 
-    def judge(self, job: OwnJob, fields: Sequence[str | None]) -> Caption | Drop:
-        """Returns the result of a row, given all rows before it."""
-        values = dict(zip(job.columns, fields, strict=True))
-        text = clean_text(values["text"] or "")
-        image_id = usable_id(values["image"], job.columns["image"])
-        pair_id = usable_id(values["id"], job.columns["id"]) if "id" in values else None
-        for part in (image_id, pair_id):
-            if isinstance(part, Drop):
-                return part
-        if not text:
-            return Drop(Reason.NO_TEXT, f"the column {job.columns['text']} is empty")
-        if len(text) > MAX_TEXT:
-            return Drop(Reason.TOO_LONG, f"{len(text)} characters, at most {MAX_TEXT}")
-        assert isinstance(image_id, str) and not isinstance(pair_id, Drop)
-        content = compute_pair_id(image_id, text)
-        repeated = self._claim(pair_id or content, content)
+    def judge(self, job: OwnJob, example: Example, given_id: str | None = None) -> JudgedRow | Drop:
+        """Returns the result of an example, given all rows before it."""
+        kind = job.example_kind
+        numbers = {} if kind.number is None else kind.number(example, job.numbers)
+        if isinstance(numbers, Drop):
+            return numbers
+        marks = {name: zlib.crc32(example.images.get(name, b"")) for name in example.image_ids}
+        for name, mark in marks.items():
+            if self.images.get(_key(name), mark) != mark:
+                return Drop(Reason.ID_CONFLICT, f"{name} came earlier with another image")
+        example_id = given_id or example.content
+        repeated = self._claim(example_id, example)
         if repeated is not None:
             return repeated
-        key = _key(image_id)
-        first = key not in self.images
-        self.images.add(key)
-        pair = {
-            "pair_id": pair_id or content,
-            "image_id": image_id,
-            "text": text,
-            "language": job.language,
-            "source": job.source,
-            "split": (values.get("split") or "").strip() or job.split,
-            "image_url": image_id if image_id.startswith(_WEB) else None,
-        }
-        return Caption(pair=pair, first=first)
+        first = tuple(name for name in marks if _key(name) not in self.images)
+        self.images |= {_key(name): marks[name] for name in first}
+        row = example.row | numbers | {kind.id: example_id, "source": job.source}
+        return JudgedRow(
+            row=row | _image_columns(job, example.image_ids),
+            image_ids=example.image_ids,
+            first=first,
+            images=example.images,
+        )
 
-    def _claim(self, pair_id: str, content: str) -> Drop | None:
-        key, value = _key(pair_id), bytes.fromhex(content)
-        if key in self.contents:
-            if self.contents[key] == value:
-                return Drop(Reason.DUPLICATE, "the same caption of the same image came earlier")
-            return Drop(Reason.ID_CONFLICT, f"{pair_id} came earlier with another content")
-        if value in self.texts:
-            return Drop(Reason.DUPLICATE, "the same caption of the same image came earlier")
-        self.contents[key] = value
-        self.texts.add(value)
+    def _claim(self, example_id: str, example: Example) -> Drop | None:
+        key, content = _key(example_id), bytes.fromhex(example.content)
+        value = zlib.crc32(example.value.encode("utf-8", "surrogatepass"))
+        if self.contents.get(key, content) != content:
+            return Drop(Reason.ID_CONFLICT, f"{example_id} has different content in an earlier row")
+        if content in self.values:
+            if self.values[content] == value:
+                return Drop(Reason.DUPLICATE, "the same content of the same image came earlier")
+            return Drop(
+                Reason.ID_CONFLICT,
+                "the same image and text came earlier with another label; several labels go into "
+                "one row, see --list-separator",
+            )
+        self.contents[key] = content
+        self.values[content] = value
         return None
+
+
+def _image_columns(job: OwnJob, image_ids: Sequence[str]) -> dict[str, Any]:
+    """Returns the columns of a row that depend on its images, and the language of captions."""
+    table = job.example_kind.table
+    if table is PAIRS:
+        url = image_ids[0] if image_ids[0].startswith(WEB) else None
+        return {"image_id": image_ids[0], "language": job.language, "image_url": url}
+    if table is QUESTIONS:
+        return {"image_id": image_ids[0]}
+    return {"image_ids": list(image_ids)}
 
 
 def _key(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-Judged = tuple[int, Caption | Drop]
+Judged = tuple[int, JudgedRow | Drop]
 """The number of a row, and its result."""
 
 
-def judge_rows(job: OwnJob, rows: Iterable[Row], ledger: Ledger) -> Iterator[Judged]:
-    """Yields the result of each row, given all rows before it."""
-    for number, row in rows:
-        yield number, row if isinstance(row, Drop) else ledger.judge(job, row)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """Holds an example of a row, with its id of ``--id-column``."""
+
+    example: Example
+    id: str | None = None
+
+
+def read_candidates(job: OwnJob) -> Iterator[tuple[int, Candidate | Drop]]:
+    """Yields the examples of the file with the numbers of their rows, or a Drop for each."""
+    columns, reader = job.columns, job.reader
+    for number, values in read_values(job.table, job.column_indices):
+        if isinstance(values, Drop):
+            yield number, values
+            continue
+        given_id = None
+        if columns.id:
+            cell = columns.sort(values)["id"][0]
+            identifier = usable_id(None if cell is None else str(cell), columns.id[0])
+            if isinstance(identifier, Drop):
+                yield number, identifier
+                continue
+            given_id = identifier
+        examples = reader.read(values)
+        for index, example in enumerate(examples):
+            if isinstance(example, Drop):
+                yield number, example
+                continue
+            suffix = f"#{index}" if given_id is not None and len(examples) > 1 else ""
+            example_id = None if given_id is None else given_id + suffix
+            yield number, Candidate(example=example, id=example_id)
+
+
+def judge_rows(
+    job: OwnJob, candidates: Iterable[tuple[int, Candidate | Drop]], ledger: Ledger
+) -> Iterator[Judged]:
+    """Yields the result of each example, given all rows before it."""
+    for number, candidate in candidates:
+        if isinstance(candidate, Drop):
+            yield number, candidate
+        else:
+            yield number, ledger.judge(job, candidate.example, candidate.id)
 
 
 class Run:
@@ -186,40 +275,58 @@ class Run:
         return Result(shards=part.shards)
 
     def _add(self, part: Part, judged: Sequence[Judged]) -> int:
-        images = self._images([c for _, c in judged if isinstance(c, Caption)])
+        images = self._images([row for _, row in judged if isinstance(row, JudgedRow)])
         rejected = 0
-        for number, caption in judged:
+        for number, result in judged:
             key = f"{self.job.table.path.name}:{number}"
-            if isinstance(caption, Drop):
-                part.add(REJECTS, reject(ROWS, key, caption.reason, caption.detail))
+            if isinstance(result, Drop):
+                part.add(REJECTS, reject(ROWS, key, result.reason, result.detail))
                 rejected += 1
                 continue
-            image_id = caption.pair["image_id"]
-            drop = self._verdicts.get(_key(image_id))
+            drops = {name: self._verdicts.get(_key(name)) for name in result.image_ids}
+            drop = next(((name, drop) for name, drop in drops.items() if drop is not None), None)
+            for name in result.first:  # another row may name the valid one of two images
+                if name in images:
+                    part.add(IMAGES, images[name])
             if drop is not None:
-                detail = f"{image_id}: {drop.detail or ''}"
-                part.add(REJECTS, reject(IMAGE_STAGE, key, drop.reason, detail))
+                detail = f"{drop[0]}: {drop[1].detail or ''}"
+                part.add(REJECTS, reject(IMAGE_STAGE, key, drop[1].reason, detail))
                 rejected += 1
                 continue
-            part.add(PAIRS, caption.pair)
-            if caption.first and image_id in images:
-                part.add(IMAGES, images[image_id])
+            part.add(self.job.example_kind.table, result.row)
         return rejected
 
-    def _images(self, captions: Sequence[Caption]) -> dict[str, dict[str, Any]]:
+    def _images(self, rows: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
         """Reads the images that no row of this process has named before."""
-        root = self.job.image_root
-        if root is None:
+        if not self.job.with_images:
             return {}
-        names = dict.fromkeys(c.pair["image_id"] for c in captions)
-        new = [name for name in names if _key(name) not in self._verdicts]
-        rows: dict[str, dict[str, Any]] = {}
-        read = self._pool.map(lambda name: image_row(root, name, self._examiner), new)
-        for name, row in zip(new, read, strict=True):
-            self._verdicts[_key(name)] = row if isinstance(row, Drop) else None
-            if not isinstance(row, Drop):
-                rows[name] = row
-        return rows
+        contents = {name: row.images.get(name) for row in rows for name in row.first}
+        for row in rows:  # an earlier part, written by another process, has named it first
+            for name in row.image_ids:
+                contents.setdefault(name, row.images.get(name))
+        new = [name for name in contents if _key(name) not in self._verdicts]
+        images: dict[str, dict[str, Any]] = {}
+        read = self._pool.map(lambda name: self._read(name, contents[name]), new)
+        for name, row_or_drop in zip(new, read, strict=True):
+            is_drop = isinstance(row_or_drop, Drop)
+            self._verdicts[_key(name)] = row_or_drop if is_drop else None
+            if not isinstance(row_or_drop, Drop):
+                images[name] = row_or_drop
+        return images
+
+    def _read(self, name: str, content: bytes | None) -> dict[str, Any] | Drop:
+        if content is not None:
+            return make_image_row(content, name, self._examiner)
+        return read_image_file(self.job, name, self._examiner)
+
+
+def read_image_file(job: OwnJob, name: str, examiner: Examiner) -> dict[str, Any] | Drop:
+    """Returns the row of an image that the file names, or why there is none."""
+    if job.image_root is None:
+        return Drop(Reason.MISSING_IMAGE, "the row has no bytes, and there is no --image-root")
+    if name.startswith(WEB):
+        return Drop(Reason.MISSING_IMAGE, "a URL: `manifest own` downloads nothing")
+    return image_row(job.image_root, name, examiner, prefix=job.image_prefix)
 
 
 def examining(job: OwnJob) -> AbstractContextManager[Examiner]:
@@ -236,7 +343,7 @@ def open_run(job: OwnJob) -> Iterator[Run]:
 
 def make_parts(job: OwnJob) -> list[Shard]:
     """Writes every missing part and returns all shards. Raises OSError if the file changes."""
-    rows, ledger = read_rows(job.table, job.column_indices), Ledger()
+    rows, ledger = read_candidates(job), Ledger()
     with open_run(job) as run, make_progress(job) as progress:
         for index in range(job.num_parts):
             judged = judge_rows(job, islice(rows, job.rows_per_shard), ledger)
@@ -253,12 +360,12 @@ def make_parts(job: OwnJob) -> list[Shard]:
 
 def make_progress(job: OwnJob) -> Progress:
     """Returns the progress of all rows."""
-    return Progress(total=job.rows, unit="row", label="pairs")
+    return Progress(total=job.rows, unit="row", label=job.kind)
 
 
 def collect_shards(job: OwnJob) -> list[Shard]:
     """Returns all shards of a finished job. Raises OSError if the file has changed meanwhile."""
-    if hash_file(job.table.path) != job.digest:
+    if hash_table(job.table) != job.digest:
         raise changed(job)
     units = map(part_unit, range(job.num_parts))
     return [shard for unit in units for shard in read_result(work_folder(job), unit).shards]

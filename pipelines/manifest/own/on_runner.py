@@ -1,19 +1,19 @@
-"""Writes parts of the user's captions on a runner; one worker reads FILE once for all parts."""
+"""Writes parts of the user's examples on a runner; one worker reads FILE once for all parts."""
 
 from functools import partial
 from typing import Any
 
 from vlmill.pipelines.manifest.own.job import (
-    Caption,
     Judged,
+    JudgedRow,
     Ledger,
     OwnJob,
     changed,
     collect_shards,
     judge_rows,
     open_run,
+    read_candidates,
 )
-from vlmill.pipelines.manifest.reading.rows import read_rows
 from vlmill.pipelines.manifest.spooled import part_unit, read_frames, spool_path, write_parts
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import remove_leftovers
@@ -27,7 +27,7 @@ from vlmill.schemas.rejects import Reason
 
 def judge_file(job: OwnJob, unit: Unit) -> Result:
     """Writes the results of the rows of each part. Raises OSError if the file has changed."""
-    judged = judge_rows(job, read_rows(job.table, job.column_indices), Ledger())
+    judged = judge_rows(job, read_candidates(job), Ledger())
     if write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
         raise changed(job)
     return Result()
@@ -56,7 +56,7 @@ def pack_row(judged: Judged) -> Any:
     number, row = judged
     if isinstance(row, Drop):
         return number, row.reason.value, row.detail
-    return number, row.pair, row.first
+    return number, row.row, [row.image_ids, row.first, row.images]
 
 
 def unpack_row(values: Any) -> Judged:
@@ -64,7 +64,9 @@ def unpack_row(values: Any) -> Judged:
     number, first, second = values
     if isinstance(first, str):
         return number, Drop(Reason(first), second)
-    return number, Caption(pair=first, first=second)
+    image_ids, new, images = second
+    row = JudgedRow(row=first, image_ids=tuple(image_ids), first=tuple(new), images=images)
+    return number, row
 
 
 STEPS = (

@@ -45,7 +45,7 @@ from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
 
 DISTANCES = (0, 4)
@@ -77,7 +77,7 @@ PATH_FLAGS = (
         "drop rows about these images: image_ids or aliases, one per line, a Parquet file with "
         "image_id, or an output folder with images and aliases",
     ),
-    ("--exclude-hash", "IMAGES", "drop rows about images that look like those of this table"),
+    ("--exclude-hash", "IMAGES", "drop rows about images that look like the images of this table"),
     ("--compare", "FILE", "like --exclude, but only counts and reports"),
     ("--compare-hash", "IMAGES", "like --exclude-hash, but only counts and reports"),
 )
@@ -123,7 +123,8 @@ def add_arguments(p: argparse.ArgumentParser, name: str, data_set: DataSet) -> N
         "--exclude-from",
         choices=("all", "train"),
         default="all",
-        help="train: keep rows of validation and test splits, as in 12-in-1 (default: all)",
+        help="splits that --exclude applies to; train: only the training split, as in "
+        "12-in-1 (default: all)",
     )
     p.add_argument(
         "--strict",
@@ -264,7 +265,7 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
         column = manifest["settings"]["split_column"]
         print(format_splits(column, count_splits(output)))
     done = "finished before" if state is State.FINISHED else "done"
-    print(f"{done}: {row_counts or 'no rows'}, {rejects_said(reject_counts(output))}: {output}")
+    print(f"{done}: {row_counts or 'no rows'}, {format_rejects(reject_counts(output))}: {output}")
     return 0 if row_counts or not any(count.rows for count in counts) else 1
 
 
@@ -287,7 +288,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
         if args.contact is None:
             raise InputError("--fetch needs --contact: an e-mail address or a page about you")
         if args.beam_flags:
-            raise InputError(f"--fetch runs on this machine alone; leave out {args.beam_flags[0]}")
+            raise InputError(f"--fetch runs on this machine only; remove {args.beam_flags[0]}")
     if args.retry_failed and not args.fetch:
         raise InputError("--retry-failed goes with --fetch")
     folder = Folder(args.input, args.images)
@@ -298,7 +299,7 @@ def open_job(name: str, data_set: DataSet, args: argparse.Namespace) -> tuple[Jo
         if getattr(args, flag) and not images:
             raise InputError(
                 f"--{flag.replace('_', '-')}: no images are in --input {args.input}; "
-                "say where they are, --images DIR"
+                "give their folder with --images DIR"
             )
     overlaps = read_overlaps(folder, args)  # read first: the settings contain the lists' sizes
     settings = read_settings(name, data_set, reading, args)

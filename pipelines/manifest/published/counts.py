@@ -41,8 +41,8 @@ def format_warnings(counts: list[Count]) -> list[str]:
 def _warning(count: Count) -> str:
     if not count.verified:
         return (
-            f"note: {count.group} has {count.rows} rows; the figure {count.published} "
-            f"({count.source}) is second hand"
+            f"note: {count.group} has {count.rows} rows; the published figure "
+            f"{count.published} is from a secondary source ({count.source})"
         )
     if count.group == IMAGE_STAGE:
         return f"warning: {count.rows} images are named, the published set has {count.published}"
@@ -74,9 +74,9 @@ def counts_table(counts: list[Count]) -> list[list[str]]:
 
 # Notes that are warnings, because the rows may be wrong.
 WARNED = {
-    SWAPPED: "width and height are published the other way round, or the boxes would only fit so",
-    OTHER_SIZE: "the stored image has another size than the published one, which boxes are of: "
-    "was it scaled? Get the published files",
+    SWAPPED: "the published width and height are swapped, or the boxes only fit if they are",
+    OTHER_SIZE: "the stored image has a different size from the published one, to which "
+    "the boxes refer; use the published files, unscaled",
 }
 
 
@@ -136,6 +136,6 @@ def format_unread(file: Sequence[Any]) -> str:
     parts = [f"not read are {', '.join(unread)}"] if unread else []
     if repeated:
         parts.append(
-            f"keys that stand twice in one object, of which the last counts: {', '.join(repeated)}"
+            f"keys that occur twice in one object (the last one is used): {', '.join(repeated)}"
         )
     return f"warning: of {name} {'; '.join(parts)}"

@@ -16,7 +16,9 @@ def add_fetch(p: argparse.ArgumentParser) -> None:
         help="download missing images politely, into DIR/work/fetched",
     )
     p.add_argument(
-        "--contact", metavar="ADDRESS", help="for --fetch: where owners of sites reach you"
+        "--contact",
+        metavar="ADDRESS",
+        help="with --fetch: e-mail address or page where site owners can reach you",
     )
     p.add_argument(
         "--retry-failed",

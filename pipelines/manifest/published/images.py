@@ -45,7 +45,7 @@ def published_row(
         if isinstance(content, Drop):
             return _said(content, Reason.IMAGE_MISSING)
     if flickr_id(image.url) is not None and is_unavailable(content):
-        return Drop(Reason.PLACEHOLDER, "Flickr's image of a photo that is no longer there")
+        return Drop(Reason.PLACEHOLDER, "Flickr's placeholder for a deleted photo")
     row = make_image_row(content, image.image_id, examiner)
     return (
         _said(row) if isinstance(row, Drop) else row | {"source_url": image.url, "uri": image.uri}

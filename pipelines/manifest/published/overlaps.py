@@ -152,7 +152,7 @@ def _read_ids(path: Path, flag: str) -> Iterator[str]:
             for batch in iter_batches(path, ALIASES, columns=["alias"], flag=flag):
                 yield from batch.column(0).to_pylist()
     elif not path.is_file():
-        raise InputError(f"{flag} {path}: no such file; give ids one a line, or a Parquet file")
+        raise InputError(f"{flag} {path}: no such file; give ids one per line, or a Parquet file")
     elif path.suffix == ".parquet":
         yield from _read_parquet_ids(path, flag)
     else:
@@ -170,7 +170,7 @@ def _read_parquet_ids(path: Path, flag: str) -> Iterator[str]:
             for batch in file.iter_batches(65_536, columns=["image_id"]):
                 yield from (str(name) for name in batch.column(0).to_pylist() if name is not None)
     except OSError as error:
-        raise InputError(f"{flag} {path} is no readable Parquet file ({error})") from None
+        raise InputError(f"{flag} {path} is not a readable Parquet file ({error})") from None
 
 
 def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
@@ -178,7 +178,9 @@ def _read_text_ids(path: Path, flag: str) -> Iterator[str]:
         for number, line in enumerate(file, 1):
             name = line.strip()
             if len(name) > MAX_LIST_LINE or not name.isprintable():
-                raise InputError(f"{flag} {path}: line {number} is no image_id; want one a line")
+                raise InputError(
+                    f"{flag} {path}: line {number} is not an image_id; expected one per line"
+                )
             if name:
                 yield name
 

@@ -171,7 +171,7 @@ def _fetch_sections(about: Mapping[str, Any]) -> Sequence[Section]:
     if "fetch" not in about:
         return []
     table = html_table(("URLs", "number"), make_fetch_rows(about["fetch"]))
-    intro = "What came of the URLs of images; what failed stands under sample rejects, too."
+    intro = "Results of the image URLs; failures are also listed under sample rejects."
     return [Section(title="Downloads", body=table, intro=intro)]
 
 
@@ -179,7 +179,7 @@ def _counts_section(data_set: DataSet, counts: Sequence[Count]) -> Section:
     table = html_table(HEADER, counts_table(list(counts)))
     papers = html_table(["paper", "what it says"], data_set.papers) if data_set.papers else ""
     return Section(
-        title="Rows beside the published numbers",
+        title="Rows compared with the published numbers",
         body=table + papers,
         intro="Rows read, before anything was dropped.",
     )

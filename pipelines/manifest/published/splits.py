@@ -21,7 +21,7 @@ def _coco_karpathy(folder: Folder) -> Names:
     for image in _karpathy_images(folder, "dataset_coco.json"):
         name = coco_id(image["cocoid"])
         if name is None:
-            raise InputError(f"dataset_coco.json: cocoid {image['cocoid']!a:.80} is no number")
+            raise InputError(f"dataset_coco.json: cocoid {image['cocoid']!a:.80} is not a number")
         yield str(image.get("split")), name
 
 
@@ -94,7 +94,7 @@ def _split_list(folder: Folder, spec: str) -> IdList:
     name, _, splits_text = spec.partition(":")
     if name not in READERS or not splits_text:
         known = ", ".join(READERS)
-        raise InputError(f"--exclude-split {spec}: want NAME:SPLIT,SPLIT with NAME of {known}")
+        raise InputError(f"--exclude-split {spec}: expected NAME:SPLIT,SPLIT with NAME of {known}")
     names = set(splits_text.split(","))
     keys, splits = set[int](), set[str]()
     for split, image in READERS[name](folder):
@@ -103,7 +103,8 @@ def _split_list(folder: Folder, spec: str) -> IdList:
             keys.add(key64(image))
     if missing := names - splits:
         raise InputError(
-            f"--exclude-split {spec}: there is no split {', '.join(sorted(missing))}; there are "
+            f"--exclude-split {spec}: the split {', '.join(sorted(missing))} does not "
+            "exist; there are "
             f"{', '.join(sorted(splits)) or 'none'}"
         )
     return IdList(name=spec, keys=frozenset(keys), excludes=True)

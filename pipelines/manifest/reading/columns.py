@@ -36,7 +36,7 @@ def guess_column(
         return candidates[0]
     if candidates:
         raise InputError(
-            f"{display_name} has the columns {', '.join(candidates)}; say which: {flag} NAME"
+            f"{display_name} has the columns {', '.join(candidates)}; name one with {flag} NAME"
         )
     raise InputError(
         f"{display_name} has none of {', '.join(usual)}; its own are {', '.join(names)[:300]}"
@@ -81,9 +81,8 @@ def split_column(
     matches = [name for name in names if name.lower() == "split" and name not in excluded]
     if len(matches) > 1:
         raise InputError(
-            f"{display_name} has the columns {', '.join(matches)}; say which it is, "
-            "--split-column NAME, or "
-            "--no-split-column"
+            f"{display_name} has the columns {', '.join(matches)}; name one with "
+            "--split-column NAME, or give --no-split-column"
         )
     return matches[0] if matches else None
 
@@ -94,7 +93,9 @@ def read_schema(source: Source) -> pa.Schema:
         return pq.read_schema(readable(source.path))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"{source.display_name} is no readable Parquet file: {reason}") from None
+        raise InputError(
+            f"{source.display_name} is not a readable Parquet file: {reason}"
+        ) from None
 
 
 def num_rows(source: Source) -> int:

@@ -20,6 +20,9 @@ ENDINGS = ("", *_LOWER, *(ending.upper() for ending in _LOWER))
 _UNSAFE = re.compile(r"^/|^[A-Za-z]:[\\/]|\\|\0|(^|/)\.\.(/|$)")
 
 
+_DRIVE = re.compile(r"[A-Za-z]:|\\\\")  # also a share: \\server\share
+
+
 def is_unsafe(name: str) -> bool:
     """Returns whether a name may lead out of the folder that it is joined to."""
     return _UNSAFE.search(name) is not None
@@ -33,7 +36,8 @@ def image_path(root: Path, name: str) -> Path | Drop:
     """
     missing = Drop(Reason.MISSING_IMAGE, f"no file of this name, also not with {', '.join(_LOWER)}")
     if is_unsafe(name):
-        return Drop(Reason.UNSAFE_PATH, "leads out of --image-root")
+        detail = "leads out of --image-root (--image-prefix removes the beginning of names)"
+        return Drop(Reason.UNSAFE_PATH, detail)
     if isinstance(root, RemotePath):
         paths = (root / f"{one}{e}" for one in spellings(name) for e in ENDINGS)
         return next((path for path in paths if path.is_file()), missing)
@@ -47,15 +51,28 @@ def image_path(root: Path, name: str) -> Path | Drop:
     return missing
 
 
-def image_row(root: Path, image_id: str, examiner: Examiner) -> dict[str, Any] | Drop:
-    """Returns the row of ``images`` for an image under ``root``, decoded once, or a Drop."""
-    path = image_path(root, _below(root, image_id))
+def image_row(
+    root: Path, image_id: str, examiner: Examiner, *, prefix: str = ""
+) -> dict[str, Any] | Drop:
+    """Returns the row of ``images`` for an image under ``root``, decoded once, or a Drop.
+
+    Its file's name is the id without ``prefix``; the separators of Windows are accepted.
+    """
+    path = image_path(root, _below(root, _plain_name(image_id, prefix)))
     if isinstance(path, Drop):
         return path
     content = _content(path)
     if isinstance(content, Drop):
         return content
     return make_image_row(content, image_id, examiner)
+
+
+def _plain_name(image_id: str, prefix: str) -> str:
+    """Returns an id without a prefix, and without Windows' separators unless it has a drive."""
+    name = image_id.removeprefix(prefix).replace("\\", "/") if prefix else image_id
+    if prefix and len(name) < len(image_id):
+        return name.lstrip("/")
+    return name if _DRIVE.match(image_id) else image_id.replace("\\", "/")
 
 
 def _below(root: Path, name: str) -> str:

@@ -12,8 +12,15 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def json_decoder(remarks: Remarks) -> json.JSONDecoder:
-    """Returns a decoder that refuses NaN and infinities and records repeated keys."""
+def _null(_: str) -> None:
+    return None
+
+
+def json_decoder(remarks: Remarks, *, nan_is_null: bool = False) -> json.JSONDecoder:
+    """Returns a decoder that records repeated keys, and refuses NaN and infinities or reads them as
+    null.
+    """
+    constant = _null if nan_is_null else _refuse
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
@@ -21,7 +28,7 @@ def json_decoder(remarks: Remarks) -> json.JSONDecoder:
             remarks.repeat([name for name, _ in pairs])
         return members
 
-    return json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=make_object)
+    return json.JSONDecoder(parse_constant=constant, object_pairs_hook=make_object)
 
 
 def parse_json(content: bytes, remarks: Remarks) -> Any:

@@ -78,7 +78,7 @@ def _object(line: str, decoder: json.JSONDecoder) -> dict[str, Any] | Drop:
     except (ValueError, RecursionError) as error:
         return Drop(Reason.BAD_ROW, f"no JSON: {error}")
     if not isinstance(value, dict):
-        return Drop(Reason.BAD_ROW, f"a {type(value).__name__}, want a JSON object")
+        return Drop(Reason.BAD_ROW, f"a {type(value).__name__}, expected a JSON object")
     return value
 
 

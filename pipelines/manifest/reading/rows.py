@@ -3,92 +3,54 @@
 Nothing here raises for a bad row: it is replaced by a :class:`~vlmill.runtime.units.funnel.Drop`
 and affects no other row.
 
-The keys of a JSON line's object are its columns.
+The keys of a JSON object are its columns. The first row of an Excel sheet is its header.
 """
 
 import difflib
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from vlmill.pipelines.manifest.reading.lines import json_lines
-from vlmill.pipelines.manifest.reading.sources import Source
-from vlmill.pipelines.manifest.reading.text_rows import Fields, Lines, Row, csv_records, tsv_records
-from vlmill.runtime.files.paths import readable
-from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
+from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_format, json_values
+from vlmill.pipelines.manifest.reading.parquet_files import (
+    BATCH_ROWS,
+    check_types,
+    parquet_names,
+    parquet_parts,
+    parquet_values,
+)
+from vlmill.pipelines.manifest.reading.text_rows import (
+    Fields,
+    Lines,
+    Row,
+    csv_records,
+    refuse_surrogates,
+    tsv_records,
+)
+from vlmill.pipelines.manifest.reading.workbooks import is_workbook, sheet_rows
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-FIRST_LINES = 1_000  # their keys are the columns: some lines may lack a key
-_ANY: frozenset[str] = frozenset()
-
-
-def json_columns(path: Path) -> list[str]:
-    """Returns the first lines' keys, in order of appearance. Raises InputError without any."""
-    names: dict[str, None] = {}
-    for _, record in islice(json_lines(_source(path), _ANY), FIRST_LINES):
-        if not isinstance(record, Drop):
-            names |= dict.fromkeys(record)
-    if not names:
-        raise InputError(f"--input {path}: its first lines are no JSON objects, one a line")
-    return list(names)
-
-
-def json_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, list[str | None] | Drop]]:
-    """Yields the values of these keys with the line's number from 1, None for each absent key.
-
-    A list under the first key, the captions, gives one row for each of its texts.
-    """
-    for number, record in json_lines(_source(path), _ANY):
-        if isinstance(record, Drop):
-            reason = Reason.BAD_RECORD if record.reason is Reason.BAD_ROW else record.reason
-            yield number + 1, Drop(reason, record.detail)
-        else:
-            yield from (
-                (number + 1, _values(item, names)) for item in _expand_record(record, names[0])
-            )
-
-
-def _expand_record(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the record once per text of the list under ``name``; without text if it is empty."""
-    value = record.get(name)
-    return (
-        [record | {name: item} for item in value or [None]] if isinstance(value, list) else [record]
-    )
-
-
-def _values(record: dict[str, Any], names: Sequence[str]) -> list[str | None] | Drop:
-    values = [record.get(name) for name in names]
-    for name, value in zip(names, values, strict=True):
-        if value is not None and type(value) not in (str, int):
-            kind = type(value).__name__
-            return Drop(Reason.BAD_RECORD, f"{name!a:.80} is {kind}, want text or a whole number")
-    return [None if value is None else str(value) for value in values]
-
-
-def _source(path: Path) -> Source:
-    return Source(path=path, name=path.name, size=path.stat().st_size)
-
-
 FORMATS = {
-    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv"},
-    **{".jsonl": "jsonl", ".parquet": "parquet"},
+    **{".csv": "csv", ".txt": "csv", ".tsv": "tsv", ".tab": "tsv"},
+    **{".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"},
+    **{".parquet": "parquet", ".xlsx": "xlsx", ".xlsm": "xlsx"},
 }
-BATCH_ROWS = 1_000
+JSON = ("json", "jsonl")
+PACKED = (".gz", ".bz2", ".xz", ".zip", ".zst", ".7z", ".tar")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFile:
     """Holds a file of rows and how it is read.
 
-    ``delimiter``, ``encoding`` and ``header`` apply to CSV and TSV; without a header the columns
-    are 1, 2, 3, ...
+    ``delimiter``, ``encoding`` and ``skip``, the lines before the header, apply to CSV and TSV,
+    ``header`` to these and Excel; without a header the columns are 1, 2, 3, ... ``sheet`` is that
+    of an Excel workbook, None for its first. ``parts`` are the Parquet files of a folder.
     """
 
     path: Path
@@ -96,6 +58,14 @@ class TableFile:
     delimiter: str = ","
     encoding: str = "utf-8"
     header: bool = True
+    skip: int = 0
+    sheet: str | None = None
+    parts: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Returns the files with the rows, in their order."""
+        return self.parts or (self.path,)
 
 
 def table_file(
@@ -105,55 +75,111 @@ def table_file(
     delimiter: str | None = None,
     encoding: str = "utf-8",
     header: bool = True,
+    sheet: str | None = None,
 ) -> TableFile:
-    """Describes a file by its name and the flags. Raises InputError if it is unreadable."""
+    """Describes a file by its name, the flags and its first bytes: JSON is a list or lines, and an
+    Excel workbook may have any name. Raises InputError if it is unreadable.
+    """
     known = ", ".join(FORMATS)
+    if parts := parquet_parts(path):
+        if format not in (None, "parquet") or delimiter is not None or not header:
+            raise InputError(
+                f"--input {path} has Parquet files; leave out --format, --delimiter, --no-header"
+            )
+        return TableFile(path=path, format="parquet", parts=parts)
+    if path.is_dir():
+        raise InputError(f"--input {path}: the folder has no Parquet files; give a file")
     if not path.is_file():
         raise InputError(f"--input {path}: no such file; give one that ends in {known}")
-    format = format or FORMATS.get(path.suffix.lower())
+    format = _format(path, format)
     if format is None:
+        packed = path.suffix.lower() in PACKED
+        remedy = "unpack it" if packed else "say --format csv, tsv, json, jsonl, parquet or xlsx"
+        raise InputError(f"--input {path}: ends in none of {known}; {remedy}")
+    if format in JSON and (delimiter is not None or encoding != "utf-8" or not header):
         raise InputError(
-            f"--input {path}: ends in none of {known}; say --format csv, tsv, jsonl, parquet"
-        )
-    if format == "jsonl" and (delimiter is not None or encoding != "utf-8" or not header):
-        raise InputError(
-            f"--input {path}: JSON lines are UTF-8 and name their own columns; leave out "
+            f"--input {path}: JSON is UTF-8 and names its own columns; leave out "
             "--delimiter, --encoding and --no-header"
         )
+    if format == "xlsx" and (delimiter is not None or encoding != "utf-8"):
+        raise InputError(
+            f"--input {path} is an Excel workbook; leave out --delimiter and --encoding"
+        )
+    if format != "xlsx" and sheet is not None:
+        raise InputError(f"--sheet {sheet}: --input {path} is no Excel workbook; remove it")
     delimiter = delimiter or ("\t" if format == "tsv" else ",")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise InputError(f"--delimiter {delimiter!r}: want one character, no quote or line break")
+        raise InputError(
+            f"--delimiter {delimiter!r}: expected one character, no quote or line break"
+        )
+    check_encoding(encoding, delimiter)
+    return TableFile(
+        path=path,
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        sheet=sheet,
+    )
+
+
+def _format(path: Path, format: str | None) -> str | None:
+    """Returns the format of a flag, or of the file's name and content."""
+    named = FORMATS.get(path.suffix.lower())
+    if (format or named) != "parquet" and is_workbook(path):
+        if format not in (None, "xlsx"):
+            raise InputError(
+                f"--format {format}: --input {path} is an Excel workbook; leave out the flag, or "
+                "save it as CSV UTF-8"
+            )
+        return "xlsx"
+    if format is None and named in JSON:
+        return json_format(path)
+    return format or named
+
+
+def check_encoding(encoding: str, delimiter: str) -> None:
+    """Raises InputError for an unknown encoding, and for one whose lines cannot be split before
+    they are decoded; UTF-16 is converted.
+    """
     try:
         plain = '"\r\n' + delimiter
         fits = plain.encode(encoding) == plain.encode("utf-8")
     except (LookupError, UnicodeError):
         fits = False
-    if not fits:  # lines are split before they are decoded
+    if not fits and encoding.lower().replace("_", "-") != "utf-16":
         raise InputError(
-            f"--encoding {encoding}: unknown, or no superset of ASCII as utf-8, cp1252 and gb18030 "
-            "are; convert the file with iconv"
+            f"--encoding {encoding}: unknown, or not a superset of ASCII (such as "
+            "utf-8, cp1252 and gb18030); convert the file with iconv"
         )
-    return TableFile(
-        path=path, format=format, delimiter=delimiter, encoding=encoding, header=header
-    )
+
+
+def hash_table(table: TableFile) -> str:
+    """Returns the SHA-256 of a file, or of the digests of several."""
+    digests = [hash_file(path) for path in table.files]
+    return digests[0] if not table.parts else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def column_names(table: TableFile) -> list[str]:
     """Returns the names of the file's columns. Raises InputError if none can be read."""
     if table.format == "parquet":
-        return list(_open_parquet(table.path).schema_arrow.names)
-    if table.format == "jsonl":
-        return json_columns(table.path)
-    with table.path.open("rb") as file:
-        first = next(_records(table, file), None)
+        return parquet_names(table.path, table.parts)
+    if table.format in JSON:
+        return json_columns(table.path, table.format)
+    if table.format == "xlsx":
+        first: tuple[int, Any] | None = next(sheet_rows(table.path, table.sheet), None)
+    else:
+        with table.path.open("rb") as file:
+            first = next(_records(table, file), None)
     if first is None:
-        raise InputError(f"--input {table.path}: the file is empty")
+        what = "the Excel sheet" if table.format == "xlsx" else "the file"
+        raise InputError(f"--input {table.path}: {what} is empty")
     fields = first[1]
     if isinstance(fields, Drop):
-        raise InputError(f"--input {table.path}: its first line is no row ({fields.detail})")
+        raise InputError(f"--input {table.path}: its first line is not a row ({fields.detail})")
     if not table.header:
         return [str(number) for number in range(1, len(fields) + 1)]
-    return [(field or "").strip() for field in fields]
+    return ["" if field is None else str(field).strip() for field in fields]
 
 
 def find_column_indices(table: TableFile, flags: Sequence[tuple[str, str]]) -> list[int]:
@@ -175,21 +201,62 @@ def _remedy(table: TableFile, name: str, names: list[str]) -> str:
     columns = " ".join(", ".join(names).split())[:400] + (
         f"; did you mean {near[0]}?" if near else ""
     )
-    if len(names) == 1 and table.format != "parquet":
+    if len(names) == 1 and table.format in ("csv", "tsv"):
         columns += " (are the columns separated by something else? see --delimiter)"
     return f"no such column; it has {columns}"
 
 
 def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
-    """Yields each row's fields at ``column_indices``, or a Drop. Memory: a batch of rows."""
+    """Yields each row's fields at ``column_indices`` as texts, or a Drop.
+
+    Whole numbers become texts; a value of any other type drops its row. Memory: a batch of rows.
+    Raises InputError for a column of Parquet with another type.
+    """
     if table.format == "parquet":
-        yield from _parquet_rows(table.path, column_indices)
-        return
-    if table.format == "jsonl":
-        names = json_columns(table.path)
-        for number, fields in json_rows(table.path, [names[index] for index in column_indices]):
-            yield number, fields if isinstance(fields, Drop) else _readable(fields)
-        return
+        check_types(table.files[0], column_indices)
+    names = column_names(table) if table.format in (*JSON, "xlsx") else []
+    for number, values in read_values(table, column_indices):
+        yield number, values if isinstance(values, Drop) else _texts_only(values, names)
+
+
+def _texts_only(values: Sequence[Any], names: Sequence[str]) -> Fields | Drop:
+    for value in values:
+        if value is not None and type(value) not in (str, int):
+            kind = type(value).__name__
+            return Drop(
+                Reason.BAD_RECORD, f"{value!a:.80} is {kind}, expected text or a whole number"
+            )
+    return [None if value is None else str(value) for value in values]
+
+
+Values = tuple[int, list[Any] | Drop]
+"""The line of a row (of Parquet, Excel and a JSON list its number, all from 1), and its values."""
+
+
+def read_values(table: TableFile, column_indices: Sequence[int]) -> Iterator[Values]:
+    """Yields each row's values at ``column_indices`` as the file has them, or a Drop.
+
+    Values of CSV and TSV are texts; of other formats also numbers, booleans, bytes, lists and
+    objects. Memory: a batch of rows.
+    """
+    if table.format == "parquet":
+        yield from parquet_values(table.path, table.parts, column_indices)
+    elif table.format in JSON:
+        names = column_names(table)
+        selected = [names[index] for index in column_indices]
+        for number, values in json_values(table.path, table.format, selected):
+            yield number, values if isinstance(values, Drop) else refuse_surrogates(values)
+    elif table.format == "xlsx":
+        rows = sheet_rows(table.path, table.sheet)
+        if table.header:
+            next(rows, None)
+        for number, row in rows:  # Excel stores no cells after a row's last one
+            yield number, [row[i] if i < len(row) else None for i in column_indices]
+    else:
+        yield from _text_values(table, column_indices)
+
+
+def _text_values(table: TableFile, column_indices: Sequence[int]) -> Iterator[Values]:
     width = len(column_names(table))
     with table.path.open("rb") as file:
         records = _records(table, file)
@@ -201,10 +268,10 @@ def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
             elif len(fields) != width:
                 yield number, Drop(Reason.BAD_RECORD, f"{len(fields)} fields instead of {width}")
             else:
-                yield number, _readable([fields[index] for index in column_indices])
+                yield number, refuse_surrogates([fields[index] for index in column_indices])
 
 
-def count_rows(rows: Iterable[Row]) -> Iterator[int]:
+def count_rows(rows: Iterable[object]) -> Iterator[int]:
     """Yields running counts, one every thousand rows; the last one is exact."""
     count = 0
     for _ in rows:
@@ -216,65 +283,7 @@ def count_rows(rows: Iterable[Row]) -> Iterator[int]:
 
 def _records(table: TableFile, file: BinaryIO) -> Iterator[Row]:
     read = tsv_records if table.format == "tsv" else csv_records
-    return read(Lines(file, table.path, table.encoding), table.delimiter)
-
-
-def _readable(fields: Fields) -> Fields | Drop:
-    """Replaces lone surrogates, which represent bytes that could not be decoded in a field."""
-    for field in fields:
-        if field is not None and not field.isascii():
-            try:
-                field.encode()
-            except UnicodeEncodeError:
-                return Drop(Reason.BAD_ENCODING, f"bytes of another encoding: {field!a}")
-    return fields
-
-
-# Parquet
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        return pq.ParquetFile(readable(path))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--input {path} is no readable Parquet file: {reason}") from None
-
-
-def _parquet_rows(path: Path, column_indices: Sequence[int]) -> Iterator[Row]:
-    number = 0
-    with _open_parquet(path) as file:
-        schema = file.schema_arrow
-        names = [schema.names[index] for index in column_indices]
-        for name in names:
-            _check_type(path, name, schema.field(name).type)
-        try:
-            limit = limit_batch_rows(path, BATCH_ROWS)
-            for batch in file.iter_batches(limit, columns=names):
-                require_short_texts(path, batch)
-                columns = [_texts(batch.column(name)) for name in names]
-                for fields in zip(*columns, strict=True):
-                    number += 1
-                    yield number, _readable([*fields])
-        except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"--input {path} is damaged after row {number}: {reason}") from None
-
-
-def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
-    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
-    if not any(is_it(inner) for is_it in texts):
-        raise InputError(
-            f"--input {path}: the column {name} is {kind}; want text or whole numbers, one a row"
-        )
-
-
-def _texts(column: pa.Array) -> Fields:
-    """Returns a column's values as strings; bytes that are not UTF-8 become lone surrogates."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_integer(column.type):
-        return [None if value is None else str(value) for value in column.to_pylist()]
-    values = column.cast(pa.large_binary()).to_pylist()
-    return [None if v is None else v.decode("utf-8", "surrogateescape") for v in values]
+    lines = Lines(file, table.path, table.encoding)
+    for _ in range(table.skip):
+        lines.take()
+    return read(lines, table.delimiter)

@@ -69,7 +69,7 @@ class Archive:
         except InputError:
             raise
         except DAMAGED as error:
-            raise InputError(f"{self.path} is no readable archive ({error})") from None
+            raise InputError(f"{self.path} is not a readable archive ({error})") from None
         return index
 
     def _members(self) -> Iterator[tuple[str, int, int]]:

@@ -23,10 +23,10 @@ _BLANKS = " \t\n\r"
 class _Text:
     """Holds a file's characters; ``buffer[at:]`` has not been consumed."""
 
-    def __init__(self, source: Source, file: BinaryIO) -> None:
+    def __init__(self, source: Source, file: BinaryIO, *, nan_is_null: bool = False) -> None:
         self.source, self._file = source, file
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._decode = json_decoder(source.remarks).raw_decode
+        self._decode = json_decoder(source.remarks, nan_is_null=nan_is_null).raw_decode
         self.buffer, self.at, self._used, self.ended = "", 0, 0, False
 
     def more(self, size: int = CHUNK) -> None:
@@ -54,7 +54,7 @@ class _Text:
         char = self.peek()
         if not char or char not in choices:
             what = repr(char) if char else "the end of the file"
-            raise self.broken(f"{what} where one of {choices} must stand")
+            raise self.broken(f"{what} where one of {choices} was expected")
         self.at += 1
         return char
 
@@ -97,11 +97,16 @@ class JsonLists:
     """Reads a JSON file that is a list, or an object with long lists as members.
 
     ``known`` has the published keys of each member's elements and, under "", of the file's object
-    or of its list's elements. Other keys are recorded in the file's remarks.
+    or of its list's elements. Other keys are recorded in the file's remarks. ``nan_is_null``: NaN,
+    which Python writes, is null; else it is refused.
     """
 
     source: Source
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    nan_is_null: bool = False
+
+    def _text(self, file: BinaryIO) -> _Text:
+        return _Text(self.source, file, nan_is_null=self.nan_is_null)
 
     def elements(self, member: str | None = None) -> Iterator[Any]:
         """Yields the elements of the file's list (None), or of its member.
@@ -109,13 +114,13 @@ class JsonLists:
         Raises InputError if the list does not exist.
         """
         with self.source.open() as file:
-            text = _Text(self.source, file)
+            text = self._text(file)
             if member is None:
                 if text.peek() != "[":
                     raise self._other_layout("a list")
                 yield from self._checked(_elements(text), "")
                 if text.peek():
-                    raise text.broken("something stands behind the list")
+                    raise text.broken("text follows the end of the list")
                 return
             yield from self._member(text, member)
 
@@ -126,7 +131,7 @@ class JsonLists:
         """
         left = set(members)
         with self.source.open() as file:
-            text = _Text(self.source, file)
+            text = self._text(file)
             if text.peek() != "{":
                 raise self._other_layout(f"an object with the members {', '.join(members)}")
             for name in _names(text):
@@ -142,16 +147,27 @@ class JsonLists:
     def members(self) -> list[str]:
         """Returns the names of the object's members; an empty list if the file is a list."""
         with self.source.open() as file:
-            text, names = _Text(self.source, file), []
+            text, names = self._text(file), []
             for name in _names(text) if text.peek() == "{" else ():
                 _skip(text)
                 names.append(name)
             return names
 
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Yields the names and values of the file's object, one at a time."""
+        with self.source.open() as file:
+            text = self._text(file)
+            if text.peek() != "{":
+                raise self._other_layout("an object")
+            for name in _names(text):
+                yield name, text.value()
+            if text.peek():
+                raise text.broken("something follows the object")
+
     def is_list(self) -> bool:
         """Returns whether the file begins like a list."""
         with self.source.open() as file:
-            return _Text(self.source, file).peek() == "["
+            return self._text(file).peek() == "["
 
     def _member(self, text: _Text, member: str) -> Iterator[Any]:
         if text.peek() != "{":
@@ -183,9 +199,8 @@ class JsonLists:
 
     def _other_layout(self, layout: str) -> InputError:
         return InputError(
-            f"{self.source.display_name} is of another layout: it has not {layout}; is it another "
-            "version "
-            "of the file?"
+            f"{self.source.display_name} has another layout: {layout} is missing; is it "
+            "another version of the file?"
         )
 
 

@@ -1,10 +1,11 @@
 """Reads records of CSV and TSV files, quoted as in RFC 4180 or not at all."""
 
 import csv
+import io
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from vlmill.pipelines.manifest.reading.lines import without_mark
 from vlmill.runtime.units.funnel import Drop
@@ -17,11 +18,31 @@ Row = tuple[int, Fields | Drop]
 """The line on which it begins (of Parquet the row, both from 1), and its wanted fields."""
 
 
+class Readable(Protocol):
+    """Reads lines of bytes."""
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """Returns a line of at most ``size`` bytes."""
+
+
+class Utf16Lines:
+    """Reads lines of a UTF-16 file as UTF-8; broken units become U+FFFD."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._text = io.TextIOWrapper(file, encoding="utf-16", errors="replace", newline="\n")
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """Returns a line of at most ``size`` characters."""
+        return self._text.readline(size).encode()
+
+
 class Lines:
     """Yields lines with their numbers; lines can be put back. An overlong line becomes None."""
 
     def __init__(self, file: BinaryIO, path: Path, encoding: str) -> None:
-        self._file, self._path, self._encoding = file, path, encoding
+        is_utf16 = encoding.lower().replace("_", "-") == "utf-16"
+        self._file: Readable = Utf16Lines(file) if is_utf16 else file
+        self._path, self._encoding = path, "utf-8" if is_utf16 else encoding
         self._number = 0
         self._back: deque[tuple[int, str | None]] = deque()
 
@@ -55,6 +76,17 @@ class Lines:
 
 
 _TOO_LONG = Drop(Reason.TOO_LONG, f"a line of more than {MAX_LINE} bytes")
+
+
+def refuse_surrogates(fields: list[Any]) -> list[Any] | Drop:
+    """Returns the fields, or a Drop if a text has lone surrogates: bytes that were not decoded."""
+    for field in fields:
+        if isinstance(field, str) and not field.isascii():
+            try:
+                field.encode()
+            except UnicodeEncodeError:
+                return Drop(Reason.BAD_ENCODING, f"bytes in another encoding: {field!a}")
+    return fields
 
 
 def tsv_records(lines: Lines, delimiter: str) -> Iterator[Row]:

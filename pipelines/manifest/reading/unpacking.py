@@ -60,7 +60,8 @@ class Bounded(io.RawIOBase):
         self._count += len(content)
         if self._count > self._most:
             raise InputError(
-                f"{self._said} unpacks to more than {self._most} bytes: this is no published file"
+                f"{self._said} unpacks to more than {self._most} bytes, more than any "
+                "published file"
             )
         buffer[: len(content)] = content
         return len(content)
@@ -122,7 +123,7 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
         except InputError:
             raise
         except DAMAGED as error:
-            message = f"{path} is no readable tar, or is cut ({error}); fetch it again"
+            message = f"{path} is not a readable tar, or is truncated ({error}); fetch it again"
             raise InputError(message) from None
 
 

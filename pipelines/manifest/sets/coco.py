@@ -66,8 +66,8 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     years = [year for year, files in there.items() if files]
     if args.year is None and len(years) > 1:
         raise InputError(
-            f"--input {folder.root} has captions of 2014 and of 2017, which are the same ones, cut "
-            "otherwise; say which: --year 2014"
+            f"--input {folder.root} has captions of 2014 and of 2017, which are the "
+            "same captions in other splits; choose one with --year 2014 or --year 2017"
         )
     year = args.year or next(iter(years), "2014")
     files = there[year]
@@ -84,7 +84,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         expected=expected,
         image_folders=tuple(f"{prefix}{split}" for split in files for prefix in ("", "images/")),
         messages=tuple(
-            f"note: captions_{s}.json is not there; its split is missing" for s in missing
+            f"note: captions_{s}.json does not exist; its split is missing" for s in missing
         ),
     )
 
@@ -124,7 +124,7 @@ def _read_images(
             continue
         index += 1
         image = _image(element, split) if isinstance(element, dict) else None
-        drop = None if image else Drop(Reason.BAD_ROW, "an image without id or file_name")
+        drop = None if image else Drop(Reason.BAD_ROW, "an image without an id or a file_name")
         if image is not None and (earlier := images.get(element["id"])) is not None:
             drop = came_earlier(image.image_id, same=earlier[0] == image)
         if drop is not None or image is None:
@@ -171,7 +171,7 @@ def _pair(
     split: str, annotation: object, images: Images, claims: Claims
 ) -> tuple[dict[str, Any], ListedImage, tuple[str, ...]] | Drop:
     if not isinstance(annotation, dict):
-        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
+        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, expected an object")
     annotation_id, image_number = (
         whole_number(annotation.get("id")),
         whole_number(annotation.get("image_id")),

@@ -101,7 +101,7 @@ def _read_images(
     for index, element in enumerate(file.elements("images")):
         image_id = _own_id(element.get("id")) if isinstance(element, dict) else None
         if image_id is None or not isinstance(element.get("file_name"), str):
-            drop: Drop | None = Drop(Reason.BAD_ROW, "an image without id or file_name")
+            drop: Drop | None = Drop(Reason.BAD_ROW, "an image without an id or a file_name")
         else:
             drop = claims.claim(image_id, element["file_name"])
         if image_id is not None and (drop is None or drop.reason is Reason.DUPLICATE):
@@ -121,7 +121,7 @@ def _pair(
     claims: NamedClaims,
 ) -> tuple[dict[str, Any], ListedImage] | Drop:
     if not isinstance(annotation, dict):
-        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, want an object")
+        return Drop(Reason.BAD_ROW, f"a {type(annotation).__name__}, expected an object")
     annotation_id, published_id = _own_id(annotation.get("id")), _own_id(annotation.get("image_id"))
     if annotation_id is None or published_id is None:
         return Drop(Reason.BAD_ROW, "an annotation without id or image_id")

@@ -62,7 +62,7 @@ def _open_3m(folder: Folder, _: argparse.Namespace) -> Reading:
         entries=lambda: (e for file in files for e in _entries_3m(file)),
         expected={s.name: Expected(rows=published[s.name], source=PAGE) for s in there.values()},
         image_folders=FOLDERS,
-        messages=tuple(f"note: {name} is not there; its split is missing" for name in missing),
+        messages=tuple(f"note: {name} does not exist; its split is missing" for name in missing),
     )
 
 
@@ -72,7 +72,7 @@ def _entries_3m(file: ListFile) -> Iterator[Entry]:
     for number, line in read_lines(source):
         fields = line if isinstance(line, Drop) else line.split("\t")
         if not isinstance(fields, Drop) and len(fields) != num_fields:
-            fields = Drop(Reason.BAD_ROW, f"{len(fields)} fields, want {num_fields}")
+            fields = Drop(Reason.BAD_ROW, f"{len(fields)} fields, expected {num_fields}")
         if isinstance(fields, Drop):
             yield Entry(key=f"{source.name}:{number}", group=source.name, rows=fields)
             continue
@@ -110,7 +110,7 @@ def _entry(file: ListFile, number: int, published: str, url: str) -> Entry:
     key = f"{source.name}:{number}"
     text, url = validate_text(published), url.strip()
     if number == 0 and (clean_text(published).lower(), url.lower()) in (FIELDS, FIELDS[::-1]):
-        text = Drop(Reason.BAD_ROW, "a header, which the published file has not")
+        text = Drop(Reason.BAD_ROW, "a header, which the published file does not have")
     elif not is_url(url):  # columns of CC3M, whose order CC12M reverses
         text = Drop(Reason.BAD_ROW, f"no URL: {url[:200]!a}")
     if isinstance(text, Drop):
@@ -178,7 +178,7 @@ CC3M = DataSet(
 Conceptual Captions (Sharma et al. 2018) as pairs: Train_GCC-training.tsv and
 Validation_GCC-1.1.0-Validation.tsv, from ai.google.com/research/ConceptualCaptions (free for any
 purpose; the images belong to their owners). Downloaded images have the names of ViLBERT's,
-VL-BERT's or ViLT's tools; for those of img2dataset use `webdataset`.
+VL-BERT's or ViLT's tools; for images downloaded by img2dataset use `webdataset`.
 image_id is cc/<split>/<row from 0, eight digits>.""",
     tables=(PAIRS,),
     open=_open_3m,

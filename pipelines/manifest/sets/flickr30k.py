@@ -34,7 +34,7 @@ LINE_KEYS = frozenset(("img_path", "sentences", "id"))
 FOLDERS = ("flickr30k-images", "flickr30k_images", "images")
 PUBLISHED = {"train": 145_000, "val": 5_070, "test": 5_000}
 LINES_OF_ALL = 158_915
-MORE_IN_VAL = "note: the papers say 1,000 validation images, the file has 1,014; all are written"
+MORE_IN_VAL = "note: the papers report 1,000 validation images, the file has 1,014; all are written"
 MOST_CAPTIONS = 64  # of an image; it has five
 _NAME = re.compile(r"(\d{1,17})\.jpg", re.ASCII)  # a photo id has up to eleven digits
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)  # of a caption
@@ -199,7 +199,7 @@ def _entry(
     text = published if isinstance(published, Drop) else validate_text(published)
     drop = next((value for value in (image, text) if isinstance(value, Drop)), None)
     if drop is None and k >= MOST_CAPTIONS:
-        drop = Drop(Reason.BAD_ROW, f"caption number {k}, want less than {MOST_CAPTIONS}")
+        drop = Drop(Reason.BAD_ROW, f"caption number {k}, expected less than {MOST_CAPTIONS}")
     if isinstance(image, ListedImage) and drop is None:
         photo = int(image.image_id.rpartition("/")[2])
         drop = claims.claim(photo * MOST_CAPTIONS + k, str(text))

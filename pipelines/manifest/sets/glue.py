@@ -12,6 +12,12 @@ from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
+from vlmill.pipelines.manifest.layouts.glue_hub import (
+    HubFile,
+    find_hub_files,
+    hub_entries,
+    make_hub_task,
+)
 from vlmill.pipelines.manifest.reading.lines import tsv_rows
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.runtime.units.funnel import Drop
@@ -162,7 +168,7 @@ def label_columns(task: Task, label: str | None) -> dict[str, Any] | Drop:
     except ValueError:
         score = -1.0
     if not 0 <= score <= 5:
-        return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is no score from 0 to 5")
+        return Drop(Reason.LABEL_UNKNOWN, f"{label!a} is not a score from 0 to 5")
     return {"label": label, "label_id": -1, "score": score}
 
 
@@ -180,10 +186,28 @@ def open_glue(folder: Folder, args: argparse.Namespace) -> Reading:
     if any(task.folder == "MRPC" for task, _, _ in files) or not has_raw_mrpc(folder):
         if files:
             return make_reading(files)
+        tasks = {make_hub_task(task.source, task.labels): task for task in TASKS}
+        if hub_files := find_hub_files(folder, list(tasks)):
+            return make_hub_reading(hub_files, {h.folder: task for h, task in tasks.items()})
         raise folder.lacks(f"folder of a task ({', '.join(t.folder for t in TASKS)})")
     raise InputError(
-        f"--input {folder.root}: MRPC has the raw files msr_paraphrase_*.txt; make its train.tsv, "
-        "dev.tsv and test.tsv of them with GLUE's download script, or move the folder MRPC away"
+        f"--input {folder.root}: MRPC has the raw files msr_paraphrase_*.txt; create "
+        "train.tsv, dev.tsv and test.tsv from them with GLUE's download script, or move "
+        "the folder MRPC elsewhere"
+    )
+
+
+def make_hub_reading(files: Sequence[HubFile], tasks: Mapping[str, Task]) -> Reading:
+    """Returns the reading of the hub's Parquet files."""
+    return Reading(
+        sources=tuple(source for file in files for source in file.sources),
+        entries=lambda: chain.from_iterable(map(hub_entries, files)),
+        expected={
+            file.group: Expected(
+                rows=tasks[file.task.folder].rows[file.split], source="the published files"
+            )
+            for file in files
+        },
     )
 
 
@@ -264,7 +288,8 @@ GLUE = DataSet(
         f"files: train.tsv, dev.tsv, test.tsv in the folders {', '.join(t.folder for t in TASKS)} "
         "(those that exist, or their zip archives); MNLI's are dev_matched.tsv, "
         "dev_mismatched.tsv, test_matched.tsv and so on, and so are its splits. From "
-        "gluebenchmark.com; each task has its own licence.\n\n"
+        "gluebenchmark.com; each task has its own licence. Also the hub's Parquet files "
+        "(nyu-mll/glue), in the folders cola, sst2, mrpc, stsb, qqp, mnli, qnli and rte.\n\n"
         "Rows of `statements` without images. label_id follows the names of the classes: "
         "entailment 0, neutral 1, contradiction 2 of MNLI; entailment 0, not_entailment 1 of QNLI "
         "and RTE; STS-B has a score. Tests have no labels (-1)."

@@ -172,7 +172,7 @@ def _inner_members(path: Path) -> Iterator[tuple[str, Member]]:
             except DAMAGED as error:
                 if isinstance(error, InputError):
                     raise
-                detail = f"{where}: no readable tar, or cut ({error})"
+                detail = f"{where}: not a readable tar, or cut ({error})"
                 yield where, Member(info.name, Drop(Reason.BAD_ROW, detail))
 
 

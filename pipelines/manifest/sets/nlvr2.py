@@ -18,7 +18,7 @@ SIDES = ("img0", "img1")  # left, right
 
 
 def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
-    """Converts a line of NLVR2 to a row of ``statements``; an unusual label is a reject."""
+    """Converts a line of NLVR2 to a row of ``statements``; labels may have any spelling."""
     try:
         identifier, sentence, label = record["identifier"], record["sentence"], record.get("label")
     except (KeyError, TypeError, AttributeError) as error:
@@ -26,10 +26,12 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
     pair = parse_pair(identifier)
     if pair is None or pair.split("-")[0] != split or not isinstance(sentence, str):
         return Drop(
-            Reason.BAD_ROW, f"identifier {identifier!a}: want {split}-SET-PAIR-SENTENCE and a text"
+            Reason.BAD_ROW,
+            f"identifier {identifier!a}: expected {split}-SET-PAIR-SENTENCE and a text",
         )
-    if label is not None and not (isinstance(label, str) and label in LABELS):
-        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, want True or False")
+    if label is not None and find_label(label) is None:
+        return Drop(Reason.LABEL_UNKNOWN, f"{identifier}: label {label!r}, expected True or False")
+    label = find_label(label)
     text = clean_text(sentence)
     if not text:
         return Drop(Reason.EMPTY_TEXT, identifier)
@@ -42,6 +44,12 @@ def statement_row(record: Any, split: str) -> dict[str, Any] | Drop:
         "split": split,
         "source": "nlvr2",
     }
+
+
+def find_label(label: Any) -> str | None:
+    """Returns the name of a label, of any spelling or a boolean; None for others."""
+    name = str(label).strip().capitalize() if isinstance(label, str | bool) else ""
+    return name if name in LABELS else None
 
 
 def parse_pair(identifier: Any) -> str | None:
@@ -89,7 +97,7 @@ def read_subsets(source: Source) -> dict[tuple[str, str], str]:
     labels: dict[tuple[str, str], list[str]] = {}
     for _, line in json_lines(source, KEYS):
         if not isinstance(line, Drop):
-            labels.setdefault(get_urls(line), []).append(str(line.get("label")))
+            labels.setdefault(get_urls(line), []).append(str(find_label(line.get("label"))))
     several = {urls: pair_labels for urls, pair_labels in labels.items() if len(pair_labels) > 1}
     return {
         urls: "balanced" if len(set(pair_labels)) > 1 else "unbalanced"

@@ -66,7 +66,7 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
             type=Path,
             metavar="FILE",
             help=f"names of {name} in their order, one per line, synonyms separated by commas; "
-            f"other {name} are omitted and counted (default: those of the files)",
+            f"other {name} are omitted and counted (default: the names in the files)",
         )
 
 
@@ -79,7 +79,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         classes = classes or {name: number for number, name in enumerate(sorted(names))}
         attributes = attributes or {word: number for number, word in enumerate(sorted(words))}
     if not classes:
-        raise InputError(f"--input {folder.root}: no class of any box; give --classes FILE")
+        raise InputError(f"--input {folder.root}: the boxes have no classes; give --classes FILE")
     extra = [one_file(path) for path in (args.classes, args.attributes) if path is not None]
     return Reading(
         sources=(*layout.sources, *extra),
@@ -97,7 +97,7 @@ def vocabulary_file(path: Path | None) -> dict[str, int]:
 def one_file(path: Path) -> Source:
     """Returns a file as a source. Raises InputError if it does not exist."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give a list of names, one a line")
+        raise InputError(f"{path}: no such file; give a list of names, one per line")
     return Source(path=path, name=path.name, size=path.stat().st_size)
 
 
@@ -219,7 +219,10 @@ def _entry(
     )
     frame = read_frame(folder, image)
     if frame is None:
-        drop = Drop(Reason.IMAGE_MISSING, "no size of the image: neither said nor a file")
+        drop = Drop(
+            Reason.IMAGE_MISSING,
+            "the size of the image is unknown: it is not given, and the file does not exist",
+        )
         return Entry(key=annotated.key, group=args.source, rows=drop)
     row: dict[str, list[object]] = {"boxes": [], "class_ids": [], "attribute_ids": []}
     notes = list(size_notes(frame, [t.box for t in objects if not t.fractions]))
@@ -229,13 +232,13 @@ def _entry(
         number = vocabularies[0].get(annotated_object.name)
         if isinstance(box, Drop) or number is None:
             reason = box.reason if isinstance(box, Drop) else Reason.LABEL_UNKNOWN
-            notes.append(f"objects left out, {reason.value}")
+            notes.append(f"objects skipped, {reason.value}")
             continue
         known = [
             vocabularies[1][word] for word in annotated_object.attributes if word in vocabularies[1]
         ]
         unknown = len(annotated_object.attributes) - len(known)
-        notes += ["attributes left out, label_unknown"] * unknown
+        notes += ["attributes skipped, label_unknown"] * unknown
         row["boxes"].append(list(box))
         row["class_ids"].append(number)
         row["attribute_ids"].append(list(dict.fromkeys(known)))

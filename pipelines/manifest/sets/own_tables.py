@@ -139,7 +139,7 @@ def _number(value: str | None) -> float | Drop | None:
     except ValueError:
         number = float("nan")
     finite = abs(number) < float("inf")
-    return number if finite else Drop(Reason.BAD_ROW, f"score {value!a}, want a number"[:200])
+    return number if finite else Drop(Reason.BAD_ROW, f"score {value!a}, expected a number"[:200])
 
 
 def _open_web_pairs(folder: Path) -> Reading:
@@ -250,7 +250,7 @@ CSV and Parquet files with the columns image (a file under DIR) and text, and op
 text_source, score, page_url, image_url. image_id is the SHA-256 of the image's bytes.""",
     tables=(PAIRS,),
     open=_open_lait,
-    papers=(("ImageBERT", "10M pairs, of which 2M are used; texts of 13 words on average"),),
+    papers=(("ImageBERT", "10M pairs, 2M of them used; texts of 13 words on average"),),
 )
 TAO = DataSet(
     title="TaoMultimodal, from your own files",

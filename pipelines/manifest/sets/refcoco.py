@@ -46,13 +46,13 @@ def expression_rows(
         yield "?", Drop(Reason.BAD_ROW, f"a ref without {error}"), ()
         return
     if whole_number(ref_id) is None or not isinstance(sentences, list) or not split:
-        fault = Drop(Reason.BAD_ROW, "want ref_id, split and sentences")
+        fault = Drop(Reason.BAD_ROW, "expected ref_id, split and sentences")
         yield f"{source}/ref/{ref_id!s:.40}", fault, ()
         return
     instance = instances.get(ann_id) if type(ann_id) is int else None
     placed: tuple[Box, bool] | Drop
     if instance is None or instance.image_id != image_id:
-        detail = f"annotation {ann_id!s:.40} of image {image_id!s:.40} is not there"
+        detail = f"annotation {ann_id!s:.40} of image {image_id!s:.40} is missing"
         placed = Drop(Reason.BAD_REFERENCE, detail)
     else:
         placed = clip_bbox(instance.bbox, get_frame(image_id))
@@ -164,7 +164,8 @@ def find_files(source: str, folder: Folder, split_by: str | None) -> Files:
     choices = there if split_by is None else [split_by]
     if len(choices) > 1:
         raise InputError(
-            f"--input {folder.root} has the splits of {' and '.join(choices)}; say --split-by"
+            f"--input {folder.root} has the splits of {' and '.join(choices)}; choose "
+            "one with --split-by"
         )
     if not choices or (file := refs[choices[0]]) is None:
         raise folder.lacks(f"refs({split_by or 'unc'}).p")
@@ -224,7 +225,7 @@ def read_refs(source: Source) -> Iterator[Any]:
     try:
         yield from read_pickled_list(content, encoding="bytes")
     except BadPickle as error:
-        raise InputError(f"{source.display_name} is no pickle of plain data ({error})") from None
+        raise InputError(f"{source.display_name} is not a pickle of plain data ({error})") from None
 
 
 def add_split_by(parser: argparse.ArgumentParser) -> None:
@@ -232,8 +233,8 @@ def add_split_by(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split-by",
         choices=SPLITS_BY,
-        help="author of the splits (default: the one whose refs are in DIR); google's "
-        "splits divide objects, so an image may be in training and validation",
+        help="author of the splits (default: the one whose refs are in DIR); google "
+        "splits by object, so one image can be in training and validation",
     )
 
 

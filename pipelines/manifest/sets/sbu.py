@@ -171,5 +171,7 @@ sbu/<photo id of Flickr>. Equal bytes under more than 20 ids are Flickr's "photo
 `placeholder`.""",
     tables=(PAIRS,),
     open=_open,
-    papers=(("InterBERT, pretraining data", "890K train, 10K validation, which is not said"),),
+    papers=(
+        ("InterBERT, pretraining data", "890K train, 10K validation (not stated in the paper)"),
+    ),
 )

@@ -47,7 +47,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
         raise folder.lacks("*.txt or *.doc")
     check_stems(folder.root, [source.name for source in sources])
     books = all(folder.find(name) for name in BOOKS)
-    note = "note: the two files of BookCorpus are said to have 74,004,228 lines in all"
+    note = "note: BookCorpus is reported to have 74,004,228 lines in its two files"
     return Reading(
         sources=tuple(sources),
         entries=lambda: (e for s in sources for e in _entries(s, args.source, args.language)),

@@ -150,14 +150,14 @@ def _choices(record: Any, key: str, num_objects: int) -> list[Text]:
     choices = record[key]
     if not isinstance(choices, list) or len(choices) != NUM_CHOICES:
         count = len(choices) if isinstance(choices, list) else "no"
-        raise BadRow(Reason.BAD_ROW, f"{count} {key}, want {NUM_CHOICES}")
+        raise BadRow(Reason.BAD_ROW, f"{count} {key}, expected {NUM_CHOICES}")
     return [parse_text(choice, num_objects) for choice in choices]
 
 
 def _label(record: Any, key: str) -> int:
     label = record.get(key, NO_TAG)
     if type(label) is not int or not -1 <= label < NUM_CHOICES:
-        raise BadRow(Reason.LABEL_UNKNOWN, f"{key} is {label!r}, want 0 to {NUM_CHOICES - 1}")
+        raise BadRow(Reason.LABEL_UNKNOWN, f"{key} is {label!r}, expected 0 to {NUM_CHOICES - 1}")
     return label
 
 
@@ -231,7 +231,7 @@ def line_objects(
     if not isinstance(file, str) or not isinstance(image, str):
         return Drop(Reason.BAD_ROW, "metadata_fn and img_fn must be names of files")
     if not isinstance(annot_id, str) or annot_id.partition("-")[0] != split:
-        return Drop(Reason.BAD_ROW, f"annot_id {annot_id!a:.80} is none of {split}")
+        return Drop(Reason.BAD_ROW, f"annot_id {annot_id!a:.80} is not one of {split}")
     return read(file, image)
 
 

@@ -179,7 +179,7 @@ def _entry(
         row["boxes"].append(list(box[0]))
         row["class_ids"].append(labelled_box[1])
         row["attribute_ids"].append(labelled_box[2])
-    notes = tuple(f"objects left out, {reason}" for reason in left_out.elements())
+    notes = tuple(f"objects skipped, {reason}" for reason in left_out.elements())
     notes += size_notes(
         frame, [labelled_box[0] for labelled_box in objects if not isinstance(labelled_box, Drop)]
     )

@@ -38,7 +38,7 @@ def vg_question_row(record: Any, numbers: Mapping[str, int]) -> dict[str, Any] |
         return Drop(Reason.EMPTY_TEXT, f"question {qa_id} of image {image_id}")
     label = make_label(typed.removesuffix(".").lower())
     if label not in numbers:
-        return Drop(Reason.LABEL_UNKNOWN, f"question {qa_id}: {typed!a} is none of the labels")
+        return Drop(Reason.LABEL_UNKNOWN, f"question {qa_id}: {typed!a} is not one of the labels")
     return {
         "question_id": f"vgqa/{qa_id}",
         "image_id": f"vg/{image_id}",

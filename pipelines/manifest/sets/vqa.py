@@ -69,9 +69,9 @@ def question_row(
     if annotation is None:
         return Drop(Reason.BAD_ROW, f"question {question_id} has no annotation")
     if annotation.image_id not in (None, image_id):
-        detail = f"question {question_id} is of image {image_id}, its annotation of another"
+        detail = f"question {question_id} has image {image_id}, its annotation has another"
         return Drop(Reason.BAD_REFERENCE, detail)
-    return row | answer_columns(annotation, numbers)
+    return row | answer_columns(annotation, numbers, source)
 
 
 # The data sets
@@ -93,6 +93,7 @@ class Version:
     questions: str
     annotations: str
     rows: Mapping[str, int]
+    min_questions: int = MIN_QUESTIONS
 
 
 VERSIONS = {
@@ -123,7 +124,7 @@ class SplitFiles:
 def open_vqa(version: Version, folder: Folder, args: argparse.Namespace) -> Reading:
     """Opens VQA's files. Raises InputError."""
     splits = split_files(version, folder)
-    labels, messages = labels_for(splits, args.labels)
+    labels, messages = labels_for(splits, args.labels, version.min_questions)
     numbers = None if labels is None else {label: number for number, label in enumerate(labels)}
     sources = [s for files in splits for s in (files.questions, files.annotations) if s]
     return Reading(
@@ -162,7 +163,7 @@ def split_files(version: Version, folder: Folder) -> list[SplitFiles]:
 
 
 def labels_for(
-    splits: Sequence[SplitFiles], path: Path | None
+    splits: Sequence[SplitFiles], path: Path | None, min_questions: int
 ) -> tuple[list[str] | None, tuple[str, ...]]:
     """Returns the labels, from the file or else from these answers, and a message about them.
 
@@ -173,17 +174,17 @@ def labels_for(
         labels = read_labels(path)
         return labels, (check_labels(labels, path, annotated),)
     if not annotated:
-        return None, ("labels: none, as no annotations are here (give --labels FILE)",)
-    labels = collect_labels(published_answers(annotated))
+        return None, ("labels: none, because there are no annotations (give --labels FILE)",)
+    labels = collect_labels(published_answers(annotated), min_questions=min_questions)
     if not labels:
         return None, (
-            f"warning: no labels: no answer is that of {MIN_QUESTIONS} or more questions, so that "
+            f"warning: no labels: no answer is that of {min_questions} or more questions, so that "
             f"no {LABELS_FILE} is written and label_ids are null (give --labels FILE)",
         )
     return labels, (
-        f"labels: {len(labels)} answers that {MIN_QUESTIONS} or more questions of "
-        f"{' and '.join(source.name for source in annotated)} have, in {LABELS_FILE}; a checkpoint "
-        "has its own list: give --labels FILE to use that",
+        f"labels: {len(labels)} answers that {min_questions} or more questions of "
+        f"{' and '.join(source.name for source in annotated)} have, in {LABELS_FILE}; "
+        "to use a checkpoint's own list, give --labels FILE",
     )
 
 
@@ -202,7 +203,7 @@ def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source])
             f"--labels {path}: none of its {len(labels)} labels ({examples}, ...) is an answer to "
             "one "
             f"of the {questions} questions here (such as {answer[:40]!r}); give the classifier's "
-            "list of answers, a label a line or JSON"
+            "list of answers, one label per line or as JSON"
         )
     few = "warning: " if 2 * labelled < questions else ""
     return (

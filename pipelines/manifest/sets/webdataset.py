@@ -180,8 +180,8 @@ def _metadata(parts: Parts, remarks: Remarks) -> dict[str, Any] | Drop:
     try:
         about = parse_json(content, remarks)
     except ValueError as error:
-        return Drop(Reason.BAD_ROW, f"its .json is no JSON: {error}")
-    return about if isinstance(about, dict) else Drop(Reason.BAD_ROW, "its .json is no object")
+        return Drop(Reason.BAD_ROW, f"its .json is not JSON: {error}")
+    return about if isinstance(about, dict) else Drop(Reason.BAD_ROW, "its .json is not an object")
 
 
 def _texts(parts: Parts, about: dict[str, Any] | Drop, *, lines: bool) -> list[str | Drop] | Drop:

@@ -73,7 +73,7 @@ def read_index(paths: Sequence[Path], argument: str) -> Index:
             offsets.append(offset)
             lengths.append(length)
     if not numbers:
-        raise InputError(f"{argument}: no record stands in it; give an index with one")
+        raise InputError(f"{argument}: it has no records; give an index with records")
     archive = np.frombuffer(numbers, np.int32)
     entry_ranges = np.stack([np.frombuffer(a, np.int64) for a in (offsets, lengths)], axis=1)
     order = np.lexsort((entry_ranges[:, 1], entry_ranges[:, 0], archive))
@@ -145,7 +145,7 @@ def _make_entry(values: Sequence[object], location: str) -> IndexEntry:
     name, offset, length = values
     numbers = [_number(value) for value in (offset, length)]
     if not isinstance(name, str) or not name or "\0" in name or None in numbers:
-        raise InputError(f"{location}: it names no archive, offset and length")
+        raise InputError(f"{location}: it does not name an archive, offset and length")
     start, size = (int(number or 0) for number in numbers)
     if not size:
         raise InputError(f"{location}: the record of {name} at {start} has no length")

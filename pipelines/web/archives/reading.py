@@ -94,7 +94,7 @@ def _open_entry(
         file.seek(entry.header_offset)
         head = file.read(30)
         if len(head) < 30 or head[:4] != _LOCAL:
-            return "no entry where the zip's directory says"
+            return "no entry at the offset that the zip's directory gives"
         names = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
         stream = Window(file, entry.header_offset + 30 + names, entry.compress_size)
         return stream  # type: ignore[no-any-return]

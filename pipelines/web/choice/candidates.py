@@ -11,6 +11,7 @@ from vlmill.pipelines.web.choice.likeness import name_subject, num_words, subjec
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.pages.walk import Block
+from vlmill.pipelines.web.texts.phrases import Phrases
 from vlmill.pipelines.web.texts.sentences import sentences
 
 Kind = Literal[
@@ -38,34 +39,17 @@ _FILE_NAME = re.compile(
     r"|^(?:img|dsc\w?|image|photo|pict?|bild|foto)[\s_-]*\d*$|^/[/\w.%-]+$|^\w*_\w*\d\w*$",
     re.IGNORECASE | re.ASCII,
 )
-_GENERIC = re.compile(
-    r"^(?:(?:post|cover|featured|hero|blog|header|article|main|background|banner|thumbnail|site)?"
-    r"[\s_-]*(?:image|img|images|picture|photo|thumbnail|thumb|pic)|photos?|bild|foto|"
-    r"alt|alt text|cover|カバー(?:写真|画像)|アイキャッチ(?:画像)?|封面图?|"
-    r"banner|see caption|logo|untitled|hero|more|new|newer|older|next|previous|share|tags?|"
-    r"comments?|home|图片|写真|画像|图像|照片|фото|картинка|изображение|"
-    r"read more|continue reading|learn more|weiterlesen|mehr|читать далее|далее|"
-    r"続きを読む|阅读全文)"
-    r"\W*\d*\W*$",
-    re.IGNORECASE,
-)
-
-_CREDIT = re.compile(
-    r"^\W*(?:photo(?:graph(?:y|s)?|s)?|image|picture|foto|bild|illustration|фото(?:граф)?|写真|摄影)"
-    r"\s*(?:by|credit|courtesy|via|von|:|：|©|\(c\))",
-    re.IGNORECASE,
-)
 
 
-def says_nothing(text: str) -> bool:
+def says_nothing(text: str, phrases: Phrases) -> bool:
     """Returns whether a text is a file name, a word for any image, a number or a date."""
     letters = sum(map(str.isalpha, text[:400]))
     return (
         letters < 2
-        or bool(_CREDIT.match(text))
+        or bool(phrases.credit.match(text))
         or 3 * letters < len(text[:400].replace(" ", ""))
         or bool(_FILE_NAME.match(text))
-        or bool(_GENERIC.match(text))
+        or bool(phrases.generic.match(text))
     )
 
 
@@ -91,19 +75,21 @@ def find_candidates(
     page: Page,
     image: PageImage,
     images: Sequence[int],
+    phrases: Phrases,
     *,
     is_card: bool = False,
     max_in_row: int = 2,
 ) -> list[Candidate]:
     """Returns every text that may describe the image, each once, the most explicit kind first.
 
+    ``phrases`` have the words by which a text names nothing.
     ``images`` are sorted positions (block numbers) of the page's available images. ``is_card``
     means that the image represents another page: this page's own title describes a list. In a row
     of more than ``max_in_row`` images without a text between them only texts that name the image
     count.
     """
     texts = [
-        *_explicit(image),
+        *_explicit(image, phrases),
         *_side(page.blocks, image, images, -1, max_in_row),
         *_side(page.blocks, image, images, 1, max_in_row),
         *_headings(page.blocks, image, images, max_in_row),
@@ -112,7 +98,7 @@ def find_candidates(
     ]
     candidates_by_text: dict[str, Candidate] = {}
     for candidate in texts:
-        if not says_nothing(candidate.text) and not (is_card and _is_of_page(candidate)):
+        if not says_nothing(candidate.text, phrases) and not (is_card and _is_of_page(candidate)):
             candidates_by_text.setdefault(candidate.text, candidate)
     return list(candidates_by_text.values())
 
@@ -124,14 +110,16 @@ def _is_of_page(candidate: Candidate) -> bool:
     )
 
 
-def _explicit(image: PageImage) -> Iterator[Candidate]:
+def _explicit(image: PageImage, phrases: Phrases) -> Iterator[Candidate]:
     texts_by_kind: dict[Kind, str] = {
         "caption": image.caption,
         "alt": image.alt,
         "title": image.title,
         "label": image.label,
     }
-    texts_by_kind = {kind: text for kind, text in texts_by_kind.items() if not says_nothing(text)}
+    texts_by_kind = {
+        kind: text for kind, text in texts_by_kind.items() if not says_nothing(text, phrases)
+    }
     # An alt text that a program made from the file name is worse than any other.
     name = name_subject(image.urls[0])
     more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}

@@ -48,7 +48,7 @@ def choose(
     judged = judge_images(joined, site, rules)
     claims: dict[int, list[Claim]] = {}
     choices: list[float | Drop] = []
-    for verdict, scene in zip(judged, scenes(joined, site, judged, rules), strict=True):
+    for verdict, scene in zip(judged, scenes(joined, site, judged, rules, lists), strict=True):
         order = scene.image.order
         outcome: float | Drop = verdict
         if not isinstance(verdict, Drop):
@@ -171,6 +171,7 @@ def scenes(
     site: Site,
     judged: list[float | Drop],
     rules: WebPairRules = DEFAULT_RULES,
+    lists: TextLists = NO_LISTS,
 ) -> list[Scene]:
     """Returns a scene with candidates for each image; images that are not content have none."""
     image_blocks = find_image_blocks(joined)
@@ -178,12 +179,14 @@ def scenes(
     above, below = above + site.above, below + site.below
     side = (above - below) / (above + below + 2)
     row = row_side(joined, side)
+    phrases = lists.phrases
     num_images = sum(not isinstance(verdict, Drop) for verdict in judged)
     return [
         Scene(
             page=joined.page,
             image=image,
             site=site,
+            phrases=phrases,
             side=side,
             row=row,
             num_pages_with=_pages_with(joined, image.order, site),
@@ -196,6 +199,7 @@ def scenes(
                     joined.page,
                     image,
                     image_blocks,
+                    phrases,
                     is_card=_is_card(joined, image, site),
                     max_in_row=rules.max_images_in_row,
                 )

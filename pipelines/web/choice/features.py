@@ -9,31 +9,8 @@ from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, 
 from vlmill.pipelines.web.choice.survey import Site
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
+from vlmill.pipelines.web.texts.phrases import Phrases
 
-# Of texts in lower case.
-_POINTS = re.compile(
-    r"\b(?:pictured|photo(?:graph)?s?|pictures?|screenshots?|here(?:'s|’s| is| are)|shown|shows|"
-    r"above|below|view of|views|this is|these are|figure|fig\.|map|"
-    r"bild|foto|abbildung|hier (?:ist|sind|sieht)|zeigt|blick|"
-    r"photo|image|voici|"
-    r"фото|вид на|вот(?! и\b)|на снимке|на фотографии|картинк\w+|рис\.)\b|"
-    r"下图|上图|如图|图中|截图|图为|这是|如下|写真|画像|図|こちら|これは|スクリーンショット",
-)
-_FIGURE = re.compile(r"^(?:fig(?:ure|\.)|abb(?:ildung|\.)|рис(?:унок|\.)|図|图|plate|map)\s*\d")
-_BYLINE = re.compile(
-    r"\b(?:posted|published|updated|written|author|minutes? read|min read|comments?|read more|"
-    r"continue reading|share|tags?|categor\w+|filed|previous|next|older|newer|home|"
-    r"veröffentlicht|aktualisiert|weiterlesen|kommentare?|autor|kategorien?|lesezeit|"
-    r"опубликовано|автор|время публикации|минут чтения|читать|комментари\w+|теги|рубрик\w+|"
-    r"publié|auteur|lire la suite)\b|发布于|作者|标签|分类|上一篇|下一篇|阅读|评论|"
-    r"関連記事|続きを読む|コメント|カテゴリ|タグ|前の記事|次の記事|投稿",
-)
-# Of the writer and the reader, instead of the visible content.
-_SPEAKS = re.compile(
-    r"\b(?:i|i['’]m|me|my|we|our|us|you|your|"
-    r"ich|mir|mein\w{0,2}|wir|unser\w{0,2}|du|sie|ihr\w{0,2}|"
-    r"я|мне|мы|нам|нас|наш\w{0,3}|вы|вам|ваш\w{0,3})\b|我|你|您|私|僕",
-)
 _DATE = re.compile(r"\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|\b\d{4}[-/.年]\s?\d{1,2}|\b(?:19|20)\d\d\b")
 
 
@@ -49,6 +26,7 @@ class Scene:
     page: Page
     image: PageImage
     site: Site
+    phrases: Phrases
     side: float  # -1 if captions are below the images on this page and site, 1 above
     row: str  # "before" or "after" if images and short texts alternate, "" elsewhere
     num_pages_with: int  # of the site, which show the image
@@ -63,7 +41,7 @@ def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
     values = (
         {"bias": 1.0, f"kind_{kind}": 1.0}
         | _place(candidate, scene, words)
-        | _wording(candidate, words)
+        | _wording(candidate, words, scene.phrases)
         | _agreement(candidate, scene)
     )
     return {key: float(value) for key, value in values.items() if value}
@@ -103,11 +81,11 @@ def _place(candidate: Candidate, scene: Scene, words: float) -> dict[str, float]
     }
 
 
-def _wording(candidate: Candidate, words: float) -> dict[str, float]:
+def _wording(candidate: Candidate, words: float, phrases: Phrases) -> dict[str, float]:
     """Returns features of the text's wording."""
     text = candidate.text[:_READ_CHARS]
     lower = text.lower()
-    points = _POINTS.search(lower) is not None
+    points = phrases.points.search(lower) is not None
     is_explicit = candidate.kind in EXPLICIT
     says_little = not is_explicit and not points  # points, as in "Here is the beach."
     return {
@@ -115,10 +93,10 @@ def _wording(candidate: Candidate, words: float) -> dict[str, float]:
         "points_beside": points
         and candidate.kind in ("before", "after")
         and candidate.sentences_away == 1,
-        "figure_number": _FIGURE.match(lower) is not None,
-        "byline": _BYLINE.search(lower) is not None,
+        "figure_number": phrases.figure.match(lower) is not None,
+        "byline": phrases.bylines.search(lower) is not None,
         "date": _DATE.search(lower) is not None,
-        "speaks": _SPEAKS.search(lower) is not None,
+        "speaks": phrases.speaks.search(lower) is not None,
         "ends_colon": candidate.text[-1:] in ":：",
         "is_question": candidate.text[-1:] in "?？",
         "one_word": words < 2,

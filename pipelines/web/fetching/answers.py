@@ -139,7 +139,7 @@ def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) ->
     if kind == "picture":
         return Judgement(outcome=outcome, record=_record(answer, turn, IMAGE_LEVEL))
     if kind is None or turn.follow < 0:
-        detail = "a page where an image is wanted" if kind == "page" else declared[:100]
+        detail = "a page instead of an image" if kind == "page" else declared[:100]
         return Judgement(outcome=failed(outcome, Reason.OTHER_TYPE, detail or None))
     references = read_references(
         answer.content, parse_charset(declared), turn.url, scope=scope, follow=turn.follow > 0

@@ -213,7 +213,7 @@ class Fetcher:
 
     def _tdm(self, host: Host, url: str, permission: Permission) -> Running | None:
         row = self._journal.origin(get_origin(url))
-        assert row is not None, "permission of an origin that the journal does not know"
+        assert row is not None, "permission of an origin that the journal does not have"
         if permission.allows(tdmrep_url(url)):
             request = Request(url=row.url or tdmrep_url(url), max_bytes=MAX_BYTES)
             return Running(request=request, host=host, errand=Errand.TDM, origin=row)
@@ -259,7 +259,7 @@ class Fetcher:
         pause = self._manners.backoff_s(host.row.backoffs, retry_after_s(answer))
         host.row.not_before = self._clock() + min(pause, self._manners.max_wait_s)
         if pause > self._manners.max_wait_s:
-            detail = f"status {answer.status}: it wants to be left alone for {pause:.0f} s"
+            detail = f"status {answer.status}: the host asks for a pause of {pause:.0f} s"
             self._close(host, Reason.HOST_FAILED, detail)
             return False
         attempts = host.row.backoffs if turn is None else turn.attempts + 1
@@ -333,9 +333,7 @@ class Fetcher:
             return
         if answer.location is not None and row.hops < HOPS:
             # That host's politeness policy would apply; unknown permission counts as forbidden.
-            response = RobotsResponse(
-                status=0, content=b"", detail="robots.txt lies on another site"
-            )
+            response = RobotsResponse(status=0, content=b"", detail="robots.txt is on another site")
         elif answer.failure is not None and not answer.status:
             response = RobotsResponse(
                 status=0, content=b"", failure=answer.failure.value, detail=answer.detail

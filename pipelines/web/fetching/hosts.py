@@ -4,6 +4,7 @@ import hashlib
 import re
 from functools import lru_cache
 
+MOST_BUCKETS = 1_000
 _ORIGIN = re.compile(r"[a-z]+://([^/?#]*)")
 
 
@@ -24,7 +25,7 @@ def is_same_site(host: str, other: str) -> bool:
 
 def _parts(url: str) -> re.Match[str]:
     parts = _ORIGIN.match(url)
-    assert parts is not None, f"{url} is no absolute URL"
+    assert parts is not None, f"{url} is not an absolute URL"
     return parts
 
 

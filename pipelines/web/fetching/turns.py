@@ -145,7 +145,7 @@ class Host:
     def asks_too_much(self, policy: PolitenessPolicy) -> str | None:
         """Returns why the host is excluded for its delay, time or bytes, None if it is not."""
         if self.delay_s > max(policy.max_delay_s, policy.delay_s):
-            return f"its robots.txt wants {self.delay_s:g} s between requests"
+            return f"its robots.txt asks for {self.delay_s:g} s between requests"
         if self.row.seconds > policy.max_host_s:
             return f"its answers took {self.row.seconds:.0f} s"
         if self.row.bytes > policy.max_host_bytes:

@@ -258,7 +258,7 @@ def expensive(text: str, max_nesting: int) -> str | None:
         if deepest > max_nesting or deepest * tags > _MAX_DEPTH_TIMES_TAGS:
             return f"nested {deepest} deep, {tags} tags"
         if formatting > 20 and formatting * tags > _MAX_REOPENED:
-            return f"{formatting} formatting elements open at once, {tags} tags"
+            return f"{formatting} nested formatting elements, {tags} tags"
     if len(text) > _HARMLESS_CHARS:
         for element in _ELEMENT.finditer(text):
             if len(element[1]) > 2 * _MAX_ATTRIBUTES:

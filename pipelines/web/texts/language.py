@@ -13,7 +13,6 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-DETECTORS = ("cld2", "langdetect")
 ANY = "any"
 
 _CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{4})?")
@@ -158,7 +157,8 @@ def parse_languages(text: str) -> frozenset[str] | None:
         return None
     if wrong := [code for code in codes if not _CODE.fullmatch(code)]:
         raise InputError(
-            f"--language {text}: {wrong[0]!r} is no language; give codes like en,de, or {ANY}"
+            f"--language {text}: {wrong[0]!r} is not a language code; give codes like "
+            f"en,de, or {ANY}"
         )
     members = (one for code in text.split(",") for one in _MEMBERS.get(code.strip().lower(), ()))
     return frozenset((*codes, *members))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmill.pipelines.web.texts.phrases import OWN_LANGUAGES, LanguageFiles, Phrases
 from vlmill.pipelines.web.texts.words import UNSPACED_LETTERS, split_words
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
@@ -21,10 +22,18 @@ _SPACELESS = re.compile(f"[{UNSPACED_LETTERS}]")
 
 @dataclass(frozen=True)
 class TextLists:
-    """Holds a user's lists: a pattern of blocked words, and the vocabulary, or None."""
+    """Holds a user's lists: a pattern of blocked words, the vocabulary, or None, and the files of
+    phrases by language.
+    """
 
     blocked: "re.Pattern[str] | None" = None
     vocabulary: frozenset[str] | None = None
+    languages: LanguageFiles = OWN_LANGUAGES
+
+    @property
+    def phrases(self) -> Phrases:
+        """Returns the phrases of all languages."""
+        return self.languages.compile()
 
     def blocks(self, text: str) -> str | None:
         """Returns the first blocked word or phrase of a text."""
@@ -63,7 +72,11 @@ def folded(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def read_lists(blocked: Sequence[str], vocabulary: str | None) -> TextLists:
+def read_lists(
+    blocked: Sequence[str],
+    vocabulary: str | None,
+    languages: LanguageFiles = OWN_LANGUAGES,
+) -> TextLists:
     """Reads files of one word or phrase a line; ignores empty lines and text after #.
 
     In ``blocked`` a final * matches any ending. ``vocabulary`` may also be a table of pairs,
@@ -73,6 +86,7 @@ def read_lists(blocked: Sequence[str], vocabulary: str | None) -> TextLists:
     return TextLists(
         blocked=_pattern(entries) if entries else None,
         vocabulary=None if vocabulary is None else _vocabulary(vocabulary),
+        languages=languages,
     )
 
 
@@ -99,8 +113,8 @@ def _counted_words(pairs: str) -> frozenset[str]:
     words = frozenset(word for word, count in counts.items() if count >= LEAST_COUNT)
     if not words:
         raise InputError(
-            f"--vocabulary {pairs}: no word comes {LEAST_COUNT} times in its texts; give a larger "
-            "table, or a file of one word a line"
+            f"--vocabulary {pairs}: no word occurs {LEAST_COUNT} times in its texts; "
+            "give a larger table, or a file with one word per line"
         )
     return words
 
@@ -111,13 +125,15 @@ def _entries(path: str, flag: str) -> list[str]:
             raise ValueError(f"it has {size} bytes")
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise InputError(f"{flag} {path}: {error}; give a text file of one word a line") from None
+        raise InputError(
+            f"{flag} {path}: {error}; give a text file with one word per line"
+        ) from None
     entries = [folded(line.partition("#")[0]).strip() for line in text.splitlines()]
     entries = [entry for entry in entries if entry]
     if not entries:
-        raise InputError(f"{flag} {path} has no word; give one a line, or leave the flag out")
+        raise InputError(f"{flag} {path} has no words; give one per line, or remove the flag")
     if longest := next((entry for entry in entries if len(entry) > MAX_ENTRY_CHARS), None):
-        raise InputError(f"{flag} {path}: {longest[:40]}... is no word; give one a line")
+        raise InputError(f"{flag} {path}: {longest[:40]}... is not a word; give one per line")
     return entries
 
 

@@ -41,8 +41,8 @@ def useless_worker(text: str) -> OSError | None:
     raised = _last_raised(text)
     if raised is not None and (missing := MISSING.match(raised[0])):
         return OSError(
-            f"a worker cannot import {missing[1]}: install this version of vlmill, with what it "
-            "needs, where the workers run (docs/clusters.md)"
+            f"a worker cannot import {missing[1]}: install this version of vlmill with "
+            "its dependencies on every worker's host (docs/clusters.md)"
         )
     if unstarted := UNSTARTED.search(text):
         return OSError(

@@ -35,7 +35,7 @@ def work(argv: Sequence[str]) -> int:
     """Does the work for the task manager that the arguments name."""
     parser = argparse.ArgumentParser(
         prog="vlmill-flink-worker",
-        description="Starts a Python worker. Flink's task managers call it, nobody else does: give "
+        description="Starts a Python worker. Only Flink's task managers call it: give "
         'its path to a job with --environment_type=PROCESS --environment_config=\'{"command": '
         '"/venv/bin/vlmill-flink-worker"}\'.',
         allow_abbrev=False,
@@ -117,7 +117,7 @@ def find_missing(options: Mapping[str, Any]) -> str | None:
     """
     names = ("beam:option:vlmill_version:v1", "beam:option:vlmill_module:v1")
     version, module = (options.get(name) for name in names)
-    remedy = f"install vlmill {version} with what it needs on every host of a task manager"
+    remedy = f"install vlmill {version} with its dependencies on every host of a task manager"
     where = f"on {os.uname().nodename} {sys.prefix}"
     if version not in (None, __version__):
         return f"{where} has vlmill {__version__}, the job is of {version}: {remedy}"

@@ -41,13 +41,13 @@ def require_flags(words: Sequence[str]) -> None:
     """Raises InputError for Beam's arguments if the first one is not a flag."""
     if words and not words[0].startswith("-"):
         raise InputError(
-            f"{words[0]}: there is no flag before it; quote a glob pattern, and see --help"
+            f"{words[0]}: expected a flag before it; put quotes around a glob pattern (see --help)"
         )
 
 
 def unknown_flag(flag: str, remedy: str = "see --help") -> InputError:
     """Returns the error for an unknown argument; Beam itself would ignore it."""
-    return InputError(f"{flag}: neither this job nor Apache Beam knows it; {remedy}")
+    return InputError(f"{flag}: neither this job nor Apache Beam has this flag; {remedy}")
 
 
 def flags_of_beam() -> set[str]:

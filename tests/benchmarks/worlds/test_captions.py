@@ -31,7 +31,7 @@ def test_captions_differ_and_begin_with_the_scenes_own() -> None:
             word for word in texts[-1].split() if word in world.colours
         }
         assert captions(world, scene, 1, np.random.default_rng(0)) == [scene.caption]
-    with pytest.raises(ValueError, match=f"captions=9: want 1 to {MOST}"):
+    with pytest.raises(ValueError, match=f"captions=9: expected 1 to {MOST}"):
         captions(world, scene, MOST + 1, np.random.default_rng(0))
 
 

@@ -104,7 +104,10 @@ def test_a_file_counts_over_its_bases(tmp_path: Path) -> None:
         ("MODEL: {RPN: }", "MODEL.RPN is None"),
         ("learning_rate: 3", "is not a detector configuration"),
         (PORT.replace("GeneralizedBUARCNN", "GeneralizedRCNN"), "the port's Caffe mode"),
-        ("MODEL: {BUA: {CAFFE: True}}", r"c.yaml \(which leaves it out\): MODEL.META_ARCHITECTURE"),
+        (
+            "MODEL: {BUA: {CAFFE: True}}",
+            r"c.yaml \(which does not set it\): " r"MODEL.META_ARCHITECTURE",
+        ),
     ],
 )
 def test_a_bad_file_is_one_line_and_nothing_is_written(

@@ -118,7 +118,7 @@ def test_half_precision_is_read_up_to_rounding(dtype: torch.dtype, tmp_path: Pat
         ("w.pth.gz", gzip.compress(b"x", mtime=0), "compressed by gzip; unpack it first"),
         ("w.pth", gzip.compress(b"x", mtime=0), "compressed by gzip; unpack it first"),
         ("w.pth", b"version https://git-lfs.github.com/spec/v1\noid", "pointer of Git LFS"),
-        ("w.pth", b"<!DOCTYPE html><html>", "a page of the web; download the file itself"),
+        ("w.pth", b"<!DOCTYPE html><html>", "it is a web page; download the file itself"),
     ],
 )
 def test_what_is_around_a_checkpoint_is_named(

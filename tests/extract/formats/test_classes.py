@@ -222,7 +222,7 @@ def test_ids_of_a_larger_vocabulary_show_nothing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader["b"].class_ids, [1600, 3])
     old_port(tmp_path / "later", "a", [1600, 3], [1, 2])
     old_port(tmp_path / "later", "b", [1847, 3], [1, 2])
-    with pytest.raises(InputError, match=r"b has an id beyond.*give --classes-from 0 or 1"):
+    with pytest.raises(InputError, match=r"b has an id above.*give --classes-from 0 or 1"):
         read_rows(tmp_path / "later", tmp_path / "refused")
 
 

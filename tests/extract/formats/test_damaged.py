@@ -37,9 +37,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("good")
     rows = [make_row(f"{number:03}", 2 if number % 3 else 9) for number in range(NUM_ROWS)]
     source = write_regions(folder / "source", rows)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lmdb_folder, "ROWS_PER_COMMIT", 10)
-        export_file(source, folder / "lmdb", "lmdb")
+    export_file(source, folder / "lmdb", "lmdb", block=10)
     return (folder / "lmdb" / "data.mdb").read_bytes()
 
 
@@ -144,7 +142,7 @@ def test_a_file_that_is_no_lmdb_is_named(
     for argument in (path, path / "data.mdb"):
         assert run_import(argument, tmp_path / "out") == 2
         lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error:")]
-        assert len(lines) == 1 and f"FILE {argument} is no LMDB: " in lines[0]
+        assert len(lines) == 1 and f"FILE {argument} is not an LMDB: " in lines[0]
         assert reason in lines[0]
 
 

@@ -239,7 +239,7 @@ def test_an_export_is_replaced_only_when_told(tmp_path: Path, name: str) -> None
     rows = [make_row("a/b", 3), make_row("ü", 3), make_row("12", 3)]
     export(write_regions(tmp_path / "three", rows), output, name)
     source = write_regions(tmp_path / "one", rows[:1])
-    with pytest.raises(InputError, match="is there already; give another, or --fresh"):
+    with pytest.raises(InputError, match="already exists; give another, or --fresh"):
         export(source, output, name)
     path = exported(output, name)
     assert import_file(Import(files=[path], output=tmp_path / "before")) == (3, 0)

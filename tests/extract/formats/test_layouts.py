@@ -133,7 +133,7 @@ def test_an_lmdb_without_sizes_asks_for_them_once(tmp_path: Path) -> None:
 )
 def test_an_lmdb_of_other_values_is_named_once(tmp_path: Path, value: Any) -> None:
     path = write_lmdb(tmp_path / "db", {"a": value, "b": value})
-    with pytest.raises(InputError, match="is an LMDB of other values: a is"):
+    with pytest.raises(InputError, match="is an LMDB of unknown values: a is"):
         rows_of(tmp_path / "out", path)
 
 

@@ -148,14 +148,14 @@ def saved(state: Any) -> bytes:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: b"nothing", "is no readable checkpoint"),
+        (lambda: b"nothing", "is not a readable checkpoint"),
         (lambda: saved({"a": torch.ones(1)}), "is not torchvision's googlenet: missing conv1"),
         (lambda: saved(models.resnet18().state_dict()), "missing conv1.conv.weight, "),
         (
             lambda: saved(
                 own_network("googlenet").state_dict() | {"conv1.conv.weight": torch.ones(1)}
             ),
-            "conv1.conv.weight is (1,), want (64, 3, 7, 7)",
+            "conv1.conv.weight is (1,), expected (64, 3, 7, 7)",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vlmill.extract.images.choosing import only_of_pairs
+from vlmill.extract.images.choosing import select_pair_images
 from vlmill.extract.images.discovery import Skipped
 from vlmill.extract.images.plan import BROKEN, InputImage, plan_images
 from vlmill.extract.images.reader import InputReader
@@ -188,7 +188,7 @@ def test_names_of_a_mac_meet_names_of_tables(tmp_path: Path) -> None:
     write_shard(tmp_path / "pairs", PAIRS, [row])
     plan, _ = planned(tmp_path / f"{NFD}.jpg")
     assert plan[0].image_id == NFD != NFC == unicodedata.normalize("NFC", NFD)
-    assert [p.image_id for p in only_of_pairs(plan, str(tmp_path / "pairs"))] == [f"{NFC}.jpg"]
+    assert [p.image_id for p in select_pair_images(plan, str(tmp_path / "pairs"))] == [f"{NFC}.jpg"]
     write_shard(tmp_path / "images", IMAGES, [{"image_id": "a", "uri": f"../{NFC}.jpg"}])
     (image,), _ = planned(tmp_path / "images")
     assert InputReader(10).read(image) == ("a", b"x")
@@ -201,7 +201,7 @@ def test_images_that_no_pair_names_are_counted(tmp_path: Path) -> None:
     write_shard(tmp_path / "p", PAIRS, [{"pair_id": "1", "image_id": "a", "text": "a gull"}])
     skipped, (plan, _) = Skipped(), planned(tmp_path)
     assert len(plan) == 3
-    assert [p.image_id for p in only_of_pairs(plan, str(tmp_path / "p"), skipped)] == ["a"]
+    assert [p.image_id for p in select_pair_images(plan, str(tmp_path / "p"), skipped)] == ["a"]
     assert skipped.summary() == "skipped: 2 images that no pair names"
 
 

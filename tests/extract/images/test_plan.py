@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmill.extract.images.choosing import only_of_pairs, with_missing_boxes
+from vlmill.extract.images.choosing import select_pair_images, with_missing_boxes
 from vlmill.extract.images.discovery import Skipped
 from vlmill.extract.images.given_boxes import parse_boxes, read_boxes, require_inside
 from vlmill.extract.images.plan import REPEATED, mark_repeats, plan_digest, plan_images
@@ -185,7 +185,7 @@ def test_a_tar_with_rubbish_in_the_middle_is_counted(tmp_path: Path) -> None:
 
 def test_tars_that_cannot_be_planned_are_mistakes(tmp_path: Path) -> None:
     (tmp_path / "no.tar").write_bytes(b"no tar at all" * 100)
-    with pytest.raises(InputError, match="no readable tar"):
+    with pytest.raises(InputError, match="not a readable tar"):
         plan_images([str(tmp_path / "no.tar")])
     for name in ("a.tar.gz", "a.tar"):
         with tarfile.open(tmp_path / name, "w:gz") as archive:
@@ -222,7 +222,7 @@ def test_an_id_counts_from_its_first_appearance(images: Path) -> None:
     again = [p.image_id for p in plan if p.kind == REPEATED]
     assert again == ["3-empty", "3"]
     with pytest.raises(
-        Rejected, match=r"3-empty\.jpg has the id of .*/3-empty\.jpg, which came earlier"
+        Rejected, match=r"3-empty\.jpg has the same id as the earlier .*/3-empty\.jpg"
     ):
         InputReader(1000).read(next(p for p in plan if p.kind == REPEATED))
     unread = plan_images([str(images), str(images)], "content")
@@ -246,7 +246,7 @@ def test_only_the_images_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) 
         for number, name in enumerate(["c", "gone", "a", "c", None])
     ]
     write_shard(tmp_path / "pairs", PAIRS, rows)
-    plan = only_of_pairs(plan_images([str(images)]), str(tmp_path / "pairs"))
+    plan = select_pair_images(plan_images([str(images)]), str(tmp_path / "pairs"))
     assert [(p.image_id, p.kind) for p in plan] == [
         ("a", "row"),
         ("c", "row"),
@@ -256,7 +256,7 @@ def test_only_the_images_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) 
         InputReader(2**20).read(plan[2])
     assert rejected.value.reason is Reason.MISSING_IMAGE
     with pytest.raises(InputError, match="--ids name"):
-        only_of_pairs(plan_images([str(images / "local.jpg")]), str(tmp_path / "pairs"))
+        select_pair_images(plan_images([str(images / "local.jpg")]), str(tmp_path / "pairs"))
 
 
 def write_pairs(folder: Path, image_ids: list[str | None]) -> str:
@@ -272,7 +272,7 @@ def test_images_get_the_ids_by_which_pairs_call_them(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = write_pairs(tmp_path / "pairs", ["own/1.jpg", "2", None, "gone.jpg"])
-    plan = only_of_pairs(plan_images([str(images)], "name"), pairs)
+    plan = select_pair_images(plan_images([str(images)], "name"), pairs)
     assert [(p.image_id, Path(p.path).name) for p in plan[:-1]] == [
         ("own/1.jpg", "1.jpg"),
         ("2", "2.jpg"),
@@ -284,7 +284,7 @@ def test_images_get_the_ids_by_which_pairs_call_them(
 def test_pairs_of_other_images_are_an_error(images: Path, tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "pairs", ["x", "y"])
     with pytest.raises(InputError, match=r"none of its 2 images .* has x y, INPUT has 0 1 2"):
-        only_of_pairs(plan_images([str(images)], "name"), pairs)
+        select_pair_images(plan_images([str(images)], "name"), pairs)
 
 
 def test_given_boxes_meet_images_by_name(tmp_path: Path) -> None:
@@ -455,15 +455,15 @@ def test_what_is_no_list_of_boxes(boxes: Any) -> None:
     ("content", "said"),
     [
         ("", "no entry"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[1]", "is not a JSON object"),
-        ("a,1,2,3,4", "no JSON"),
+        ("a,1,2,3,4", "not JSON"),
         ('{"images": [],\n "annotations": []}', "manifest boxes"),
         ('[{"image_id": 9, "bbox": [1, 2, 3, 4]}]', "COCO's results"),
-        ('{"boxes": [], "width": 4}', "boxes and no image_id.* folder"),
+        ('{"boxes": [], "width": 4}', "boxes without image_id.* folder"),
         ("PK\3\4", "ZIP archive"),
         ('{"image_id": "a", "boxes": [[0, 0, 0.5, 1]]}', "fractions of width and height.*multiply"),
-        ('{"boxes": []}', "no image_id"),
+        ('{"boxes": []}', "without image_id|no image_id"),
         ('{"image_id": "a", "boxes": []}\n{"image_id": "a", "boxes": []}', "two entries"),
     ],
 )

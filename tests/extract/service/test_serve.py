@@ -81,7 +81,7 @@ def test_the_rows_are_those_of_a_run(service: Served, shared_images: Path, rows:
         "5-again.jpg": "duplicate",
     }
     duplicate = next(one for one in plain["rejects"] if one["reason"] == "duplicate")
-    assert duplicate["why"] == "5-again.jpg has the bytes of 1.jpg, which came earlier"
+    assert duplicate["why"] == "5-again.jpg has the same bytes as the earlier 1.jpg"
     assert [[names.index(n), why] for n, why in rejects.items()] == json.loads(
         stream.headers["vlmill-rejects"]
     )

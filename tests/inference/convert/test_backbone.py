@@ -52,7 +52,11 @@ def hostile(path: Path) -> None:
         (None, FIELDS, "no such file; give a ResNet's or a detector's"),
         (lambda path: path.write_bytes(b"weights"), FIELDS, "cannot be read"),
         (hostile, FIELDS, "cannot be read"),
-        (lambda path: torch.save({"fc.weight": torch.ones(1)}, path), FIELDS, "of no layout"),
+        (
+            lambda path: torch.save({"fc.weight": torch.ones(1)}, path),
+            FIELDS,
+            "have no known layout",
+        ),
         (
             lacking,
             FIELDS,
@@ -61,7 +65,7 @@ def hostile(path: Path) -> None:
         (
             lambda path: write_resnet(path, RegionCnnConfig(**vars(CNN) | {"stem_channels": 5})),
             FIELDS,
-            "another ResNet than the network's (cnn.stem_channels=4); add cnn.stem_channels=5",
+            "a ResNet other than the network's (cnn.stem_channels=4); add cnn.stem_channels=5",
         ),
         (
             lambda path: write_resnet(path, CNN),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ def test_what_their_layout_has_no_place_for_is_left_out_by_name(
     back = tmp_path / "back.safetensors"
     words = ("--to", "reference", "--output", str(back))
     assert convert(tmp_path / "ours", *words, family="vl-bert") == 2
-    said = "the layout of vl-bert has no place for masked_vector.weight; leave them out by name"
+    said = "the layout of vl-bert has no key for masked_vector.weight; exclude them by name"
     assert said in capsys.readouterr().err and not back.exists()
     without = ("--without", "masked_vector.weight")
     assert convert(tmp_path / "ours", *words, *without, family="vl-bert") == 0
@@ -248,10 +249,10 @@ def test_what_a_vit_has_besides_is_named(tmp_path: Path, capsys: Any) -> None:
     assert "blocks.0.ls1.gamma: the checkpoint's layers have scales" in told(2, scales)
     assert told(0, scales, "layer_scale=0.1") == ""
     told_new = told(0, {}, "layer_scale=0.1")
-    assert "new, as the checkpoint has no blocks.0.gamma_1: encoder.layers.0.attention" in told_new
+    assert "as the checkpoint has no blocks.0-1.gamma_1, blocks.0-1.gamma_2: encoder" in told_new
     relative = told(0, {}, "relative_positions=true", "absolute_positions=false")
     assert "pos_embed is unused: the model has no absolute positions" in relative
-    assert "norm_pre.weight has no place in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
+    assert "norm_pre.weight does not exist in VLMo" in told(2, {"norm_pre.weight": torch.ones(16)})
     deeper = {"blocks.2.norm1.weight": torch.ones(16), "blocks.3.norm1.weight": torch.ones(16)}
     assert "has 4 layers, the model takes 2: layers 2 to 3 (from 0) are unused" in told(0, deeper)
 
@@ -396,7 +397,7 @@ def test_explain_lists_every_parameter_and_writes_nothing(
         ),
         (["--explain", "--as", "imagebert-base", "width"], "width: expected field=value"),
         (["--explain", "--as", "imagebert-base", "widht=3"], "widht: unknown field; did you mean"),
-        (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is no multiple"),
+        (["--explain", "--as", "imagebert-base", "width=70"], "width=70 is not a multiple"),
         (
             ["--explain", "--as", "imagebert-base"],
             "other shapes than the model's; build it with the sizes of that BERT (",
@@ -428,12 +429,12 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
         assert message in error and error.count("\n") == 1, error
 
     fails("no such file", tmp_path / "nowhere")
-    fails("has no model.safetensors or pytorch_model.bin", tmp_path)
+    fails("has no weights, its folder published has", tmp_path)
     config = json.loads((published / "bert_config.json").read_text())
     (published / "bert_config.json").write_text(json.dumps(config | {"vocab_size": 60}))
     fails("(mlm_head.bias is [60] here, [50] in the file); --explain lists all")
     (published / "bert_config.json").write_text(json.dumps(config | {"hidden_size": 23}))
-    fails("bert_config.json: width=23 is no multiple of num_heads=4")
+    fails("bert_config.json: width=23 is not a multiple of num_heads=4")
     (published / "bert_config.json").write_text("[]")
     fails("bert_config.json has no fields")
     (published / "bert_config.json").unlink()
@@ -444,7 +445,7 @@ def test_files_that_do_not_fit_are_told(published: Path, tmp_path: Path, capsys:
     (published / "vocab.txt").unlink()
     fails("--vocab: none was given and")
     (published / "pytorch_model.bin").write_bytes(b"no weights")
-    fails("is neither a safetensors file nor one of PyTorch's")
+    fails("is not a safetensors file, a PyTorch file or")
 
 
 def test_retrieval_needs_a_matching_head(
@@ -468,7 +469,7 @@ def test_ours_is_exported_by_its_own_family_only(
     words = ("--as", "imagebert-base", *FIELDS, "--output", str(start))
     assert convert(published, *words) == 0
     assert convert(start, "--output", str(tmp_path / "again")) == 2
-    assert "is vlmill's already; add --to reference" in capsys.readouterr().err
+    assert "is already in vlmill's format; add --to reference" in capsys.readouterr().err
     out = str(tmp_path / "x.safetensors")
     assert convert(start, "--to", "reference", "--output", out) == 2
     assert "is of imagebert; it has no official layout" in capsys.readouterr().err
@@ -539,6 +540,28 @@ def test_arguments_without_effect_are_named(published: Path, tmp_path: Path, cap
         assert convert(ours, *export, *words) == 2
         assert f"{words[0]}: {ours} is vlmill's own checkpoint" in capsys.readouterr().err
     assert convert(published, "--output", str(tmp_path / "x"), "--seed", "3") == 2
-    assert "--seed 3: only new weights are drawn" in capsys.readouterr().err
+    assert "--seed 3: only new weights are random" in capsys.readouterr().err
     assert convert(published, "--vocab", vocabulary, "--output", back) == 0
     assert f"--vocab {vocabulary} has no effect" in capsys.readouterr().err
+
+
+def test_the_only_file_of_weights_in_a_folder_is_read(
+    published: Path, tmp_path: Path, capsys: Any
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(published, folder)
+    (folder / "pytorch_model.bin").rename(folder / "mine.bin")
+    torch.save({"lr": 1}, folder / "training_args.bin")
+    assert convert(folder, "--explain") == 0
+    for name, remedy in (
+        ("adapter_model.safetensors", "holds an adapter (LoRA) only; merge it"),
+        ("model-00001-of-00002.safetensors", "no .index.json of them"),
+        ("checkpoint-500/model.safetensors", "its folder checkpoint-500 has"),
+        ("README.md", "has no file of weights"),
+    ):
+        other = tmp_path / name.partition(".")[0].replace("/", "-")
+        (other / name).parent.mkdir(parents=True)
+        (other / name).write_bytes(b"")
+        capsys.readouterr()
+        assert convert(other, "--explain") == 2
+        assert remedy in capsys.readouterr().err

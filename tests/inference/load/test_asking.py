@@ -105,9 +105,10 @@ def test_what_cannot_be_grounded_is_refused(trained: tuple[Path, TaskInputs]) ->
 
 def test_a_long_expression_is_cut_and_said_once(trained: tuple[Path, TaskInputs]) -> None:
     model = vlmill.load(trained[0])
-    assert model.loaded.feeding is not None
-    feeding = dataclasses.replace(model.loaded.feeding, max_tokens=6)
-    model.loaded = dataclasses.replace(model.loaded, feeding=feeding)
+    engine = model._engine
+    assert engine.loaded.feeding is not None
+    feeding = dataclasses.replace(engine.loaded.feeding, max_tokens=6)
+    engine.loaded = dataclasses.replace(engine.loaded, feeding=feeding)
     long, image = "the dog on the left of the dog " * 4, Image.new("RGB", (64, 48), "red")
     with pytest.warns(UserWarning, match="texts are cut at 6 tokens"):
         first = model.ground(image, long)

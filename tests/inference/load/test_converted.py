@@ -93,7 +93,7 @@ def test_a_published_model_scores(
         scores = loaded.score(images, TEXTS)
     assert np.isfinite(scores).all() and len(np.unique(scores)) == 4
     assert ("'s paper" in " ".join(str(one.message) for one in said)) == (name != "vlmo")
-    for key, value in loaded.loaded.model.state_dict().items():
+    for key, value in loaded._engine.loaded.model.state_dict().items():
         assert torch.equal(value, model.state_dict()[key])
 
 

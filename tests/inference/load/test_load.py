@@ -279,9 +279,8 @@ def predicted(run: Path, examples: str, images: str) -> str:
     with ShardWriter(out, REJECTS, 0, 1) as rejects:
         batches = prepare_batches(opened, out / "work", rejects)
     (one,), _ = predict_all(opened, batches)
-    answers: tuple[str, ...] = opened.task.answers  # type: ignore[attr-defined]
-    number: int = one.value
-    return answers[number]
+    answers: tuple[str, ...] = opened.task.names  # type: ignore[attr-defined]
+    return answers[one.value.index]
 
 
 def test_a_table_is_a_dataset(photographs: Path) -> None:

@@ -278,16 +278,17 @@ def test_a_detector_goes_along(
         "detector.safetensors" in files and b"the detector in this repository" in files["README.md"]
     )
     model = vlmill.load(PLACE)
-    assert model.detector is not None and model.detector.name == "detector.safetensors"
+    engine = model._engine
+    assert engine.detector is not None and engine.detector.name == "detector.safetensors"
     with pytest.warns(UserWarning, match="random weights"):
-        regions = open_recorded_detector(model.loaded, model.detector, "cpu")
-    assert regions.detector.fingerprint == model.loaded.detector_fingerprint
+        regions = open_recorded_detector(engine.loaded, engine.detector, "cpu")
+    assert regions.detector.fingerprint == engine.loaded.detector_fingerprint
     assert regions.detector.weights == "detector.safetensors"
 
     # A detector that lies elsewhere is given by its name.
     third = reads_regions(tmp_path / "third", "detector.pth", 3)
     hub.commit("me/detector", {"detector.safetensors": files["detector.safetensors"]})
-    opened = vlmill.load(third, detector="hf://me/detector")
+    opened = vlmill.load(third, detector="hf://me/detector")._engine
     assert opened.detector is not None and hub.heads["me/detector"] in str(opened.detector)
 
     named = reads_regions(tmp_path / "named", "detector.pth", 4)

@@ -242,4 +242,4 @@ def test_bert_embeds_texts_alone(tmp_path: Path, capsys: pytest.CaptureFixture[s
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])["answers"][0]
     assert answer["score"] == pytest.approx(1, abs=1e-4)
     assert main([*asked, "--image", "nowhere.jpg"]) == 2
-    assert "reads texts alone" in capsys.readouterr().err
+    assert "reads only texts" in capsys.readouterr().err

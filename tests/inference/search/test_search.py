@@ -160,7 +160,7 @@ REFUSED = {
     "no word": (["--text", " "], "has no word"),
     "nothing asked": ([], "nothing to do"),
     "no page": (["--text", "dog", "--images", "x"], "--images needs --output"),
-    "no such kind": (["--text", "dog", "--of", "pair"], "nothing of --of pair; it has 4 image"),
+    "no such kind": (["--text", "dog", "--of", "pair"], "no vectors for --of pair; it has 4 image"),
     "effort of flat": (["--text", "dog", "--effort", "3"], "--effort 3"),
     "no checkpoint": (["--text", "dog", "--checkpoint", "none"], "holds no checkpoint"),
 }
@@ -196,7 +196,7 @@ def test_another_checkpoint_cannot_ask(shop: Shop, capsys: pytest.CaptureFixture
     shop.model.log_scale.data += 1
     shop.save()
     assert main(["search", "--index", saved, "--text", "dog"]) == 2
-    assert "is not the one that made the vectors" in capsys.readouterr().err
+    assert "is not the checkpoint that computed the vectors" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_is_gone_is_asked_for(
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_is_gone_is_asked_for(
 ) -> None:
     table = write_vectors(tmp_path / "table", unit_vectors(9))
     assert main(["search", "--vectors", table, "--text", "dog"]) == 2
-    assert "give --checkpoint DIR, the one that made them" in capsys.readouterr().err
+    assert "give --checkpoint DIR, the checkpoint that computed them" in capsys.readouterr().err
 
 
 def test_vectors_of_pairs_take_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,18 @@ import pytest
 from tests.inference.load.test_load import photographs, save
 from tests.inference.search.test_embed import Shop
 from tests.serving import Served, form, served
+from tests.train.tasks import labels
 from tests.train.tasks.questions import tiny, world
 
 import vlmill
-from vlmill.inference.load.model import Pretrained
+from vlmill.inference.load.public import Pretrained
 from vlmill.inference.load.region_weights import measure_region_effects, without
-from vlmill.inference.service.app import answer_question, search_question
+from vlmill.inference.service.app import (
+    answer_question,
+    classify_question,
+    entail_question,
+    search_question,
+)
 from vlmill.inference.service.computing import make_methods, open_model
 from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.runtime.readers.images import ImageReader
@@ -134,7 +140,7 @@ def test_questions_are_read_or_refused() -> None:
 def test_a_checkpoint_serves_what_it_has_heads_for(
     shop: Shop, model: Pretrained, tmp_path: Path
 ) -> None:
-    assert make_methods(model, None).keys() == {"score", "embed"}
+    assert make_methods(model._engine, None).keys() == {"score", "embed"}
     with pytest.raises(InputError, match="index"):
         open_model(
             ModelOptions(checkpoint=shop.folder / "checkpoint", index=tmp_path / "none"), "cpu"
@@ -151,7 +157,7 @@ def test_what_loading_warns_of_is_in_the_log(
     flush_log(60)
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == ["note"]
-    assert "has random weights: its regions mean nothing" in lines[0]["message"]
+    assert "has random weights: its regions are meaningless" in lines[0]["message"]
 
 
 def test_a_checkpoint_may_lie_in_a_store_or_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +194,38 @@ def test_questions_of_a_batch_are_answered_each_by_itself(
             for name, rows in alone.items():
                 np.testing.assert_allclose(said[name], rows, atol=1e-6)
     assert sum(isinstance(said, NoAnswer) for said in together) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classification", "entailment"])
+def test_classes_are_those_of_the_loaded_object(tmp_path: Path, task: str) -> None:
+    make, method = {
+        "classification": (labels.labelled, "classify"),
+        "entailment": (labels.statement, "entail"),
+    }[task]
+    inputs = labels.world(tmp_path, [make(number) for number in range(12)])
+    finetune(labels.tiny(task, "vlmo"), inputs, tmp_path / "run")
+    assert inputs.images is not None
+    image = ImageReader(inputs.images)["image-3"] or b""
+    opened = open_model(ModelOptions(checkpoint=tmp_path / "run"), "cpu")
+    assert opened.about["methods"] == [method]
+    asked = [(image, "it has number 1"), (b"no picture", "it has number 1")]
+    said, unread = opened.compute(
+        [Question(method=method, images=[p], texts=[t]) for p, t in asked]
+    )
+    found = getattr(vlmill.load(tmp_path / "run"), method)(*asked[0])
+    assert said == {"labels": list(found.labels), "probabilities": found.probabilities}
+    assert isinstance(unread, NoAnswer) and unread.reason == "unreadable"
+
+
+def test_forms_of_classes() -> None:
+    image = RequestImage(name="a.jpg", content=b"1")
+    (text,) = classify_question(Form(words={}, images=[image])).texts
+    assert text == ""
+    assert entail_question(Form(words={"statement": ["a"]}, images=[image])).texts == ["a"]
+    for read, words in ((classify_question, {"text": ["a", "b"]}), (entail_question, {})):
+        with pytest.raises(RequestRefused):
+            read(Form(words=words, images=[image]))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -239,7 +277,7 @@ def test_what_a_score_rests_on(photographs: Path, tmp_path: Path) -> None:
     assert between["losses"] == said["losses"]
     assert both["scores"] == [[float(scores[0]), None], [None, None]]
     assert one["scores"] == model.score([other], ["two red kites"]).tolist()
-    found = measure_region_effects(model, image, "a dog")
+    found = measure_region_effects(model._engine, image, "a dog")
     less = without(found.row, 1)
     assert len(less.boxes) == count - 1
     np.testing.assert_array_equal(less.boxes[1:], found.row.boxes[2:])

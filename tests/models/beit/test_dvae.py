@@ -21,7 +21,7 @@ def test_a_token_for_eight_by_eight_pixels(model: Any) -> None:
     assert logits.shape == (2, 12, 4, 3)
     tokens = model.tokens(pixels)
     assert torch.equal(tokens, logits.argmax(dim=1))
-    with pytest.raises(ValueError, match=r"\(2, 3, 32, 20\), want .* in multiples of 8"):
+    with pytest.raises(ValueError, match=r"\(2, 3, 32, 20\), expected .* in multiples of 8"):
         model(torch.rand(2, 3, 32, 20))
 
 
@@ -58,5 +58,5 @@ def test_a_pickled_module_is_refused_with_the_remedy(tmp_path: Path) -> None:
     torch.save(DalleTokenizer(DALLE), path)  # as DALL-E's file is: the object, not its weights
     with pytest.raises(ValueError, match=r"would run code from the file; save its state_dict\(\)"):
         load_reference("dvae", path, DALLE)
-    with pytest.raises(ValueError, match="want n_hid"):
+    with pytest.raises(ValueError, match="expected n_hid"):
         load_reference("dvae", {"a": torch.zeros(1)}, {"width": 8})

@@ -135,7 +135,7 @@ def test_the_published_size_gives_transformers_hidden_states(layout: str, tmp_pa
         ({"model_type": "roberta", "hidden_size": 768}, "model_type='roberta'"),
         ({"hidden_size": 768, "layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05"),
         ({}, "no hidden_size"),
-        ({"hidden_size": 70}, "width=70 is no multiple of num_heads=12"),
+        ({"hidden_size": 70}, "width=70 is not a multiple of num_heads=12"),
         ({"hidden_size": 768, "hidden_act": "gelu_new"}, "no activation 'gelu_new'"),
     ],
 )

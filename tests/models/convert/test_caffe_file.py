@@ -85,19 +85,19 @@ def test_old_and_new_layers_and_those_without_blobs(tmp_path: Path) -> None:
 FILE = wire.caffemodel({"a": [VALUES], "b": [VALUES, VALUES[0]]})
 V0 = wire.message(2, wire.message(1, wire.message(1, b"conv")))
 BAD = {
-    "ends outside its message": wire.varint(100 << 3 | 2) + wire.varint(10**6) + b"\x0a",
+    "ends after the end of its message": wire.varint(100 << 3 | 2) + wire.varint(10**6) + b"\x0a",
     "does not end": wire.varint(100 << 3 | 2) + b"\xff" * 11,
     "wire type 3": b"\x0b",
     "has field 0": b"\x00\x00",
     "first form": V0,
     "no layer has weights": wire.message(1, b"net"),
     "two layers with weights are called 'a'": 2 * in_layer(wire.blob(VALUES)),
-    "half a number": in_layer(SHAPE + wire.message(5, wire.floats(VALUES)[:-1])),
+    "ends within a number": in_layer(SHAPE + wire.message(5, wire.floats(VALUES)[:-1])),
     "5 values for a shape of 6": in_layer(SHAPE + wire.message(5, wire.floats(VALUES.ravel()[:5]))),
     "0 values for a shape of 6": in_layer(SHAPE),
-    "is none": in_layer(wire.number(1, -1) + PACKED),
+    "is not valid": in_layer(wire.number(1, -1) + PACKED),
     "over 32 dimensions": in_layer(wire.message(7, wire.message(1, b"\x01" * 33)) + PACKED),
-    "no UTF-8": wire.message(100, wire.message(1, b"\xff") + wire.message(7, wire.blob(VALUES))),
+    "not UTF-8": wire.message(100, wire.message(1, b"\xff") + wire.message(7, wire.blob(VALUES))),
     "cannot mmap an empty file": b"",
 }
 

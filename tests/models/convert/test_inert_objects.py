@@ -171,3 +171,57 @@ def test_archives_that_unfold_are_refused(tmp_path: Path) -> None:
         deep = [deep, deep]
     with pytest.raises(BadPickle, match="values"):
         read_inert(archive(tmp_path / "deep.pth", pickled(deep)))
+
+
+@pytest.fixture
+def lightning() -> Iterator[dict[str, type]]:
+    """Classes with the names of PyTorch Lightning's, gone after the file was written."""
+    names = {"pytorch_lightning.callbacks.model_checkpoint": "ModelCheckpoint"}
+    names |= {"pytorch_lightning.utilities.parsing": "AttributeDict"}
+    parents = ("pytorch_lightning", "pytorch_lightning.callbacks", "pytorch_lightning.utilities")
+    sys.modules.update({module: types.ModuleType(module) for module in (*parents, *names)})
+    classes: dict[str, type] = {}
+    for module, name in names.items():
+        base = dict if name == "AttributeDict" else object
+        classes[name] = type(name, (base,), {"__module__": module})
+        setattr(sys.modules[module], name, classes[name])
+    yield classes
+    for module in (*parents, *names):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_callbacks_that_are_keyed_by_their_class_do_not_hide_weights(
+    zipped: bool, lightning: dict[str, type], tmp_path: Path
+) -> None:
+    """As PyTorch Lightning below 1.6 saves VLMo and ViLT."""
+    weights = {"model.a": torch.arange(3.0), "model.b": torch.ones(2, 2)}
+    content = {
+        "state_dict": weights,
+        "callbacks": {lightning["ModelCheckpoint"]: {"dirpath": Path("/x"), "best": torch.ones(1)}},
+        "hyper_parameters": lightning["AttributeDict"](config={"itm": 1}),
+        "optimizer_states": [{"state": {0: {"step": 1}}, "param_groups": [{"params": [0]}]}],
+    }
+    torch.save(content, tmp_path / "last.ckpt", _use_new_zipfile_serialization=zipped)
+    for name in [name for name in sys.modules if name.startswith("pytorch_lightning")]:
+        del sys.modules[name]
+    state = read_state(tmp_path / "last.ckpt")
+    assert {name: value.tolist() for name, value in state.items()} == {
+        "a": [0.0, 1.0, 2.0],
+        "b": [[1.0, 1.0], [1.0, 1.0]],
+    }
+    assert not [name for name in sys.modules if name.startswith("pytorch_lightning")]
+
+
+def test_settings_never_hash_what_a_file_gives_them(tmp_path: Path) -> None:
+    """A tuple of twice the same tuple of ... takes practically forever to hash."""
+    deep: Any = ()
+    for _ in range(60):
+        deep = (deep, deep)
+
+    class Settings:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return argparse.Namespace, ([(deep, 1)],)
+
+    torch.save({"args": Settings(), "model": {"a": torch.ones(1)}}, tmp_path / "w.pth")
+    assert read_state(tmp_path / "w.pth").keys() == {"a"}

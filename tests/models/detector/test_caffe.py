@@ -69,8 +69,8 @@ def test_blocks_of_both_namings(layer: str, name: str) -> None:
         ({"fc6": [CONV]}, "layer 'fc6': unknown"),
         ({"res4c3_branch2a": [CONV]}, "blocks are called"),
         ({"res6a_branch1": [CONV]}, "unknown"),
-        (norm(1.0), "without its convolution"),
-        ({"scale_conv1": [WEIGHT, WEIGHT]}, "without its batch normalisation"),
+        (norm(1.0), "without a convolution"),
+        ({"scale_conv1": [WEIGHT, WEIGHT]}, "without a batch normalisation"),
         ({"conv1": [CONV], "bn_conv1": [MEAN], "scale_conv1": [WEIGHT, WEIGHT]}, "1 blobs"),
         ({"cls_score": [CONV[:, :, 0, 0], WEIGHT, WEIGHT]}, "3 blobs"),
         ({"cls_score": [CONV]}, r"a blob of \(4, 3, 1, 1\); expected 2 dimensions"),
@@ -141,5 +141,5 @@ def test_a_whole_file_is_a_detector_of_the_original_rules(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"layer 'ip1': unknown.*give the detector's .caffemodel"):
         open_detector(None, path)
     path.write_bytes(b"<html>")
-    with pytest.raises(InputError, match="no file of Caffe's, or damaged"):
+    with pytest.raises(InputError, match="not a Caffe file, or it is damaged"):
         open_detector(None, path)

@@ -412,7 +412,7 @@ def test_the_third_selection_of_vinvl() -> None:
         (VINVL | {"MODEL.RESNETS.STAGE_WITH_DCN": [False, True, True, True]}, "deformable"),
         (VINVL | {"MODEL.RELATION": 1}, "a key that a detector of vinvl has"),
         (VQA | {"MODEL.RPN.ANCHOR_SIZES": [32]}, "5 lists, one for each feature map"),
-        (VQA | {"MODEL.MASK_ON": True}, "no mask head in this family"),
+        (VQA | {"MODEL.MASK_ON": True}, "this family has no mask head"),
         (GRID | {"MODEL.RESNETS.DEFORM_MODULATED": True}, "offsets here have no weights"),
         (GRID | {"MODEL.RESNETS.DEFORM_ON_PER_STAGE": [True]}, "for each of res2 to res5"),
     ],

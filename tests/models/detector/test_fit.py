@@ -13,4 +13,4 @@ def test_tensors_that_fit_have_nothing_said_of_them() -> None:
 def test_each_kind_is_named_and_most_are_counted() -> None:
     ours = {**{f"w{i}": torch.ones(2) for i in range(200)}, "b": torch.ones(3, 1)}
     said = misfits(ours, {"b": torch.ones(1, 3), "c": torch.ones(1)})
-    assert said == "missing w0, w1, w2 and 197 more; unexpected c; b is (1, 3), want (3, 1)"
+    assert said == "missing w0, w1, w2 and 197 more; unexpected c; b is (1, 3), expected (3, 1)"

@@ -165,7 +165,7 @@ def test_every_key_that_does_not_fit_is_named_as_in_the_file() -> None:
     for complaint in (
         "missing backbone.res3.1.conv2.norm.bias, roi_heads.box_predictor.attr_score.bias;",
         "unexpected backbone.fpn.weight",
-        "roi_heads.box_predictor.cls_embedding.weight is (3, 3), want (7, 3)",
+        "roi_heads.box_predictor.cls_embedding.weight is (3, 3), expected (7, 3)",
     ):
         assert complaint in str(error.value)
 

@@ -185,19 +185,19 @@ def test_every_parameter_learns_and_unused_tables_do_not() -> None:
 
 
 def test_too_long_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="tokens has 9 positions, want 1 to max_text_tokens=8"):
+    with pytest.raises(ValueError, match="tokens has 9 positions, expected 1 to max_text_tokens=8"):
         tiny_model()(random_batch(tokens=9))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 70}, "width=70 is no multiple of num_heads=12"),
-        ({"num_layers": 0}, "num_layers=0: want a positive number"),
+        ({"width": 70}, "width=70 is not a multiple of num_heads=12"),
+        ({"num_layers": 0}, "num_layers=0: expected a positive number"),
         ({"visual_position_id": -1}, "visual_position_id=-1"),
         ({"visual_position_id": 512}, "visual_position_id=512 needs row 512"),
         ({"max_text_tokens": 513}, "max_text_tokens=513 needs row 512"),
-        ({"dropout": 1.0}, "dropout=1.0: want a share"),
+        ({"dropout": 1.0}, "dropout=1.0: expected a share"),
     ],
 )
 def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
@@ -305,9 +305,9 @@ def test_two_matching_logits_are_one_by_their_difference() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"global_widths": (5, 0)}, r"global_widths=\(5, 0\): want positive numbers"),
-        ({"match_outputs": 3}, "match_outputs=3: want 1 or 2"),
-        ({"visual_sep_id": 30522}, "visual_sep_id=30522 is none of vocab_size=30522 words"),
+        ({"global_widths": (5, 0)}, r"global_widths=\(5, 0\): expected positive numbers"),
+        ({"match_outputs": 3}, "match_outputs=3: expected 1 or 2"),
+        ({"visual_sep_id": 30522}, "visual_sep_id=30522 is not one of the vocab_size=30522 words"),
     ],
 )
 def test_impossible_switches_are_refused(change: dict[str, Any], message: str) -> None:

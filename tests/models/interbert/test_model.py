@@ -172,9 +172,9 @@ def test_more_tokens_than_positions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 70}, "width=70 is no multiple of num_heads=12"),
-        ({"visual_num_heads": 7}, "width=768 is no multiple of visual_num_heads=7"),
-        ({"num_interaction_layers": 0}, "num_interaction_layers=0: want a positive number"),
+        ({"width": 70}, "width=70 is not a multiple of num_heads=12"),
+        ({"visual_num_heads": 7}, "width=768 is not a multiple of visual_num_heads=7"),
+        ({"num_interaction_layers": 0}, "num_interaction_layers=0: expected a positive number"),
         ({"num_segments": 1}, "modality_segments=True needs a segment for each"),
         ({"max_text_tokens": 513}, "max_text_tokens=513, the position table has"),
     ],
@@ -213,5 +213,5 @@ def test_a_classifier_of_text() -> None:
 
 
 def test_an_unknown_fusion_is_refused() -> None:
-    with pytest.raises(ValueError, match="fusion='dot': want one of mul, sum"):
+    with pytest.raises(ValueError, match="fusion='dot': expected one of mul, sum"):
         check_fusion("dot")

@@ -97,7 +97,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 
 def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="width 10 is no multiple of num_heads 4"):
+    with pytest.raises(ValueError, match="width 10 is not a multiple of num_heads 4"):
         SelfAttention(10, 4, 0.0)
 
 

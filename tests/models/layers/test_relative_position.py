@@ -92,7 +92,7 @@ def test_resizing_keeps_what_a_grid_shares() -> None:
 
 
 def test_tables_that_cannot_be_resized_are_refused() -> None:
-    with pytest.raises(ValueError, match="80 rows of relative positions fit no square"):
+    with pytest.raises(ValueError, match="80 rows of relative positions do not fit a square"):
         resize_relative(torch.zeros(80, 1), 7)
     advice = "a spline needs 3 patches a side; give an image_size of 2 times patch_size"
     with pytest.raises(ValueError, match=f"2 patches a side cannot be resized to 3: {advice}"):
@@ -122,5 +122,5 @@ def test_absolute_positions_keep_the_class_token() -> None:
     assert resized.shape == (1, 26, 4)
     assert torch.equal(resized[:, 0], positions[:, 0])
     assert resize_absolute(positions, 3) is positions
-    with pytest.raises(ValueError, match="10 positions of patches form no square"):
+    with pytest.raises(ValueError, match="10 positions of patches do not form a square"):
         resize_absolute(torch.zeros(1, 11, 4), 5)

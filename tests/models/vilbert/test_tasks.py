@@ -42,7 +42,7 @@ def test_the_heads_of_12_in_1() -> None:
     both = model.two_image_logits(encoded.pooled)
     assert both.shape == (2, 2)
     torch.testing.assert_close(model.two_image_logits(encoded.pooled[2:]), both[1:])
-    with pytest.raises(ValueError, match="pooled has 3 rows, want a multiple of 2 images"):
+    with pytest.raises(ValueError, match="pooled has 3 rows, expected a multiple of 2 images"):
         model.two_image_logits(encoded.pooled[:3])
 
 
@@ -76,5 +76,5 @@ def test_weight_norm_is_over_the_whole_matrix() -> None:
 
 
 def test_no_answers_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_answers=0: want a positive number"):
+    with pytest.raises(ValueError, match="num_answers=0: expected a positive number"):
         VilbertTasksConfig(trunk=VilbertConfig(**TINY), num_answers=0)

@@ -204,12 +204,13 @@ def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         (
             lambda: {"embeddings.weight": torch.ones(2)},
             None,
-            r"its tensors \(embeddings.weight, ...\) are of no layout .* want conv1.weight \(torch",
+            r"its tensors \(embeddings.weight, ...\) have no known layout: expected "
+            r"conv1.weight \(torch",
         ),
         (
             lambda: named("torchvision", narrow_state(blocks=(1, 2, 1, 1))),
             None,
-            r"another ResNet .*\(cnn.blocks=\(1, 1, 2, 1\)\); add cnn.blocks=\[1,2,1,1\]",
+            r"a ResNet other .*\(cnn.blocks=\(1, 1, 2, 1\)\); add cnn.blocks=\[1,2,1,1\]",
         ),
         (
             lambda: named("msra", narrow_state(widths=(2, 4, 8, 32))),

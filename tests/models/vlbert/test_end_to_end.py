@@ -154,7 +154,7 @@ def test_a_round_trip_keeps_every_tensor_and_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": (1, 1, 1, 0)}, "want four positive numbers each"),
+        ({"blocks": (1, 1, 1, 0)}, "expected four positive numbers each"),
         ({"frozen_stages": 5}, "frozen_stages=5"),
         ({"pool_size": 0}, "pool_size=0"),
     ],
@@ -169,5 +169,5 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         VlBertEndToEndConfig(model=VlBertConfig(**TINY), cnn=NARROW)
     held = image_regions()
     object.__setattr__(held, "sizes", torch.ones(3, 2))
-    with pytest.raises(ValueError, match=r"sizes has shape \(3, 2\), want \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"sizes has shape \(3, 2\), expected \(2, 2\)"):
         held.__post_init__()

@@ -257,13 +257,13 @@ def test_standardised_regions_are_the_old_ones_of_standardised_features() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 70}, "width=70 is no multiple of num_heads=12"),
-        ({"num_layers": 0}, "num_layers=0: want a positive number"),
+        ({"width": 70}, "width=70 is not a multiple of num_heads=12"),
+        ({"num_layers": 0}, "num_layers=0: expected a positive number"),
         ({"num_positions": 2}, "num_positions=2 leaves no position for text"),
         ({"position_offset": 510}, "num_positions=512 leaves no position for text: 510 are"),
-        ({"visual_width": 0}, "visual_width=0: want a positive number or None"),
+        ({"visual_width": 0}, "visual_width=0: expected a positive number or None"),
         ({"matching": True}, "matching=True needs pooler=True"),
-        ({"dropout": 1.0}, "dropout=1.0: want a share"),
+        ({"dropout": 1.0}, "dropout=1.0: expected a share"),
     ],
 )
 def test_impossible_configurations_are_refused(change: dict[str, Any], message: str) -> None:
@@ -275,12 +275,14 @@ def test_impossible_configurations_are_refused(change: dict[str, Any], message: 
 def test_unknown_kinds_are_refused(name: str) -> None:
     config = vlbert_base()
     object.__setattr__(config, name, "edges")  # as from a file, past the types checked in tests
-    with pytest.raises(ValueError, match=f"{name}='edges': want one of "):
+    with pytest.raises(ValueError, match=f"{name}='edges': expected one of "):
         config.__post_init__()
 
 
 def test_impossible_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match="tokens has 13 positions, want 1 to max_text_tokens=12"):
+    with pytest.raises(
+        ValueError, match="tokens has 13 positions, expected 1 to max_text_tokens=12"
+    ):
         tiny_model()(random_batch(tokens=13))
     with pytest.raises(ValueError, match="tokens has 0 positions"):
         tiny_model()(random_batch(tokens=0))

@@ -103,13 +103,13 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
             {"class": "vcr ResNetVLBERT", "vlbert": {"object_word_embed_mode": 1}},
             "object_word_embed_mode=1: only 2 is",
         ),
-        (published({"type_vocab_size": 2}), "num_segments=2: want 3 or more"),
+        (published({"type_vocab_size": 2}), "num_segments=2: expected 3 or more"),
         (published({"hidden_act": "tanh"}), "no activation 'tanh'"),
         (published({}, IMAGE_SEMANTIC=True), "IMAGE_SEMANTIC=True"),
-        (published({}, IMAGE_NUM_LAYERS=18), "IMAGE_NUM_LAYERS=18: want one of 50, 101"),
+        (published({}, IMAGE_NUM_LAYERS=18), "IMAGE_NUM_LAYERS=18: expected one of 50, 101"),
         (
             {"class": "vqa ResNetVLBERT", "network": {"CLASSIFIER_TYPE": "3fc"}},
-            "CLASSIFIER_TYPE='3fc': want one of mlm, 1fc, 2fc",
+            "CLASSIFIER_TYPE='3fc': expected one of mlm, 1fc, 2fc",
         ),
         (
             {
@@ -117,7 +117,7 @@ def test_published_configurations(config: dict[str, Any], expected: Any) -> None
                 "vlbert": {"with_pooler": True},
                 "network": {"CLASSIFIER_TYPE": "mlm"},
             },
-            "CLASSIFIER_TYPE='mlm': want one of 1fc, 2fc",
+            "CLASSIFIER_TYPE='mlm': expected one of 1fc, 2fc",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_longer_segment_table_comes_back() -> None:
 def test_a_trained_tensor_without_a_place_is_not_dropped_in_silence() -> None:
     model = tiny_model(masked_region="vector")
     assert model.masked_vector is not None
-    with pytest.raises(ValueError, match=r"no place for masked_vector\.weight; leave them"):
+    with pytest.raises(ValueError, match=r"no key for masked_vector\.weight; exclude them"):
         export_reference("vl-bert", model)
     state = export_reference("vl-bert", model, without=["masked_vector.weight"])
     assert state.keys() == export_reference("vl-bert", tiny_model(masked_region="none")).keys()

@@ -66,7 +66,7 @@ def test_vqa_starts_with_the_words_of_its_answers() -> None:
     taken = pretrained.get_parameter("mlm_head.transform.dense.weight")
     assert torch.equal(model.get_parameter("head.transform.dense.weight"), taken)
     for answers in ([[7]], [[7], []]):
-        with pytest.raises(ValueError, match="want num_answers=2 with one each"):
+        with pytest.raises(ValueError, match="expected num_answers=2 answers with"):
             model.start_from(pretrained, answers)
 
 
@@ -238,7 +238,7 @@ def test_vcr_needs_the_pooler() -> None:
 
 
 def test_vcr_has_no_word_head() -> None:
-    with pytest.raises(ValueError, match="classifier='mlm': want one of 1fc, 2fc"):
+    with pytest.raises(ValueError, match="classifier='mlm': expected one of 1fc, 2fc"):
         VlBertVcrConfig(body=WITH_POOLER, classifier="mlm")
 
 

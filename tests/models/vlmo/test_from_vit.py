@@ -169,9 +169,9 @@ def test_positions_of_registers_are_taken_out() -> None:
 @pytest.mark.parametrize(
     ("shape", "registers", "side", "message"),
     [
-        ((1, 7, 8), 0, 2, "has 7 positions, expected those of a class token and a square"),
+        ((1, 7, 8), 0, 2, "has 7 positions, expected the number for a class token and a square"),
         ((1, 7, 8), 4, 2, "or a class token, 4 registers and the square"),
-        ((1, 9, 8), 4, 4, "of which several fit"),
+        ((1, 9, 8), 4, 4, "several of these fit"),
         ((5, 8), 0, 2, r"pos_embed is \[5, 8\], expected \[1, positions, width\]"),
         ((1, 2, 2, 8), 0, 2, r"pos_embed is \[1, 2, 2, 8\]"),
     ],
@@ -230,7 +230,7 @@ def test_tensors_of_another_network_are_refused_by_name(name: str) -> None:
     state = as_timm(vit().state_dict()) | {name: torch.ones(24)}
     ours = tiny()
     before = {k: v.clone() for k, v in ours.state_dict().items()}
-    with pytest.raises(ValueError, match=rf"^{name} has no place in VLMo"):
+    with pytest.raises(ValueError, match=rf"^{name} does not exist in VLMo"):
         initialise_from_vit(ours, state)
     assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items())
 
@@ -292,5 +292,5 @@ def test_other_networks_are_told() -> None:
         initialise_from_vit(tiny(), as_timm(state) | beit)
     with pytest.raises(ValueError, match="build it with the sizes of that ViT"):
         initialise_from_vit(tiny(intermediate_width=32), state)
-    with pytest.raises(ValueError, match="want first_vl_layer=3, not 2"):
+    with pytest.raises(ValueError, match="expected first_vl_layer=3, not 2"):
         tiny(modality_experts=False)

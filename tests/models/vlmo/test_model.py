@@ -177,7 +177,7 @@ def test_task_heads() -> None:
     assert not torch.allclose(swapped, logits, atol=1e-3)  # left and right differ
     with pytest.raises(ValueError, match=r"encoder.num_images=1: NLVR2 needs 2"):
         VlmoNlvr2Config(encoder=tiny_config())
-    with pytest.raises(ValueError, match=r"pixels has shape .* want \[pairs, 2, 3, S, S\]"):
+    with pytest.raises(ValueError, match=r"pixels has shape .* expected \[pairs, 2, 3, S, S\]"):
         nlvr2(batch.tokens, batch.token_mask, pixels[:, :1].expand(-1, 3, -1, -1, -1))
     with pytest.raises(ValueError, match="num_answers=0"):
         VlmoVqaConfig(encoder=tiny_config(), num_answers=0)
@@ -196,14 +196,14 @@ def test_drop_path_draws_for_each_pair_and_half() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 25}, "width=25 is no multiple of num_heads=3"),
-        ({"num_layers": 0}, "num_layers=0: want a positive number"),
+        ({"width": 25}, "width=25 is not a multiple of num_heads=3"),
+        ({"num_layers": 0}, "num_layers=0: expected a positive number"),
         ({"first_vl_layer": 4}, "first_vl_layer=4 is above num_layers=3"),
-        ({"image_size": 25}, "image_size=25 is no multiple of patch_size=8"),
+        ({"image_size": 25}, "image_size=25 is not a multiple of patch_size=8"),
         ({"max_text_tokens": 10}, "max_text_tokens=10 is above relative_text_span=9"),
-        ({"num_contrast_pairs": 3}, "num_contrast_pairs=3: want 1 or 2"),
-        ({"drop_path": 1.0}, "drop_path=1.0: want a share"),
-        ({"layer_scale": 0.0}, "layer_scale=0.0: want a number above 0"),
+        ({"num_contrast_pairs": 3}, "num_contrast_pairs=3: expected 1 or 2"),
+        ({"drop_path": 1.0}, "drop_path=1.0: expected a share"),
+        ({"layer_scale": 0.0}, "layer_scale=0.0: expected a number above 0"),
     ],
 )
 def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
@@ -214,19 +214,19 @@ def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> N
 @pytest.mark.usefixtures("outside_of_tests")
 def test_wrong_inputs_are_refused() -> None:
     model, batch = tiny_model(), random_batch()
-    with pytest.raises(ValueError, match="tokens has 8 positions, want 1 to max_text_tokens=7"):
+    with pytest.raises(ValueError, match="tokens has 8 positions, expected 1 to max_text_tokens=7"):
         model(random_batch(tokens=8))
     with pytest.raises(ValueError, match="tokens has 0 positions"):
         model(random_batch(tokens=0))
-    with pytest.raises(ValueError, match=r"want .* image_size=24, 24"):
+    with pytest.raises(ValueError, match=r"expected .* image_size=24, 24"):
         model.image_vectors(torch.zeros(1, 3, 32, 32))
     with pytest.raises(ValueError, match=r"pixels has shape \(4, 3, 24, 20\)"):
         PixelInputs(**(vars(batch) | {"pixels": batch.pixels[..., :20]}))
-    with pytest.raises(ValueError, match=r"pixels is torch\.uint8, want floating point"):
+    with pytest.raises(ValueError, match=r"pixels is torch\.uint8, expected floating point"):
         PixelInputs(**(vars(batch) | {"pixels": batch.pixels.to(torch.uint8)}))
-    with pytest.raises(ValueError, match=r"tokens is torch\.int32, want torch\.int64"):
+    with pytest.raises(ValueError, match=r"tokens is torch\.int32, expected torch\.int64"):
         PixelInputs(**(vars(batch) | {"tokens": batch.tokens.int()}))
-    with pytest.raises(ValueError, match=r"token_mask is torch\.int64, want torch\.bool"):
+    with pytest.raises(ValueError, match=r"token_mask is torch\.int64, expected torch\.bool"):
         PixelInputs(**(vars(batch) | {"token_mask": batch.token_mask.long()}))
     with pytest.raises(ValueError, match=r"tokens has shape \(3, 6\)"):
         PixelInputs(**(vars(batch) | {"tokens": batch.tokens[:3]}))

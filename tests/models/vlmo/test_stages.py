@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="has 7 text positions, max_text_tokens=9"):
         start_from(Vlmo(longer), state, longer)
     span = tiny_config(relative_text_span=30)
-    with pytest.raises(ValueError, match="48 rows, of which relative_text_span=30 takes 65"):
+    with pytest.raises(ValueError, match="48 rows and relative_text_span=30 needs 65"):
         start_from(Vlmo(span), state, span)
     with pytest.raises(ValueError, match="no embed_dim"):
         read_reference("vlmo", state, {"depth": 3})

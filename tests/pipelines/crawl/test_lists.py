@@ -103,7 +103,7 @@ def test_rejects_are_tried_again_if_they_may_end_otherwise(
     lines = read(tmp_path / "rejects-00000-of-00001.parquet")
     wanted = [w for _, w in lines if isinstance(w, UrlEntry)]
     assert [(w.url[-1], w.follow) for w in wanted] == [("1", 1), ("2", -1)]
-    assert "2 rejects are left out" in capsys.readouterr().err
+    assert "2 rejects are skipped" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -168,12 +168,35 @@ def test_two_workers_that_are_killed_go_on(tmp_path: Path, fresh: Served) -> Non
     assert outcomes_of(output) == expected(fresh)
     kept_rates(fresh)
     is_whole(output)
-    # At most the requests in flight are asked for again: one of each host at each kill. What asks
-    # for patience, or is asked for again until it says how long, comes more often by itself.
+    assert most_asked_again(fresh) <= 2
+
+
+def most_asked_again(fresh: Served) -> int:
+    """Of all hosts, the largest number of repeated requests: at most one for each kill.
+
+    What asks for patience, or is asked for again until it says how long, is not counted.
+    """
     patient = {h for h, kind in fresh.site.kinds.items() if kind in PATIENT}
     asked = Counter((hit.host, hit.path) for hit in fresh.hits() if hit.host not in patient)
     again = Counter(host for (host, _), times in asked.items() for _ in range(times - 1))
-    assert max(again.values(), default=0) <= 2
+    return max(again.values(), default=0)
+
+
+@pytest.mark.slow
+def test_parts_crawl_their_hosts_and_a_killed_part_goes_on(tmp_path: Path, fresh: Served) -> None:
+    """Two parts at the same time; the second is killed while it fetches, and started again."""
+    listed = write_list(tmp_path / "urls", fresh.site.urls())
+    output = tmp_path / "crawl"
+    args = arguments(listed, output, "--retries", "0", "--workers", "1")
+    first, second = ([*args, "--part", part] for part in ("1/2", "2/2"))
+    running = start(first)
+    killed_when(start(second), lambda: len(fresh.hits()) > 100)
+    assert not list(output.glob("outcomes-*"))
+    assert start(second).wait() == 0 and running.wait() == 0
+    assert outcomes_of(output) == expected(fresh)
+    kept_rates(fresh)
+    is_whole(output)
+    assert most_asked_again(fresh) <= 1
 
 
 PATIENT = ("busy", "unavailable", "never_available", "robots_endless")
@@ -303,7 +326,7 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(
     listed, output = write_list(tmp_path / "urls", [*urls, "no URL"]), tmp_path / "crawl"
     assert main(arguments(listed, output, "--dry-run", "--delay", "1")) == 0
     said = capsys.readouterr().out
-    assert "7,200 URLs on 2 hosts, 1 lines that are no URL" in said and "60 min" in said
+    assert "7,200 URLs on 2 hosts, 1 line that is not a URL" in said and "60 min" in said
     assert not output.exists()
 
 
@@ -323,7 +346,7 @@ def test_a_page_may_be_fetched_without_its_images(tmp_path: Path, served: Served
         (["--buckets", "1001"], "--buckets 1001: must be at most 1000"),
         (["--allow-address", "localhost"], "'localhost' does not appear to be"),
         (["--urls", "nothing-here.txt"], "--urls nothing-here.txt: no such file"),
-        (["--runer", "X"], "--runer: neither this job nor Apache Beam knows it"),
+        (["--runer", "X"], "--runer: neither this job nor Apache Beam has this flag"),
     ],
 )
 def test_mistakes_are_one_line(

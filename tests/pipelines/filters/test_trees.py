@@ -49,8 +49,8 @@ def test_trees_say_what_scikit_learn_says(missing: float) -> None:
     ("change", "said"),
     [
         ({"left": np.array([0, 1, 2], dtype=np.int32)}, "one child"),
-        ({"left": np.array([1, 0, 2], dtype=np.int32)}, "not behind"),
-        ({"right": np.array([3, 1, 2], dtype=np.int32)}, "not behind"),
+        ({"left": np.array([1, 0, 2], dtype=np.int32)}, "not after"),
+        ({"right": np.array([3, 1, 2], dtype=np.int32)}, "not after"),
         ({"feature": np.array([2, 0, 0], dtype=np.int32)}, "beyond 2"),
         ({"roots": np.array([3], dtype=np.int32)}, "root"),
         ({"value": np.array([0, np.nan, 2])}, "finite"),

@@ -172,7 +172,7 @@ def test_a_killed_run_is_continued(
     ("flags", "said"),
     [
         (["--regions", "R"], "--regions needs --classes"),
-        (["--classes", "C"], "--classes names what regions show"),
+        (["--classes", "C"], "--classes gives the names of region classes"),
         (["--regions", "R", "--classes", "short.txt"], "--classes has 2 names"),
         (["--regions", "R", "--classes", "absent"], "--classes absent"),
         (["--regions", "absent", "--classes", "C"], "--regions absent"),
@@ -220,6 +220,6 @@ def test_what_cannot_be_scored_again(
     assert "was written by regions" in said(world.regions, *with_regions(world))
     assert "give --warc GLOB or --index FILE to mine" in said(world.output)
     both = said(world.output, "--warc", "x", *with_regions(world))
-    assert "--regions goes without --warc and --index" in both
-    assert "no readable model" in said(world.output, "--scorer", str(world.classes))
+    assert "--regions cannot be combined with --warc or --index" in both
+    assert "not a readable model" in said(world.output, "--scorer", str(world.classes))
     assert "scoring" not in read_manifest(world.output)

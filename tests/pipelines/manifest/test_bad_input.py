@@ -286,7 +286,7 @@ KARPATHY_IMAGE = {"filename": "a.jpg", "filepath": "val2014", "split": "test", "
         ("sbu", {"sbu-captions-all.json": {"image_urls": ["a"], "captions": ["b"], "user_ids": []}},
          (), "differ in length (image_urls 1, captions 1, user_ids 0)"),
         ("coco-karpathy", {"dataset_coco.json": {"images": [KARPATHY_IMAGE | {"cocoid": "x"}]}},
-         ("--exclude-split", "coco-karpathy:test"), "cocoid 'x' is no number"),
+         ("--exclude-split", "coco-karpathy:test"), "cocoid 'x' is not a number"),
     ],
 )  # fmt: skip
 def test_files_of_which_nothing_can_be_told_are_status_2(

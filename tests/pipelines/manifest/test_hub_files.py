@@ -101,11 +101,11 @@ def test_a_split_that_is_a_class_label_has_its_name(tmp_path: Path, image: Image
 @pytest.mark.parametrize(
     ("more", "flags", "said"),
     [
-        ({"Split": "train"}, (), "has the columns split, Split; say which it is"),
+        ({"Split": "train"}, (), "has the columns split, Split; name one with"),
         ({}, ("--split", "test"), "has the column split, which gives each row's split; add"),
         ({}, ("--split-column", "part"), "--split-column part: "),
         ({}, ("--id-column", "image"), "the column image is struct"),
-        ({"caption": "a dog"}, (), "has the columns caption, sentences; say which"),
+        ({"caption": "a dog"}, (), "has the columns caption, sentences; name one with"),
     ],
 )
 def test_columns_that_are_not_clear_are_refused_in_a_line(
@@ -138,7 +138,7 @@ def test_columns_that_are_not_clear_are_refused_in_a_line(
 def test_a_split_is_a_word_of_a_file_s_name(name: str, split: str | None) -> None:
     assert split_of_name(Source(path=Path(name), name=name, size=1)) == split
     both = Source(path=Path("x"), name="train_test.parquet", size=1)
-    with pytest.raises(InputError, match="the splits train and test; say which"):
+    with pytest.raises(InputError, match="the splits train and test; name the split"):
         split_of_name(both)
 
 

@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.own.job import Ledger, OwnJob
-from vlmill.pipelines.manifest.reading.rows import find_column_indices, read_rows, table_file
+from vlmill.pipelines.manifest.own.job import (
+    JudgedRow,
+    Ledger,
+    OwnJob,
+    judge_rows,
+    read_candidates,
+)
+from vlmill.pipelines.manifest.own.kinds import Columns
+from vlmill.pipelines.manifest.reading.rows import find_column_indices, table_file
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
-from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
@@ -169,7 +175,7 @@ def test_two_columns_called_split_are_a_question(
 ) -> None:
     (tmp_path / "x.csv").write_text("file,caption,split,Split\n1,one,train,test\n")
     assert own(tmp_path / "x.csv", tmp_path / "out") == 2
-    assert "has the columns split, Split; say which" in capsys.readouterr().err
+    assert "has the columns split, Split; name one with" in capsys.readouterr().err
     assert own(tmp_path / "x.csv", tmp_path / "out", "--split-column", "Split") == 0
     assert split_values(tmp_path / "out") == ["test"]
 
@@ -302,23 +308,24 @@ def test_rows_of_mutated_tables_are_judged(tmp_path: Path, ending: str) -> None:
     content = contents_of(tmp_path)[ending]
     for _ in range(334):
         path.write_bytes(mutated(content, chance))
-        columns = {"image": "file", "text": "caption"}
+        columns = Columns(image=("file",), text=("caption",))
         try:
             table = table_file(path)
-            places = tuple(find_column_indices(table, [("--x", name) for name in columns.values()]))
-            rows = list(read_rows(table, places))
+            job = OwnJob(
+                table=table,
+                columns=columns,
+                column_indices=tuple(find_column_indices(table, columns.flagged)),
+                rows=0,
+                digest="",
+                output=path,
+            )
+            judged = list(judge_rows(job, read_candidates(job), Ledger()))
         except InputError as error:
             assert "\n" not in str(error)
             outcomes.add("refused")
             continue
-        job = OwnJob(
-            table=table, columns=columns, column_indices=places, rows=0, digest="", output=path
-        )
-        ledger = Ledger()
-        for _, fields in rows:
-            judged = fields if isinstance(fields, Drop) else ledger.judge(job, fields)
-            outcomes.add(type(judged).__name__)
-    assert outcomes == {"refused", "Caption", "Drop"}
+        outcomes |= {type(result).__name__ for _, result in judged}
+    assert outcomes == {"refused", JudgedRow.__name__, "Drop"}
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])

@@ -299,7 +299,7 @@ def test_vqa_without_labels_writes_no_empty_list(
     out = made("vqa2", tmp_path / "in")
     assert not (out / "labels.json").exists()
     assert {row["label_ids"] is None for row in rows(out, QUESTIONS)} == {True}
-    assert "no answer is that of 9 or more questions" in capsys.readouterr().err
+    assert "no answer occurs in 9 or more questions" in capsys.readouterr().err
     write(tmp_path / "labels.json", ["no", "yes", "a label of no question"])
     out = made("vqa2", tmp_path / "in", "--labels", str(tmp_path / "labels.json"), "--fresh")
     assert rows(out, QUESTIONS)[0]["label_ids"] == [1]

@@ -139,8 +139,8 @@ def test_what_a_tsv_has_beside_boxes_and_what_is_left_out(tmp_path: Path) -> Non
     assert first["attribute_ids"] == [[0, 1], []]
     assert [row["split"] for row in (first, second, third)] == ["train", "val", "train"]
     assert read_manifest(out)["notes"] == {
-        "objects left out, bad_row": 1,
-        "objects left out, empty_box": 1,
+        "objects skipped, bad_row": 1,
+        "objects skipped, empty_box": 1,
         "images without an object": 1,
     }
     assert [row["reason"] for row in table(out, "rejects")] == ["bad_row"]
@@ -154,7 +154,7 @@ def test_crowds_unknown_classes_and_loose_annotations_of_coco_are_told(tmp_path:
     rows = table(out, "boxes")
     assert [row["is_crowd"] for row in rows] == [[False, True], None, None]
     assert {row["split"] for row in rows} == {"train"}
-    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
+    assert read_manifest(out)["notes"]["objects skipped, label_unknown"] == 1
     assert [row["reason"] for row in table(out, "rejects")] == ["bad_reference"]
 
 
@@ -179,7 +179,7 @@ def test_yolo_s_polygons_scores_and_images_without_a_file(tmp_path: Path) -> Non
     ]
     assert boxes["c"] == []
     notes = read_manifest(out)["notes"]
-    assert notes == {"objects left out, bad_row": 2, "images without an object": 1}
+    assert notes == {"objects skipped, bad_row": 2, "images without an object": 1}
 
 
 def test_a_size_that_is_another_images_is_told_and_boxes_are_drawn(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_vocabulary_of_ones_own_decides_the_numbers(tmp_path: Path) -> None:
     assert main(["boxes", "--input", str(tmp_path / "in"), "--output", str(out), *flags]) == 0
     assert json.loads((out / "classes.json").read_text()) == ["bird", "kitten,cat"]
     assert [row["class_ids"] for row in table(out, "boxes")] == [[1], [1], []]
-    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
+    assert read_manifest(out)["notes"]["objects skipped, label_unknown"] == 1
 
 
 def test_a_folder_of_nothing_says_what_is_wanted(
@@ -255,7 +255,7 @@ def test_ids_of_coco_that_are_none_or_come_twice_are_rejects(tmp_path: Path) -> 
     reasons = sorted(row["reason"] for row in table(out, "rejects"))
     expected = ["bad_reference", "bad_reference", "bad_row", "bad_row", "id_conflict"]
     assert reasons == [*expected, "image_missing"]
-    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 2
+    assert read_manifest(out)["notes"]["objects skipped, label_unknown"] == 2
 
 
 def test_numbers_that_no_image_has_are_none(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_numbers_that_no_image_has_are_none(tmp_path: Path) -> None:
         out = tmp_path / f"{name}-out"
         assert main(["boxes", "--input", str(tmp_path / name), "--output", str(out)]) == 0
         assert sorted(row["reason"] for row in table(out, "rejects")) == expected
-    assert read_manifest(out)["notes"]["objects left out, label_unknown"] == 1
+    assert read_manifest(out)["notes"]["objects skipped, label_unknown"] == 1
 
 
 NO_NAMES = [b"names: 3", b"names:", b"names: {0: a, b: c}", b"names: [[a]]", b"names: [caf\xe9]"]
@@ -299,4 +299,4 @@ def test_yolos_classes_are_found_by_their_numbers(tmp_path: Path) -> None:
     assert json.loads((out / "classes.json").read_text()) == ["dog", "cat", "bird"]
     classes = {Path(row["image_id"]).name: row["class_ids"] for row in table(out, "boxes")}
     assert classes["c"] == [2]
-    assert read_manifest(out)["notes"] == {"objects left out, label_unknown": 1}
+    assert read_manifest(out)["notes"] == {"objects skipped, label_unknown": 1}

@@ -240,7 +240,7 @@ def test_coco_reads_one_year(make: Make, capsys: pytest.CaptureFixture[str]) -> 
                     root / "annotations/captions_val2017.json")  # fmt: skip
 
     make("coco", prepare=both, status=2)
-    assert "say which: --year 2014" in capsys.readouterr().err
+    assert "choose one with --year 2014" in capsys.readouterr().err
     assert column(make("coco", "--year", "2017"), PAIRS, "split") == ["val2017"] * 2
 
 
@@ -390,9 +390,9 @@ def test_vg_s_detector_has_the_vocabularies_numbers_and_its_own_splits(make: Mak
     }  # fmt: skip
     assert reasons(out) == [("attributes.json:1", "label_unknown")]
     assert read_manifest(out)["notes"] == {
-        "objects left out, bad_row": 1,
-        "objects left out, empty_box": 1,
-        "objects left out, label_unknown": 2,
+        "objects skipped, bad_row": 1,
+        "objects skipped, empty_box": 1,
+        "objects skipped, label_unknown": 2,
     }
 
 
@@ -495,7 +495,7 @@ def test_columns_that_fit_twice_have_to_be_named(
         pq.write_table(table.append_column("text", pa.array(["a", "b", "c"])), path)
 
     make("hf", prepare=more, status=2)
-    assert "caption, text; say which: --text-column" in capsys.readouterr().err
+    assert "caption, text; name one with --text-column" in capsys.readouterr().err
     out = make("hf", "--text-column", "text")
     assert column(out, PAIRS, "text") == ["a", "b", "c"]
 
@@ -572,10 +572,10 @@ def test_pairs_of_missing_images_stay_unless_images_are_required(make: Make) -> 
         ("coco", "annotations/captions_train2014.json", b"[]", "an object with the member"),
         ("vg", "region_descriptions.json", b'[{"id": NaN}]', "NaN is no JSON"),
         ("vg", "region_descriptions.json", b"[" * 100_000, "recursion"),
-        ("vg", "region_descriptions.json", b"[1] 2", "behind the list"),
+        ("vg", "region_descriptions.json", b"[1] 2", "text follows the end of the list"),
         ("coco-karpathy", "dataset_coco.json", b"\x1f\x8b\x08cut", "damaged"),
-        ("hf", "train-00000-of-00001.parquet", b"PAR1 no", "no readable Parquet"),
-        ("webdataset", "00000.tar", b"no tar", "no readable tar"),
+        ("hf", "train-00000-of-00001.parquet", b"PAR1 no", "not a readable Parquet"),
+        ("webdataset", "00000.tar", b"no tar", "not a readable tar"),
     ],
 )
 def test_broken_files_are_named_in_a_line(
@@ -696,7 +696,7 @@ def test_equal_and_scaled_images_are_found_by_hash(
     [
         (["--exclude", "nowhere"], "no such file"),
         (["--exclude-split", "coco-karpathy:test"], "has no dataset_coco.json"),
-        (["--exclude-split", "coco"], "want NAME:SPLIT"),
+        (["--exclude-split", "coco"], "expected NAME:SPLIT"),
         (["--exclude-hash", "nowhere"], "no table of images"),
         (["--images", "nowhere"], "no such folder or archive"),
     ],

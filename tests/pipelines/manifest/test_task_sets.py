@@ -234,15 +234,15 @@ def test_a_foreign_pickle_runs_nothing(
     words = ["refcoco", "--input", str(tmp_path / "refcoco"), "--output", str(tmp_path / "out")]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert "refs(unc).p is no pickle of plain data" in error and "task_layouts.write" in error
+    assert "refs(unc).p is not a pickle of plain data" in error and "task_layouts.write" in error
     assert not (tmp_path / "ran").exists()
     monkeypatch.setattr(unpickling, "MEMORY", 32 << 20)
     write(tmp_path / "refcoco" / "refs(unc).p", b"\x80\x02" + b"]" * 1_000_000)
     assert main([*words, "--fresh"]) == 2
-    assert "refs(unc).p is no pickle of plain data (it needs more" in capsys.readouterr().err
+    assert "refs(unc).p is not a pickle of plain data (it needs more" in capsys.readouterr().err
     write(tmp_path / "refcoco" / "refs(google).p", b"")
     assert main([*words, "--fresh"]) == 2
-    assert "splits of unc and google; say --split-by" in capsys.readouterr().err
+    assert "splits of unc and google; choose one with --split-by" in capsys.readouterr().err
 
 
 # NLVR2

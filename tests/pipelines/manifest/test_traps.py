@@ -77,7 +77,7 @@ def test_of_a_key_that_stands_twice_the_last_counts_and_is_told(
     write(tmp_path / "in/x.json", f'{{"images": [{element}], "annotations": [{annotation}]}}')
     out = made("coco-json", tmp_path / "in")
     assert [row["text"] for row in rows(out, PAIRS)] == ["second"]
-    assert "keys that stand twice in one object, of which the last counts: caption" in (
+    assert "keys that occur twice in one object (the last one is used): caption" in (
         capsys.readouterr().err
     )
 

@@ -171,14 +171,14 @@ def test_filter_reads_earlier_versions_and_single_tables(tmp_path: Path, mined: 
     [
         ("scor > 1", "pairs has no column scor"),
         ("score = 1", "invalid syntax"),
-        ("score", "no comparison"),
+        ("score", "not a comparison"),
         ("1 > 0", "names no column"),
         ("__import__('os').system('id')", "no column __import__"),
         ("score > open('x')", "no column open"),
-        ("score > [1]", "no value"),
-        ("score > 'a'", "want a condition"),
-        ("score in []", "wants a list"),
-        ("text is text", "None alone"),
+        ("score > [1]", "not a value"),
+        ("score > 'a'", "expected a condition"),
+        ("score in []", "needs a list"),
+        ("text is text", "only for None"),
     ],
 )
 def test_a_condition_that_is_none_is_told_in_a_line(
@@ -263,9 +263,9 @@ def test_remove_says_what_is_nowhere_in_the_tables(
         assert main(command) == 0
         error = capsys.readouterr().err
         first = ", ".join(urls[1:4])
-        assert f"warning: 5 of --urls nowhere in IN: {first}, ...; all of them: " in error
-        assert f"1 of --sha256 nowhere in IN: {digests[1]}; " in error
-        assert "1 of --image-ids nowhere in IN: z; " in error
+        assert f"warning: 5 of --urls not found in IN: {first}, ...; all of them: " in error
+        assert f"1 of --sha256 not found in IN: {digests[1]}; " in error
+        assert "1 of --image-ids not found in IN: z; " in error
     absent = json.loads((tmp_path / "out/not_found.json").read_text())
     assert absent == {"urls": urls[1:], "sha256": digests[1:], "image_ids": ["z"]}
     assert "http://nowhere/&lt;0&gt;.jpg" in (tmp_path / "out/report.html").read_text()
@@ -346,10 +346,10 @@ def test_a_killed_run_is_continued_to_the_same_bytes(mined: str, tmp_path: Path)
         (["concat", "nowhere"], "IN nowhere: no table there"),
         (["filter", "{mined}", "--where", "score > 1", "--table", "regions"], "has only"),
         (["sample", "{mined}", "--fraction", "1.5"], "at most 1"),
-        (["sample", "{mined}", "--rows", "1", "--table", "aliases"], "no id to draw by"),
-        (["remove", "{mined}"], "say what"),
+        (["sample", "{mined}", "--rows", "1", "--table", "aliases"], "no id to sample by"),
+        (["remove", "{mined}"], "name the rows"),
         (["remove", "{mined}", "--urls", "nowhere"], "no such file"),
-        (["remove", "{mined}", "--sha256", "{mined}/_manifest.json"], "no SHA-256"),
+        (["remove", "{mined}", "--sha256", "{mined}/_manifest.json"], "not a SHA-256"),
         (["remove", "{mined}", "--image-ids", "{empty}"], "is empty"),
     ],
 )
@@ -401,7 +401,7 @@ def test_an_output_among_the_inputs_is_refused(
     mined: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["concat", mined, "--output", mined]) == 2
-    assert "is an IN" in capsys.readouterr().err
+    assert "is one of the IN" in capsys.readouterr().err
 
 
 def test_tables_in_a_store(mined: str, bucket: str, tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.factories import NO_MODELS
+from tests.object_stores import upload_folder
 from tests.pipelines.conftest import make_image, write_archive
 from tests.web import LOCAL, FileServer, file_server
 from warcio.archiveiterator import ArchiveIterator
 
 from vlmill.pipelines.web_pairs import command
 from vlmill.pipelines.web_pairs.archives import placed
+from vlmill.pipelines.web_pairs.job import SHARD_BYTES, choose_shards
 from vlmill.runtime.console.lineage import check_state
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
@@ -145,6 +147,39 @@ def test_an_index_of_all_records_gives_what_the_archives_give(
     assert ids(run(tmp_path / "web", *flags, "--allow-address", LOCAL)) == whole
 
 
+@pytest.mark.parametrize("place", ["web", "store"])
+def test_an_index_may_lie_elsewhere(
+    place: str,
+    server: FileServer,
+    bucket: str,
+    crawl: Path,
+    whole: Ids,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On the web one file; in a store those of a pattern."""
+    names = [f"{name}.{end}" for name in ANIMALS for end in ("html", "jpg")]
+    lines = index_of(crawl, names).splitlines(keepends=True)
+    if place == "web":
+        server.files["/cdx-00000.gz"] = gzip.compress("".join(lines).encode())
+        index, missing = f"{server.url}/cdx-00000.gz", f"{server.url}/none.gz"
+    else:
+        (tmp_path / "parts").mkdir()
+        for number, part in enumerate((lines[::2], lines[1::2])):
+            (tmp_path / "parts" / f"cdx-{number}").write_text("".join(part))
+        folder = upload_folder(tmp_path / "parts", bucket)
+        index, missing = f"{folder}/cdx-*", f"{folder}/none-*"
+    flags = ["--base", str(crawl), "--allow-address", LOCAL]
+    assert ids(run(tmp_path / "out", "--index", index, *flags)) == whole
+    run(tmp_path / "none", "--index", missing, *flags, status=1 if place == "web" else 2)
+    assert missing in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_shard_for_so_many_bytes_of_archives(tmp_path: Path) -> None:
+    archives = [("a.warc.gz", SHARD_BYTES), ("b.warc.gz", SHARD_BYTES // 2)]
+    assert [choose_shards(tmp_path, archives[:n]) for n in range(3)] == [1, 1, 2]
+
+
 def test_only_the_records_of_an_index_are_read(crawl: Path, whole: Ids, tmp_path: Path) -> None:
     (tmp_path / "cdx").write_text(index_of(crawl, ["cat.html", "cat.jpg", "dog.html"]))
     flags = ["--index", str(tmp_path / "cdx"), "--base", str(crawl)]
@@ -208,15 +243,15 @@ def test_an_outage_is_no_damage_of_the_archive(
     [
         (["--warc", "@nothing"], "no such list"),
         (["--warc", "@empty"], "it is empty"),
-        (["--warc", "@lost"], "lost.warc.gz is no file that is there; see --base"),
+        (["--warc", "@lost"], "lost.warc.gz does not exist; see --base"),
         (["--warc", "@bad.gz"], "give a list of archives"),
-        (["--warc", "@zeros"], "line 1 is no path"),
+        (["--warc", "@zeros"], "line 1 is not a path"),
         (["--warc", "https://"], "not the address of a file"),
         (["--warc", "http://127.0.0.1:9/a"], "give a public address"),
         (["--warc", "a", "--allow-address", "all"], "--allow-address"),
         (["--index", "nothing"], "--index nothing: no file"),
         (["--index", "empty"], "no record"),
-        (["--index", "empty", "--warc", "a"], "leave --warc out"),
+        (["--index", "empty", "--warc", "a"], "remove --warc"),
         ([], "give --warc GLOB or --index FILE"),
     ],
 )

@@ -180,7 +180,7 @@ def test_the_site_s_robots_txt_in_the_archive_is_honoured(
     warc = archive(tmp_path / "a.warc.gz", site)
     out = tmp_path / "out"
     assert run("--warc", str(warc), "--output", str(out), *NO_MODELS) == 0
-    assert "warning: no pair came out" in capsys.readouterr().err
+    assert "warning: the result has no pairs" in capsys.readouterr().err
     reasons = {(row["stage"], row["reason"]) for row in rows(out, REJECTS)}
     assert ("join", "no_ai") in reasons
     flags = ["--warc", str(warc), "--output", str(tmp_path / "all"), *NO_MODELS]

@@ -18,7 +18,6 @@ from PIL import Image
 from tests.factories import NO_MODELS
 from tests.pipelines.filters.generated_pairs import CLASSES, region_row
 
-from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.pipelines.web_pairs import order
 from vlmill.pipelines.web_pairs.units import Job
@@ -244,17 +243,23 @@ def test_finished_continued_refused_fresh(
     assert "--fresh" in capsys.readouterr().err
     assert run(warcs, out, "--min-side", "330", "--fresh") == 0
     captured = capsys.readouterr()
-    assert "0 pairs" in captured.out and "warning: no pair" in captured.err
+    assert "0 pairs" in captured.out and "warning: the result has no pairs" in captured.err
 
 
 @pytest.mark.usefixtures("in_a_loop")
-def test_images_beyond_the_limit_of_a_page_are_one_reject(
+def test_images_beyond_the_limit_of_a_rules_file_are_one_reject(
     archive: Pack, image: Make, tmp_path: Path
 ) -> None:
-    most = WebPairRules().max_images_per_page
+    most = 20
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f"max_images_per_page = {most}\n")
     body = "<img src=cat.jpg alt='A black cat on a mat'>" + "<img src=gone.jpg>" * (most + 2)
     site = [html_page("a", body), (f"{SITE}cat.jpg", image(310, 320), "image/jpeg")]
-    assert run(archive(tmp_path / "a.warc.gz", site), tmp_path / "out") == 0
+    warc = archive(tmp_path / "a.warc.gz", site)
+    assert run(warc, tmp_path / "out", "--rules", str(rules)) == 0
+    assert "20 (default: 2000)" in (tmp_path / "out" / "report.html").read_text()
+    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
+    assert str(rules) in json.dumps(manifest["inputs"])
     (row,) = (row for row in rows(tmp_path / "out", REJECTS) if row["reason"] == "too_many")
     assert (row["stage"], row["key"]) == ("join", f"{SITE}a.html")
     assert row["detail"] == f"3 images after {most}"
@@ -335,7 +340,7 @@ def test_a_full_disk_says_that_the_command_goes_on(
     assert run(warcs, out, *FLAGS) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("failed: ") and "No space left on device" in said
-    assert said.endswith(f"; with more room at {out} this command goes on")
+    assert said.endswith(f"; free disk space at {out}, and the same command continues")
 
 
 def test_the_report_is_one_safe_file(mined: Path) -> None:
@@ -380,7 +385,10 @@ def test_wrong_digests_are_counted_and_shown(response: Make, image: Make, tmp_pa
     (tmp_path / "a.warc").write_bytes(page + other[:at] + b"A" * 32 + other[at + 32 :])
     assert run(tmp_path / "a.warc", tmp_path / "out") == 0
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["wrong_digests"] == 1
-    assert "1 records' bytes are not those" in (tmp_path / "out" / "report.html").read_text()
+    assert (
+        "do not match the digest in their archive: 1."
+        in (tmp_path / "out" / "report.html").read_text()
+    )
 
 
 def test_a_dry_run_measures_and_writes_nothing(
@@ -473,7 +481,7 @@ def test_without_work_no_archive_is_added_alone(
     before = rows(out, PAIRS)
     capsys.readouterr()
     assert run(second, out) == 2
-    assert "its work/archives has nothing any more" in capsys.readouterr().err
+    assert "its work/archives no longer has their results" in capsys.readouterr().err
     assert rows(out, PAIRS) == before and verify_folder(out) == []
     assert run(tmp_path / "*.warc.gz", out) == 0
 

@@ -221,7 +221,7 @@ def test_parts_of_a_killed_upload_are_removed(bucket: str) -> None:
 
 
 def test_a_damaged_file_in_a_store_is_named(bucket: str) -> None:
-    write_text(to_path(f"{bucket}/rejects-1.parquet"), "no Parquet")
+    write_text(to_path(f"{bucket}/rejects-1.parquet"), "not a Parquet")
     with pytest.raises(InputError, match=r"rejects-1\.parquet is not a readable Parquet file"):
         find_shards(f"{bucket}/rejects-1.parquet", REJECTS)
     with pytest.raises(InputError, match=r"--x .*/none: no table of rejects there"):

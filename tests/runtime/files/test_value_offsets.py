@@ -245,7 +245,7 @@ def test_places_that_do_not_fit_the_footer_are_not_used(
     expected = [value for group in GROUPS for value in group]
     reader = ImageReader(path)
     assert [reader.read_bytes(i) for i in range(len(expected))] == expected
-    assert "values of bytes are not at their recorded place" in verify_folder(tmp_path)[0]
+    assert "values of bytes are not at their recorded position" in verify_folder(tmp_path)[0]
 
 
 def test_verify_tells_an_empty_image_from_none(tmp_path: Path) -> None:
@@ -262,9 +262,9 @@ def test_a_value_of_another_length_than_its_place_is_an_error(tmp_path: Path) ->
     path = write_images(tmp_path, GROUPS)
     with_places(path, swap)
     reader = ImageReader(path)
-    with pytest.raises(InputError, match="image 0 of row group 0 is not at its recorded place"):
+    with pytest.raises(InputError, match="image 0 of row group 0 is not at its recorded position"):
         reader.read_bytes(0)
-    with pytest.raises(InputError, match="image 2 of row group 0 is not at its recorded place"):
+    with pytest.raises(InputError, match="image 2 of row group 0 is not at its recorded position"):
         reader.read_bytes(2)
     assert reader.read_bytes(4) == GROUPS[1][0]
     assert "row group 0: values of bytes" in verify_folder(tmp_path)[0]

@@ -361,9 +361,9 @@ def test_features_that_moved_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(content)
     reader = RegionReader(path)
     assert reader["a"].features is not None
-    with pytest.raises(InputError, match="features of b is not at its recorded place"):
+    with pytest.raises(InputError, match="features of b is not at its recorded position"):
         reader["b"]
-    with pytest.raises(InputError, match="features of b is not at its recorded place"):
+    with pytest.raises(InputError, match="features of b is not at its recorded position"):
         reader.locate_value("features", 1)
 
 

@@ -165,5 +165,5 @@ def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_workers(None, ["--runner=FlinkRunner"]) == 5
     with pytest.raises(InputError, match="--workers 2 is for a job without Beam, and --runner"):
         local_workers(2, ["--runner=FlinkRunner"])
-    with pytest.raises(InputError, match=r"b\.warc\.gz: there is no flag before it; quote a glob"):
+    with pytest.raises(InputError, match=r"b\.warc\.gz: expected a flag before it; put quotes"):
         local_workers(2, ["b.warc.gz", "c.warc.gz"])

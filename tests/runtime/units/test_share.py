@@ -1,5 +1,6 @@
 """Parts of a job: processes that share its units, and wait for each other."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.factories import NO_MODELS, Tables
 from tests.pipelines.conftest import make_image, write_archive
+from tests.pipelines.manifest.layouts import FLICKR
 from tests.runtime.units.jobs import STEPS, Sums, log
 from tests.runtime.units.test_run import files
 
@@ -103,7 +105,7 @@ def test_what_does_not_go_with_parts(
 @pytest.mark.parametrize(
     "name",
     [
-        *("web_pairs", "hard_negatives", "tables"),
+        *("web_pairs", "hard_negatives", "tables", "manifest sbu"),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("nearest_images", "manifest")),
     ],
 )
@@ -132,13 +134,14 @@ def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path)
             *["own", "--input", str(tmp_path / "own.csv"), "--text-column", "text"],
             *["--image-column", "image", "--rows-per-shard", "2"],
         ],
+        "manifest sbu": ["--input", str(write_sbu(tmp_path / "sbu")), "--rows-per-shard", "4"],
         "tables": ["concat", inputs.pairs, inputs.pairs],
     }[name]
 
     def start(output: str, *flags: str) -> "subprocess.Popen[str]":
         flags = (*flags, "--output", str(tmp_path / output))
         return subprocess.Popen(
-            [sys.executable, "-m", f"vlmill.pipelines.{name}", *command, *flags],
+            [sys.executable, "-m", *f"vlmill.pipelines.{name}".split(), *command, *flags],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -155,6 +158,18 @@ def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path)
     assert parts.keys() == whole.keys()
     assert [file for file, content in whole.items() if parts[file] != content] == []
     assert verify_folder(tmp_path / "parts") == []
+
+
+def write_sbu(folder: Path) -> Path:
+    """Captions and images of a published data set; two entries have the same image."""
+    urls = [f"{FLICKR}/{n}_ab.jpg" for n in range(11)]
+    columns = {"image_urls": urls, "user_ids": urls, "captions": [f"a cat {n}" for n in range(11)]}
+    (folder / "images").mkdir(parents=True)
+    (folder / "sbu-captions-all.json").write_text(json.dumps(columns))
+    for number, url in enumerate(urls):
+        image = make_image(160, 120, seed=max(number, 1))
+        (folder / "images" / url.rpartition("/")[2]).write_bytes(image)
+    return folder
 
 
 def test_parts_need_a_folder_that_all_see(capsys: pytest.CaptureFixture[str]) -> None:

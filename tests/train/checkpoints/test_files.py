@@ -133,7 +133,7 @@ def test_without_a_checkpoint(tmp_path: Path) -> None:
     ("field", "value", "message"),
     [
         ("checkpoint", 99, "has format 99, this vlmill reads 1"),
-        ("variant", "albert", "variant 'albert' is none of beit, bert, "),
+        ("variant", "albert", "variant 'albert' is not one of beit, bert, "),
         ("model", {"widht": 3}, "did you mean width"),
         ("model", {"width": 24}, "is damaged"),
         ("training", None, "is damaged"),

@@ -17,7 +17,7 @@ from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.recipes import RECIPES, find_recipe
-from vlmill.train.detector.run import say_sizes
+from vlmill.train.detector.run import warn_about_sizes
 from vlmill.train.run import loop
 
 
@@ -47,7 +47,7 @@ def test_a_shown_recipe_is_a_file_that_can_be_changed(
     file.write_text(yaml.safe_dump(fields))
     settings = read_settings(None, str(file), ["steps=7"])
     assert (settings.solver.lr, settings.steps) == (0.5, 7)
-    with pytest.raises(InputError, match="not both"):
+    with pytest.raises(InputError, match="give either --config or"):
         read_settings("small", str(file), [])
     with pytest.raises(InputError, match="there are vg-r101-c4"):
         cli.command(["recipes", "show", "large"])
@@ -73,9 +73,9 @@ def test_fields_that_no_run_can_have_are_refused_by_name(field: str) -> None:
 
 def test_another_size_than_was_trained_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     for name in RECIPES:
-        say_sizes(find_recipe(name))
+        warn_about_sizes(find_recipe(name))
     assert not capsys.readouterr().err
-    say_sizes(read_settings("small", None, ["short_sides=[224,240]"]))
+    warn_about_sizes(read_settings("small", None, ["short_sides=[224,240]"]))
     assert "detector.short_side=160" in capsys.readouterr().err
 
 

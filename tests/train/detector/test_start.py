@@ -81,7 +81,7 @@ def test_torchvisions_pixels_and_strides_are_asked_for(tmp_path: Path) -> None:
 
 def test_another_resnet_is_refused_with_the_tensor(tmp_path: Path) -> None:
     save_file(resnet(str, statistics=True), tmp_path / "r50.safetensors")
-    with pytest.raises(InputError, match=r"is \(4, 3, 7, 7\), want \(5, 3, 7, 7\)"):
+    with pytest.raises(InputError, match=r"is \(4, 3, 7, 7\), expected \(5, 3, 7, 7\)"):
         start_from(new_model(settings(stem_channels=5)), tmp_path / "r50.safetensors", Names())
 
 

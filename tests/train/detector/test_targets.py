@@ -149,5 +149,5 @@ def test_a_image_without_boxes_has_no_attribute_targets() -> None:
     [{"labels": (0, 1)}, {"labels": (0, 2, 1)}, {"thresholds": (0.7, 0.3)}, {"batch": 0}],
 )
 def test_rules_that_contradict_themselves_are_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="want"):
+    with pytest.raises(ValueError, match="expected"):
         dataclasses.replace(RULE, **changes)  # type: ignore[arg-type]

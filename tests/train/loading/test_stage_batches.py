@@ -221,7 +221,7 @@ def test_an_error_of_a_worker_reaches_who_asks_in_one_line(
     data[offset - 4 : offset] = b"\xff" * 4  # the length of the value
     path.write_bytes(data)
     sent = dataclasses.replace(batches, regions=RegionReader(tables.regions))
-    with pytest.raises(InputError, match="is not at its recorded place") as raised:
+    with pytest.raises(InputError, match="is not at its recorded position") as raised:
         list(batch_loader(sent, 0, 3, workers=1))
     assert "\n" not in str(raised.value)
 

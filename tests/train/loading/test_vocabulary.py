@@ -172,7 +172,7 @@ def test_of_a_token_on_two_lines_the_later_one_counts(tmp_path: Path, capsys: An
     assert tokenizer.encode("hund katze maus").ids == there("hund katze maus")["input_ids"]
     assert tokenizer.encode("hund").ids == [2, 7, 3]
     assert tokenizer.id_to_token(5) == "[unused0]"  # the row of the earlier line
-    assert "'hund' is on lines 6 and 8; the later line counts" in capsys.readouterr().err
+    assert "'hund' is on lines 6 and 8; the later line is used" in capsys.readouterr().err
     assert len(vocabulary_text(tokenizer).splitlines()) == tokenizer.get_vocab_size() == 9
 
 
@@ -213,11 +213,11 @@ FULL = {
     [
         ("tokenizer_config", {"strip_accents": "no"}, "tokenizer_config.json: strip_accents='no'"),
         ("tokenizer_config", {"unk_token": "<unk>"}, "unk_token='<unk>', expected .UNK."),
-        ("tokenizer_config", [], "tokenizer_config.json holds no JSON object"),
+        ("tokenizer_config", [], "tokenizer_config.json is not a JSON object"),
         ("tokenizer_config", {"added_tokens_decoder": {"14": {}}}, "added token has no content"),
-        ("added_tokens", {"[DEC]": 5}, r"'\[DEC\]' is added with the number 5, but .* 5 is 'the'"),
-        ("added_tokens", {"the": 14}, "'the' is added with the number 14, .* has the number 5"),
-        ("added_tokens", {"a": 14, "b": 14}, "two tokens have one id"),
+        ("added_tokens", {"[DEC]": 5}, r"'\[DEC\]' is added with the id 5, but .* 5 is 'the'"),
+        ("added_tokens", {"the": 14}, "'the' is added with the id 14, .* has the id 5"),
+        ("added_tokens", {"a": 14, "b": 14}, "two tokens have the same id"),
         ("added_tokens", {"[DEC]": "last"}, "an added token has the id 'last'"),
         ("added_tokens", {"[DEC]": 1 << 30}, "expected less than 1048576"),
         ("tokenizer", FULL | {"model": {"type": "BPE"}}, "model.type='BPE', expected WordPiece"),

@@ -177,7 +177,7 @@ def test_negatives_are_drawn_by_their_weights_and_never_the_partner() -> None:
     for _ in range(20):
         images, texts = draw_negatives(weights, weights.T.contiguous(), generator)
         assert not (images == torch.arange(3)).any() and not (texts == torch.arange(3)).any()
-    with pytest.raises(ValueError, match="1 candidates hold no negative"):
+    with pytest.raises(ValueError, match="1 candidates contain no negative"):
         negative_weights(scores[:1, :1])
 
 

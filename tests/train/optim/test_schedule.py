@@ -23,7 +23,7 @@ def test_drops_at_epochs_by_hand() -> None:
         for s in (1, 4, 7, 36, 37, 49)
     ]
     assert rates == pytest.approx([0, 0.5, 1, 1, 0.1, 0.01])
-    with pytest.raises(ValueError, match="want drops"):
+    with pytest.raises(ValueError, match="expected drops"):
         Optimizer(lr=1.0, drops=(12,))
 
 

@@ -60,8 +60,8 @@ def test_a_mixture_comes_from_the_command_line_and_back_from_yaml(tmp_path: Path
     [
         (["mixture=[{source: cc, weight: 0}]"], "weight=0"),
         (["mixture=[{source: cc, weight: 1001}]"], "at most 1000"),
-        (["optimizer.lr=2", "optimizer.weight_decay=0.5"], "lr=2 times weight_decay=0.5: want"),
-        (["mixture=[{source: cc, captions_per_picture: 0}]"], "want at least 1"),
+        (["optimizer.lr=2", "optimizer.weight_decay=0.5"], "lr=2 times weight_decay=0.5: expected"),
+        (["mixture=[{source: cc, captions_per_picture: 0}]"], "expected at least 1"),
         (["mixture=[{source: cc}, {source: cc}]"], "names cc twice"),
         (["mixture=[{source: vg}]", "sources=[cc]"], "mixture names vg, sources are cc"),
         (["mixture=[{weight: 2}]"], "source is missing"),
@@ -69,7 +69,7 @@ def test_a_mixture_comes_from_the_command_line_and_back_from_yaml(tmp_path: Path
         (["max_pairs=0"], "max_pairs=0"),
         (
             ["mixture=[{source: books, captions_per_picture: 2}]", "feeding.kind=text"],
-            "texts alone",
+            "texts without images",
         ),
     ],
 )
@@ -128,9 +128,9 @@ def test_a_stage_that_is_given_steps_and_epochs_is_refused_with_both(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "assignment", "message"),
     [
-        ("imagebert-small", "epochs=-1", "epochs=-1: want a number from 0"),
+        ("imagebert-small", "epochs=-1", "epochs=-1: expected a number from 0"),
         ("imagebert-small", "epochs=two", "stages.0.epochs: expected a number, got 'two'"),
-        ("imagebert", "epochs=2", "has 2 stages; say which, as in stages.0.epochs=2"),
+        ("imagebert", "epochs=2", "has 2 stages; name one of them, as in stages.0.epochs=2"),
         ("imagebert-small", "stpes=1", "did you mean stages.0.steps?"),
         ("imagebert-small", "lr=1e-3", "did you mean stages.0.optimizer.lr?"),
         ("imagebert-small", "learning_rate=1", "did you mean stages.0.optimizer.lr?"),
@@ -143,16 +143,20 @@ def test_a_stage_that_is_given_steps_and_epochs_is_refused_with_both(tmp_path: P
         ("imagebert-small", "optimizer.lr=fast", "optimizer.lr: expected a number, got 'fast'"),
         ("imagebert-small", "optimizer.lr=.nan", "expected a number"),
         ("imagebert-small", "precision=fp8", "'fp8' is not one of no, bf16"),
-        ("imagebert-small", "masking.words=1.5", "masking.words=1.5: want a share from 0 to 1"),
-        ("imagebert-small", "model.num_heads=5", "no multiple of num_heads"),
-        ("imagebert-small", "steps=-1", "steps=-1: want a number from 0"),
+        ("imagebert-small", "masking.words=1.5", "masking.words=1.5: expected a share from 0 to 1"),
+        ("imagebert-small", "model.num_heads=5", "not a multiple of num_heads"),
+        ("imagebert-small", "steps=-1", "steps=-1: expected a number from 0"),
         ("imagebert-small", "steps=null", "give steps or epochs"),
-        ("imagebert-small", "accumulation=5", "no multiple of accumulation=5"),
-        ("vlmo-small", "batch_size=1", "objectives.itc tells a pair from others of its step"),
+        ("imagebert-small", "accumulation=5", "not a multiple of accumulation=5"),
+        (
+            "vlmo-small",
+            "batch_size=1",
+            "objectives.itc compares a pair with the other pairs of its step",
+        ),
         ("imagebert-small", "stages.3.steps=1", "expected a number below 1, got '3'"),
         ("imagebert-small", "stages=[]", "has no stage"),
         ("imagebert-small", "seed.x=1", "seed.x: unknown field"),
-        ("imagebert", "steps=5", "has 2 stages; say which, as in stages.0.steps=5"),
+        ("imagebert", "steps=5", "has 2 stages; name one of them, as in stages.0.steps=5"),
     ],
 )
 def test_a_wrong_change_names_the_field(name: str, assignment: str, message: str) -> None:

@@ -55,7 +55,7 @@ def test_of_pretraining(recipe: str, words: list[str], reasons: list[str]) -> No
         ("retrieval-vlmo-small", "settings.num_candidates=3", "negatives=batch"),
         ("vqa-vlmo-small", "attention_kernel=true", None),
         ("vqa-vilbert-small", "attention_kernel=true", "variant=vilbert-tasks has no"),
-        ("glue-bert-small", "settings.scores=runs/*", "it is of evaluations alone"),
+        ("glue-bert-small", "settings.scores=runs/*", "it is for evaluations only"),
     ],
 )
 def test_of_tasks(recipe: str, word: str, reason: str | None) -> None:

@@ -82,7 +82,7 @@ def test_a_region_model_starts_from_it(
 ) -> None:
     pretrain(tiny(name, "steps=0"), captions, tmp_path / "start")
     said = capsys.readouterr().err
-    assert "parameters are BERT's" in said and "new, as --init lacks it" in said
+    assert "parameters are BERT's" in said and "new, because --init has no weights" in said
     assert "no detector fingerprint" not in said
     start, source = load_checkpoint(tmp_path / "start"), load_checkpoint(str(captions.init))
     assert start.tokenizer.to_str() == source.tokenizer.to_str()
@@ -101,7 +101,7 @@ def test_other_heads_are_refused_before_anything_is_written(
     with pytest.raises(InputError, match=r"model.num_heads=4: --init .*/bert has 2; leave it"):
         pretrain(tiny("imagebert-small", "model.num_heads=4"), captions, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="a checkpoint brings its vocabulary; drop --vocab"):
+    with pytest.raises(InputError, match="the checkpoint has its own vocabulary; remove --vocab"):
         both = dataclasses.replace(captions, vocab="vocab.txt")
         pretrain(tiny("imagebert-small"), both, tmp_path / "out")
 
@@ -109,9 +109,9 @@ def test_other_heads_are_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("bert-small", "objectives.itm=1", "itm=1: a bert learns text_mlm alone; set it to 0"),
-        ("bert-small", "feeding.kind=regions", "a bert reads text alone; set it to text"),
-        ("vlmo-images-base", "objectives.mlm=1", "a beit learns mim alone"),
+        ("bert-small", "objectives.itm=1", "itm=1: a bert learns only text_mlm; set it to 0"),
+        ("bert-small", "feeding.kind=regions", "a bert reads only text; set it to text"),
+        ("vlmo-images-base", "objectives.mlm=1", "a beit learns only mim"),
     ],
 )
 def test_what_it_has_no_head_for_is_refused(name: str, change: str, message: str) -> None:

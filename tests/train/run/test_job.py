@@ -307,8 +307,10 @@ def test_what_is_needed_or_not_read_is_said(
     needy = dataclasses.replace(recipe, needs="--negatives; --init from BERT")
     pretrain(change_recipe(needy, ["steps=0"]), given, tmp_path / "out")
     said = capsys.readouterr().err
-    assert "tiny needs --init (see `train-vl recipes`); without, weights are random" in said
-    assert "tiny needs --negatives (see `train-vl recipes`); without, negatives are drawn" in said
+    assert "tiny needs --init (see `train-vl recipes`); without it, weights are random" in said
+    assert (
+        "tiny needs --negatives (see `train-vl recipes`); without it, negatives are sampled" in said
+    )
     assert "note: --images is not read" in said
 
 
@@ -360,7 +362,8 @@ def test_distributions_that_no_stage_reads_do_not_matter_to_a_checkpoint(
     assert load_checkpoint(tmp_path / "second").config.num_region_classes == classes
     asks = change_recipe(recipe, ["feeding.region_targets=distribution"])
     message = (
-        rf"--init guesses {classes} classes, distributions of --regions have {classes + 1} with "
+        rf"--init predicts {classes} classes, the distributions of --regions have "
+        rf"{classes + 1} with "
         r"background; add stages\.0\.feeding\.region_targets=class$"
     )
     with pytest.raises(InputError, match=message):
@@ -449,7 +452,7 @@ def test_a_vocabulary_file_is_used(tables: Tables, recipe: Recipe, tmp_path: Pat
     pretrain(change_recipe(recipe, ["steps=1"]), given, tmp_path / "out")
     assert (tmp_path / "out" / "vocab.txt").read_text().split() == tokens
     both = dataclasses.replace(given, init=str(tmp_path / "out"))
-    with pytest.raises(InputError, match="drop --vocab"):
+    with pytest.raises(InputError, match="remove --vocab"):
         pretrain(recipe, both, tmp_path / "other")
 
 

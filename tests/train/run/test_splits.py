@@ -93,7 +93,7 @@ def test_pairs_that_cannot_be_validated_on_are_counted_by_reason(
     tables.write_regions(["image-0", "image-1"])
     tables.write_pairs(rows, {"split": ["train", "val", "val", "val"]})
     pretrain(short(recipe, "validate_every=1"), inputs_of(tables), tmp_path / "out")
-    line = "validates on 1 pairs of 1 images; others cannot be used: 1 no_text, 1 no_regions\n"
+    line = "validates on 1 pair of 1 image; the others cannot be used: 1 no_text, 1 no_regions\n"
     assert line in capsys.readouterr().err
 
 
@@ -146,7 +146,7 @@ def test_without_a_validation_split_some_images_are_held_out_for_every_seed(
     ranked = sorted({*learnt, *measured}, key=key64)
     assert set(measured) == set(ranked[:2])
     said = capsys.readouterr().err
-    assert "validates on 6 pairs of 2 images; there is no validation split" in said
+    assert "validates on 6 pairs of 2 images; without a validation split" in said
     again = drawn(tables, change_recipe(validating, ["seed=7"]), tmp_path / "two", monkeypatch)
     assert again == [learnt, measured]
     # The run that was killed goes on with the same pairs, and its checkpoint leaves them out.

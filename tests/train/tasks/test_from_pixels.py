@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     inputs, out = world(tmp_path, "vcr"), tmp_path / "out"
     with pytest.raises(InputError, match="--images is missing"):
         finetune(tiny("vcr"), dataclasses.replace(inputs, images=None), out)
-    with pytest.raises(InputError, match=r"reads picture-regions; take the recipe on stored"):
+    with pytest.raises(InputError, match=r"reads picture-regions; use the recipe on stored"):
         finetune(tiny("vcr", "feeding.kind=regions", "feeding.boxes=annotated"), inputs, out)
     with pytest.raises(InputError, match=r"boxes=examples: boxes of examples have no stored"):
         tiny("vcr", "feeding.kind=regions")

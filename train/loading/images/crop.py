@@ -162,7 +162,7 @@ class UndecodableImage(InputError):
     """Names an image that cannot be decoded; ``cause`` is the reason from the closed list."""
 
     def __init__(self, image_id: str, cause: Rejected) -> None:
-        super().__init__(f"--images: {image_id} cannot be decoded ({cause}); leave its pairs out")
+        super().__init__(f"--images: {image_id} cannot be decoded ({cause}); remove its pairs")
         self.image_id, self.cause = image_id, cause
 
 

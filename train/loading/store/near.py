@@ -51,14 +51,14 @@ def keep_neighbours(folder: Path, neighbours: str, images: Indexed, holding: str
     more = ", ..." if num_lacking > len(joined.lacking) else ""
     message = (
         f"{FLAG} {neighbours}: {num_lacking} of the {joined.num_images} images to train on "
-        f"have no neighbour that is trained on ({', '.join(joined.lacking)}{more})"
+        f"have no neighbour among the images to train on ({', '.join(joined.lacking)}{more})"
     )
     if joined.num_met < FEWEST * joined.num_images:
         raise InputError(
             f"{message}; {joined.samples}; find the neighbours of these images: python -m "
             "vlmill.pipelines.nearest_images"
         )
-    print_status(f"warning: {message}; captions of any image are drawn in place of theirs")
+    print_status(f"warning: {message}; their negatives are sampled from the captions of all images")
 
 
 def join_neighbours(

@@ -41,7 +41,8 @@ class Examples:
     """Describes a task's table of examples, whose rows are read as pairs.
 
     ``as_pairs`` returns the ``COLUMNS`` of the rows of a batch, and the ``labels`` columns. A task
-    that ``takes_empty`` also has examples without a word and images without a box. Where examples
+    that ``takes_empty`` also has examples without a word and images without a box, one that
+    ``takes_wordless`` only the former. Where examples
     have ``two_images``, the labels include the columns in `SECOND`: the second image's id, and its
     row, which is filled in. ``find_fault`` returns the reason why a row is invalid, or None.
     """
@@ -51,6 +52,7 @@ class Examples:
     as_pairs: Callable[[pa.RecordBatch], pa.RecordBatch]
     labels: pa.Schema = field(default_factory=lambda: NO_COLUMNS)
     takes_empty: bool = False
+    takes_wordless: bool = False
     two_images: bool = False
     find_fault: FaultFinder = no_fault
 
@@ -134,7 +136,7 @@ class PairsFacts:
     splits: Counter[str | None]  # the number of pairs of each, by its name as written
 
 
-def pairs_facts(pairs: PairTable) -> PairsFacts:
+def read_pairs_facts(pairs: PairTable) -> PairsFacts:
     """Reads the table once."""
     digest, splits = PairsDigest(), Counter[str | None]()
     for batch in pair_batches(pairs):

@@ -129,8 +129,8 @@ def _require(names: Sequence[str], splits: Splits, where: str) -> None:
     if missing := [name for name in names if split_name(name) not in known]:
         split_list = ", ".join(sorted({"null" if s is None else s for s in splits})) or "none"
         raise InputError(
-            f"{where} has no split {', '.join(missing)} (it has {split_list}); name those, or "
-            "leave the field out"
+            f"{where} has no split {', '.join(missing)} (it has {split_list}); name "
+            "existing splits, or remove the field"
         )
 
 

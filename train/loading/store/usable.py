@@ -129,6 +129,7 @@ class PairFilter:
         tables = [] if which.images is None else [which.images, *which.other_tables]
         examples = which.pairs if isinstance(which.pairs, Examples) else None
         self._takes_empty = examples is not None and examples.takes_empty
+        self._takes_wordless = examples is not None and examples.takes_wordless
         self._two_images = examples is not None and examples.two_images
         self._fault_of_row: FaultFinder = no_fault if examples is None else examples.find_fault
         self._joins = [
@@ -182,6 +183,7 @@ class PairFilter:
             return Fault(Reason.DUPLICATE, row["image_id"])
         fault = self.fault_without_text(row, image_rows)
         needs_words = self._which.needs_words and not self._takes_empty
+        needs_words = needs_words and not self._takes_wordless
         if fault is None and needs_words and num_tokens <= 2:  # only [CLS] and [SEP]
             return Fault(Reason.NO_TEXT, row["image_id"])
         return fault

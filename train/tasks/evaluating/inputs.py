@@ -89,7 +89,7 @@ def open_evaluation(
     """
     device = device_named(options.device)
     if options.batch_size < 1:
-        raise InputError(f"--batch-size {options.batch_size}: want at least 1")
+        raise InputError(f"--batch-size {options.batch_size}: expected at least 1")
     loaded = load_checkpoint(options.checkpoint) if loaded is None else loaded
     recipe = apply_options(find_recipe(loaded, options.task), options)
     make = TASKS[options.task].make
@@ -137,7 +137,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     if recipe is None or (loaded.task is None and loaded.training.stage):
         raise InputError(
             f"{who} is {with_article(loaded.variant)}, which was not fine-tuned for {task}; "
-            f"`train-vl finetune {task} --init` makes one of it that is"
+            f"`train-vl finetune {task} --init` makes such a checkpoint from it"
         )
     stage = recipe.stages[0]
     feeding = stage.feeding if loaded.feeding is None else loaded.feeding
@@ -182,7 +182,7 @@ def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
         if (value := getattr(options, name)) is None:
             continue
         if not hasattr(settings, name):
-            raise InputError(f"--{name} {value}: {options.task} has no use for it; drop it")
+            raise InputError(f"--{name} {value}: {options.task} does not use it; remove it")
         settings = dataclasses.replace(settings, **{name: value})
     stages = (dataclasses.replace(stage, feeding=feeding),)
     return dataclasses.replace(recipe, stages=stages, settings=settings)
@@ -193,8 +193,8 @@ def require_head(loaded: LoadedCheckpoint, task: Task, options: EvaluationOption
     who = f"--checkpoint {loaded.path}"
     if task.sizes and loaded.task is None and options.labels is None:
         raise InputError(
-            f"{who} does not say what its head's outputs mean; give --labels FILE, its own list in "
-            "its own order"
+            f"{who} does not record the labels of its outputs; give --labels FILE, the "
+            "checkpoint's own list in its own order"
         )
     for name, size in task.sizes.items():
         if getattr(loaded.config, name) != size:

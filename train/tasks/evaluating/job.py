@@ -24,7 +24,7 @@ from vlmill.runtime.files.outputs import WORK, State, prepare_output, remove_wor
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import reject, rejects_said
+from vlmill.schemas.rejects import format_rejects, reject
 from vlmill.schemas.tables import IMAGES, REGIONS, REJECTS
 from vlmill.train.loading.features import read_features
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples
@@ -89,7 +89,7 @@ def write_report(
             evaluated.papers or options.task, figures, columns, model=training.recipe
         ),
         Section(title="All figures", body=figures_table(figures, names, decimals=2)),
-        make_section("Worst cases", "Those with the lowest scores.", cases, uris),
+        make_section("Worst cases", "The examples with the lowest scores.", cases, uris),
         *([] if weighed is None else [weighed_section([weighed], options.images)]),
         Section(title="Examples", body=funnel_table([funnel])),
         Section(title="Settings", body=settings_table(settings)),
@@ -268,8 +268,8 @@ def predict_all(
                 progress.advance(len(part), rejects=len(lacking))
     except torch.OutOfMemoryError:
         raise InputError(
-            f"--batch-size {options.batch_size} does not fit into the memory of --device "
-            f"{options.device}; give a smaller one"
+            f"--batch-size {options.batch_size} does not fit into the memory of "
+            f"--device {options.device}; give a smaller batch size"
         ) from None
     return predicted, undecodable
 
@@ -293,7 +293,7 @@ def refuse_rejected(rejected: list[dict[str, Any]], accepted: int) -> None:
     raise InputError(
         f"--examples: {len(rejected)} of {len(rejected) + accepted} cannot be answered "
         f"({reasons}): "
-        f"{names}{more}; give what they lack, or --missing skip for figures of the others"
+        f"{names}{more}; give the missing tables, or --missing skip to evaluate only the others"
     )
 
 
@@ -321,4 +321,4 @@ def _print_summary(
     for name in evaluated.headline:
         value, why = figures[name], evaluated.lacking.get(name, "no public labels")
         print(f"{name}: {why if value is None else f'{100 * value:.2f} %'}")
-    print(f"{folder}: {figures['examples']} examples, {rejects_said(counts)}")
+    print(f"{folder}: {figures['examples']} examples, {format_rejects(counts)}")

@@ -11,18 +11,35 @@ from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import read_yaml
-from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_variant
+from vlmill.schemas.errors import InputError, with_article
+from vlmill.train.checkpoints.folders import (
+    SETTINGS,
+    find_checkpoint,
+    saved_model,
+    saved_variant,
+)
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
+from vlmill.train.devices.flags import add_device_batch, device_batch_words
 from vlmill.train.recipes import change_recipe
 from vlmill.train.recipes.without_effect import without_effect
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.finetuning.choice import (
+    Fit,
+    choose_recipe,
+    count_examples,
+    find_task,
+    fit_recipe,
+    has_gpu,
+    has_labels,
+)
 from vlmill.train.tasks.registry import TASKS, read_task_recipe, task_recipe_named
 
+INPUTS = ("regions", "annotated_regions", "images", "negatives", "labels")  # flags of tables
 HELP = """\
 Fine-tune a pretrained model on a task's examples.
 
 example:
+  train-vl finetune --init runs/small --examples own --images own --output runs/tuned
   train-vl finetune vqa-vilbert-small --init runs/small --examples vqa/questions \\
       --regions regions --output runs/vqa steps=600 optimizer.lr=1e-4
   train-vl finetune retrieval-vilbert-small --init runs/small --examples pairs \\
@@ -30,10 +47,12 @@ example:
   train-vl finetune glue-bert-small --init runs/bert --examples glue --output runs/rte \\
       settings.task=rte
 
-TASK-MODEL is a recipe (`train-vl recipes`). TASK alone uses the first recipe that can start from
---init. --examples is a table of `manifest`; a table is a folder, a file or a glob. The same
-command on the same --output continues a killed run, with the same losses. DIR gets checkpoints/,
-log.jsonl, recipe.yaml, rejects and report.html, and can be used as --checkpoint and --init.
+TASK-MODEL is a recipe (`train-vl recipes`). TASK alone uses the recipe for the variant and size of
+--init, and without TASK the table of --examples determines it. Such a recipe is fitted to the data
+(batch size, steps, warm-up, precision, validation), and each fitted field is printed. --examples is
+a table of `manifest`; a table is a folder, a file or a glob. The same command on the same --output
+continues a killed run, with the same losses. DIR gets checkpoints/, log.jsonl, recipe.yaml, rejects
+and report.html, and can be used as --checkpoint and --init.
 
 Examples of a validation or test split are not used for training. validate_every=N measures the
 validation examples and keeps the best checkpoint. patience=N ends the run after N measurements
@@ -73,18 +92,20 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels",
         type=path_or_url,
         metavar="FILE",
-        help="vqa: list of answers to learn, a JSON list or one per line (default: that of "
-        "--init, else labels.json in the folder of --examples, else the frequent "
-        "answers)",
+        help="vqa, classification, entailment: list of answers or classes to learn, a JSON list "
+        "or one per line (default for vqa: that of --init, else labels.json in the folder of "
+        "--examples, else the frequent answers; for the others the classes of the examples)",
     )
     add(
         "--missing",
         choices=("error", "skip"),
         default="skip",
-        help="examples without their image: error, or skip and list them in `rejects` "
+        help="what to do with examples without their image: end with an error, or skip "
+        "them and list them in `rejects` "
         "(default: skip)",
     )
     add("--vocab", metavar="FILE", help="BERT vocab.txt, without --init")
+    add_device_batch(parser)
     add("--output", type=path_or_url, required=True, metavar="DIR")
     add_lock_seconds(parser)
     add("--fresh", action="store_true", help="delete the run in DIR and start over")
@@ -100,7 +121,8 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Runs the subcommand that :func:`add_finetune_arguments` declares; returns the exit status."""
-    recipe = build_recipe(args.config, words, args.init)
+    words = [*words, *device_batch_words(args)]
+    recipe = build_recipe(args, words)
     for sentence in without_effect(recipe, words, init=args.init, vocab=args.vocab):
         print_status(f"warning: {sentence}")
     require_one_process(args.output)
@@ -121,6 +143,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
             "--images": args.images,
         }
     )
+    from vlmill.train.run.device_batch import OutOfMemory
     from vlmill.train.run.loop import NonFiniteLoss, Stopped
     from vlmill.train.run.saving import HELD_OUT, PREPARED
     from vlmill.train.tasks.finetuning.job import TaskInputs
@@ -146,7 +169,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
         print(error)
         stopped: int = args.stopped_status
         return stopped
-    except NonFiniteLoss as error:
+    except (NonFiniteLoss, OutOfMemory) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     if message:  # by the first of several processes
@@ -154,16 +177,47 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
-def build_recipe(config: str | None, words: Sequence[str], init: str | None) -> TaskRecipe:
-    """Returns the recipe that the words or a file name, with their changes. Raises InputError."""
+def build_recipe(args: argparse.Namespace, words: Sequence[str]) -> TaskRecipe:
+    """Returns the recipe that the words or a file name, with their changes; without a recipe's
+    name, one that fits ``--init`` and ``--examples``. Raises InputError.
+    """
     names = [word for word in words if "=" not in word]
-    if (config is None) == (not names) or len(names) > 1:
-        names_text = f"got {', '.join(names)}" if names else "got none"
-        both = " and --config" if config is not None and names else ""
+    changes = [word for word in words if "=" in word]
+    if len(names) > 1 or (names and args.config is not None):
+        both = " and --config" if args.config is not None else ""
         raise InputError(
-            f"TASK: give one task or recipe, or --config FILE ({names_text}{both}); changes are "
-            "field=value"
+            f"TASK: give one task or recipe, or --config FILE (got {', '.join(names)}{both}); "
+            "changes are field=value"
         )
-    variant = None if init is None else saved_variant(find_checkpoint(init, "--init"))
-    recipe = read_task_recipe(read_yaml(config)) if config else task_recipe_named(names[0], variant)
-    return change_recipe(recipe, [word for word in words if "=" in word])
+    if args.config is not None:
+        return change_recipe(read_task_recipe(read_yaml(args.config)), changes)
+    is_recipe = bool(names) and names[0] not in TASKS
+    if is_recipe or args.init is None:
+        if not names:
+            raise InputError("TASK: give one task or recipe, --config FILE, or --init DIR")
+        return change_recipe(task_recipe_named(names[0]), changes)
+    return build_fitted_recipe(args, next(iter(names), None), changes)
+
+
+def build_fitted_recipe(
+    args: argparse.Namespace, task: str | None, changes: Sequence[str]
+) -> TaskRecipe:
+    """Returns the recipe for ``--init`` and ``--examples``, fitted to the data, and prints it."""
+    init = find_checkpoint(args.init, "--init")
+    variant = saved_variant(init)
+    if variant is None:
+        raise InputError(f"--init {init}: {SETTINGS} names no variant; give another checkpoint")
+    inputs = {flag for flag in INPUTS if getattr(args, flag) is not None}
+    task = task or find_task(args.examples)
+    recipe = choose_recipe(task, variant, saved_model(init), inputs)
+    rows = count_examples(args.examples, TASKS[task].examples)
+    if has_labels(args.examples):
+        inputs.add("labels")
+    recipe, fitted = fit_recipe(
+        change_recipe(recipe, changes),
+        Fit(rows=rows, inputs=inputs, has_gpu=has_gpu()),
+        {word.partition("=")[0] for word in changes},
+    )
+    changed = f", with {', '.join(fitted)}" if fitted else ""
+    print_status(f"recipe {recipe.name}: the one for {with_article(variant)} of this size{changed}")
+    return recipe

@@ -29,8 +29,6 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.loading.store.files import Preparation
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.recipes import get_training
-from vlmill.train.recipes.rows import say_what_is_new
-from vlmill.train.recipes.training import start_from_bert
 from vlmill.train.run.inputs import Inputs, Sources, open_examples
 from vlmill.train.run.job import carry_out, describe_finished, prepare_once
 from vlmill.train.run.model import (
@@ -60,14 +58,14 @@ def check_start(recipe: TaskRecipe, init: LoadedCheckpoint | None) -> None:
     if init.variant not in recipe.starts_from:
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)}; {recipe.name} starts from "
-            f"{' or '.join(recipe.starts_from) or 'drawn weights: drop --init'}"
+            f"{' or '.join(recipe.starts_from) or 'random weights: remove --init'}"
         )
     variant, trunk = get_variant(recipe.variant), get_body(init)
     recipe_body = variant.get_body(recipe.model)
     if init.variant not in variant.starts_from and type(trunk) is not type(recipe_body):
         raise InputError(
             f"--init {init.path} is {with_article(init.variant)} over {type(trunk).__name__}, "
-            f"{recipe.name} wants {type(recipe_body).__name__}; take the recipe of that model"
+            f"{recipe.name} expects {type(recipe_body).__name__}; use the recipe of that model"
         )
 
 
@@ -166,6 +164,7 @@ def first_task_model(
     refuse_random_constants(recipe, sources.init)
     torch.manual_seed(recipe.seed)
     variant, init = get_variant(recipe.variant), sources.init
+    training = get_training(recipe.variant)
     fresh: nn.Module = variant.build(recipe.model)
     starts_anew = init is None or init.variant in variant.starts_from
     if recipe.standardise_features and starts_anew:
@@ -176,9 +175,9 @@ def first_task_model(
         return fresh
     try:
         if starts_anew:
-            say_what_is_new(start_from_bert(fresh, init)[0])
+            training.start(fresh, init)
         else:
-            get_training(recipe.variant).start_task(fresh, init, labels)
+            training.start_task(fresh, init, labels)
     except InputError:
         raise
     except (ValueError, RuntimeError) as error:
@@ -247,7 +246,11 @@ def open_task(
         )
     if speaks:
         _say_what_is_not_read(recipe, inputs)
-    task = TASKS[recipe.task].make(recipe, inputs.examples, inputs.labels, init)
+    row = TASKS[recipe.task]
+    # The head is new: its classes are those of the examples, or of a given list.
+    keeps_labels = row.keeps_labels and inputs.labels is None
+    labelled_by = init if init is None or keeps_labels else dataclasses.replace(init, task=None)
+    task = row.make(recipe, inputs.examples, inputs.labels, labelled_by)
     run_inputs = Inputs(
         examples=task.examples(inputs.examples),
         regions=inputs.regions,
@@ -274,7 +277,7 @@ def _say_what_is_not_read(recipe: TaskRecipe, inputs: TaskInputs) -> None:
     }
     for flag, (table, reads) in tables.items():
         if table is not None and not any(map(reads, feeds)):
-            print_status(f"note: {flag} is not read; {recipe.name} has no use for it")
+            print_status(f"note: {flag} is not read; {recipe.name} does not use it")
 
 
 def prepare_examples(
@@ -304,7 +307,7 @@ def check_negatives(task: LearntTask, recipe: TaskRecipe, negatives: str | None)
     if task.negatives and negatives is None:
         raise InputError(f"--negatives is missing: {task.negatives}")
     if negatives is not None and not task.negatives:
-        print_status(f"note: --negatives is not read; {recipe.name} has no use for it")
+        print_status(f"note: --negatives is not read; {recipe.name} does not use it")
         return None
     return negatives
 
@@ -336,7 +339,11 @@ def open_task_runner(
         words,
         FineTuning(task=task, blind=recipe.blind),
         partial(first_task_model, recipe, sources, task.label_pieces(words), images),
-        dataclasses.replace(task.record, blind=recipe.blind, settings=to_plain(recipe.settings)),
+        dataclasses.replace(
+            task.record,
+            blind=recipe.blind,
+            settings=task.record.settings or to_plain(recipe.settings),
+        ),
     )
 
 

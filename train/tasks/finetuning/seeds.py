@@ -52,7 +52,7 @@ def finetune_seeds(
 
 
 def compute_spread(values: dict[int, float]) -> dict[str, Any]:
-    """Returns mean, standard deviation (of a sample) and range; nothing without values."""
+    """Returns mean, sample standard deviation and range; empty without values."""
     numbers = list(values.values())
     if not numbers:
         return {}

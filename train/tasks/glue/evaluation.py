@@ -17,7 +17,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glue_metrics
-from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
+from vlmill.train.tasks.glue.settings import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import write_prediction_file
 from vlmill.train.tasks.report import Case
 from vlmill.train.tasks.scores import Figures
@@ -122,8 +122,8 @@ def write_predictions(folder: Path, *, task: str, predictions: Mapping[str, floa
     numbers = {key.rpartition("/")[2]: value for key, value in predictions.items()}
     if other := [number for number in numbers if not number.isdecimal()]:
         raise InputError(
-            f"{TASKS[task].file}.tsv needs ids that end in a row's number, as glue/rte/test/0; "
-            f"{other[0]!r} is none"
+            f"{TASKS[task].file}.tsv needs ids that end in a row number, such as "
+            f"glue/rte/test/0; got {other[0]!r}"
         )
     write_prediction_file(folder, task, {int(number): value for number, value in numbers.items()})
 
@@ -156,7 +156,7 @@ def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]
     """Returns the averages over all eight tasks with the figures of other evaluations, and the
     names of the missing ones.
 
-    Raises InputError for a pattern of no evaluation, and for two that have the same figure.
+    Raises InputError if a pattern matches no evaluation, or two evaluations have the same figure.
     """
     together, homes = dict(figures), dict[str, str]()
     for path in find_evaluations(pattern):
@@ -165,8 +165,8 @@ def compute_averages(figures: Figures, pattern: str) -> tuple[Figures, list[str]
                 continue
             if name in homes:
                 raise InputError(
-                    f"--scores {pattern}: {homes[name]} and {path.parent} both have {name}; give "
-                    "one evaluation of each task"
+                    f"--scores {pattern}: {homes[name]} and {path.parent} both contain "
+                    f"{name}; give one evaluation per task"
                 )
             together[name], homes[name] = value, str(path.parent)
     required_names = [f"glue/dev/{task}/{metric}" for task, metric in INTERBERT.items()]
@@ -181,7 +181,7 @@ def find_evaluations(pattern: str) -> list[Path]:
     files = [path for path in files if path.is_file()]
     if not files:
         raise InputError(
-            f"--scores {pattern}: no folder of that name has a {METRICS}; give what `train-vl "
+            f"--scores {pattern}: no matching folder has a {METRICS}; give what `train-vl "
             "evaluate glue` wrote"
         )
     return files

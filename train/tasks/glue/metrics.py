@@ -54,7 +54,7 @@ def _correlation(
 ) -> float | None:
     if min(len(np.unique(predictions)), len(np.unique(labels))) < 2:
         return None
-    return float(getattr(correlate(predictions, labels), "statistic"))  # noqa: B009
+    return float(correlate(predictions, labels).statistic)
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmill.train.tasks.glue.recipes import RECIPES, GlueRecipe
+from vlmill.train.tasks.glue.settings import GlueRecipe
 from vlmill.train.tasks.rows import TaskRow
 
 
@@ -17,6 +17,5 @@ ROW = TaskRow(
     name="glue",
     examples="statements",
     recipe=GlueRecipe,
-    recipes=RECIPES,
     make=make,
 )

@@ -44,7 +44,7 @@ from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.glue.evaluation import decode_logits, evaluate_predictions
 from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_metrics
-from vlmill.train.tasks.glue.recipes import HALVES, GlueSettings
+from vlmill.train.tasks.glue.settings import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import BEST_SCORE
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
@@ -276,18 +276,18 @@ def glue(
     table without a row of the task.
     """
     if labels is not None:
-        raise InputError(f"--labels {labels}: glue's classes are known; drop it")
+        raise InputError(f"--labels {labels}: glue has fixed classes; remove --labels")
     if recipe.blind:
-        raise InputError("blind=true: glue shows no image; drop it")
+        raise InputError("blind=true: glue has no images; remove it")
     require_variant(recipe)
     task = Glue(settings=recipe.settings, max_tokens=longest_text(recipe, init))
     there = list_sources(examples)
     if task.source not in there:
         known = [name for name in there if name.startswith("glue/")]
         raise InputError(
-            f"--examples {examples} has no row of {task.source}, which settings.task="
-            f"{recipe.settings.task} asks for (it has {', '.join(known) or 'none of GLUE'}); name "
-            "the task that it has"
+            f"--examples {examples} has no row of {task.source}, which "
+            f"settings.task={recipe.settings.task} asks for (it has "
+            f"{', '.join(known) or 'none of GLUE'}); set settings.task to a task that it has"
         )
     return task
 

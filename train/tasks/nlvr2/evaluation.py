@@ -48,7 +48,7 @@ def consistency_groups(results: Verdicts) -> dict[str, bool]:
     for identifier, verdict in results.items():
         parts = identifier.split("-")
         if len(parts) != 4:
-            raise InputError(f"identifier {identifier!r}: want SPLIT-SET-PAIR-SENTENCE")
+            raise InputError(f"identifier {identifier!r}: expected SPLIT-SET-PAIR-SENTENCE")
         name = "-".join((parts[0], parts[1], parts[3]))
         groups[name] = groups.get(name, True) and verdict is True
     return groups

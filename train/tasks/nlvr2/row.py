@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmill.train.tasks.nlvr2.recipes import RECIPES, Nlvr2Recipe
+from vlmill.train.tasks.nlvr2.settings import Nlvr2Recipe
 from vlmill.train.tasks.rows import TaskRow
 
 
@@ -17,6 +17,5 @@ ROW = TaskRow(
     name="nlvr2",
     examples="statements",
     recipe=Nlvr2Recipe,
-    recipes=RECIPES,
     make=make,
 )

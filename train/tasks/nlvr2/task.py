@@ -35,7 +35,7 @@ from vlmill.train.objectives.losses import IGNORED, mean_cross_entropy
 from vlmill.train.run.learning import Criterion
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.nlvr2.evaluation import evaluate_predictions
-from vlmill.train.tasks.nlvr2.recipes import NUM_IMAGES, Nlvr2Settings
+from vlmill.train.tasks.nlvr2.settings import NUM_IMAGES, Nlvr2Settings
 from vlmill.train.tasks.scores import require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,
@@ -219,6 +219,8 @@ def nlvr2(
 ) -> Nlvr2:
     """Returns the task of a recipe. Raises InputError for a list of labels."""
     if labels is not None:
-        raise InputError(f"--labels {labels}: nlvr2 tells false from true; drop it")
+        raise InputError(
+            f"--labels {labels}: nlvr2 has the fixed labels false and true; remove --labels"
+        )
     require_variant(recipe)
     return Nlvr2(settings=recipe.settings, variant=recipe.variant)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vlmill.train.tasks.refcoco.recipes import RECIPES, RefcocoRecipe
+from vlmill.train.tasks.refcoco.settings import RefcocoRecipe
 from vlmill.train.tasks.rows import TaskRow
 
 
@@ -17,6 +17,5 @@ ROW = TaskRow(
     name="refcoco",
     examples="expressions",
     recipe=RefcocoRecipe,
-    recipes=RECIPES,
     make=make,
 )

@@ -44,7 +44,7 @@ from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.mirrored_texts import find_sides, mirrored_text
 from vlmill.train.tasks.refcoco.evaluation import evaluate_predictions
 from vlmill.train.tasks.refcoco.metrics import RULES, Boxes, Grounding, choose, iou
-from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
+from vlmill.train.tasks.refcoco.settings import RefcocoSettings
 from vlmill.train.tasks.scores import by_id, require_finite
 from vlmill.train.tasks.task import (
     EvaluationResult,
@@ -267,7 +267,7 @@ def _as_pairs(expressions: pa.RecordBatch) -> pa.RecordBatch:
     for key, box in zip(expressions.column("expression_id").to_pylist(), boxes, strict=True):
         if len(box) != 4 or None in box or not (box[0] < box[2] and box[1] < box[3]):
             raise InputError(
-                f"--examples: {key} names the box {box}; want x1, y1, x2, y2 with an area, as "
+                f"--examples: {key} names the box {box}; expected x1, y1, x2, y2 with an area, as "
                 "`manifest` writes them"
             )
     return pa.RecordBatch.from_pydict(columns | {"box": pa.array(boxes, LABELS.field(0).type)})
@@ -293,7 +293,7 @@ def refcoco(
 ) -> Refcoco:
     """Returns the task of a recipe. Raises InputError for a file of labels: it has no labels."""
     if labels is not None:
-        raise InputError(f"--labels {labels}: refcoco has no list of labels; drop it")
+        raise InputError(f"--labels {labels}: refcoco has no list of labels; remove --labels")
     settings: Any = recipe.settings
     require_variant(recipe)
     require_kind(recipe, from_pixels=MODELS[recipe.variant].makes_features)

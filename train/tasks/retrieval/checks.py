@@ -42,8 +42,8 @@ def select_ranking(
         )
     if loaded.task is not None and loaded.task.blind:
         raise InputError(
-            f"{who} that was trained without images (blind=true): it ranks all of them alike; "
-            "its recalls are those by chance"
+            f"{who} that was trained without images (blind=true): all images get the "
+            "same rank, so its recalls are chance level"
         )
     variant = get_variant(loaded.variant)
     contrast = variant.contrasts and config.contrast
@@ -51,23 +51,26 @@ def select_ranking(
         raise InputError(f"{who}, which reads pixels and boxes; retrieval feeds regions' features")
     if not contrast and not _has_matching_head(loaded):
         raise InputError(
-            f"{who} without a matching or contrastive head, by which retrieval ranks; train one "
-            "with such an objective"
+            f"{who} without a matching or contrastive head, which retrieval needs for "
+            "ranking; train a model with such an objective"
         )
     if loaded.feeding is not None and loaded.feeding.kind not in ("regions", "pixels"):
-        raise InputError(f"{who} last trained on {loaded.feeding.kind} alone; train it on pairs")
+        raise InputError(f"{who} was last trained on {loaded.feeding.kind} only; train it on pairs")
     if first_stage is not None and rerank is None:
-        raise InputError("--first-stage picks what is ranked again; say how many with --rerank K")
+        raise InputError(
+            "--first-stage selects candidates to rank again; give their number with --rerank K"
+        )
     if rerank is not None:
         if not ((contrast or first_stage) and _has_matching_head(loaded)):
             raise InputError(
-                f"--rerank {rerank}: {who}, which has not both a contrastive and a matching head; "
-                "leave --rerank out, or pick by another model or by words with --first-stage"
+                f"--rerank {rerank}: {who}, which does not have both a contrastive and "
+                "a matching head; remove --rerank, or select with another model or with "
+                "words (--first-stage)"
             )
         if rerank < 1:
-            raise InputError(f"--rerank {rerank}: want at least 1")
+            raise InputError(f"--rerank {rerank}: expected at least 1")
     if getattr(config, "num_tasks", 0):
-        raise InputError(f"{who} that wants a task's token, which retrieval does not feed it")
+        raise InputError(f"{who} that needs a task token, which retrieval does not provide")
     return "contrast" if contrast and first_stage is None else "matching"
 
 
@@ -94,7 +97,7 @@ def find_feeding(loaded: LoadedCheckpoint, max_regions: int | None = None) -> Fe
             feeding = dataclasses.replace(feeding, whole_image="none")
     if max_regions is not None:
         if max_regions < 1:
-            raise InputError(f"--max-regions {max_regions}: want at least 1")
+            raise InputError(f"--max-regions {max_regions}: expected at least 1")
         feeding = dataclasses.replace(feeding, max_regions=max_regions)
     if feeding.kind == "pixels":
         feeding = dataclasses.replace(feeding, image_size=body_config(loaded).image_size)
@@ -127,12 +130,15 @@ def notes_on_regions(
         unknown = regions.detector_fingerprint is None
         side = "The regions do" if unknown else "The checkpoint does"
         notes.append(
-            f"{side} not say which detector was used: that it is the training's is unchecked."
+            f"{side} not record which detector was used, so it is not checked that it "
+            "is the detector of the training."
         )
     if str(regions.producer.get("weights", "")).startswith("random"):
-        notes.append("The regions' detector has random weights: it recognises nothing.")
+        notes.append(
+            "The detector of the regions has random weights, so the regions are meaningless."
+        )
     if feeding.region_order == "confidence" and not are_ranked(regions):
-        notes.append("The regions do not say how sure they are: they are fed in the table's order.")
+        notes.append("The regions have no class scores, so they are used in the table's order.")
     return notes
 
 
@@ -165,25 +171,27 @@ def notes_on_training(
     """Returns notes on the checkpoint's training data that a reader must know."""
     training, notes = loaded.training, list[str]()
     if training.step == 0 and loaded.feeding is None and not training.stage:
-        notes.append("The checkpoint was converted: it is fed what its publication says.")
+        notes.append("The checkpoint was converted; its inputs are as published.")
         if loaded.variant not in VARIANTS:
             notes.append(
-                f"This {loaded.variant} has heads of several tasks: figures mean nothing unless "
-                "it was fine-tuned for retrieval."
+                f"This {loaded.variant} has heads of several tasks; the figures are "
+                "only meaningful if it was fine-tuned for retrieval."
             )
     elif training.step == 0 and (loaded.trained_on is None or not len(loaded.trained_on.pairs)):
-        return ["The checkpoint is untrained: figures are those of random weights."]
+        return ["The checkpoint is untrained: its weights are random, and so are the figures."]
     if overlap is None or loaded.trained_on is None:
-        return [*notes, "The checkpoint does not say which pairs it was trained on."]
+        return [*notes, "The checkpoint does not record which pairs it was trained on."]
     if overlap.pairs or overlap.images:
         knows = "by heart" if overlap.pairs else "in part: other captions of these images"
         notes.append(
-            f"The checkpoint was trained on {overlap.pairs} of these {len(candidates.pairs)} pairs "
-            f"and {overlap.images} of these {len(candidates.image_ids)} images: the figures show "
-            f"what it knows {knows}."
+            f"The checkpoint was trained on {overlap.pairs} of these "
+            f"{len(candidates.pairs)} pairs and {overlap.images} of these "
+            f"{len(candidates.image_ids)} images: the figures show what it has memorised {knows}."
         )
     if not loaded.trained_on.complete:
-        notes.append("The weights that its training began with do not say what they had read.")
+        notes.append(
+            "The weights that its training started from do not record their training data."
+        )
     return notes
 
 
@@ -195,7 +203,7 @@ def notes_on_ties(metrics: Mapping[str, float]) -> list[str]:
         if high - low > TIE_WARNING:
             notes.append(
                 f"{direction}: {int(metrics[f'{direction}/ties'])} queries have ties; R@1 would be "
-                f"{percent(high)} % if equal scores counted for the model, and is {percent(low)} %."
+                f"{percent(high)} % if ties counted as correct; it is {percent(low)} %."
             )
     return notes
 
@@ -206,8 +214,9 @@ def notes_on_shortlists(metrics: Mapping[str, float]) -> list[str]:
         return []
     texts, images = (1 - metrics[f"{kind}_retrieval/listed"] for kind in ("image", "text"))
     return [
-        f"The first stage costs at most {percent(texts)} % of recall of images, as it left out "
-        f"the right image of so many texts, and {percent(images)} % of recall of texts."
+        f"The first stage excluded the right image of {percent(texts)} % of the texts "
+        f"and the right text of {percent(images)} % of the images; it lowers the "
+        "recalls by at most that."
     ]
 
 
@@ -216,6 +225,6 @@ def notes_on_many(count: int, shape: tuple[int, ...]) -> list[str]:
     if count < max(shape):
         return []
     return [
-        f"--rerank {count} is as many as there are images and texts, or more: all pairs are "
-        "scored, and the first stage decides nothing."
+        f"--rerank {count} is at least the number of images and texts: all pairs are "
+        "scored, and the first stage has no effect."
     ]

@@ -18,7 +18,7 @@ def retrieval(
 ) -> LearntTask:
     """Returns the task of a recipe. Raises InputError for settings that its model does not use."""
     if labels is not None:
-        raise InputError(f"--labels {labels}: retrieval tells no labels apart; leave it out")
+        raise InputError(f"--labels {labels}: retrieval has no labels; remove --labels")
     settings: RetrievalSettings = recipe.settings
     contrasts = get_variant(recipe.variant).contrasts
     if contrasts and settings.negatives != "batch":
@@ -32,8 +32,8 @@ def retrieval(
     trained = {"match" if loss == "binary" else "score" for loss in settings.losses}
     if rank_by is not None and rank_by not in trained:
         raise InputError(
-            f"model.rank_by={rank_by}: settings.losses={list(settings.losses)} train the other "
-            "head alone; set model.rank_by to it"
+            f"model.rank_by={rank_by}: settings.losses={list(settings.losses)} train "
+            "only the other head; set model.rank_by to it"
         )
     kind = CandidateRetrieval
     if settings.negatives == "batch":

@@ -115,7 +115,7 @@ def require_pairs(batch_size: int) -> None:
     """Raises InputError for steps of a single pair, whose negatives are the step's other pairs."""
     if batch_size < 2:
         raise InputError(
-            f"stages.0.batch_size={batch_size}: a pair alone has no negative; set it to at least 2"
+            f"stages.0.batch_size={batch_size}: a single pair has no negative; set it to at least 2"
         )
 
 

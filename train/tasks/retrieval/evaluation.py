@@ -22,7 +22,7 @@ from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
-from vlmill.schemas.rejects import rejects_said
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.report import WeighedImage
@@ -130,8 +130,8 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
         metrics = _metrics(setup, ranked, candidates, rejects)
     except torch.OutOfMemoryError:
         raise InputError(
-            f"--batch-size {options.batch_size} does not fit into the memory of --device "
-            f"{options.device}; give a smaller one"
+            f"--batch-size {options.batch_size} does not fit into the memory of "
+            f"--device {options.device}; give a smaller batch size"
         ) from None
     overlap = count_overlap(setup.loaded.trained_on, candidates)
     metrics |= {} if overlap is None else overlap.metrics
@@ -245,5 +245,5 @@ def _print_summary(
         print(f"{name}: {figures}")
     print(
         f"{folder}: {metrics['pairs']} pairs of {metrics['images']} images, "
-        f"{rejects_said(Counter(str(row['reason']) for row in rejects))}"
+        f"{format_rejects(Counter(str(row['reason']) for row in rejects))}"
     )

@@ -109,8 +109,8 @@ class WordStage:
             class_ids = self.regions[image_id].class_ids
             if class_ids is None:
                 raise InputError(
-                    f"--first-stage words: --regions say no class of {image_id}'s boxes; give "
-                    "regions with classes, or a checkpoint"
+                    "--first-stage words: --regions has no classes for the boxes of "
+                    f"{image_id}; give regions with classes, or a checkpoint"
                 )
             row[class_ids[(class_ids >= 0) & (class_ids < len(self.names))]] = 1
         return common_classes(present, find_text_classes(self.names, texts))
@@ -168,7 +168,7 @@ def open_first_stage(
     if first == WORDS:
         return _open_words(class_names, regions)
     if class_names is not None:
-        raise InputError("--class-names are for --first-stage words; give both or neither")
+        raise InputError("--class-names is only for --first-stage words; give both or neither")
     if first is None:
         return None
     loaded = load_checkpoint(Path(first))
@@ -192,13 +192,13 @@ def open_first_stage(
 def _open_words(class_names: str | None, regions: RegionReader | None) -> WordStage:
     if regions is None:
         raise InputError(
-            "--first-stage words reads classes of regions, which this model has none of; leave it "
-            "out, or give a checkpoint"
+            "--first-stage words reads the classes of regions, and this model has no "
+            "regions; remove it, or give a checkpoint"
         )
     if class_names is None:
         raise InputError(
-            "--class-names is missing: --first-stage words wants the names of the detector's "
-            "classes, one a line"
+            "--class-names is missing: --first-stage words needs the names of the detector's "
+            "classes, one per line"
         )
     names = read_names(class_names, "--class-names")
     require_number(names, regions.producer, "classes", flag="--class-names", regions="--regions")

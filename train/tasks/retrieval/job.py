@@ -116,9 +116,11 @@ def open_inputs(options: RetrievalOptions) -> RetrievalSetup:
     """Opens all inputs of a ranking. Raises InputError for inputs that do not fit together."""
     device = device_named(options.device)
     if options.batch_size < 1:
-        raise InputError(f"--batch-size {options.batch_size}: want at least 1")
+        raise InputError(f"--batch-size {options.batch_size}: expected at least 1")
     if options.rerank is not None and options.fold_images is not None:
-        raise InputError("--rerank and --fold-images: shortlists are of all images; drop one")
+        raise InputError(
+            "--rerank and --fold-images: shortlists cover all images; remove one of the two"
+        )
     loaded = load_checkpoint(options.checkpoint)
     ranking = select_ranking(loaded, options.rerank, options.first_stage)
     feeding = find_feeding(loaded, options.max_regions)

@@ -39,7 +39,7 @@ def check_scores(scores: Scores, owners: Ids) -> None:
     """
     if scores.ndim != 2 or owners.shape != (scores.shape[1],):
         raise ValueError(
-            f"scores has shape {scores.shape} and owners {owners.shape}; want [images, texts] "
+            f"scores has shape {scores.shape} and owners {owners.shape}; expected [images, texts] "
             "and [texts]"
         )
     if bad := int((~np.isfinite(scores)).sum()):
@@ -48,8 +48,7 @@ def check_scores(scores: Scores, owners: Ids) -> None:
     if not np.array_equal(np.unique(owners), image_rows):
         strange = np.setxor1d(owners, image_rows)[:5].tolist()
         raise ValueError(
-            f"owners must name every row of the {len(scores)} images and no other; at fault: "
-            f"{strange}"
+            f"owners must name every row of the {len(scores)} images and no other; wrong: {strange}"
         )
 
 
@@ -87,7 +86,7 @@ def recall_at_k(ranks: NDArray[np.int64], k: int) -> float:
     query.
     """
     if not len(ranks):
-        raise ValueError("recall of no query is undefined; give one rank at least")
+        raise ValueError("recall without queries is undefined; give at least one rank")
     return float((ranks < k).mean())
 
 
@@ -145,7 +144,9 @@ def alignment_accuracy(scores: Scores) -> float:
     tie counts as wrong here. Raises ValueError for scores that are not finite, or without a row.
     """
     if not scores.size or not np.isfinite(scores).all():
-        raise ValueError(f"scores of shape {scores.shape}: want finite ones, and a row at least")
+        raise ValueError(
+            f"scores of shape {scores.shape}: expected finite scores and at least one row"
+        )
     return float((scores[:, :1] > scores[:, 1:]).all(axis=1).mean())
 
 

@@ -31,16 +31,16 @@ PUBLISHED = [
 
 _CARDS = template(
     "{% for query in queries %}<h3>{{ query.title }}"
-    " <small class='{{ 'hit' if query.rank == 0 else 'miss' }}'>right answer at place "
+    " <small class='{{ 'hit' if query.rank == 0 else 'miss' }}'>the correct result has rank "
     "{{ query.rank + 1 }} of {{ query.of }}</small></h3><div class='row'>"
     "{% if query.picture %}<figure>{{ image(query.picture) }}<figcaption>query</figcaption>"
     "</figure>{% endif %}{% for n in query.pictures %}<figure{% if n.right %} class='right'"
     "{% endif %}>{{ image(n.image_id) }}<figcaption>{{ n.place }}. "
-    "<small>{{ n.score }}</small>{% if n.right %} <span class='hit'>right</span>{% endif %}"
+    "<small>{{ n.score }}</small>{% if n.right %} <span class='hit'>correct</span>{% endif %}"
     "</figcaption></figure>{% endfor %}"
     "{% if query.texts %}<ol>{% for n in query.texts %}<li value='{{ n.place }}'"
     "{% if n.right %} class='hit'{% endif %}>{{ n.text }} <small>{{ n.score }}"
-    "{% if n.right %}, right{% endif %}</small></li>"
+    "{% if n.right %}, correct{% endif %}</small></li>"
     "{% endfor %}</ol>{% endif %}</div>{% endfor %}"
 )
 _IMAGE = template(
@@ -83,8 +83,8 @@ def sections(
     return [
         Section(
             title="Recall",
-            intro="Fraction of queries with a correct result among the first K, and that of a "
-            "random order. Equal scores count as wrong.",
+            intro="Fraction of queries with a correct result among the first K, "
+            "compared with a random order. Ties count as wrong.",
             body=_recall_table(metrics),
         ),
         papers_section(metrics, model=str(settings["recipe"])),

@@ -3,7 +3,6 @@
 from argparse import Namespace
 from typing import Any
 
-from vlmill.train.tasks.retrieval.recipes import RECIPES
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe
 from vlmill.train.tasks.rows import TaskRow
 
@@ -26,7 +25,6 @@ ROW = TaskRow(
     name="retrieval",
     examples="pairs",
     recipe=RetrievalRecipe,
-    recipes=RECIPES,
     make=make,
     negatives="neighbours",
     evaluate=evaluate,

@@ -56,8 +56,8 @@ class ScoreCache:
             block = _read(path, lineage, end)
             if isinstance(block, str):
                 print(
-                    f"note: {path} {block}; its scores and those of {len(paths) - number - 1} "
-                    "files behind it are computed again",
+                    f"note: {path} {block}; its scores and the scores of the "
+                    f"{len(paths) - number - 1} later files are computed again",
                     file=sys.stderr,
                 )
                 for other in paths[number:]:
@@ -101,7 +101,7 @@ def _read(path: Path, lineage: str, start: int) -> Scores | str:
     except (ValueError, KeyError, TypeError):
         return "is damaged"
     if stored_lineage != lineage:
-        return "is of another checkpoint, or of other pairs or settings"
+        return "belongs to another checkpoint, other pairs or other settings"
     if not newline or digest != _digest(content) or len(content) % 4:
         return "is damaged"
     if begins != start:

@@ -38,16 +38,18 @@ class RetrievalSettings:
 
     def __post_init__(self) -> None:
         if self.num_candidates < 2:
-            raise ValueError(f"settings.num_candidates={self.num_candidates}: want at least 2")
+            raise ValueError(f"settings.num_candidates={self.num_candidates}: expected at least 2")
         if self.negatives == "alignment" and self.num_candidates != OF_ALIGNMENT:
             raise ValueError(
                 f"settings.num_candidates={self.num_candidates}: negatives=alignment has "
                 f"{OF_ALIGNMENT}; set that, or negatives=both"
             )
         if not self.losses or len(set(self.losses)) < len(self.losses):
-            raise ValueError(f"settings.losses={list(self.losses)}: want one or more, each once")
+            raise ValueError(
+                f"settings.losses={list(self.losses)}: expected at least one, each named once"
+            )
         if not 0 <= self.margin <= 1:
-            raise ValueError(f"settings.margin={self.margin}: want a difference from 0 to 1")
+            raise ValueError(f"settings.margin={self.margin}: expected a difference from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)

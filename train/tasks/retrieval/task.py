@@ -195,9 +195,9 @@ class CandidateRetrieval(RetrievalTask):
         if self.settings.negatives != "alignment" or not self.settings.nearest:
             return ""
         return (
-            "captions of the nearest images are negatives; give what `python -m "
-            "vlmill.pipelines.nearest_images` writes, or set settings.nearest=false for captions "
-            "of any"
+            "the captions of the nearest images are the negatives; give the output of "
+            "`python -m vlmill.pipelines.nearest_images`, or set settings.nearest=false for "
+            "captions of any image"
         )
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:

@@ -2,5 +2,5 @@
 
 Reading order: ``row``, ``task`` (inputs, head and losses), ``examples`` and ``texts`` (the texts of
 a row), ``categories``, ``outlines`` and ``named_objects`` (of its objects), ``batch_tensors`` (a
-batch of them), ``heads``, ``settings``, ``recipes``, ``evaluation`` and ``submission``.
+batch of them), ``heads``, ``settings``, ``evaluation`` and ``submission``.
 """

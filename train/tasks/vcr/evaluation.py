@@ -183,7 +183,9 @@ def compute_figures(name: str, split: Split, notes: list[str]) -> Figures:
         pairs,
     )
     if alone := len(split.right) - len(pairs):
-        notes.append(f"{alone} questions of {name} have one sub-task alone: not in q_ar.")
+        notes.append(
+            f"{alone} questions of {name} have only one sub-task and are not counted in q_ar."
+        )
     joint_figures = hits_of_both.figures(name)
     return figures | {k: v for k, v in joint_figures.items() if k.startswith(f"vcr/{name}/q_ar")}
 
@@ -222,11 +224,11 @@ def read_scores(folder: Path, own_scores: Mapping[str, Scores]) -> dict[str, Sco
             "evaluation of vcr"
         ) from None
     if wrong := [key for key, values in scores.items() if values.shape != (NUM_CHOICES,)]:
-        raise InputError(f"--scores {folder}: {wrong[0]} has not {NUM_CHOICES} logits")
+        raise InputError(f"--scores {folder}: {wrong[0]} does not have {NUM_CHOICES} logits")
     if both := sorted(scores.keys() & own_scores.keys()):
         raise InputError(
-            f"--scores {folder}: {both[0]} is scored here and there; give an evaluation of the "
-            "other sub-task"
+            f"--scores {folder}: {both[0]} has scores in both evaluations; give an "
+            "evaluation of the other sub-task"
         )
     return scores
 

@@ -100,7 +100,7 @@ def find_fault(question: Question) -> tuple[Reason, str] | None:
     """Returns the fault of a row; a shifted choice, label or tag would teach nonsense."""
     counts = len(question.choices), len(question.choice_tags)
     if counts != (CHOICES, CHOICES):
-        return Reason.BAD_ROW, f"{counts[0]} choices and tags of {counts[1]}, want {CHOICES}"
+        return Reason.BAD_ROW, f"{counts[0]} choices and tags of {counts[1]}, expected {CHOICES}"
     if not -1 <= question.label < CHOICES:
         return Reason.LABEL_UNKNOWN, f"label {question.label} of {CHOICES} choices"
     if len(question.boxes) != 4 * len(question.object_names):
@@ -115,7 +115,7 @@ def find_fault(question: Question) -> tuple[Reason, str] | None:
         return Reason.BAD_ROW, str(error)
     tags = [word for words in (first, *choices) for word in words if not isinstance(word, str)]
     if not all(tags):
-        return Reason.BAD_REFERENCE, "a tag names no object; want -1 for a plain word"
+        return Reason.BAD_REFERENCE, "a tag is not an object number; expected -1 for a plain word"
     numbers = [number for tag in tags for number in tag]
     if beyond := [n for n in numbers if not 0 <= n < len(question.object_names)]:
         return (

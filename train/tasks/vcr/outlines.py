@@ -32,13 +32,13 @@ def parse_outlines(segms: str | None, num_objects: int) -> list[Outline]:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"segms: {error}") from None
     if count != num_objects:
-        raise ValueError(f"segms of {count} objects, want {num_objects}")
+        raise ValueError(f"segms of {count} objects, expected {num_objects}")
     for number, polygons in enumerate(outlines):
         if any(not len(points) for points in polygons):
             raise ValueError(f"segms: a polygon of object {number} has no points")
         if (max_points := max(map(len, polygons), default=0)) > MAX_CORNERS:
             raise ValueError(
-                f"segms: a polygon of object {number} has {max_points} points, want at most "
+                f"segms: a polygon of object {number} has {max_points} points, expected at most "
                 f"{MAX_CORNERS}"
             )
     return list(outlines)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from vlmill.train.tasks.rows import TaskRow
-from vlmill.train.tasks.vcr.recipes import RECIPES
 from vlmill.train.tasks.vcr.settings import VcrRecipe
 
 
@@ -18,6 +17,5 @@ ROW = TaskRow(
     name="vcr",
     examples="choices",
     recipe=VcrRecipe,
-    recipes=RECIPES,
     make=make,
 )

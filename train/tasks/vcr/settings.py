@@ -46,12 +46,13 @@ class VcrSettings:
 
     def __post_init__(self) -> None:
         if not self.subtasks or set(self.subtasks) - set(SUBTASKS):
-            raise ValueError(f"settings.subtasks={list(self.subtasks)}: want q2a, qa2r or both")
+            raise ValueError(f"settings.subtasks={list(self.subtasks)}: expected q2a, qa2r or both")
         if min(self.max_tokens, self.max_tokens_with_answer) < 8:
-            raise ValueError("settings.max_tokens: want at least 8, and as many with an answer")
+            raise ValueError(
+                "settings.max_tokens: expected at least 8, for the question and with an answer"
+            )
 
 
-NEEDS = "regions of VCR's images at detected and at annotated boxes"
 LONGEST = 512  # of the stored texts; `VcrSettings` has the length of the texts that are read
 
 

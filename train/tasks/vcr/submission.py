@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.train.tasks.scores import require_finite, require_same_ids
 
 CHOICES = 4
@@ -62,7 +63,8 @@ def write_leaderboard(
         require_same_ids({str(row[0]) for row in rows}, official, path.name)
     elif len(rows) != TEST_QUESTIONS:
         raise InputError(
-            f"{path.name}: {len(rows)} questions; the leaderboard wants the {TEST_QUESTIONS} of "
+            f"{path.name}: {format_count(len(rows), 'question')}; the leaderboard "
+            f"expects the {TEST_QUESTIONS} of "
             "the test set"
         )
     out = io.StringIO()

@@ -309,7 +309,7 @@ def vcr(
 ) -> Vcr:
     """Returns the task of a recipe. Raises InputError for settings that the model cannot learn."""
     if labels is not None:
-        raise InputError(f"--labels {labels}: vcr has no list of labels; drop it")
+        raise InputError(f"--labels {labels}: vcr has no list of labels; remove --labels")
     require_variant(recipe)
     settings: VcrSettings = recipe.settings
     variant = MODELS[recipe.variant]
@@ -318,7 +318,7 @@ def vcr(
         raise InputError(
             f"settings.regions={settings.regions}, words={settings.words}: "
             f"{with_article(recipe.variant)} has no head for regions or words of VCR; "
-            "leave them at none and false"
+            "keep regions=none and words=false"
         )
     feeding = recipe.stages[0].feeding
     heads, num_cells = recipe.model, 0
@@ -330,7 +330,8 @@ def vcr(
         heads, num_cells = recipe.model.model, network.num_cells
     if settings.objects == "named" and feeding.boxes == "detected":
         raise InputError(
-            "settings.objects=named: with feeding.boxes=detected no object is shown; set it to "
+            "settings.objects=named: with feeding.boxes=detected the named objects are "
+            "not inputs; set feeding.boxes to "
             "annotated or joined"
         )
     if has_heads and settings.words and not heads.masked_words:

@@ -1,68 +1,56 @@
-"""Computes VQA's official metrics of answers: figures by split, result files and worst cases.
+"""Computes the official metrics of answers: figures by split, result files and worst cases."""
 
-VQA's server and its official scorer read the result files.
-"""
-
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from vlmill.runtime.files.atomic import write_json
+import numpy as np
+
 from vlmill.runtime.files.reading import iter_batches
-from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.store.table import SampleTable
+from vlmill.train.tasks.classification.metrics import average_precision
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures, require_same_ids
+from vlmill.train.tasks.scores import Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.vqa.metrics import Annotation, accuracy, soft_score
-
-
-def official_id(question_id: str) -> int:
-    """Returns the number that a question has in the published files: 1 of ``vqa2/1``.
-
-    Raises InputError for a question that is not VQA's.
-    """
-    number = question_id.rpartition("/")[2]
-    if not (number.isascii() and number.isdecimal()):
-        raise InputError(
-            f"question_id {question_id!r}: want SOURCE/NUMBER as `manifest vqa2` writes them; the "
-            "server knows questions by their numbers"
-        )
-    return int(number)
-
-
-def write_results(
-    folder: Path, split: str, predictions: Mapping[str, str], question_ids: Set[str]
-) -> Path:
-    """Writes ``vqa_SPLIT_result.json``: question_id and answer of each question, by rising ids.
-
-    Raises InputError unless the predictions are of exactly these questions, and for two questions
-    with the same number.
-    """
-    path = folder / f"vqa_{split}_result.json"
-    require_same_ids(predictions.keys(), question_ids, path.name)
-    answers = {official_id(key): answer for key, answer in predictions.items()}
-    if len(answers) < len(predictions):
-        raise InputError(
-            f"{path.name}: questions of several sources share numbers; evaluate one source"
-        )
-    entries = [{"question_id": key, "answer": answers[key]} for key in sorted(answers)]
-    write_json(path, entries)
-    return path
-
+from vlmill.train.tasks.vqa.submission import (
+    OFFICIAL,
+    write_gqa,
+    write_own,
+    write_results,
+    write_vizwiz,
+)
 
 PUBLISHED = ("vqa/test-dev/accuracy", "vqa/test-std/accuracy")
 NO_SPLIT = "train"  # of rows that name none
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Holds a prediction: the ``index`` of the answer in the list, and the probability that the
+    question has an answer, of a head with the answer "unanswerable".
+    """
+
+    index: int
+    answerable: float | None = None
+
+
 @dataclass(kw_only=True)
 class Split:
-    """Holds the questions of a split that were answered: their images, texts and annotations."""
+    """Holds the questions of a split that were answered: their images, texts, sources, annotations
+    and, of VizWiz, whether they have an answer.
+    """
 
     questions: dict[str, tuple[str, str]] = field(default_factory=dict)  # image and question
+    sources: dict[str, str | None] = field(default_factory=dict)
     annotations: dict[str, Annotation] = field(default_factory=dict)
+    answerable: dict[str, bool] = field(default_factory=dict)
+
+    def of_sources(self, *names: str | None) -> list[str]:
+        """Returns the questions of data sets."""
+        return [key for key, source in self.sources.items() if source in names]
 
 
 def evaluate_predictions(
@@ -76,16 +64,9 @@ def evaluate_predictions(
     figures, headline, notes = Figures(), list[str](), list[str]()
     files, cases = [], list[Case]()
     for name, split in read_splits(examples, answers).items():
-        split_answers = {key: answers[key] for key in split.questions}
-        files.append(
-            partial(
-                write_results,
-                split=name,
-                predictions=split_answers,
-                question_ids=split.questions.keys(),
-            )
-        )
+        files += result_files(name, split, answers, rows)
         headline.append(f"vqa/{name}/accuracy")
+        figures |= answerability(name, split, rows)
         if not split.annotations:
             figures |= {f"vqa/{name}/accuracy": None, f"vqa/{name}/soft_score": None}
             continue
@@ -94,7 +75,8 @@ def evaluate_predictions(
         scored = {key: answers[key] for key in split.annotations}
         scores = accuracy(scored, split.annotations)
         figures |= scores.figures(name)
-        labels = {key: int(rows[key].value) for key in split.annotations}
+        headline += [f"vqa/{name}/{key}" for key in EXTRA if f"vqa/{name}/{key}" in figures]
+        labels = {key: rows[key].value.index for key in split.annotations}
         targets = {key: targets_of_row(table, rows[key].row) for key in split.annotations}
         figures |= soft_score(labels, targets, name)
         by_question = scores.by_question.items()
@@ -111,22 +93,72 @@ def evaluate_predictions(
     )
 
 
+EXTRA = ("consistency", "answerability_ap")  # of GQA and VizWiz
+
+
+def answerability(name: str, split: Split, rows: Mapping[str, Prediction]) -> Figures:
+    """Returns ``vqa/SPLIT/answerability_ap``, VizWiz's average precision of the probability that a
+    question has an answer; nothing for other data sets, and for a head without "unanswerable".
+    """
+    known = {k: v for k, v in split.answerable.items() if rows[k].value.answerable is not None}
+    if not known:
+        return {}
+    scores = np.array([rows[key].value.answerable for key in known])
+    precision = average_precision(scores, np.array(list(known.values()), dtype=np.bool_))
+    return {f"vqa/{name}/answerability_ap": precision}
+
+
+def result_files(
+    name: str, split: Split, answers: Mapping[str, str], rows: Mapping[str, Prediction]
+) -> list[Callable[[Path], object]]:
+    """Returns what writes the files of a split: one for each data set."""
+
+    def select(keys: Sequence[str]) -> dict[str, str]:
+        return {key: answers[key] for key in keys}
+
+    files: list[Callable[[Path], object]] = []
+    if official := select(split.of_sources(*OFFICIAL)):
+        known = {"predictions": official, "question_ids": official.keys()}
+        files.append(partial(write_results, split=name, **known))
+    for source, write in (("own", write_own), ("gqa", write_gqa)):
+        if chosen := select(split.of_sources(source)):
+            files.append(partial(write, split=name, predictions=chosen))
+    if chosen := select(split.of_sources("vizwiz")):
+        images = {key: split.questions[key][0] for key in chosen}
+        scores = {key: rows[key].value.answerable for key in chosen}
+        scores = {key: score for key, score in scores.items() if score is not None}
+        known = {"predictions": chosen, "images": images, "answerable": scores}
+        files.append(partial(write_vizwiz, split=name, **known))
+    return files
+
+
+COLUMNS = (
+    *("question_id", "image_id", "question", "question_type", "answer_type", "answers", "split"),
+    *("source", "entailed_ids", "is_balanced", "answerable"),
+)
+
+
 def read_splits(examples: str, answers: Mapping[str, str]) -> dict[str, Split]:
     """Returns the questions that have been answered, by their splits."""
     splits: dict[str, Split] = {}
-    columns = ("question_id", "image_id", "question", "question_type", "answer_type", "answers")
-    for batch in iter_batches(examples, QUESTIONS, columns=(*columns, "split"), flag="--examples"):
+    for batch in iter_batches(examples, QUESTIONS, columns=COLUMNS, flag="--examples"):
         for row in batch.to_pylist():
             key = row["question_id"]
             if key not in answers:
                 continue
             split = splits.setdefault(row["split"] or NO_SPLIT, Split())
             split.questions[key] = (row["image_id"], row["question"])
+            split.sources[key] = row["source"]
+            if row["answerable"] is not None:
+                split.answerable[key] = row["answerable"]
             if row["answers"]:
                 split.annotations[key] = Annotation(
                     answers=tuple(row["answers"]),
                     question_type=row["question_type"],
                     answer_type=row["answer_type"],
+                    source=row["source"],
+                    entailed_ids=tuple(row["entailed_ids"] or ()),
+                    is_counted=row["is_balanced"] is not False,
                 )
     return splits
 

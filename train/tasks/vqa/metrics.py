@@ -1,4 +1,4 @@
-"""Computes VQA's official accuracy, and the soft score that is reported during training."""
+"""Computes the official accuracy of VQA, GQA, VizWiz and OK-VQA, and the soft score of training."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from vlmill.schemas.answers import clean_answer, process_answer
+from vlmill.schemas.answers import clean_answer, make_label, process_answer
 from vlmill.train.tasks.scores import Figures, require_same_ids, share, shares_by_group
 
 Id = TypeVar("Id", bound=int | str)
@@ -24,13 +24,22 @@ class Annotation:
 
     ``answers`` are as the annotators typed them. ``annotators`` identifies the author of each: an
     answer that one annotator repeats counts once. None: all are different people, as in the
-    released files.
+    released files. ``source`` is the data set. ``entailed_ids`` are the questions that a right
+    answer answers too, and ``is_counted`` is false for GQA's questions outside its balanced part.
     """
 
     answers: tuple[str, ...]
     question_type: str | None = None
     answer_type: str | None = None
     annotators: tuple[Hashable, ...] | None = None
+    source: str | None = None
+    entailed_ids: tuple[str, ...] = ()
+    is_counted: bool = True
+
+
+# Sources whose questions have one right answer, or several that are all right: an answer is right
+# if it equals one of them. The others have ten annotators and VQA's accuracy.
+EXACT_SOURCES = ("gqa", "own", "vgqa")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +51,34 @@ class VqaScores(Generic[Id]):
 
     def figures(self, split: str) -> Figures:
         """Returns ``vqa/SPLIT/accuracy`` with its error and count, and the same by
-        ``answer_type/TYPE`` and ``question_type/TYPE``.
+        ``answer_type/TYPE``, ``question_type/TYPE`` and, of several data sets, ``source/SOURCE``;
+        ``vqa/SPLIT/consistency`` where questions entail others.
         """
         name = f"vqa/{split}/accuracy"
-        figures = share(name, list(self.by_question.values()))
-        for kind in ("answer_type", "question_type"):
-            types = {key: getattr(self.annotations[key], kind) for key in self.by_question}
-            figures |= shares_by_group(f"{name}/{kind}", self.by_question, types)
+        counted = {k: v for k, v in self.by_question.items() if self.annotations[k].is_counted}
+        figures = share(name, list(counted.values()))
+        kinds = ["answer_type", "question_type"]
+        if len({self.annotations[key].source for key in counted}) > 1:
+            kinds.append("source")
+        for kind in kinds:
+            types = {key: getattr(self.annotations[key], kind) for key in counted}
+            figures |= shares_by_group(f"{name}/{kind}", counted, types)
+        if any(annotation.entailed_ids for annotation in self.annotations.values()):
+            figures |= share(f"vqa/{split}/consistency", self.consistency())
         return figures
+
+    def consistency(self) -> list[float]:
+        """Returns GQA's consistency (arXiv:1902.09506, sec. 4.4) of each right answer to a counted
+        question: the share of right answers among the questions that it entails. Questions that
+        were not answered are left out.
+        """
+        shares = []
+        for key, score in self.by_question.items():
+            annotation = self.annotations[key]
+            entailed = [e for e in annotation.entailed_ids if e != key and e in self.by_question]
+            if score == 1 and annotation.is_counted and entailed:
+                shares.append(float(np.mean([self.by_question[e] for e in entailed])))  # type: ignore[index]
+        return shares
 
 
 def accuracy(predictions: Mapping[Id, str], annotations: Mapping[Id, Annotation]) -> VqaScores[Id]:
@@ -59,9 +88,16 @@ def accuracy(predictions: Mapping[Id, str], annotations: Mapping[Id, Annotation]
     """
     require_same_ids(predictions.keys(), annotations.keys(), "predictions")
     return VqaScores(
-        by_question={key: question_accuracy(predictions[key], a) for key, a in annotations.items()},
+        by_question={key: score_answer(predictions[key], a) for key, a in annotations.items()},
         annotations=annotations,
     )
+
+
+def score_answer(prediction: str, annotation: Annotation) -> float:
+    """Returns the accuracy of an answer, 0..1, as the question's data set defines it."""
+    if annotation.source not in EXACT_SOURCES:
+        return question_accuracy(prediction, annotation)
+    return float(make_label(prediction) in set(map(make_label, annotation.answers)))
 
 
 def question_accuracy(prediction: str, annotation: Annotation) -> float:
@@ -71,7 +107,7 @@ def question_accuracy(prediction: str, annotation: Annotation) -> float:
     ten times "yes" is wrong. Raises ValueError without an answer.
     """
     if not annotation.answers:
-        raise ValueError("a question without answers has no accuracy; leave it out")
+        raise ValueError("a question without answers has no accuracy; remove the question")
     answers = [clean_answer(answer) for answer in annotation.answers]
     prediction = clean_answer(prediction)
     if len(set(answers)) > 1:

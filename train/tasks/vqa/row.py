@@ -3,7 +3,7 @@
 from typing import Any
 
 from vlmill.train.tasks.rows import TaskRow
-from vlmill.train.tasks.vqa.recipes import RECIPES, VqaRecipe
+from vlmill.train.tasks.vqa.settings import VqaRecipe
 
 
 def make(*run: Any) -> Any:
@@ -17,6 +17,5 @@ ROW = TaskRow(
     name="vqa",
     examples="questions",
     recipe=VqaRecipe,
-    recipes=RECIPES,
     make=make,
 )

@@ -46,7 +46,7 @@ def test_nothing_changes_in_evaluation_and_at_rate_0() -> None:
 
 
 def test_a_rate_that_is_no_share_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dropout rate 1\.0: want a share"):
+    with pytest.raises(ValueError, match=r"dropout rate 1\.0: expected a share"):
         Dropout(1.0)
 
 

@@ -106,7 +106,7 @@ def test_what_a_data_set_lacks_is_downloaded(
     assert {row["reason"] for row in rejects.values()} == {"image_missing"}
     assert {number: row["detail"] for number, row in rejects.items()} == {
         "1": "bad_status: 410",
-        "2": "other_type: a page where an image is wanted",
+        "2": "other_type: a page instead of an image",
         "4": "bad_status: 500",
         "7": "bad_url: no http(s) URL",
     }

@@ -107,7 +107,7 @@ def test_parquet_texts_numbers_and_nulls(tmp_path: Path) -> None:
 
 def test_parquet_columns_of_another_type_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"t": [["a", "b"]]}), tmp_path / "x.parquet")
-    with pytest.raises(InputError, match=r"t is list<.*want text or whole numbers"):
+    with pytest.raises(InputError, match=r"t is list<.*expected text or whole numbers"):
         fields(tmp_path / "x.parquet")
 
 
@@ -116,9 +116,12 @@ def test_parquet_columns_of_another_type_are_refused(tmp_path: Path) -> None:
     [
         ("x.csv", b"", "is empty"),
         ("x.csv", b"\xff\xfea\0,\0b\0", "UTF-16.*iconv"),
-        ("x.json", b"{}", "ends in none of .csv, .tsv, .tab, .jsonl, .parquet; say --format"),
-        ("x.parquet", b"PAR1 not", "no readable Parquet"),
-        ("x.csv", b'"open', "first line is no row"),
+        ("x.dat", b"a", "ends in none of .csv, .txt, .tsv, .tab, .json, .*; say --format"),
+        ("x.csv.gz", b"a", "ends in none of .csv, .*; unpack it"),
+        ("x.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1old", "old Excel workbook"),
+        ("x.json", b"{}", "JSON|list has no objects"),
+        ("x.parquet", b"PAR1 not", "not a readable Parquet"),
+        ("x.csv", b'"open', "first line is not a row"),
     ],
 )
 def test_a_file_that_is_no_table(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -129,8 +132,8 @@ def test_a_file_that_is_no_table(tmp_path: Path, name: str, content: bytes, said
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"delimiter": "ab"}, "--delimiter 'ab': want one character"),
-        ({"encoding": "utf-16"}, "--encoding utf-16: unknown, or no superset of ASCII"),
+        ({"delimiter": "ab"}, "--delimiter 'ab': expected one character"),
+        ({"encoding": "utf-32"}, "--encoding utf-32: unknown, or not a superset of ASCII"),
         ({"encoding": "klingon"}, "--encoding klingon: unknown"),
     ],
 )

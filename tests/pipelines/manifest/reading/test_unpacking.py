@@ -97,7 +97,9 @@ def test_plain_files_of_a_tar_are_read_whatever_packs_it(
         ]
 
 
-@pytest.mark.parametrize(("name", "said"), [("a.tar", "or is cut"), ("a.tar.gz", "is damaged")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("a.tar", "or is truncated"), ("a.tar.gz", "is damaged")]
+)
 def test_a_tar_that_is_cut_names_itself(tmp_path: Path, name: str, said: str) -> None:
     content = tar_of({"a.txt": random.Random(1).randbytes(3_000)})
     whole = gzip.compress(content) if name.endswith(".gz") else content

@@ -72,7 +72,7 @@ def test_archives_may_be_called_otherwise(tmp_path: Path) -> None:
     [
         (b"", "no record"),
         (b"\n\n", "no record"),
-        (b"org,x)/ 2024 {broken\n", "line 1: it names no archive"),
+        (b"org,x)/ 2024 {broken\n", "line 1: it does not name an archive"),
         (b'{"filename": "a", "offset": -1, "length": 3}\n', "line 1"),
         (b'{"filename": "a", "offset": 1e3, "length": 3}\n', "line 1"),
         (b'{"filename": "a", "offset": 99999999999999, "length": 3}\n', "line 1"),

@@ -1,6 +1,7 @@
 import pytest
 
 from vlmill.pipelines.web.choice.candidates import own_title, says_nothing
+from vlmill.pipelines.web.texts.lists import NO_LISTS
 
 
 @pytest.mark.parametrize(
@@ -12,7 +13,7 @@ from vlmill.pipelines.web.choice.candidates import own_title, says_nothing
     ],
 )
 def test_texts_that_say_nothing(text: str) -> None:
-    assert says_nothing(text)
+    assert says_nothing(text, NO_LISTS.phrases)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ def test_texts_that_say_nothing(text: str) -> None:
     ["map", "Lana", "三江桥", "2015年のグラフ", "Photo of a fox", "Image processing", "Route 66"],
 )
 def test_short_texts_that_say_something(text: str) -> None:
-    assert not says_nothing(text)
+    assert not says_nothing(text, NO_LISTS.phrases)
 
 
 def test_the_own_part_of_a_title() -> None:

@@ -169,7 +169,7 @@ def test_robots_of_another_site_are_not_known(place: str, run: Run) -> None:
     reply = {"status": 301, "location": f"http://{place}/robots.txt"}
     world = World({"http://a.org/robots.txt": [reply]})
     outcome, detail = run(world, "http://a.org/1")["http://a.org/1"]
-    assert (outcome, detail) == ("robots", "robots.txt lies on another site")
+    assert (outcome, detail) == ("robots", "robots.txt is on another site")
     assert not world.urls()
 
 

@@ -1,7 +1,7 @@
 import pytest
 
+from vlmill.pipelines.rules import DETECTORS
 from vlmill.pipelines.web.texts.language import (
-    DETECTORS,
     LanguageDetector,
     caption_language,
     page_language,

@@ -49,7 +49,7 @@ def test_a_vocabulary_is_counted_on_a_table(tmp_path: Path) -> None:
     write_shard(tmp_path / "pairs", PAIRS, rows)
     assert read_lists([], str(tmp_path / "pairs")).vocabulary == frozenset({"the", "cat"})
     write_shard(tmp_path / "few", PAIRS, rows[:1])
-    with pytest.raises(InputError, match="no word comes 3 times"):
+    with pytest.raises(InputError, match="no word occurs 3 times"):
         read_lists([], str(tmp_path / "few"))
 
 
@@ -59,7 +59,7 @@ def test_a_vocabulary_is_counted_on_a_table(tmp_path: Path) -> None:
         (b"", "has no word"),
         (b"# nothing\n", "has no word"),
         (b"\xff\xfe", "utf-8"),
-        (b"a" * 300, "is no word"),
+        (b"a" * 300, "is not a word"),
     ],
 )
 def test_files_that_are_no_lists(content: bytes, said: str, tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ def test_a_bug_stays_what_it_is_and_keeps_its_traceback(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("flags", [["--nonsense"], ["--nonsense=3"], ["3", "--nonsense", "4"]])
 def test_a_flag_that_nobody_knows_is_refused_without_beam_too(flags: list[str]) -> None:
-    with pytest.raises(InputError, match="--nonsense: neither this job nor Apache Beam knows it"):
+    with pytest.raises(
+        InputError, match="--nonsense: neither this job nor Apache Beam has this flag"
+    ):
         parsed(Parser(allow_abbrev=False), flags)
 
 

@@ -71,7 +71,9 @@ def test_images_without_a_tokenizer_or_of_another_size(tables: Tables, tmp_path:
     with pytest.raises(InputError, match="picture_tokenizer is missing: vlmo-images-base"):
         pretrain(images_recipe(), inputs, tmp_path / "out")
     file = f"picture_tokenizer={write_dvae(tmp_path)}"
-    with pytest.raises(InputError, match=r"token_size=64 gives 8 .* has 4 patches; set it to 32"):
+    with pytest.raises(
+        InputError, match=r"token_size=64 gives 8 .* has 4 patches per " r"side; set it to 32"
+    ):
         pretrain(images_recipe(file, "feeding.token_size=64"), inputs, tmp_path / "out")
 
 

@@ -7,14 +7,19 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.train.tasks import choices, expressions
+import torch
+from tests.train.tasks import choices, expressions, questions
+from tests.train.tasks.finetuning.starts import save_random
 
+from vlmill.models.beit.config import beit_base
 from vlmill.models.imagebert.config import ImageBertRetrievalConfig, imagebert_small
 from vlmill.models.interbert.config import InterBertTasksConfig, interbert_small
 from vlmill.models.vilbert.config import Vilbert12in1Config, vilbert_small
 from vlmill.runtime.console.log import read_log
 from vlmill.runtime.settings.plain_fields import to_yaml
+from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.cli import main
+from vlmill.train.loading.vocabulary import train_vocabulary
 from vlmill.train.tasks.registry import TASKS
 
 if TYPE_CHECKING:
@@ -98,3 +103,33 @@ def test_a_model_without_the_tasks_head_is_refused(
     status, _ = finetune_own(tmp_path, task, variant, model)
     assert status == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_of_vlmo_starts_from_beit(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(
+        questions.tiny("vqa-vlmo-small", "steps=2"), name="my-vqa", starts_from=("beit",)
+    )
+    encoder = recipe.model.encoder
+    shared = ("width", "num_layers", "num_heads", "intermediate_width", "patch_size")
+    beit = beit_base(
+        image_size=32,
+        layer_scale=encoder.layer_scale,
+        **{name: getattr(encoder, name) for name in shared},
+    )
+    words = train_vocabulary([questions.question(n)["question"] for n in range(3)], 60)
+    init = save_random(tmp_path / "beit", "beit", beit, words)
+    (tmp_path / "my.yaml").write_text(to_yaml(recipe))
+    tables = [
+        "--examples",
+        questions.world(tmp_path).examples,
+        "--images",
+        str(tmp_path / "images"),
+    ]
+    run = ["finetune", "--config", str(tmp_path / "my.yaml"), "--init", str(init), *tables]
+    assert main([*run, "--output", str(tmp_path / "run"), "steps=0"]) == 0
+    started = load_checkpoint(tmp_path / "run").model.state_dict()
+    expected = load_checkpoint(init).model.state_dict()
+    name = "patch_embedding.projection.weight"
+    assert torch.equal(started[f"encoder.{name}"], expected[name])
+    assert main([*run, "--output", str(tmp_path / "trained")]) == 0
+    assert [line["step"] for line in read_log(tmp_path / "trained" / "log.jsonl")] == [1, 2]

@@ -30,7 +30,7 @@ from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.glue.evaluation import compute_averages, evaluate_predictions, parse_split
 from vlmill.train.tasks.glue.metrics import INTERBERT
 from vlmill.train.tasks.glue.metrics import TASKS as GLUE_TASKS
-from vlmill.train.tasks.glue.recipes import GlueSettings
+from vlmill.train.tasks.glue.settings import GlueSettings
 from vlmill.train.tasks.glue.task import Glue, join_texts, second_segments
 from vlmill.train.tasks.registry import TASKS, task_recipe_named
 
@@ -127,7 +127,7 @@ def test_averages_join_the_evaluations_of_all_tasks(tmp_path: Path) -> None:
     averages, lacking = compute_averages(own, str(tmp_path / "glue-*"))
     assert averages["glue/average_interbert"] == pytest.approx((sum(range(7)) / 10 + 0.8) / 8)
     assert averages["glue/average_official8"] is None and not lacking  # STS-B's Pearson is missing
-    with pytest.raises(InputError, match="no folder of that name"):
+    with pytest.raises(InputError, match="no matching folder"):
         compute_averages(own, str(tmp_path / "others-*"))
 
 
@@ -218,7 +218,7 @@ def test_interbert_and_its_single_stream_start_from_bert_alone() -> None:
     ("changes", "said"),
     [
         (["settings.task=mrpc"], "it has glue/rte, glue/wnli"),
-        (["settings.task=rte", "blind=true"], "shows no image"),
+        (["settings.task=rte", "blind=true"], "has no images"),
     ],
 )
 def test_what_glue_has_no_use_for_is_refused(tmp_path: Path, changes: list[str], said: str) -> None:

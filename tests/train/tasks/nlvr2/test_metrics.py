@@ -54,7 +54,7 @@ def test_other_examples_are_refused() -> None:
         verdicts({**dict(list(LABELS.items())[1:]), "dev-9-0-0": "True"}, LABELS)
     with pytest.raises(InputError, match="dev-9-0-0 missing"):
         select_results(verdicts(LABELS, LABELS), ["dev-9-0-0"])
-    with pytest.raises(InputError, match="'dev-1-0': want SPLIT-SET-PAIR-SENTENCE"):
+    with pytest.raises(InputError, match="'dev-1-0': expected SPLIT-SET-PAIR-SENTENCE"):
         consistency_groups({"dev-1-0": True})
 
 

@@ -23,7 +23,7 @@ from vlmill.runtime.console.log import read_log
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
-from vlmill.train.tasks.refcoco.recipes import RefcocoSettings
+from vlmill.train.tasks.refcoco.settings import RefcocoSettings
 from vlmill.train.tasks.refcoco.task import is_outside, make_targets, prepend_image_box
 
 

@@ -250,7 +250,7 @@ def test_what_makes_figures_worthless_is_said(place: Workplace) -> None:
     place.weights = "random weights, seed 0"
     place.write(step=0)
     page = (place.run() / "report.html").read_text()
-    assert "random weights: it recognises nothing" in page
+    assert "random weights, so the regions are meaningless" in page
     assert "untrained" in page
 
 
@@ -272,7 +272,7 @@ def test_pairs_and_images_known_from_training_are_counted(
     assert "trained on 3 ranked pairs" in page and "58.20" not in page
     said = "was trained on 3 of these 5 pairs and 2 of these 4 images"
     assert said in page.split("Recall")[0] and said in capsys.readouterr().err
-    assert "do not say" not in page and "does not say" not in page
+    assert "do not record" not in page and "does not record" not in page
 
 
 def test_images_known_with_other_captions_are_said(place: Workplace) -> None:
@@ -281,7 +281,7 @@ def test_images_known_with_other_captions_are_said(place: Workplace) -> None:
     page = (place.run() / "report.html").read_text()
     assert "0 of these 5 pairs and 1 of these 4 images" in page
     assert "in part: other captions" in page
-    assert "weights that its training began with do not say" in page
+    assert "weights that its training started from do not record" in page
 
 
 def test_a_checkpoint_of_other_data_is_not_suspected(place: Workplace) -> None:
@@ -296,7 +296,7 @@ def test_that_a_checkpoint_does_not_say_what_it_was_trained_on_is_noted(place: W
     place.write()
     assert "pairs_trained_on" not in place.metrics()
     page = (place.folder / "out" / "report.html").read_text()
-    assert "does not say which pairs it was trained on" in page
+    assert "does not record which pairs it was trained on" in page
 
 
 def test_features_of_another_width_are_refused(place: Workplace) -> None:
@@ -325,9 +325,9 @@ def test_features_of_another_width_are_refused(place: Workplace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--device", "toaster"), "--device toaster: want cpu"),
+        (("--device", "toaster"), "--device toaster: expected cpu"),
         (("--device", "cuda:99"), "--device cuda:99"),
-        (("--batch-size", "0"), "--batch-size 0: want at least 1"),
+        (("--batch-size", "0"), "--batch-size 0: expected at least 1"),
         (("--images", "no/such/folder"), "--images no/such/folder: no table of images"),
     ],
 )
@@ -390,7 +390,7 @@ def test_the_report_shows_images_and_escapes_texts(place: Workplace) -> None:
     assert "<script>" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "Comparison with the papers" in page and "58.20" in page
-    drawn = page.split("What the answer rests on")[-1]
+    drawn = page.split("Regions that the answer depends on")[-1]
     assert "<rect" in drawn and "nan" not in drawn.split("</section>")[0]
 
 

@@ -114,9 +114,9 @@ def test_the_only_negative_of_many_pairs_is_found() -> None:
     ("fields", "said"),
     [
         ({"num_candidates": 3}, "negatives=alignment has 4"),
-        ({"negatives": "both", "num_candidates": 1}, "want at least 2"),
-        ({"losses": ()}, "want one or more"),
-        ({"losses": ("binary", "binary")}, "each once"),
+        ({"negatives": "both", "num_candidates": 1}, "expected at least 2"),
+        ({"losses": ()}, "expected at least one"),
+        ({"losses": ("binary", "binary")}, "each named once"),
         ({"margin": 2.0}, "from 0 to 1"),
     ],
 )

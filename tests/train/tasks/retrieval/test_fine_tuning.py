@@ -140,11 +140,11 @@ def test_what_would_be_wrong_in_silence_is_refused(tmp_path: Path) -> None:
     without = dataclasses.replace(inputs, negatives=None)
     with pytest.raises(InputError, match=r"--negatives is missing: captions of the nearest"):
         finetune(tiny(vilbert), without, out)
-    with pytest.raises(InputError, match=r"rank_by=score: .* train the other head"):
+    with pytest.raises(InputError, match=r"rank_by=score: .* train only the other head"):
         finetune(tiny(imagebert, "model.rank_by=score"), inputs, out)
     with pytest.raises(InputError, match=r"negatives=both: a vlmo is fine-tuned with batch"):
         finetune(tiny("retrieval-vlmo-small", "settings.negatives=both"), inputs, out)
-    with pytest.raises(InputError, match=r"a pair alone has no negative"):
+    with pytest.raises(InputError, match=r"a single pair has no negative"):
         finetune(tiny("retrieval-vlmo-small", "batch_size=1"), inputs, out)
     with pytest.raises(InputError, match=r"finds 9 of the 19 negatives"):
         many = ("settings.negatives=pictures", "settings.num_candidates=20")
@@ -165,7 +165,7 @@ def test_images_without_neighbours_are_counted(
     finetune(tiny("retrieval-vilbert-small"), inputs, tmp_path / "out")
     said = capsys.readouterr().err
     assert "warning: --negatives" in said and "2 of the 10 images" in said
-    assert "captions of any image are drawn in place of theirs" in said
+    assert "their negatives are sampled from the captions of all images" in said
 
 
 def test_a_checkpoint_of_another_task_and_a_blind_one_are_not_ranked(

@@ -81,7 +81,7 @@ def test_words_and_classes_pick_what_a_model_of_regions_ranks(
     again = place.metrics()
     assert {name: again[name] for name in every} == every  # all are ranked again
     assert again["image_retrieval/listed"] == again["text_retrieval/listed"] == 1
-    assert "--rerank 100 is as many as there are" in capsys.readouterr().err
+    assert "--rerank 100 is at least the number of images" in capsys.readouterr().err
     assert place.run("--fresh", "--rerank", "1", *words) == 0
     some, said = place.metrics(), capsys.readouterr().err
     assert all(len(images) == 1 for images in listed_images(place))
@@ -90,7 +90,7 @@ def test_words_and_classes_pick_what_a_model_of_regions_ranks(
     assert listed_images(place)[tree] == {NAMES[1]}
     assert some["image_retrieval/listed"] < 1
     share = 100 * (1 - some["image_retrieval/listed"])
-    assert f"The first stage costs at most {share:.1f} % of recall of images" in said
+    assert f"The first stage excluded the right image of {share:.1f} % of the texts" in said
     assert place.settings()["first_stage"] == "words"
 
 
@@ -120,10 +120,10 @@ def test_what_a_first_stage_lacks_is_named_in_one_line(
     dual, classes = str(place.folder / "dual"), str(place.folder / "classes.txt")
     own = str(place.folder / "checkpoint")
     for tables, more, message in [
-        (("regions",), ("--first-stage", "words"), "say how many with --rerank K"),
-        (("regions",), ("--rerank", "2"), "or pick by another model or by words with --first-stag"),
+        (("regions",), ("--first-stage", "words"), "give their number with --rerank K"),
+        (("regions",), ("--rerank", "2"), "or select with another model or with words (--first-st"),
         (("regions",), ("--rerank", "2", "--first-stage", "words"), "--class-names is missing"),
-        (("regions",), ("--class-names", classes), "--class-names are for --first-stage words"),
+        (("regions",), ("--class-names", classes), "--class-names is only for --first-stage words"),
         (("regions",), ("--rerank", "2", "--first-stage", dual), "--images is missing: --first-s"),
         (("regions",), ("--rerank", "2", "--first-stage", own), "without a contrastive head"),
         (("regions",), ("--rerank", "2", "--first-stage", "nowhere"), "nowhere"),

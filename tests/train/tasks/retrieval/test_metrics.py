@@ -118,8 +118,8 @@ def test_chance_is_the_mean_over_random_scores() -> None:
     [
         (np.array([[np.nan]]), np.array([0]), "1 NaN or infinite"),
         (np.array([[np.inf, 0.0]]), np.array([0, 0]), "1 NaN or infinite"),
-        (np.zeros((2, 2)), np.array([0, 0]), r"at fault: \[1\]"),
-        (np.zeros((2, 2)), np.array([0, 2]), r"at fault: \[1, 2\]"),
+        (np.zeros((2, 2)), np.array([0, 0]), r"wrong: \[1\]"),
+        (np.zeros((2, 2)), np.array([0, 2]), r"wrong: \[1, 2\]"),
         (np.zeros((2, 2)), np.array([0, 1, 1]), "shape"),
         (np.zeros(3), np.array([0, 1, 2]), "shape"),
     ],
@@ -133,7 +133,7 @@ def test_a_tie_is_no_alignment() -> None:
     scores = np.array([[2.0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 2, 3], [0, 0, 0, 0]])
     assert alignment_accuracy(scores) == 0.25
     for bad in (np.full((1, 4), np.nan), np.zeros((0, 4))):
-        with pytest.raises(ValueError, match="want finite"):
+        with pytest.raises(ValueError, match="expected finite"):
             alignment_accuracy(bad)
 
 

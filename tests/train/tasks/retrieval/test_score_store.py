@@ -114,7 +114,7 @@ def test_scores_come_back_in_their_order(tmp_path: Path) -> None:
         (lambda content: content[:-1] + b"\x07", "is damaged"),
         (lambda content: b"", "is damaged"),
         (lambda content: b"[]\n", "is damaged"),
-        (lambda content: content.replace(b'"a"', b'"b"'), "is of another checkpoint"),
+        (lambda content: content.replace(b'"a"', b'"b"'), "belongs to another checkpoint"),
         (None, "begins at pair 4, where pair 2 is missing"),
     ],
 )
@@ -162,4 +162,4 @@ def test_an_evaluation_that_was_killed_goes_on(
             place.run("--batch-size", "2", "--fresh")
     capsys.readouterr()
     assert place.run("--batch-size", "3") == 0  # other batches, whose last bits may differ
-    assert "is of another checkpoint, or of other pairs or settings" in capsys.readouterr().err
+    assert "belongs to another checkpoint, other pairs or other settings" in capsys.readouterr().err

@@ -118,5 +118,5 @@ def test_a_model_of_pairs_learns_from_a_step(tmp_path: Path, model: str) -> None
     finetune(recipe, given, tmp_path / "run")
     lines = read_log(tmp_path / "run" / "log.jsonl")
     assert lines and 0 <= lines[-1]["validation/mean_recall"] <= 1
-    with pytest.raises(InputError, match=r"a pair alone has no negative"):
+    with pytest.raises(InputError, match=r"a single pair has no negative"):
         finetune(tiny(name, "settings.negatives=batch", "batch_size=1"), given, tmp_path / "one")

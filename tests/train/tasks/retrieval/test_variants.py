@@ -143,7 +143,10 @@ def test_heads_of_several_tasks_are_fed_what_retrieval_was_and_doubted(
     assert place.run() == 0
     settings = place.settings()
     assert (settings["feeding.max_tokens"], settings["feeding.max_regions"]) == (30, 99)
-    said = "This vilbert-tasks has heads of several tasks: figures mean nothing unless it was fine-"
+    said = (
+        "This vilbert-tasks has heads of several tasks; the figures are only "
+        "meaningful if it was fine-"
+    )
     assert said in capsys.readouterr().err
 
 
@@ -207,13 +210,17 @@ def test_bert_itself_is_refused(place: Workplace, capsys: pytest.CaptureFixture[
 REFUSED = {
     "vilbert": [
         (("images",), (), "--regions is missing: a vilbert reads regions"),
-        (("regions",), ("--rerank", "3"), "--rerank 3: .* which has not both a contrastive and"),
-        (("regions",), ("--max-regions", "0"), "--max-regions 0: want at least 1"),
-        (("regions",), ("--device", "meta:x"), "--device meta:x: want cpu"),
+        (
+            ("regions",),
+            ("--rerank", "3"),
+            "--rerank 3: .* which does not have both a contrastive and",
+        ),
+        (("regions",), ("--max-regions", "0"), "--max-regions 0: expected at least 1"),
+        (("regions",), ("--device", "meta:x"), "--device meta:x: expected cpu"),
     ],
     "vlmo": [
         (("regions",), (), "--images is missing: a vlmo reads images"),
-        (("images",), ("--rerank", "0"), "--rerank 0: want at least 1"),
+        (("images",), ("--rerank", "0"), "--rerank 0: expected at least 1"),
         (("images",), ("--rerank", "3", "--fold-images", "2"), "--rerank and --fold-images"),
     ],
 }
@@ -240,7 +247,7 @@ def test_models_of_texts_alone_and_of_more_than_regions_are_refused(
     for name in ("vilbert", "vilbert-tasks"):
         place.write(tiny_model(name, VOCABULARY, num_tasks=2), RANKED[name].variant, None)
         assert place.run() == 2
-        assert "wants a task's token" in capsys.readouterr().err
+        assert "needs a task token" in capsys.readouterr().err
 
 
 def test_weights_that_give_no_numbers_are_told(

@@ -42,7 +42,7 @@ def test_the_scores_of_two_models_are_joined_by_question(tmp_path: Path) -> None
     assert [case.example_id for case in whole.cases] == list(answers)
     alone = evaluate_predictions(examples, answers, sizes, None)
     assert alone.headline == ["vcr/val/q_a"] and "vcr/val/q_ar" not in alone.figures
-    with pytest.raises(InputError, match="vcr/val-3/qa2r is scored here and there"):
+    with pytest.raises(InputError, match="vcr/val-3/qa2r has scores in both evaluations"):
         evaluate_predictions(examples, rationales, sizes, str(tmp_path))
     (tmp_path / SCORES).write_text(json.dumps({"a": [1, 2]}))
     with pytest.raises(InputError, match="a has not 4 logits"):

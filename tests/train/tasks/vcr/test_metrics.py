@@ -50,7 +50,7 @@ def test_the_leaderboards_file(tmp_path: Path) -> None:
     rationales = {"a": np.arange(16.0).reshape(4, 4), "b": np.zeros((4, 4))}
     rows = leaderboard_rows(answers, rationales, ["b", "a"])
     path = tmp_path / "leaderboard.csv"
-    with pytest.raises(InputError, match="2 questions; the leaderboard wants the 25263"):
+    with pytest.raises(InputError, match="2 questions; the leaderboard expects the 25263"):
         write_leaderboard(path, rows)
     with pytest.raises(InputError, match="c missing"):
         write_leaderboard(path, rows, official={"a", "b", "c"})

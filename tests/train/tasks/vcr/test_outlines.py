@@ -41,7 +41,7 @@ def test_an_outline_is_of_its_box_and_mirrored_with_it() -> None:
 @pytest.mark.parametrize(
     ("segms", "said"),
     [
-        ("[[[[0, 1], [2, 3]]]]", "segms of 1 objects, want 2"),
+        ("[[[[0, 1], [2, 3]]]]", "segms of 1 objects, expected 2"),
         ("[[], [[]]]", "a polygon of object 1 has no points"),
         ("[[], [[[0, 1, 2]]]]", "segms: "),
         ("[[], [[[0, NaN]]]]", "not finite"),
@@ -49,7 +49,7 @@ def test_an_outline_is_of_its_box_and_mirrored_with_it() -> None:
         ("{", "segms: "),
         ("[" * 100_000, "segms: nested more than 100 levels deep"),
         (f"[[], [[[0, {10**400}]]]]", "segms: int too large"),
-        (f"[[], [[{', '.join(['[0, 1]'] * 10_001)}]]]", "has 10001 points, want at most 10000"),
+        (f"[[], [[{', '.join(['[0, 1]'] * 10_001)}]]]", "has 10001 points, expected at most 10000"),
     ],
 )
 def test_what_is_no_outline_is_said(segms: str, said: str) -> None:

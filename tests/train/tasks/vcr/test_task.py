@@ -227,7 +227,7 @@ def test_a_checkpoint_is_measured_on_every_split(
     assert metrics["examples"] == 37
     page = (out / "report.html").read_text()
     assert "54.04" in page and "[1] dog" in page and "it floats ." in page
-    assert "1 questions; the leaderboard wants the 25263" in page
+    assert "1 question; the leaderboard expects the 25263" in page
 
 
 def test_two_checkpoints_are_measured_together(
@@ -246,7 +246,7 @@ def test_two_checkpoints_are_measured_together(
     assert "vcr/val/q_ar" not in alone  # the table has no row of the other sub-task
     assert evaluate(whole, run, tmp_path / "w") == 0
     assert evaluate(whole, run, tmp_path / "x", "--scores", str(tmp_path / "r")) == 2
-    assert "is scored here and there" in capsys.readouterr().err
+    assert "has scores in both evaluations" in capsys.readouterr().err
 
 
 def test_wrong_rows_are_named_and_counted(
@@ -296,13 +296,16 @@ def test_what_a_model_cannot_learn_is_refused(tmp_path: Path) -> None:
         finetune(tiny("vcr-vilbert-small", "settings.regions=all"), inputs, out)
     with pytest.raises(InputError, match=r"add model\.masked_words=true"):
         finetune(tiny("vcr-vl-bert-small", "settings.words=true"), inputs, out)
-    with pytest.raises(InputError, match="no object is shown; set it to annotated or joined"):
+    with pytest.raises(
+        InputError,
+        match=r"the named objects are not inputs; set feeding\.boxes to annotated or joined",
+    ):
         finetune(
             tiny("vcr-vl-bert-small", "settings.objects=named", "feeding.boxes=detected"),
             dataclasses.replace(inputs, annotated_regions=None),
             out,
         )
-    with pytest.raises(InputError, match="want q2a, qa2r or both"):
+    with pytest.raises(InputError, match="expected q2a, qa2r or both"):
         tiny("vcr-vilbert-small", "settings.subtasks=[q2r]")
 
 

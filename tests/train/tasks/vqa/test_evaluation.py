@@ -104,6 +104,6 @@ def test_a_list_of_answers_that_differs_from_the_checkpoints_is_refused(
     inputs, run = trained
     (tmp_path / "labels.json").write_text('["red", "green"]')
     assert evaluate(inputs, run, tmp_path / "out", "--labels", str(tmp_path / "labels.json")) == 2
-    assert "has a list of its own" in capsys.readouterr().err
+    assert "has its own list" in capsys.readouterr().err
     task = load_checkpoint(run).task
     assert task is not None and len(task.labels) == 3

@@ -15,7 +15,7 @@ from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer, train_vocabulary
 from vlmill.train.tasks.mirrored_texts import mirrored_text
-from vlmill.train.tasks.vqa.recipes import VqaSettings
+from vlmill.train.tasks.vqa.settings import VqaSettings
 from vlmill.train.tasks.vqa.task import Vqa, make_targets, select_answers, swap_sides
 
 ANSWERS = ("red", "left", "right", "2")
@@ -36,7 +36,7 @@ class Labelled:
 
 
 def vqa(**settings: object) -> Vqa:
-    return Vqa(settings=VqaSettings(**settings), variant="vl-bert-vqa", answers=ANSWERS)  # type: ignore[arg-type]
+    return Vqa(settings=VqaSettings(**settings), variant="vl-bert-vqa", names=ANSWERS)  # type: ignore[arg-type]
 
 
 def test_labels_are_the_annotators_answers_in_the_list() -> None:
@@ -92,8 +92,8 @@ def test_a_given_list_leaves_min_questions_nothing_to_say(
     assert capsys.readouterr().err == ""
     assert select_answers(examples, None, None, min_questions=1) == ["red", "green"]
     told = capsys.readouterr().err
-    assert f"min_questions=1 has no effect: the answers are those of {tmp_path}/labels.json" in told
+    assert f"min_questions=1 has no effect: the answers come from {tmp_path}/labels.json" in told
     given = tmp_path / "given.txt"
     given.write_text("blue\n")
     assert select_answers(examples, given, None, min_questions=2) == ["blue"]
-    assert f"are those of --labels {given}" in capsys.readouterr().err
+    assert f"come from --labels {given}" in capsys.readouterr().err

@@ -1,0 +1,238 @@
+"""Shows which parts of an image a model's score rests on, by covering them (``explain``).
+
+The weight of a part is the score with the whole image minus the score without that part: occlusion
+(Zeiler and Fergus, arXiv:1311.2901, sec. 4.2). It is a measurement of the model, not a reading of
+its attention, and has the same meaning for every model; it costs one more score for each part. The
+parts are the detector's regions, which are removed, or for a model that reads pixels the squares of
+a grid, which are made grey.
+
+R parts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from vlmill.inference.load.answering import (
+    ANSWER,
+    CLASSIFY,
+    ENTAIL,
+    AnswerTask,
+    TaskOutputs,
+    find_classes,
+    predict_texts,
+)
+from vlmill.inference.load.images import ImageLike, read_image_bytes
+from vlmill.inference.load.model import LoadedModel, unwrap_result
+from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.images.decode import decode
+from vlmill.schemas.rejects import Rejected
+from vlmill.train.loading.features import read_features
+from vlmill.train.loading.images.crop import BOUNDS
+from vlmill.train.tasks.evaluating.job import weigh_example
+
+GRID = 7  # squares a side of an image that a model reads as pixels
+GREY = 128  # of a covered square
+GREY_INPUT = 0.0  # the same after normalisation
+STRONGEST = 5  # parts that are drawn with their number
+FOR, AGAINST = (217, 130, 43), (74, 127, 181)  # orange: the score falls without it; blue: it rises
+SHADE = 0.45  # opacity of the strongest part
+MIN_SIDE = 480  # a smaller image is drawn enlarged
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Holds the parts of an image by their effect on a score, the strongest first.
+
+    ``boxes`` are float32 [R, 4], x1, y1, x2, y2 in pixels of the upright image. ``weights`` float32
+    [R]: by how much ``score`` falls without each part, below 0 where it rises. ``score`` is the
+    logit of ``label``, the predicted answer or class; without such a head, the logit or the cosine
+    of the text with the image, and ``label`` is empty. ``image`` shows the parts: orange where the
+    score falls without them, blue where it rises, as opaque as they are heavy; the strongest have
+    their rank.
+    """
+
+    image: Image.Image
+    boxes: Floats
+    weights: Floats
+    score: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Holds boxes [R, 4] in pixels, their weights [R], and the ``score`` of ``label``."""
+
+    boxes: NDArray[Any]
+    weights: NDArray[Any]
+    score: float
+    label: str = ""
+
+
+def explain_image(model: LoadedModel, image: ImageLike, text: str) -> Explanation:
+    """Returns the parts of an image that the model's score of a text rests on.
+
+    Raises InputError for a model without a head that predicts or scores, for a text without a word
+    where the head needs one, and for an image that cannot be read or has fewer than two regions.
+    """
+    content = read_image_bytes(image)
+    try:
+        pixels = decode(content, BOUNDS).image
+    except Rejected as why:
+        raise InputError(f"the image cannot be read: {why.reason}; give another image") from None
+    record = model.loaded.task
+    task = ANSWER if record is None and model.labels is not None else record and record.name
+    if task in (ANSWER, CLASSIFY, ENTAIL):
+        find = partial(weigh_task, task, model, pixels.size)
+        requests = [(content, text)]
+        found = unwrap_result(model.run_task(task, find, requests, needs_text=task != CLASSIFY))
+    elif reads_regions(model):
+        effects = measure_region_effects(model, content, text)
+        found = Weights(boxes=effects.row.boxes, weights=effects.without, score=effects.score)
+    else:
+        found = weigh_squares_of_score(model, pixels, text)
+    order = np.argsort(-np.abs(found.weights), kind="stable")
+    boxes, weights = found.boxes[order].astype(np.float32), found.weights[order].astype(np.float32)
+    return Explanation(
+        image=draw_weights(pixels, boxes, weights),
+        boxes=boxes,
+        weights=weights,
+        score=found.score,
+        label=found.label,
+    )
+
+
+def weigh_task(
+    task: str,
+    model: LoadedModel,
+    size: tuple[int, int],
+    answer_task: AnswerTask,
+    folder: Path,
+    texts: Mapping[str, str],
+    tables: Mapping[str, str],
+) -> dict[str, Weights]:
+    """Returns the weights of an image's parts for what the head of a task predicts."""
+    outputs = predict_texts(task, answer_task, folder, texts, tables)
+    (name,) = outputs.predictions.keys() or ("",)
+    if not name:
+        return {}
+    value = outputs.predictions[name].value
+    names = outputs.evaluation.task.names  # type: ignore[attr-defined]
+    if task == ANSWER:
+        label = names[value.index]
+    else:
+        label = find_classes(outputs.evaluation.task, value).label  # type: ignore[arg-type]
+    if outputs.batches.regions is None:
+        return {name: weigh_squares(outputs, name, size, label)}
+    weighed = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
+    if weighed is None or len(weighed.boxes) < 2:
+        raise InputError("no two regions are found in the image; give another image")
+    score = score_batch(outputs, name)()
+    return {name: Weights(boxes=weighed.boxes, weights=weighed.weights, score=score, label=label)}
+
+
+def score_batch(
+    outputs: TaskOutputs, name: str
+) -> Callable[[tuple[int, int, int, int] | None], float]:
+    """Returns the function that scores the prediction for an example, with the pixels of a square
+    (rows and columns, from and to) made grey, or whole.
+    """
+    evaluation, batches = outputs.evaluation, outputs.batches
+    prediction = outputs.predictions[name]
+    host, _ = batches.make_batch([prediction.row])
+    assert host is not None  # the example was predicted
+    batch = read_features(host, batches.regions).to(evaluation.device)
+
+    @torch.inference_mode()
+    def score(square: tuple[int, int, int, int] | None = None) -> float:
+        given = batch
+        if square is not None:
+            assert batch.pixels is not None
+            first_row, last_row, first_column, last_column = square
+            pixels = batch.pixels.clone()
+            pixels[:, :, first_row:last_row, first_column:last_column] = GREY_INPUT
+            given = replace(batch, pixels=pixels)
+        values = evaluation.task.outputs(evaluation.loaded.model, given)
+        return evaluation.task.compute_score(values, prediction.value)
+
+    return score  # type: ignore[return-value]
+
+
+def weigh_squares(outputs: TaskOutputs, name: str, size: tuple[int, int], label: str) -> Weights:
+    """Returns the weights of the squares of a model's input, with boxes in an image of ``size``."""
+    score = score_batch(outputs, name)
+    side = outputs.batches.stage.feeding.image_size
+    edges = np.linspace(0, side, GRID + 1).round().astype(int).tolist()
+    spans = list(pairwise(edges))
+    squares = [(*rows, *columns) for rows in spans for columns in spans]
+    whole = score(None)
+    weights = np.array([whole - score(square) for square in squares])
+    return Weights(boxes=grid_boxes(*size), weights=weights, score=whole, label=label)
+
+
+def grid_boxes(width: int, height: int) -> Floats:
+    """Returns the boxes of the squares of an image, row by row: float32 [GRID * GRID, 4]."""
+    x, y = (np.linspace(0, side, GRID + 1) for side in (width, height))
+    rows, columns = np.divmod(np.arange(GRID * GRID), GRID)
+    corners = [x[columns], y[rows], x[columns + 1], y[rows + 1]]
+    return np.stack(corners, axis=1).astype(np.float32)
+
+
+def weigh_squares_of_score(model: LoadedModel, image: Image.Image, text: str) -> Weights:
+    """Returns the weights of the squares of an image for its score with a text."""
+    boxes = grid_boxes(*image.size)
+    images = [image, *(cover(image, box) for box in boxes)]
+    scores = model.score(images, [text])[:, 0]
+    if not np.isfinite(scores).all():
+        raise InputError(f"{text!r} has no word; give a text with one")
+    return Weights(boxes=boxes, weights=scores[0] - scores[1:], score=float(scores[0]))
+
+
+def cover(image: Image.Image, box: Floats) -> Image.Image:
+    """Returns an image with a grey box."""
+    covered = image.copy()
+    corners = [round(float(corner)) for corner in box]
+    covered.paste((GREY, GREY, GREY), (corners[0], corners[1], corners[2], corners[3]))
+    return covered
+
+
+def draw_weights(image: Image.Image, boxes: Floats, weights: Floats) -> Image.Image:
+    """Returns the image with its parts, given by falling strength: each as opaque as its weight is
+    heavy, the strongest with an outline and its rank.
+    """
+    scale = max(1.0, MIN_SIDE / max(image.size))
+    size = (round(image.width * scale), round(image.height * scale))
+    drawn = image.resize(size).convert("RGBA")
+    heaviest = float(np.abs(weights).max(initial=0.0)) or 1.0
+    scaled = boxes * scale
+    for box, weight in list(zip(scaled, weights, strict=True))[::-1]:  # the strongest on top
+        colour = FOR if weight >= 0 else AGAINST
+        layer = Image.new("RGBA", drawn.size, (*colour, 0))
+        opacity = round(255 * SHADE * (abs(float(weight)) / heaviest) ** 2)
+        ImageDraw.Draw(layer).rectangle(box.tolist(), fill=(*colour, opacity))
+        drawn = Image.alpha_composite(drawn, layer)
+    pen = ImageDraw.Draw(drawn)
+    width = max(2, round(max(size) / 240))
+    strongest = list(zip(scaled, weights, strict=True))[:STRONGEST]
+    for rank, (box, weight) in reversed(list(enumerate(strongest, 1))):
+        if not weight:
+            continue
+        colour = FOR if weight >= 0 else AGAINST
+        x1, y1, x2, y2 = box.tolist()
+        pen.rectangle((x1, y1, x2, y2), outline=colour, width=width)
+        label = f"{rank}: {float(weight):+.2g}"
+        place = pen.textbbox((x1 + width, y1 + width), label, font_size=14)
+        pen.rectangle((place[0] - 2, place[1] - 1, place[2] + 2, place[3] + 1), fill=colour)
+        pen.text((x1 + width, y1 + width), label, fill="white", font_size=14)
+    return drawn.convert("RGB")

@@ -1,0 +1,52 @@
+"""Merges spools, so that a unit of a join opens few of them however many archives there are.
+
+A unit over a range of keys reads its slices of all spools. With 90,000 archives and 256 ranges that
+would be 23 million files to open. Instead 64 spools at a time are merged into one, and 64 of these
+again; then a range reads 22.
+"""
+
+from collections.abc import Sequence
+
+from vlmill.pipelines.web_pairs.spool import read_slices, spool
+from vlmill.pipelines.web_pairs.units import (
+    FAN_IN,
+    GATHERED,
+    Job,
+    count_merged,
+    cut_slices,
+    range_units,
+)
+from vlmill.runtime.units.unit import Result, Unit
+
+
+def merge(kinds: Sequence[str], level: int, job: Job, unit: Unit) -> Result:
+    """Merges a group of spools of each kind, for one range of slices. Memory: a slice of each."""
+    part, unpacked = unit.slices.start, dict[str, int]()
+    for kind in kinds:
+        written = job.written_spools(kind)
+        counts = count_merged(len(written))
+        if len(counts) < level or unit.number >= counts[level - 1]:
+            continue  # another kind has more spools
+        if level > 1:
+            written = [job.merged_spool(kind, level - 1, n, 0) for n in range(counts[level - 2])]
+        paths = written[unit.number * FAN_IN : (unit.number + 1) * FAN_IN]
+        with spool(job.merged_spool(kind, level, unit.number, part)) as writer:
+            slices = cut_slices(job.count_slices(kind), level)[part]
+            for slice_, rows in read_slices(paths, slices):
+                writer.add_sorted(slice_, rows)
+        unpacked[kind] = writer.unpacked
+    return Result(metrics=unpacked)
+
+
+def gather_units(job: Job) -> list[Unit]:
+    """Returns a unit for each range of keys, if there are several."""
+    return range_units("gather", job) if job.num_ranges > GATHERED else []
+
+
+def gather(job: Job, unit: Unit) -> Result:
+    """Merges the undecoded pairs of a range of archives, each of which then reads one spool."""
+    paths = job.join_spools("settle", "undecoded")
+    with spool(job.joins / f"{unit.name}.undecoded.spool") as writer:
+        for slice_, rows in read_slices(paths, unit.slices):
+            writer.add_sorted(slice_, rows)
+    return Result()

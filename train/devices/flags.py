@@ -1,0 +1,30 @@
+"""Declares the flag of training commands that divides steps into parts; needs no torch."""
+
+import argparse
+
+AUTO = "auto"
+
+
+def add_device_batch(parser: argparse.ArgumentParser) -> None:
+    """Declares ``--device-batch``."""
+    parser.add_argument(
+        "--device-batch",
+        type=_rows_or_auto,
+        metavar="N|auto",
+        help="most rows that a device computes together; steps of batch_size rows are divided into "
+        "as many parts as that needs. auto: try the first step and take the largest part that fits "
+        "into the memory (default: the recipe's accumulation)",
+    )
+
+
+def device_batch_words(args: argparse.Namespace) -> list[str]:
+    """Returns the change to a recipe that the flag requests, if it is given."""
+    return [] if args.device_batch is None else [f"device_batch={args.device_batch}"]
+
+
+def _rows_or_auto(text: str) -> int | str:
+    if text == AUTO:
+        return AUTO
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of rows from 1, or {AUTO}")
+    return int(text)
