@@ -7,8 +7,6 @@ the objectives of each paper; retrieval is fine-tuned with all pairs of a step a
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vlmill.train.recipes.fine_tuning import task_recipe
-
 from vlmill.models.imagebert.config import ImageBertConfig, ImageBertRetrievalConfig
 from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
 from vlmill.models.vilbert.config import VilbertConfig, VilbertTasksConfig

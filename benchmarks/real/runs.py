@@ -159,8 +159,21 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def find_line(lines: Sequence[Line], key: Line) -> Line | None:
-    """Returns the first line with these values."""
-    return next((line for line in lines if all(line.get(n) == v for n, v in key.items())), None)
+    """Returns the first line of this run, test and settings."""
+    return next((line for line in lines if all(agrees(line.get(n), key[n]) for n in key)), None)
+
+
+def agrees(recorded: Any, current: Any) -> bool:
+    """Returns whether a recorded value is the current one; fields that the code has got since then
+    are not compared.
+    """
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        return all(
+            name in current and agrees(value, current[name]) for name, value in recorded.items()
+        )
+    if isinstance(recorded, list) and isinstance(current, list):
+        return len(recorded) == len(current) and all(map(agrees, recorded, current))
+    return bool(recorded == current)
 
 
 def add_line(path: Path, line: Line) -> None:

@@ -11,11 +11,11 @@ import pytest
 import real_pairs
 from published.omitted import OMITTED, omitted_section
 from real.arms import all_runs
-from real.photographs import baseline_images, find_images, read_rows
+from real.photographs import ALL, FIRST, SMALL, baseline_images, find_images, read_rows
 from real.recipes import MODELS
 from real.regions import fixed_boxes, grid_boxes, network_sides
-from real.runs import RECALLS, make_key, with_seed
-from real.tables import ALL, FIRST, SMALL, Tables
+from real.runs import RECALLS, agrees, make_key, with_seed
+from real.tables import Tables
 
 from vlmill.schemas.errors import InputError
 from vlmill.train.settings.spec import Recipe
@@ -104,6 +104,14 @@ def test_what_is_missing_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"missing   {run.label} other-{FIRST}" in capsys.readouterr().out
     assert real_pairs.main([*flags, "--runs", "nothing"]) == 2
     assert "--runs nothing: there are baseline" in capsys.readouterr().err
+
+
+def test_a_record_outlives_new_fields() -> None:
+    recorded = {"parts": [{"recipe": {"steps": 3}}], "data": "a"}
+    assert agrees(recorded, {"parts": [{"recipe": {"steps": 3, "new": 0}}], "data": "a"})
+    assert not agrees(recorded, {"parts": [{"recipe": {"steps": 4}}], "data": "a"})
+    assert not agrees(recorded, {"parts": [{"recipe": {"steps": 3}}] * 2, "data": "a"})
+    assert not agrees(recorded, {"data": "a"}) and not agrees(None, "a")
 
 
 def test_columns_that_are_not_repeated_have_figures_and_a_reason() -> None:
