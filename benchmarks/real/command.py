@@ -21,6 +21,8 @@ from real.runs import (
     run_all,
 )
 from real.tables import Tables, Test
+from real.task_tables import TaskTables
+from real.zero_shot import ZERO_SHOT, find_file, make_test
 from vlmill.schemas.errors import InputError
 
 BASELINE = "baseline"
@@ -36,7 +38,7 @@ def carry_out(args: Namespace) -> int:
         raise InputError(f"--runs {unknown[0]}: there are {', '.join(names)}")
     runs = [one for one in runs if args.runs is None or one.name in args.runs]
     has_baseline = args.runs is None or BASELINE in args.runs
-    jobs = [(one, [t for t in every if is_chosen(t, args.tests, small=one.small)]) for one in runs]
+    jobs = [(one, tests_of(one, every, args.tests)) for one in runs]
     tests = [test for test in every if is_chosen(test, args.tests)] if has_baseline else []
     if args.list:
         list_figures(tables, tests, jobs, args.results)
@@ -44,9 +46,29 @@ def carry_out(args: Namespace) -> int:
     tables.write()
     if any(part.hard_negatives for one in runs for part in one.parts):
         tables.write_negatives()
+    sets = {part.examples for one in runs for part in one.parts if part.examples is not None}
+    TaskTables(tables=tables).write(sets)
     for line in (*baseline_lines(tables, tests, args.results), *run_all(jobs, args.results)):
         print_recalls(line)
     return 0
+
+
+def tests_of(run: Run, every: Sequence[Test], names: Sequence[str] | None) -> list[Test]:
+    """Returns a run's tests: its task set's, or those of retrieval that are asked for. The main run
+    of each region model is tested without training, too.
+    """
+    last = run.parts[-1]
+    if last.examples is not None:
+        return [TaskTables(tables=run.tables).test(last.examples)]
+    tests = [test for test in every if is_chosen(test, names, small=run.small)]
+    if run.small or not last.recipe.stages[0].feeding.reads_regions:
+        return tests
+    zero_shot = [
+        make_test(run.tables, name)
+        for name in ZERO_SHOT
+        if (names is None or name in names) and find_file(run.tables, name).is_file()
+    ]
+    return [*tests, *zero_shot]
 
 
 def is_chosen(test: Test, names: Sequence[str] | None, *, small: bool = False) -> bool:
@@ -95,7 +117,7 @@ def list_figures(
 
 
 def print_recalls(line: Line) -> None:
-    """Prints a line of JSON for each recall of a run on a test."""
-    for name in RECALLS:
+    """Prints a line of JSON for each recall, or a task's figure, of a run on a test."""
+    for name in line["metrics"]:
         full = f"real-pairs/{line['test']['name']}/{line['name']}/{name}"
         print(json.dumps(result_line(full, line["metrics"][name], "share")))
