@@ -140,7 +140,7 @@ class Training:
         return Optimizer(lr=self.lr, heads=self.heads, head_rate=0.2 if self.heads else 1.0)
 
 
-CONFIGS = {
+CONFIGS: dict[str, Any] = {
     "vilbert": vilbert,
     "interbert": interbert,
     "imagebert": imagebert,
@@ -162,7 +162,7 @@ GROUPS = Masking(
     words=0.1, regions=0.1, region_to_zero=1.0, word_rule="segments", region_rule="groups"
 )
 MASKING = {"interbert": GROUPS, "vl-bert": Masking(word_rule="words")}
-TARGETS = {"vilbert": "distribution", "vl-bert": "distribution"}
+TARGETS: dict[str, Any] = {"vilbert": "distribution", "vl-bert": "distribution"}
 PRETRAINING = {
     "vilbert": Training(steps=400, batch_size=32, lr=2e-4),
     "interbert": Training(steps=300, batch_size=32, lr=2e-4),
@@ -215,7 +215,7 @@ RETRIEVAL = {
 
 def task_config(model: str, **changes: Any) -> Any:
     """Returns the model that ranks, with changes to its trunk."""
-    config = CONFIGS[model](**changes)
+    config: Any = CONFIGS[model](**changes)
     if model == "vilbert":
         return VilbertTasksConfig(trunk=config, dropout=0.0)
     if model == "interbert":
