@@ -1,4 +1,4 @@
 """Builds the optimisers that update weights.
 
-Reading order: ``groups`` (which parameters decay), ``adam``, ``schedule`` and ``average``.
+Reading order: ``groups`` (which parameters decay), ``freezing`` (which keep their values), ``adam``, ``schedule`` and ``average``.
 """

@@ -2,5 +2,5 @@
 
 Reading order: ``job`` (from tables, a recipe and a starting checkpoint to a run; the model's
 start), ``learning`` (the step on a task's batches, and the measurement of held-out examples),
-``seeds``, ``dry_run`` and ``command``.
+``choice`` (the recipe that fits the data), ``seeds``, ``dry_run`` and ``command``.
 """
