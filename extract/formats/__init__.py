@@ -8,8 +8,8 @@ InputError for a file of another layout; a single invalid record is an
 Reading order: ``names`` (the formats), ``command``, ``records`` (the fields of a record),
 ``classes`` (how a file numbers them), ``sizes`` and ``context`` (inputs of a reader besides the
 file), ``sources`` (the files that an argument names), ``rows`` and ``parts`` (from records to
-shards), ``import_file``; ``plan`` and ``export_file``. The formats are ``tsv``, ``lmdb`` (with
-``lmdb_pages``, which reads an LMDB without its library), ``npy`` and ``npz`` (with ``arrays`` and
-``folders``), ``uniter``, ``cocobu``, ``hdf5`` (with ``hdf5_groups`` and ``hdf5_write``), ``oscar``,
-``oscar_write`` and ``vlbert``.
+shards), ``import_file``; ``plan``, ``unfinished`` and ``export_file``. The formats are ``tsv``,
+``lmdb`` (with ``lmdb_pages``, which reads an LMDB without its library), ``npy`` and ``npz`` (with
+``arrays`` and ``folders``), ``uniter``, ``cocobu``, ``hdf5`` (with ``hdf5_groups`` and
+``hdf5_write``), ``oscar``, ``oscar_write`` and ``vlbert``.
 """
