@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help install demo test test-fast test-nightly test-newest test-long lint types format docs dist test-flink test-flink-short bench bench-full bench-long reproduce gpu-check image clean
+.PHONY: help install demo test test-fast test-nightly test-newest test-long lint types format docs dist test-flink test-flink-short bench bench-full bench-long bench-resilience reproduce gpu-check image clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -111,7 +111,7 @@ test-flink: $(READY) ## the jobs on a Flink cluster of this machine, through kil
 test-flink-short: $(READY) ## web_pairs there, through one kill
 	$(FLINK)
 
-BENCHMARKS := world extract formats loader manifest models finetuning hard_negatives nearest_images retrieval search serve learning learning_tasks reproduce detector_world tokenizer train_detector web_pairs workers crawl hostile_images
+BENCHMARKS := world extract formats loader manifest models finetuning hard_negatives nearest_images retrieval search serve learning learning_tasks reproduce detector_world tokenizer train_detector web_pairs workers growth crawl hostile_images
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \
 	echo "\# benchmarks/$$name.py" >&2; $(BIN)/python benchmarks/$$name.py $(1); done
 
@@ -120,6 +120,9 @@ bench: $(READY) ## benchmarks in their short form, as JSON lines (two minutes ea
 
 bench-full: $(READY) ## the same as in benchmarks/RESULTS.md (over two hours on two idle cores)
 	@$(call run_benchmarks,--full)
+
+bench-resilience: $(READY) ## overload, hostile images and kills of a crawl, in one run (half an hour)
+	$(BIN)/python benchmarks/resilience.py --full
 
 bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)
 	$(BIN)/python benchmarks/learning.py --full --ablations --output build/learning-ablations

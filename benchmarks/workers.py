@@ -4,12 +4,12 @@ The command runs on generated archives with images, once with each number of pro
 is what this machine gives so many processes that only calculate, in the same minutes: measured
 before and after, beside one such process. On a machine with other work both suffer alike.
 
-``--one-archive`` mines a single archive, whose parts are the units: the first steps of the job,
+``--copies N`` mines a single archive, whose parts are the units: the first steps of the job,
 alternately with each number of processes. The archive is the real sites of ``$VLMILL_DATA``, joined
-to one file of 67 MB, or a generated one.
+N times to one file of N times 69 MB, or a generated one.
 
     python benchmarks/workers.py --full
-    VLMILL_DATA=DIR python benchmarks/workers.py --one-archive
+    VLMILL_DATA=DIR python benchmarks/workers.py --copies 5
 """
 
 import argparse
@@ -54,7 +54,7 @@ prepare_work(job)
 run_here(job, [MINE, LINK], workers=int(sys.argv[3]), module="vlmill.pipelines.web_pairs.job")
 """
 PR_SET_CHILD_SUBREAPER = 36
-TIMES = 3  # with --one-archive
+TIMES = 3  # with --copies
 BAR = 0.85  # of as many processes: 1.7 for two
 
 
@@ -81,7 +81,7 @@ def mine(folder: Path, workers: int) -> float:
     return time.perf_counter() - start
 
 
-def one_archive(folder: Path, pages: int) -> Path:
+def one_archive(folder: Path, pages: int, copies: int) -> Path:
     """Writes the archive: the real sites of ``$VLMILL_DATA``, or generated pages."""
     path = folder / "one.warc.gz"
     sites = sorted(Path(os.environ.get("VLMILL_DATA", "missing"), "sites").glob("*.warc.gz"))
@@ -89,7 +89,7 @@ def one_archive(folder: Path, pages: int) -> Path:
         (generated,) = write_archives(folder / "archives", Web(pages=pages, images=True), 1)
         return generated
     with path.open("wb") as file:
-        for site in sites:
+        for site in sites * copies:
             with site.open("rb") as part:
                 shutil.copyfileobj(part, file)
     return path
@@ -119,10 +119,10 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def measure_one_archive(folder: Path, pages: int, workers: int) -> dict[str, Any]:
+def measure_one_archive(folder: Path, pages: int, workers: int, copies: int) -> dict[str, Any]:
     """Mines one archive with one and with ``workers`` processes, alternately."""
     adopt_orphans()
-    archive = one_archive(folder, pages)
+    archive = one_archive(folder, pages, copies)
     limits, runs = [machine_growth(workers)], dict[int, list[tuple[float, float]]]()
     for _ in range(TIMES):
         for number in (1, workers):
@@ -154,12 +154,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--pages", type=int, metavar="N", help="of 20 KB, with three images each")
     parser.add_argument("--workers", type=int, metavar="N", help="processes beside one")
-    parser.add_argument("--one-archive", action="store_true", help="mine a single archive")
+    parser.add_argument("--copies", type=int, default=0, metavar="N", help="in a single archive")
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name:
         folder, web = Path(name), Web(pages=args.pages, images=True)
-        if args.one_archive:
-            line = measure_one_archive(folder, args.pages, args.workers)
+        if args.copies:
+            line = measure_one_archive(folder, args.pages, args.workers, args.copies)
             print(json.dumps(line), flush=True)
             return
         write_archives(folder / "archives", web, -(-web.pages // ARCHIVE_PAGES))

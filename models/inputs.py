@@ -277,7 +277,7 @@ class PixelInputs(TextInputs):
 
 
 def _check_pairs(tokens: Tensor) -> None:
-    if not len(tokens):
+    if not tokens.shape[0]:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}, expected at least one pair")
 
 

@@ -38,6 +38,7 @@ if sys.platform == "linux":
 # The limit of Linux for all users. A photograph's pixels are 1 MB: through the default 64 KB of a
 # pipe, reading them takes half as long again.
 PIPE_BYTES = 1 << 20
+DECODERS = "vlmill.schemas.images.plugins"
 
 
 class _Forks(ForkServerContext):
@@ -65,7 +66,10 @@ def process_context(module: str) -> ForkServerContext:
     seconds. The first call determines the import: decoding needs less than detection.
     """
     context = _Forks()
-    context.set_forkserver_preload([module])
+    modules = [module]
+    if "PIL.Image" in sys.modules:  # a fork that decodes would take 40 ms to load the decoders
+        modules.append(DECODERS)
+    context.set_forkserver_preload(modules)
     return context
 
 

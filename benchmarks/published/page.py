@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from published.compare import AGREES, DIFFERS, WITHIN, Comparison
+from published.omitted import omitted_section
 from published.row import AblationTable
 
 INTRO = """# Reproduction
@@ -44,6 +45,7 @@ def page(tables: Sequence[AblationTable], by_table: ByTable) -> str:
     """The whole page; rows that were not run yet stand there with the paper's figures alone."""
     parts = [INTRO, summary(tables, by_table)]
     parts += [section(table, by_table[table.key]) for table in tables]
+    parts.append(omitted_section())
     return "\n".join(parts)
 
 

@@ -25,7 +25,7 @@ from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads
 from vlmill.schemas.rejects import Reason
 
 NPY_MAGIC = b"\x93NUMPY"
-ZIP_MAGIC = b"PK\x03\x04"
+ZIP_MAGIC, ZIP_ENTRY, ZIP_END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 MAX_MEMBER = 64 * 2**20  # 1,000 boxes x 2048 float32 are 8 MB
 MAX_MEMBERS = 1_000  # of one image
 MAX_HEADER = 10_000
@@ -44,6 +44,11 @@ ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedE
 def read_members(path: Path) -> dict[str, Any]:
     """Returns the arrays of a zip by name, each of a bounded size. Raises BadRecord."""
     try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            plain = _split_stored(file.read()) if size <= MAX_MEMBER else None
+        if plain is not None:
+            return {name.removesuffix(".npy"): parse_array(data) for name, data in plain.items()}
         with zipfile.ZipFile(path) as archive:
             if len(archive.infolist()) > MAX_MEMBERS:
                 raise BadRecord(f"{len(archive.infolist())} members, at most {MAX_MEMBERS}")
@@ -53,6 +58,37 @@ def read_members(path: Path) -> dict[str, Any]:
             }
     except ZIP_ERRORS as error:
         raise BadRecord(f"not a readable npz: {error}") from None
+
+
+def _split_stored(data: bytes) -> dict[str, memoryview] | None:
+    """Returns the members of a zip as numpy writes it: not compressed, with names in ASCII.
+
+    They are views, which takes a fifth of the time of zipfile. Returns None for other zips, and
+    for damaged ones; zipfile then reports the damage.
+    """
+    view, members = memoryview(data), dict[str, memoryview]()
+    try:
+        end = END_OF_DIRECTORY.unpack_from(data, len(data) - END_OF_DIRECTORY.size)
+        signature, *_, count, _, position, _ = end
+        if signature != ZIP_END or count > MAX_MEMBERS:
+            return None
+        for _ in range(count):
+            entry = DIRECTORY_ENTRY.unpack_from(data, position)
+            flags, method, crc, stored, size, name_bytes = *entry[3:5], *entry[7:11]
+            position += DIRECTORY_ENTRY.size
+            name = str(view[position : position + name_bytes], "ascii")
+            position += name_bytes + entry[11] + entry[12]
+            *_, local_name, extra = LOCAL_HEADER.unpack_from(data, entry[-1])
+            start = entry[-1] + LOCAL_HEADER.size + local_name + extra
+            content = view[start : start + size]
+            if entry[0] != ZIP_ENTRY or flags or method or stored != size or len(content) != size:
+                return None
+            if zlib.crc32(content) != crc:
+                return None
+            members[name] = content
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return members
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -85,27 +121,29 @@ def _read_stored(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
 def read_array(path: Path) -> Any:
     """Returns the array of a ``.npy`` file. Raises BadRecord."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_MEMBER + 1)
+        with path.open("rb", buffering=0) as file:
+            data = file.read(min(os.fstat(file.fileno()).st_size, MAX_MEMBER) + 1)
+    except FileNotFoundError:
+        raise BadRecord(f"its file {path.parent.name}/{path.name} is missing") from None
     except OSError as error:
-        raise BadRecord(f"it cannot be read: {error}") from None
+        raise BadRecord(f"it cannot be read: {error.strerror}") from None
     if len(data) > MAX_MEMBER:
         raise BadRecord(f"it is larger than {MAX_MEMBER} bytes", Reason.TOO_LARGE)
     return parse_array(data)
 
 
-def parse_array(data: bytes) -> Any:
+def parse_array(data: bytes | memoryview) -> Any:
     """Returns the array of a ``.npy`` file, or the plain data of its pickle. Raises BadRecord.
 
     This does not use numpy's own reader, which trusts the header's shape before it checks the size.
     """
-    wide = data[6:7] > b"\x01"
-    start = 12 if wide else 10
-    length = int.from_bytes(data[8:start], "little")
-    if data[:6] != NPY_MAGIC or length > MAX_HEADER:
+    head = bytes(data[:12])
+    start = 12 if head[6:7] > b"\x01" else 10
+    length = int.from_bytes(head[8:start], "little")
+    if head[:6] != NPY_MAGIC or length > MAX_HEADER:
         raise BadRecord("an array without numpy's header")
     begin = start + length
-    text, sides, fortran = _parse_header(data[start:begin])
+    text, sides, fortran = _parse_header(bytes(data[start:begin]))
     if "O" in text:
         try:
             return loads(data[begin:])
@@ -171,11 +209,10 @@ def save_arrays(files: Unfinished, path: Path, arrays: Mapping[str, Any]) -> Non
             file.write(LOCAL_HEADER.pack(ZIP_MAGIC, *facts) + member)
             file.writelines(parts)
             directory.append(
-                DIRECTORY_ENTRY.pack(b"PK\x01\x02", 20, *facts, 0, 0, 0, FILE_MODE, position)
-                + member
+                DIRECTORY_ENTRY.pack(ZIP_ENTRY, 20, *facts, 0, 0, 0, FILE_MODE, position) + member
             )
             position += LOCAL_HEADER.size + len(member) + size
         entries = b"".join(directory)
         count = len(directory)
-        end = END_OF_DIRECTORY.pack(b"PK\x05\x06", 0, 0, count, count, len(entries), position, 0)
+        end = END_OF_DIRECTORY.pack(ZIP_END, 0, 0, count, count, len(entries), position, 0)
         file.write(entries + end)

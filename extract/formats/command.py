@@ -127,7 +127,12 @@ def add_export(command: argparse.ArgumentParser) -> None:
             help=f"names of the detector's {name}, one per line, for formats with names "
             "(oscar) (default: the names stored with the regions)",
         )
-    command.add_argument("--fresh", action="store_true", help="replace an earlier export")
+    command.add_argument(
+        "--fresh",
+        action="store_true",
+        help="replace an earlier export, and delete an unfinished one; without it the same command "
+        "continues an export that was killed",
+    )
 
 
 def command_import(arguments: argparse.Namespace) -> int:

@@ -71,6 +71,7 @@ class Layout:
     ranges: Array | None
     states: Mapping[str, Any]
     add_size: Callable[[dict[str, Any]], None]
+    has_sizes: bool
 
 
 def read(path: Path, context: Context) -> Iterator[Item]:
@@ -144,7 +145,7 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         ranges is not None and ranges.shape != (count, 2)
     ):
         raise InputError(f"FILE {path}: ids, sizes and pos_boxes disagree; write it again")
-    sizes = None if sized or SPATIAL in names else context.sizes_near(path)
+    sizes = None if sized else context.sizes_near(path)
     return Layout(
         path=path,
         data={name: file[stored] for name, stored in names.items()},
@@ -152,6 +153,7 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         ranges=ranges,
         states={name: file.attrs.get(name) for name in STATED},
         add_size=partial(context.add_size, sizes=sizes, file=path, layout="HDF5"),
+        has_sizes=sizes is not None,
     )
 
 
@@ -236,8 +238,10 @@ def read_record(layout: Layout, row: int, image_id: str) -> Record:
         fields |= arrays | {"num_boxes": len(arrays["boxes"])}
         if "image_w" in data and "image_h" in data:
             fields |= {name: data[name][row] for name in ("image_w", "image_h")}
-        elif SPATIAL in data:
+        elif SPATIAL in data and len(arrays["boxes"]):
             fields |= find_size(arrays["boxes"], data[SPATIAL][part])
+        elif SPATIAL in data and not layout.has_sizes:
+            raise BadRecord("no size: it has no box; give --sizes")
         else:
             layout.add_size(fields)
     except BadRecord as error:

@@ -180,7 +180,7 @@ class Converter:
                 self.write_parts(chain(before, records), sorter)
             finally:
                 records.close()  # type: ignore[attr-defined]
-        for line in (sorter.check.assumption(), self.damage()):
+        for line in (sorter.check.assumption(), self.clipped(sorter.num_clipped), self.damage()):
             if line is not None:
                 print_status(line)
         vocabularies = {"classes": self._context.classes, "attributes": self._context.attributes}
@@ -227,7 +227,9 @@ class Converter:
         if self._last:
             check.restore(self._last["ids"])
         ids = chain.from_iterable(read_ids(job.output, part.shards) for part in self._parts)
-        return before, RowSorter(widths, numbering, check, ids, job.id_prefix)
+        sorter = RowSorter(widths, numbering, check, ids, job.id_prefix)
+        sorter.num_clipped = self._last["clipped"] if self._last else 0
+        return before, sorter
 
     def write_parts(self, records: Iterator[tuple[Position, Record]], sorter: RowSorter) -> None:
         """Writes one part after another until the records end."""
@@ -255,6 +257,7 @@ class Converter:
                 "widths": dataclasses.asdict(sorter.widths),
                 "numbering": dataclasses.asdict(sorter.numbering),
                 "ids": sorter.check.state(),
+                "clipped": sorter.num_clipped,
                 "recognised": self._recognised,
                 "classes": self._context.classes.names,
                 "attributes": self._context.attributes.names,
@@ -265,6 +268,16 @@ class Converter:
         """Updates the progress, and keeps the last reject of a damaged file."""
         self._progress.advance(rows + len(invalid), rejects=len(invalid), read=self._read)
         self._damaged = next((b for b in invalid if b.reason is DAMAGE), self._damaged)
+
+    def clipped(self, count: int) -> str | None:
+        """Returns a line about rows whose boxes were clipped; None without such."""
+        if not count:
+            return None
+        images = "1 image has" if count == 1 else f"{count:,} images have"
+        return (
+            f"note: FILE {self._job.name}: {images} boxes that reach into the padding of the "
+            "detector; they are clipped to the image"
+        )
 
     def damage(self) -> str | None:
         """Returns a line about a damaged file; None if there is none."""

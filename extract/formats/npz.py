@@ -33,6 +33,7 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 
 ENDING = ".npz"
+BOXES = {"bbox", "boxes", "norm_bb"}
 MEMBERS = {"features": "x", "boxes": "bbox", "num_boxes": "num_bbox"}
 
 
@@ -58,8 +59,14 @@ def require_layout(path: Path) -> None:
             names = read_members(file).keys()
         except BadRecord:
             continue
-        if names & {"x", "features", *cocobu.FEATURES}:
+        if names & cocobu.FEATURES or (names & {"x", "features"} and names & BOXES):
             return
+        if names & {"x", "features"}:
+            raise InputError(
+                f"FILE {path}: {file.name} has features without boxes (its arrays are "
+                f"{', '.join(sorted(names)[:10])}), such as those of a grid; give features of "
+                "regions, with bbox or norm_bb"
+            )
         what = f"its arrays are {', '.join(sorted(names)[:10])}" if names else "it is empty"
         boxes = "; those are boxes without features: give them to run --boxes"
         raise InputError(

@@ -57,6 +57,9 @@ ALIASES = {
 STATED = ("background", "classes_from")  # of a FileRow
 # Others count integer pixels, or round: a box may end one pixel beyond the border.
 IMPORTED_BORDER_PX = 1.0
+# vqa-maskrcnn counts the padding of its input as image: its boxes may end 31 pixels of the input
+# beyond the right and the lower border. The input's sides are at most 800 and 1333 pixels.
+PADDING_PX, INPUT_SIDES = 31, (800, 1333)
 MAX_BOXES = 10_000
 MAX_ID = 32_767  # regions keep class and attribute numbers in 16 bits
 LONG_PAYLOAD = 1_000  # base64 of at least this many characters is not parsed as JSON
@@ -70,11 +73,13 @@ class FileRow(RegionRow):
 
     ``background`` is the column of the background in ``class_probs`` and ``classes_from`` the
     number of the first class in ``class_ids`` and ``attribute_ids``
-    (:mod:`~vlmill.extract.formats.classes`). Unstated values are None.
+    (:mod:`~vlmill.extract.formats.classes`). Unstated values are None. ``is_clipped``: boxes in the
+    padding of the detector have been clipped to the image.
     """
 
     background: str | None = None
     classes_from: int | None = None
+    is_clipped: bool = False
 
 
 class BadRecord(ValueError):
@@ -180,7 +185,12 @@ def payload(name: str, row: RegionRow) -> Array:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Returns an integer in low..high; 640.0 is valid, 640.5 is not. Raises BadRecord."""
+    """Returns an integer in low..high; 640.0 and an array of it are valid, 640.5 is not.
+
+    Raises BadRecord.
+    """
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
     try:
         number = int(float(value))  # type: ignore[arg-type]
         if number != float(value):  # type: ignore[arg-type]
@@ -215,13 +225,15 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
             raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
-    if outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX):
-        raise BadRecord(f"a box leaves the image of {width} x {height}", Reason.BAD_BOXES)
+    is_clipped = outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX)
+    if is_clipped:
+        arrays["boxes"] = clip_padding(arrays["boxes"], width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
         image_id=str(fields["image_id"]),
         width=width,
         height=height,
+        is_clipped=is_clipped,
         **read_numbering(fields),
         **columns,
     )
@@ -316,6 +328,21 @@ def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
     """Returns whether a box of [n, 4] extends beyond its image by more than ``tolerance_px``."""
     far = np.array([width, height]) + tolerance_px
     return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
+
+
+def clip_padding(boxes: Array, width: int, height: int) -> Array:
+    """Returns boxes that reach into a detector's padding clipped to the image.
+
+    Raises BadRecord for a box farther outside.
+    """
+    sides = sorted((width, height))
+    scale = max(side / most for side, most in zip(sides, INPUT_SIDES, strict=True))
+    size = np.array([width, height])
+    padded = size + max(IMPORTED_BORDER_PX, PADDING_PX * scale)
+    if (boxes[:, :2] < -IMPORTED_BORDER_PX).any() or (boxes[:, 2:] > padded).any():
+        raise BadRecord(f"a box leaves the image of {width} x {height}", Reason.BAD_BOXES)
+    clipped: Array = np.minimum(boxes, np.concatenate([size, size])).astype(boxes.dtype)
+    return clipped
 
 
 def make_record(key: str, fields: Mapping[str, Any]) -> Record:

@@ -50,6 +50,7 @@ class RowSorter:
     ) -> None:
         self.widths, self.numbering, self.check = widths, numbering, check
         self.ids, self._prefix = set(ids), prefix
+        self.num_clipped = 0  # rows with boxes in the padding of their detector
 
     def sort(self, record: Record) -> RegionRow | InvalidRecord:
         """Returns the row of a record, or an InvalidRecord with the reason.
@@ -72,6 +73,7 @@ class RowSorter:
         if self.widths.class_probs is None and not len(row.boxes):
             row = dataclasses.replace(row, class_probs=None)  # without boxes its width is unknown
         self.ids.add(row.image_id)
+        self.num_clipped += record.is_clipped
         return row
 
 

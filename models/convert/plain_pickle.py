@@ -268,7 +268,7 @@ class PlainUnpickler(pickle._Unpickler):
             raise BadPickle(f"the pickle asks for {module}.{name}"[:100]) from None
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | memoryview) -> Any:
     """Reads plain data of one record; arrays are :class:`Pickled`. Raises BadPickle."""
     if len(data) > MAX_RECORD:
         raise BadPickle(f"{len(data)} bytes, limit {MAX_RECORD}")

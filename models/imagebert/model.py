@@ -101,7 +101,7 @@ class ImageBert(nn.Module):
             parts.append(self._embed_globals(global_features, offset))
         if config.visual_sep_id is not None:
             sep = tables.norm(tables.word.weight[config.visual_sep_id] + offset)
-            parts.append(tables.dropout(sep.expand(len(features), 1, -1)))
+            parts.append(tables.dropout(sep.expand(features.shape[0], 1, -1)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _embed_globals(
@@ -152,7 +152,7 @@ class ImageBert(nn.Module):
             )
         text = self.text_embedding(tokens, TEXT_SEGMENT)
         num_regions = region_mask.shape[1]
-        added = region_mask.new_ones(len(regions), regions.shape[1] - num_regions)
+        added = region_mask.new_ones(regions.shape[0], regions.shape[1] - num_regions)
         mask = torch.cat([token_mask, region_mask, added], dim=1)
         real_positions = None
         if real is not None:

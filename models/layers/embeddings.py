@@ -179,5 +179,5 @@ class PatchEmbedding(nn.Module):
         patches = self.projection(pixels).flatten(2).transpose(1, 2)
         if masked is not None and mask_token is not None:
             patches = torch.where(masked[..., None], mask_token.to(patches.dtype), patches)
-        embedded = torch.cat([self.class_token.expand(len(pixels), -1, -1), patches], dim=1)
+        embedded = torch.cat([self.class_token.expand(pixels.shape[0], -1, -1), patches], dim=1)
         return embedded if self.position is None else embedded + self.position

@@ -214,7 +214,7 @@ class VlBertBody(nn.Module):
             )
         words = self._words(tokens) + self.text_visual(text_vectors)
         regions = region_tokens + self.region_visual(region_vectors)
-        ends = self.end_token.weight.expand(len(tokens), 1, -1)
+        ends = self.end_token.weight.expand(tokens.shape[0], 1, -1)
         if self.config.end_visual:
             ends = ends + self.text_visual(text_vectors[:, :1])
         elements = torch.cat([words, regions, ends], dim=1)
@@ -239,14 +239,16 @@ class VlBertBody(nn.Module):
         pack: bool,
     ) -> Compaction:
         """Compacts texts, regions and [END], without the padding between them."""
-        mask = torch.cat([token_mask, region_mask, token_mask.new_ones(len(token_mask), 1)], dim=1)
+        mask = torch.cat(
+            [token_mask, region_mask, token_mask.new_ones(token_mask.shape[0], 1)], dim=1
+        )
         columns, real_positions, slots_read = (
             (token_mask.shape[1], region_mask.shape[1]),
             None,
             None,
         )
         if real is not None:
-            ends = torch.arange(len(mask), device=mask.device)
+            ends = torch.arange(mask.shape[0], device=mask.device)
             parts = zip(real, columns, strict=True)
             real_positions = concatenate_positions([*parts, (ends, 1)])
         if read is not None:  # [END] is never read
@@ -265,8 +267,8 @@ class VlBertBody(nn.Module):
         if text_regions is not None:
             return regions.gather(1, text_regions[..., None].expand(-1, -1, regions.shape[-1]))
         if not regions.shape[1]:
-            region_mask = region_mask.new_zeros(len(region_mask), 1)
-            regions = regions.new_zeros(len(regions), 1, regions.shape[2])
+            region_mask = region_mask.new_zeros(region_mask.shape[0], 1)
+            regions = regions.new_zeros(regions.shape[0], 1, regions.shape[2])
         image_vectors = regions[:, :1]
         if self.text_only_vector is None:
             return image_vectors
@@ -298,7 +300,7 @@ class VlBertBody(nn.Module):
         )
         if segments is None:
             segments = torch.zeros_like(ranks)
-        visual = segments.new_full((len(segments), region_mask.shape[1] + 1), VISUAL_SEGMENT)
+        visual = segments.new_full((segments.shape[0], region_mask.shape[1] + 1), VISUAL_SEGMENT)
         located: Tensor = positions + self.text_embedding.segment(torch.cat([segments, visual], 1))
         return located
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vlmill.models.convert.plain_pickle import BadPickle, load, plain_value
-from vlmill.models.convert.unpickling import check_bounds
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reject
 
@@ -37,6 +35,10 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
 
     Raises InputError for any other pickle.
     """
+    # Slow to import: the rows of all models.
+    from vlmill.models.convert.plain_pickle import BadPickle, load, plain_value
+    from vlmill.models.convert.unpickling import check_bounds
+
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
@@ -62,6 +64,8 @@ def read_pool(path: Path, id_prefix: str) -> PublishedPool:
 
 
 def _read_ids(raw_ids: Any, path: Path, id_prefix: str) -> list[str]:
+    from vlmill.models.convert.plain_pickle import plain_value
+
     array = plain_value(raw_ids)
     values = array.ravel().tolist() if isinstance(array, np.ndarray) else raw_ids
     if not isinstance(values, list):

@@ -19,7 +19,7 @@ from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
 from vlmill.pipelines.web.texts.lists import TextLists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
-from vlmill.pipelines.web_pairs import webdataset
+from vlmill.pipelines.web_pairs import steps, webdataset
 from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
     find_archives,
@@ -84,7 +84,7 @@ def run(
     run_steps = select_runner(
         beam_flags,
         workers=local_workers(args.workers, beam_flags),
-        module=__name__,
+        module=steps.__name__,
         paths={"--warc": args.warc, "--output": str(args.output)},
         share=args.part,
     )

@@ -23,13 +23,15 @@ def merge(kinds: Sequence[str], level: int, job: Job, unit: Unit) -> Result:
     """Merges a group of spools of each kind, for one range of slices. Memory: a slice of each."""
     part, unpacked = unit.slices.start, dict[str, int]()
     for kind in kinds:
-        written = job.written_spools(kind)
-        counts = count_merged(len(written))
+        counts = count_merged(job.count_spools(kind))
         if len(counts) < level or unit.number >= counts[level - 1]:
             continue  # another kind has more spools
-        if level > 1:
-            written = [job.merged_spool(kind, level - 1, n, 0) for n in range(counts[level - 2])]
-        paths = written[unit.number * FAN_IN : (unit.number + 1) * FAN_IN]
+        group = range(unit.number * FAN_IN, (unit.number + 1) * FAN_IN)
+        if level == 1:
+            paths = job.written_spools(kind, group.start, group.stop)
+        else:
+            below = range(counts[level - 2])[group.start : group.stop]
+            paths = [job.merged_spool(kind, level - 1, number, 0) for number in below]
         with spool(job.merged_spool(kind, level, unit.number, part)) as writer:
             slices = cut_slices(job.count_slices(kind), level)[part]
             for slice_, rows in read_slices(paths, slices):
@@ -44,7 +46,7 @@ def gather_units(job: Job) -> list[Unit]:
 
 
 def gather(job: Job, unit: Unit) -> Result:
-    """Merges the undecoded pairs of a range of archives, each of which then reads one spool."""
+    """Merges the undecoded pairs of a range of archives; an archive then reads one spool."""
     paths = job.join_spools("settle", "undecoded")
     with spool(job.joins / f"{unit.name}.undecoded.spool") as writer:
         for slice_, rows in read_slices(paths, unit.slices):

@@ -28,7 +28,7 @@ def list_spools(job: Job, kind: str, shard: int) -> list[Path]:
 
 
 def shard_units(job: Job) -> list[Unit]:
-    """Returns one unit for each shard of the tables; its ``slices`` are those of its parts."""
+    """Returns one unit for each shard of the tables; its ``slices`` number its parts."""
     sizes = Counter[int]()
     for kind in KINDS:
         for path in job.spools(kind, range(job.shards)):

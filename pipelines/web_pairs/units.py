@@ -46,9 +46,9 @@ UNIT_BYTES = 4 << 20
 # many archives all workers have work, and smaller parts would only be more files.
 PART_BYTES, MAX_PARTS = 8 << 20, 4_096
 
-# Many spools are merged: in two levels, so many of them at a time. The spools of the second level
-# have a range of the slices each, so that no unit reads too much.
-FAN_IN, LEVELS = 64, 2
+# More than FAN_IN spools are merged, FAN_IN at a time, in two levels. A spool of the second level
+# has one of MERGE_RANGES ranges of the slices, so that no unit reads too much.
+FAN_IN, LEVELS, MERGE_RANGES = 64, 2, 32
 GATHERED = 4  # ranges: beyond, the undecoded pairs are gathered before archives read them
 
 FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has created
@@ -144,34 +144,63 @@ class Job:
         """Returns the path of one of the spools that a unit over an archive writes."""
         return self.mined / f"{name}.mined-{kind}.spool"
 
-    def written_spools(self, kind: str) -> list[Path]:
-        """Returns the spools of a kind as the units wrote them, in order."""
+    @cached_property
+    def unit_names(self) -> list[str]:
+        """Returns the names of the units over archives: listed once, as each is a hash."""
+        return [unit.name for unit in archive_units(self)]
+
+    @cached_property
+    def decode_names(self) -> list[str]:
+        """Returns the names of the units that decode the images of archives."""
+        return [f"decode-{name}" for name in self.unit_names]
+
+    @cached_property
+    def link_names(self) -> list[str]:
+        """Returns the names of the units over archives in parts."""
+        return [unit.name for unit in link_units(self)]
+
+    def _name_spools(self, kind: str) -> list[tuple[Path, str, Sequence[str]]]:
+        """Returns folder, ending and names of the spools of each step that writes a kind."""
+        ending = f".{kind}.spool"
         if kind == "rejects":
-            steps = ("choose", "best", "settle", "decode")
-            joined = [path for step in steps for path in self.join_spools(step, kind)]
-            return [*self.written_spools("mined-rejects"), *joined]
+            steps = [self.range_names(step) for step in ("choose", "best", "settle")]
+            joined = [(self.joins, ending, names) for names in (*steps, self.decode_names)]
+            return [*self._name_spools("mined-rejects"), *joined]
         if kind in ("pairs", "images", "hashes"):
-            return [*self.join_spools("settle", kind), *self.join_spools("decode", kind)]
-        kind = kind.removeprefix("mined-")
-        names = [
-            unit.name for unit in archive_units(self) if kind != "redirects" or not unit.slices
-        ]
-        if kind in ("redirects", "rejects"):
-            names += [unit.name for unit in link_units(self)]
-        return sorted(self.mined_spool(name, kind) for name in names)
+            steps = [self.range_names("settle"), self.decode_names]
+            return [(self.joins, ending, names) for names in steps]
+        names = self.unit_names
+        if kind == "mined-redirects" and self.link_names:  # parts log their links
+            names = [name for name in names if "-" not in name]
+        linked = self.link_names if kind in ("mined-redirects", "mined-rejects") else []
+        return [(self.mined, ending, names), (self.mined, ending, linked)]
+
+    def range_names(self, step: str) -> list[str]:
+        """Returns the names of the units of a step over ranges."""
+        return [unit.name for unit in range_units(step, self)]
+
+    def count_spools(self, kind: str) -> int:
+        """Returns the number of spools of a kind that the units wrote."""
+        return sum(len(names) for *_, names in self._name_spools(kind))
+
+    def written_spools(self, kind: str, start: int = 0, stop: int | None = None) -> list[Path]:
+        """Returns the spools of a kind as the units wrote them, from one number to another."""
+        paths, stop = list[Path](), self.count_spools(kind) if stop is None else stop
+        for folder, ending, names in self._name_spools(kind):
+            chosen = names[max(0, start) : max(0, stop)]
+            paths += [folder / f"{name}{ending}" for name in chosen]
+            start, stop = start - len(names), stop - len(names)
+        return paths
 
     def join_spools(self, step: str, kind: str) -> list[Path]:
-        """Returns the spools of a kind that a step over ranges, or over archives, wrote."""
-        units = archive_units(self) if step == "decode" else range_units(step, self)
-        prefix = "decode-" if step == "decode" else ""
-        return [self.joins / f"{prefix}{unit.name}.{kind}.spool" for unit in units]
+        """Returns the spools of a kind that a step over ranges wrote."""
+        return [self.joins / f"{name}.{kind}.spool" for name in self.range_names(step)]
 
     def spools(self, kind: str, slices: range) -> list[Path]:
         """Returns the spools that have all rows of a kind with these slices, merged if many."""
-        written = self.written_spools(kind)
-        counts = count_merged(len(written))
+        counts = count_merged(self.count_spools(kind))
         if not counts:
-            return written
+            return self.written_spools(kind)
         return [
             self.merged_spool(kind, len(counts), group, part)
             for group in range(counts[-1])
@@ -193,13 +222,11 @@ class Job:
         """Returns the number of ranges of keys, by the mined bytes; read after mining."""
         sizes = 0
         for kind in ("mined-pages", "mined-urls"):
-            written = self.written_spools(kind)
-            if counts := count_merged(len(written)):
+            if count_merged(self.count_spools(kind)):
                 units = merge_units("keys", (kind,), 1, self)
-                assert len(units) == counts[0]
                 sizes += sum(read_result(self.joins, u).metrics[kind] for u in units)
             else:
-                sizes += unpacked_bytes(written)
+                sizes += unpacked_bytes(self.written_spools(kind))
         return max(1, min(SLICES, sizes // UNIT_BYTES))
 
 
@@ -282,9 +309,14 @@ def count_merged(number: int) -> list[int]:
     return counts
 
 
+def count_ranges(level: int) -> int:
+    """Returns the number of ranges of slices of a level of merged spools."""
+    return 1 if level == 1 else MERGE_RANGES
+
+
 def cut_slices(slices: int, level: int) -> list[range]:
     """Returns the ranges of slices that the spools of a level are cut into, some perhaps empty."""
-    number = FAN_IN ** (level - 1)
+    number = count_ranges(level)
     edges = [slices * i // number for i in range(number + 1)]
     return [range(edges[n], edges[n + 1]) for n in range(number)]
 
@@ -294,7 +326,7 @@ def merge_units(what: str, kinds: Sequence[str], level: int, job: Job) -> list[U
 
     A unit's ``slices`` are the index of its range, as kinds differ in their slices.
     """
-    counts = [count_merged(len(job.written_spools(kind))) for kind in kinds]
+    counts = [count_merged(job.count_spools(kind)) for kind in kinds]
     groups = max(([*each, 0, 0][level - 1] for each in counts), default=0)
     return [
         Unit(
@@ -303,7 +335,7 @@ def merge_units(what: str, kinds: Sequence[str], level: int, job: Job) -> list[U
             slices=range(part, part + 1),
         )
         for group in range(groups)
-        for part in range(FAN_IN ** (level - 1))
+        for part in range(count_ranges(level))
     ]
 
 

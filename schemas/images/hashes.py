@@ -40,7 +40,9 @@ def perceptual_hash(image: Image.Image) -> int:
     small = grey.resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
     pixels = np.asarray(small, dtype=np.float64)
     low = (_COSINES @ pixels @ _COSINES.T).round(6).ravel()
-    return int.from_bytes(np.packbits(low > np.median(low)).tobytes(), "big")
+    middle = np.sort(low)[low.size // 2 - 1 : low.size // 2 + 1]
+    median = middle.sum() / 2  # np.median would load another module in every decoding process
+    return int.from_bytes(np.packbits(low > median).tobytes(), "big")
 
 
 def near_pairs(hashes: Hashes, distance: int = NEAR) -> Iterator[tuple[Numbers, Numbers]]:

@@ -15,11 +15,12 @@ from shell import KEYS, parse_form, result_line
 from vlmill.runtime.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
-OF_LABELS = "mining"  # of archives that somebody has labelled: by hand, and in one form
+# Of archives that somebody has labelled, by hand and in one form; and one that runs others.
+OTHERS = ("mining", "resilience")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
-    if "__main__" in path.read_text() and path.stem != OF_LABELS
+    if "__main__" in path.read_text() and path.stem not in OTHERS
 )
 TRAINING = {
     "learning",
@@ -34,6 +35,7 @@ SMALLEST = {
     "extract": ["--arch", "tiny", "--images", "1", "--rounds", "1"],
     "formats": ["--images", "3", "--rounds", "1"],
     "finetuning": ["--models", "vl-bert", "--questions", "2"],
+    "growth": ["--archives", "2", "4"],
     "hard_negatives": ["--captions", "1000", "2000", "--queries", "200"],
     "loader": ["--images", "16", "--batch-size", "4", "--rounds", "1", "--workers", "0"],
     "manifest": ["--cc", "200", "--coco", "200", "--vg", "200"],

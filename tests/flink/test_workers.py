@@ -45,7 +45,9 @@ def test_one_that_lacks_a_module(
         cluster, package(tmp_path / "lacking", without="pipelines/web/archives")
     )
     said = failure_of(inputs, tmp_path / "out", *master, *process)
-    assert said.startswith("failed: on ") and "cannot import vlmill.pipelines.web_pairs.job" in said
+    assert (
+        said.startswith("failed: on ") and "cannot import vlmill.pipelines.web_pairs.steps" in said
+    )
     assert "No module named 'vlmill.pipelines.web.archives'" in said
     assert said.endswith(
         f"install vlmill {__version__} with its dependencies on every host of a task manager"

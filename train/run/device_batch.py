@@ -81,7 +81,7 @@ def try_step(
 ) -> bool:
     """Returns whether the stage's next step fits, by computing its gradients without an update.
 
-    The random state is restored, so the run's numbers are those of a run that has not tried. On a
+    The random state is restored, so the run has the same numbers as without the trial. On a
     CPU, where the system ends a process that takes too much, a step whose ``estimated_bytes``
     exceed the available memory is not tried.
     """

@@ -82,8 +82,8 @@ class Change:
 def list_changes(
     output: Path, job: str, settings: Mapping[str, Any], *, num_stages: int
 ) -> list[Change]:
-    """Returns the settings that differ from those of the run in ``output`` and may: those of
-    `may_continue`. None for a folder without a plan of the job.
+    """Returns the settings in which the run in ``output`` differs and may differ (`may_continue`);
+    nothing for a folder without a plan of the job.
     """
     try:
         plan = read_json(output / PLAN)

@@ -2,6 +2,6 @@
 
 Reading order: for captions, ``karpathy`` (split files) and ``scan``; for boxes, ``boxes`` (from the
 stored image to the upright one), ``box_files`` (TSV, COCO's JSON, Pascal VOC), ``yolo_files``,
-``instances``, ``detections`` and ``vcr_objects``; for answers, ``vqa_answers``; for the hub's
-Parquet files, ``hub_columns``.
+``instances``, ``detections`` and ``vcr_objects``; for answers, ``vqa_answers``; for other
+examples, ``examples``; for the hub's Parquet files, ``hub_columns`` and ``glue_hub``.
 """

@@ -12,7 +12,7 @@ from vlmill.pipelines.manifest.entries import ListedImage
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.runtime.bounded_calls import BoundedPool, CallLimits
 from vlmill.runtime.units.funnel import Drop
-from vlmill.schemas.images.decode import Bounds, open_image
+from vlmill.schemas.images.decode import Bounds, load, open_image
 from vlmill.schemas.images.orientation import (
     LYING,
     UPRIGHT,
@@ -84,13 +84,17 @@ def _start_reading_headers() -> Callable[[bytes], tuple[tuple[int, int], int]]:
 
 
 def read_stored_size(content: bytes) -> tuple[tuple[int, int], int]:
-    """Returns an image's stored width and height, and its orientation, without decoding its pixels.
+    """Returns an image's stored width and height, and its orientation, without decoding its pixels
+    (except for a PNG whose orientation follows them).
 
     A decoder may already allocate its canvas when it opens a file, so this runs in a process that
     can be killed. Raises Rejected.
     """
     with open_image(content, _BOUNDS) as image:
-        return image.size, read_orientation(image)
+        size = image.size
+        if image.format == "PNG" and b"eXIf" in content and "exif" not in image.info:
+            return size, load(image, _BOUNDS)[0]  # the orientation follows the pixels
+        return size, read_orientation(image)
 
 
 def size_notes(frame: Frame | None, boxes: Iterable[Box | Drop]) -> tuple[str, ...]:

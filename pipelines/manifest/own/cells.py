@@ -7,7 +7,7 @@ A list may be written as a text, as pandas and Python write it: ``["a", "b"]`` o
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,17 +21,23 @@ TEXT_KEYS = ("answer", "caption", "raw", "text", "label", "name", "value")
 MAX_LIST_TEXT = 1 << 16  # characters of a list that is written as a text
 VOTES = 20  # of a score of 1, when scores are written as answers
 HUMAN, MODEL = ("human", "user"), ("gpt", "assistant")
+_LIST_STARTS = ("[", " ", "\t", "\n", "\r", "")  # also of an empty text
 _IMAGE_TOKEN = re.compile(r"<image>")
 _WHOLE = re.compile(r"(-?\d+)\.0+", re.ASCII)
 _KNOWN = {name.lower(): name for name in ("False", "True", "entailment", "neutral")}
 _KNOWN["contradiction"] = "contradiction"
 
 
+def is_plain(value: Any) -> bool:
+    """Returns whether a cell is a text that is not a list: nearly all cells of captions are."""
+    return type(value) is str and value[:1] not in _LIST_STARTS
+
+
 def read_text(value: Any, column: str) -> str | Drop:
     """Returns a cell as a cleaned text, "" if it is empty, or a Drop if it is neither text nor a
     number.
     """
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         value = next((value[key] for key in TEXT_KEYS if value.get(key) is not None), value)
     if value is None or value != value:  # NaN is how pandas writes an empty cell
         return ""
@@ -55,7 +61,7 @@ def read_list(value: Any, separator: str | None = None) -> list[Any]:
         return []
     if isinstance(value, list):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         texts = next((value[key] for key in TEXT_KEYS if isinstance(value.get(key), list)), None)
         if texts is not None:
             return list(texts)
@@ -96,11 +102,11 @@ def read_image(value: Any) -> tuple[str, bytes | None]:
 
     An image without a name is named by the SHA-256 of its bytes.
     """
-    content = value.get("bytes") if isinstance(value, Mapping) else value
+    content = value.get("bytes") if isinstance(value, dict) else value
     if isinstance(content, bytes) and content:
-        path = value.get("path") if isinstance(value, Mapping) else None
+        path = value.get("path") if isinstance(value, dict) else None
         return (path if isinstance(path, str) and path else compute_image_id(content)), content
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         value = next((value[key] for key in PATH_KEYS if value.get(key)), None)
     if isinstance(value, str | int) and not isinstance(value, bool):
         return str(value), None
@@ -128,7 +134,7 @@ def read_turns(value: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def _turn(turn: Any) -> tuple[str, str] | None:
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, dict):
         return None
     role = turn.get("from", turn.get("role"))
     text = turn.get("value", turn.get("content"))

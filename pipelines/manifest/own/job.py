@@ -78,7 +78,7 @@ class OwnJob:
         """Returns the number of parts: at least one, so that an empty table has shards, too."""
         return max(1, -(-self.rows // self.rows_per_shard))
 
-    @property
+    @cached_property
     def example_kind(self) -> Kind:
         """Returns the kind of the examples."""
         return KINDS[self.kind]
@@ -132,7 +132,7 @@ class OwnJob:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen: a run creates millions
 class JudgedRow:
     """Holds a row that is written if its images are valid.
 
@@ -156,31 +156,41 @@ class Ledger:
 
     def judge(self, job: OwnJob, example: Example, given_id: str | None = None) -> JudgedRow | Drop:
         """Returns the row of an example, or why it is dropped, given all earlier rows."""
-        kind = job.example_kind
-        numbers = {} if kind.number is None else kind.number(example, job.numbers)
-        if isinstance(numbers, Drop):
-            return numbers
-        marks = {name: zlib.crc32(example.images.get(name, b"")) for name in example.image_ids}
-        for name, mark in marks.items():
-            if self.images.get(_key(name), mark) != mark:
-                return Drop(Reason.ID_CONFLICT, f"{name} came earlier with another image")
+        kind, row = job.example_kind, example.row
+        if kind.number is not None:
+            numbers = kind.number(example, job.numbers)
+            if isinstance(numbers, Drop):
+                return numbers
+            row.update(numbers)
+        keys = [_key(name) for name in example.image_ids]
+        if (conflict := self._other_image(example, keys)) is not None:
+            return conflict
         example_id = given_id or example.content
         repeated = self._claim(example_id, example)
         if repeated is not None:
             return repeated
-        first = tuple(name for name in marks if _key(name) not in self.images)
-        self.images |= {_key(name): marks[name] for name in first}
-        row = example.row | numbers | {kind.id: example_id, "source": job.source}
+        first = []
+        for name, key in zip(example.image_ids, keys, strict=True):
+            if key not in self.images:
+                self.images[key] = _mark(example, name)
+                first.append(name)
+        row[kind.id], row["source"] = example_id, job.source
+        row.update(_image_columns(job, example.image_ids))
         return JudgedRow(
-            row=row | _image_columns(job, example.image_ids),
-            image_ids=example.image_ids,
-            first=first,
-            images=example.images,
+            row=row, image_ids=example.image_ids, first=tuple(first), images=example.images
         )
+
+    def _other_image(self, example: Example, keys: Sequence[bytes]) -> Drop | None:
+        """Returns why a row is dropped one of whose images came earlier with other bytes."""
+        for name, key in zip(example.image_ids, keys, strict=True):
+            earlier = self.images.get(key)
+            if earlier is not None and earlier != _mark(example, name):
+                return Drop(Reason.ID_CONFLICT, f"{name} came earlier with another image")
+        return None
 
     def _claim(self, example_id: str, example: Example) -> Drop | None:
         key, content = _key(example_id), bytes.fromhex(example.content)
-        value = zlib.crc32(example.value.encode("utf-8", "surrogatepass"))
+        value = zlib.crc32(example.value.encode("utf-8", "surrogatepass")) if example.value else 0
         if self.contents.get(key, content) != content:
             return Drop(Reason.ID_CONFLICT, f"{example_id} has different content in an earlier row")
         if content in self.values:
@@ -194,6 +204,12 @@ class Ledger:
         self.contents[key] = content
         self.values[content] = value
         return None
+
+
+def _mark(example: Example, name: str) -> int:
+    """Returns a hash of the bytes that the file has of an image, 0 without bytes."""
+    content = example.images.get(name) if example.images else None
+    return 0 if content is None else zlib.crc32(content)
 
 
 def _image_columns(job: OwnJob, image_ids: Sequence[str]) -> dict[str, Any]:
@@ -215,7 +231,7 @@ Judged = tuple[int, JudgedRow | Drop]
 """The number of a row, and its result."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # not frozen: a run creates millions
 class Candidate:
     """Holds an example of a row, with its id of ``--id-column``."""
 
@@ -225,27 +241,33 @@ class Candidate:
 
 def read_candidates(job: OwnJob) -> Iterator[tuple[int, Candidate | Drop]]:
     """Yields the examples of the file with the numbers of their rows, or a Drop for each."""
-    columns, reader = job.columns, job.reader
     for number, values in read_values(job.table, job.column_indices):
-        if isinstance(values, Drop):
-            yield number, values
+        yield from make_candidates(job, number, values)
+
+
+def make_candidates(
+    job: OwnJob, number: int, values: Sequence[Any] | Drop
+) -> Iterator[tuple[int, Candidate | Drop]]:
+    """Yields the examples of a row, or a Drop for each."""
+    if isinstance(values, Drop):
+        yield number, values
+        return
+    given_id = None
+    if job.columns.id:
+        cell = job.columns.sort(values)["id"][0]
+        identifier = usable_id(None if cell is None else str(cell), job.columns.id[0])
+        if isinstance(identifier, Drop):
+            yield number, identifier
+            return
+        given_id = identifier
+    examples = job.reader.read(values)
+    for index, example in enumerate(examples):
+        if isinstance(example, Drop):
+            yield number, example
             continue
-        given_id = None
-        if columns.id:
-            cell = columns.sort(values)["id"][0]
-            identifier = usable_id(None if cell is None else str(cell), columns.id[0])
-            if isinstance(identifier, Drop):
-                yield number, identifier
-                continue
-            given_id = identifier
-        examples = reader.read(values)
-        for index, example in enumerate(examples):
-            if isinstance(example, Drop):
-                yield number, example
-                continue
-            suffix = f"#{index}" if given_id is not None and len(examples) > 1 else ""
-            example_id = None if given_id is None else given_id + suffix
-            yield number, Candidate(example=example, id=example_id)
+        suffix = f"#{index}" if given_id is not None and len(examples) > 1 else ""
+        example_id = None if given_id is None else given_id + suffix
+        yield number, Candidate(example=example, id=example_id)
 
 
 def judge_rows(
@@ -265,6 +287,7 @@ class Run:
     def __init__(self, job: OwnJob, pool: ThreadPoolExecutor, examiner: Examiner) -> None:
         self.job, self._pool, self._examiner = job, pool, examiner
         self._verdicts: dict[bytes, Drop | None] = {}
+        self._has_drops = False
 
     def make_part(self, index: int, judged: Iterator[Judged], progress: Progress) -> Result:
         """Writes the shards of a part."""
@@ -283,8 +306,7 @@ class Run:
                 part.add(REJECTS, reject(ROWS, key, result.reason, result.detail))
                 rejected += 1
                 continue
-            drops = {name: self._verdicts.get(_key(name)) for name in result.image_ids}
-            drop = next(((name, drop) for name, drop in drops.items() if drop is not None), None)
+            drop = self._find_drop(result.image_ids) if self._has_drops else None
             for name in result.first:  # another row may name the valid one of two images
                 if name in images:
                     part.add(IMAGES, images[name])
@@ -295,6 +317,13 @@ class Run:
                 continue
             part.add(self.job.example_kind.table, result.row)
         return rejected
+
+    def _find_drop(self, image_ids: Sequence[str]) -> tuple[str, Drop] | None:
+        """Returns the first image that cannot be read, and why."""
+        for name in image_ids:
+            if (drop := self._verdicts.get(_key(name))) is not None:
+                return name, drop
+        return None
 
     def _images(self, rows: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
         """Reads the images that no row of this process has named before."""
@@ -310,6 +339,7 @@ class Run:
         for name, row_or_drop in zip(new, read, strict=True):
             is_drop = isinstance(row_or_drop, Drop)
             self._verdicts[_key(name)] = row_or_drop if is_drop else None
+            self._has_drops |= is_drop
             if not isinstance(row_or_drop, Drop):
                 images[name] = row_or_drop
         return images

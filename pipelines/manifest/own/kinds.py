@@ -6,11 +6,14 @@ The flags that name columns decide which: ``--question-column`` gives questions,
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import clean_text, usable_id
 from vlmill.pipelines.manifest.own.cells import (
     is_conversation,
+    is_plain,
     read_flag,
     read_image,
     read_label,
@@ -63,10 +66,18 @@ class Columns:
         names = {use: list(getattr(self, use)) for use in self.USES if getattr(self, use)}
         return {use: values[0] if len(values) == 1 else values for use, values in names.items()}
 
-    def sort(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+    @cached_property
+    def spans(self) -> dict[str, slice]:
+        """Returns where the values of each use are in a row."""
+        ends = list(accumulate(len(getattr(self, use)) for use in self.USES))
+        return {
+            use: slice(start, end)
+            for use, start, end in zip(self.USES, [0, *ends], ends, strict=False)
+        }
+
+    def sort(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         """Returns a row's values by use."""
-        remaining = iter(values)
-        return {use: [next(remaining) for _ in getattr(self, use)] for use in self.USES}
+        return {use: values[span] for use, span in self.spans.items()}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,7 +104,7 @@ class Kind:
     table: Table
     id: str
     unit: str  # of the last line
-    read: Callable[["RowReader", dict[str, list[Any]]], list[Example | Drop]]
+    read: Callable[["RowReader", dict[str, Sequence[Any]]], list[Example | Drop]]
     number: Callable[[Example, Mapping[str, int]], dict[str, Any] | Drop] | None = None
 
 
@@ -114,21 +125,30 @@ class RowReader:
             return [images]
         examples = self.kind.read(self, sorted_values)
         split = self.find_split(sorted_values)
+        contents = {name: content for name, content in images.items() if content is not None}
+        names, image_ids = NUL.join(images), tuple(images)
         for example in examples:
             if isinstance(example, Drop):
                 continue
-            example.image_ids = tuple(images)
-            example.images = {name: c for name, c in images.items() if c is not None}
-            example.content = compute_pair_id(NUL.join(images), example.content)
+            example.image_ids = image_ids
+            example.images = contents
+            example.content = compute_pair_id(names, example.content)
             example.row["split"] = split
         return examples
 
+    def count(self, values: Sequence[Any]) -> int | None:
+        """Returns the number of examples of a row, None if only :meth:`read` finds it."""
+        if self.kind.number is not None or len(self.columns.text) != 1:
+            return None
+        return 1 if is_plain(values[self.columns.spans["text"].start]) else None
+
     def find_split(self, values: Mapping[str, Sequence[Any]]) -> str | None:
         """Returns the split of a row."""
-        names = self.columns.label_names.get(self.columns.split[0], ()) if values["split"] else ()
         for value in values["split"]:
-            if isinstance(value, int) and 0 <= value < len(names):
-                return names[value]
+            if isinstance(value, int):
+                names = self.columns.label_names.get(self.columns.split[0], ())
+                if 0 <= value < len(names):
+                    return names[value]
             if value is not None and str(value).strip():
                 return str(value).strip()
         return self.split
@@ -138,6 +158,9 @@ class RowReader:
         return find_use(self.find_split(values)) == "test"
 
     def _read_images(self, cells: Sequence[Any]) -> dict[str, bytes | None] | Drop:
+        if len(cells) == 1 and is_plain(cells[0]):
+            only = usable_id(cells[0], self.columns.image[0])
+            return only if isinstance(only, Drop) else {only: None}
         images: dict[str, bytes | None] = {}
         for column, cell in zip(self.columns.image, cells, strict=True):
             for item in read_list(cell) or [None]:
@@ -155,11 +178,14 @@ class RowReader:
 # Captions
 
 
-def read_captions(reader: RowReader, values: dict[str, list[Any]]) -> list[Example | Drop]:
+def read_captions(reader: RowReader, values: dict[str, Sequence[Any]]) -> list[Example | Drop]:
     """Returns an example for each caption: of several columns, of a list, of a conversation."""
+    cells = values["text"]
+    if len(cells) == 1 and is_plain(cells[0]):
+        return [_caption(cells[0], reader.columns.text[0])]
     return [
         _caption(item, column)
-        for column, cell in zip(reader.columns.text, values["text"], strict=True)
+        for column, cell in zip(reader.columns.text, cells, strict=True)
         for item in _caption_items(cell)
     ]
 
@@ -182,7 +208,7 @@ def _caption(item: Any, column: str) -> Example | Drop:
 # Questions
 
 
-def read_questions(reader: RowReader, values: dict[str, list[Any]]) -> list[Example | Drop]:
+def read_questions(reader: RowReader, values: dict[str, Sequence[Any]]) -> list[Example | Drop]:
     """Returns an example for each question: one, or each of a conversation."""
     cell = values["question"][0]
     if is_conversation(cell):
@@ -226,7 +252,7 @@ def number_answers(example: Example, numbers: Mapping[str, int]) -> dict[str, An
 # Statements and labels
 
 
-def read_statements(reader: RowReader, values: dict[str, list[Any]]) -> list[Example | Drop]:
+def read_statements(reader: RowReader, values: dict[str, Sequence[Any]]) -> list[Example | Drop]:
     """Returns the statement of a row, with its one label."""
     column = reader.columns.statement[0]
     text = read_text(values["statement"][0], column)
@@ -248,7 +274,7 @@ def number_statement(example: Example, numbers: Mapping[str, int]) -> dict[str, 
     return ids if isinstance(ids, Drop) else {"label_id": -1 if ids is None else ids[0]}
 
 
-def read_labels(reader: RowReader, values: dict[str, list[Any]]) -> list[Example | Drop]:
+def read_labels(reader: RowReader, values: dict[str, Sequence[Any]]) -> list[Example | Drop]:
     """Returns the labelled image of a row, with its text if there is one."""
     texts = [
         read_text(cell, column)

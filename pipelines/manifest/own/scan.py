@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from vlmill.pipelines.manifest.layouts.hub_columns import read_label_names
 from vlmill.pipelines.manifest.own.cells import read_flag, read_label
-from vlmill.pipelines.manifest.own.job import OwnJob, read_candidates
+from vlmill.pipelines.manifest.own.job import OwnJob, make_candidates
 from vlmill.pipelines.manifest.own.kinds import (
     CAPTIONS,
     MAX_STATEMENT_CLASSES,
@@ -52,13 +52,20 @@ def scan_file(job: OwnJob) -> Scan:
     """
     scan = Scan()
     with Progress(total=None, unit="row", label="counting") as progress:
-        for _, candidate in read_candidates(job):
-            scan.rows += 1
-            if not isinstance(candidate, Drop):
-                _count(scan, job, candidate.example)
-            if scan.rows % BATCH_ROWS == 0:
-                progress.advance(BATCH_ROWS)
-        progress.advance(scan.rows % BATCH_ROWS)
+        reported = 0
+        for number, values in read_values(job.table, job.column_indices):
+            count = 1 if isinstance(values, Drop) else job.reader.count(values)
+            if count is None:
+                count = 0
+                for _, candidate in make_candidates(job, number, values):
+                    count += 1
+                    if not isinstance(candidate, Drop):
+                        _count(scan, job, candidate.example)
+            scan.rows += count
+            if scan.rows - reported >= BATCH_ROWS:
+                progress.advance(scan.rows - reported)
+                reported = scan.rows
+        progress.advance(scan.rows - reported)
     return scan
 
 

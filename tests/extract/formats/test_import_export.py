@@ -165,7 +165,7 @@ def test_boxes_outside_their_image_are_rejected(tmp_path: Path, name: str) -> No
     border = np.array([[-1, 0, 201, 101]], np.float32)  # whole pixels may be counted
     rows = [
         make_row("at-the-border", 1, boxes=border),
-        make_row("beyond", 1, boxes=border + np.array([0, 0, 0, 1], np.float32)),
+        make_row("beyond", 1, boxes=border + np.array([0, 0, 0, 5], np.float32)),  # no padding
         make_row("before", 1, boxes=border - np.array([1, 0, 0, 0], np.float32)),
     ]
     export(write_regions(tmp_path / "source", rows), tmp_path / "file", name)

@@ -541,3 +541,61 @@ def test_an_import_that_is_killed_anywhere_gives_the_same_rows(
     assert import_file(killed) == (6, 3)
     for path in sorted((tmp_path / "whole").glob("*.parquet")):
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_boxes_in_the_padding_of_a_detector_are_clipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vqa-maskrcnn's boxes end up to 31 pixels of its input beyond the image: here 14.5."""
+    inside, padding, far, left = (
+        [10, 10, 90, 50],
+        [490, 20, 514, 389],
+        [490, 20, 515, 50],
+        [-3, 0, 9, 9],
+    )
+    (tmp_path / "npy").mkdir()
+    for number, box in enumerate((inside, padding, far, left)):
+        entries = {"image_id": str(number), "image_width": 500, "image_height": 375}
+        boxes = np.array([inside, box], np.float32)
+        entries |= {"bbox": boxes, "features": np.ones((2, 4), np.float32), "num_boxes": 2}
+        np.save(tmp_path / "npy" / f"{number}.npy", entries)  # type: ignore[arg-type]
+    assert import_file(Import(files=[tmp_path / "npy"], output=tmp_path / "back")) == (2, 2)
+    reader = RegionReader(tmp_path / "back")
+    np.testing.assert_array_equal(reader["0"].boxes, [inside, inside])
+    np.testing.assert_array_equal(reader["1"].boxes, [inside, [490, 20, 500, 375]])
+    reasons = {row["reason"] for row in read_table(tmp_path / "back", REJECTS).to_pylist()}
+    assert reasons == {"bad_boxes"}
+    assert "1 image has boxes that reach into the padding" in capsys.readouterr().err
+
+
+def test_features_of_a_grid_are_named_once(tmp_path: Path) -> None:
+    (tmp_path / "grid").mkdir()
+    for number in range(3):  # as OpenVQA's GQA reader has in addition to those of regions
+        np.savez(tmp_path / "grid" / f"{number}.npz", x=np.ones((49, 8), np.float32))
+    with pytest.raises(InputError, match=r"features without boxes .*grid"):
+        import_file(Import(files=[tmp_path / "grid"], output=tmp_path / "back"))
+
+
+def test_sizes_of_images_without_boxes_in_hdf5(tmp_path: Path) -> None:
+    boxes = np.array([[0, 0, 250, 300], [10, 20, 500, 375]], np.float32)
+    spatial = boxes / np.array([500, 375, 500, 375], np.float32)
+    with h5py.File(tmp_path / "train.hdf5", "w") as file:
+        file["image_features"], file["image_bb"] = np.ones((2, 4), np.float16), boxes
+        file["spatial_features"] = np.hstack([spatial, spatial[:, 2:] - spatial[:, :2]])
+        file["pos_boxes"] = np.array([[0, 2], [2, 2]])
+    index = pickle.dumps({7: 0, 8: 1}, protocol=2)
+    (tmp_path / "train_imgid2idx.pkl").write_bytes(index)
+    job = Import(files=[tmp_path / "train.hdf5"], output=tmp_path / "without")
+    assert import_file(job) == (1, 1)
+    (row,) = read_table(tmp_path / "without", REJECTS).to_pylist()
+    assert row["key"] == "8" and "--sizes" in row["detail"]
+    job = Import(files=job.files, output=tmp_path / "with", sizes="640x480")
+    assert import_file(job) == (2, 0)
+    reader = RegionReader(tmp_path / "with")
+    assert [(reader[i].width, reader[i].height) for i in ("7", "8")] == [(500, 375), (640, 480)]
+
+
+def test_sizes_in_arrays_of_one_number(tmp_path: Path) -> None:
+    arrays = {"x": np.ones((1, 4), np.float16), "bbox": np.array([[0, 0, 9, 9]], np.float32)}
+    np.savez(tmp_path / "a.npz", **arrays, num_bbox=[1], image_h=np.array([375]), image_w=500)  # type: ignore[arg-type]
+    assert import_file(Import(files=[tmp_path / "a.npz"], output=tmp_path / "back")) == (1, 0)

@@ -316,3 +316,13 @@ def test_ids_that_a_format_cannot_hold_are_named_first(
 def test_boxes_of_different_numbers_are_not_fixed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"3 to 5 boxes an image.*hdf5-adaptive"):
         write(tmp_path, "hdf5-fixed", A, B)
+
+
+def test_openvqa_for_gqa(tmp_path: Path) -> None:
+    (file,) = write(tmp_path, "npz-gqa", make_row("n161313", 3)).glob("*.npz")
+    assert file.name.split(".")[0] == "n161313"
+    arrays = np.load(file)
+    padded = np.pad(arrays["x"][:100], ((0, 100 - len(arrays["x"])), (0, 0)))
+    same(padded[:3], make_row("n161313", 3).features)
+    assert (float(arrays["height"]), float(arrays["width"])) == (100, 200)
+    assert arrays["bbox"].shape == (3, 4)

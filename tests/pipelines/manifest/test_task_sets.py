@@ -255,7 +255,7 @@ def test_nlvr2_names_its_images_whatever_they_are(tmp_path: Path) -> None:
         urls = {"left_url": "http://a/1.jpg", "right_url": "http://b/2.jpg"}
         return {"identifier": identifier, "sentence": "Two dogs.", "label": label, **urls, **more}
 
-    train = [statement("train-1-0-0", "True", directory=4), statement("train-1-0-1", "false")]
+    train = [statement("train-1-0-0", "True", directory=4), statement("train-1-0-1", "no")]
     dev = [statement("dev-12-3-1", "False"), statement("dev-12-3-1", "False")]
     write(folder / "data" / "train.json", lines(train))
     write(folder / "data" / "dev.json", lines([*dev, statement("dev-12-3-1", "True")]))

@@ -349,8 +349,8 @@ def test_a_statement_names_its_two_images() -> None:
         ({"identifier": "dev-12-3"}, Reason.BAD_ROW),
         ({"identifier": "test1-12-3-1"}, Reason.BAD_ROW),  # of another file
         ({"identifier": None}, Reason.BAD_ROW),
-        ({"label": "true"}, Reason.LABEL_UNKNOWN),
-        ({"label": True}, Reason.LABEL_UNKNOWN),
+        ({"label": "yes"}, Reason.LABEL_UNKNOWN),
+        ({"label": 1}, Reason.LABEL_UNKNOWN),
         ({"sentence": " "}, Reason.EMPTY_TEXT),
     ],
 )

@@ -45,6 +45,7 @@ def test_merged_spools_give_the_same_bytes(
     assert main([*flags, str(tmp_path / "direct")]) == 0
     for module in (units, merge):
         monkeypatch.setattr(module, "FAN_IN", 2)
+    monkeypatch.setattr(units, "MERGE_RANGES", 2)
     monkeypatch.setattr(merge, "GATHERED", 0)
     monkeypatch.setattr(units, "UNIT_BYTES", 500)
     written = Counter[str]()
@@ -69,5 +70,5 @@ def test_two_levels_leave_few_spools() -> None:
     assert count_merged(90_000) == [1_407, 22]
     for slices in (256, 3, 5_000):
         ranges = cut_slices(slices, 2)
-        assert len(ranges) == 64 and [n for part in ranges for n in part] == list(range(slices))
+        assert len(ranges) == 32 and [n for part in ranges for n in part] == list(range(slices))
     assert cut_slices(256, 1) == [range(256)]

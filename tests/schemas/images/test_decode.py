@@ -133,3 +133,15 @@ def test_threads_leave_the_filters_of_warnings_as_they_were() -> None:
     leave.set()
     thread.join()
     assert list(warnings.filters) == before
+
+
+def test_libtiff_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its messages about damaged files would appear between the lines of a job."""
+    out = io.BytesIO()
+    Image.effect_noise((70, 60), 90).save(out, "TIFF", compression="tiff_lzw")
+    damaged = bytearray(out.getvalue())
+    for offset in range(200, len(damaged) - 200, 50):
+        damaged[offset] ^= 0xFF
+    with pytest.raises(Rejected):
+        decode(bytes(damaged), BOUNDS)
+    assert capfd.readouterr() == ("", "")

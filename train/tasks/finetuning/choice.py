@@ -43,7 +43,7 @@ def find_task(examples: str) -> str:
         known = ", ".join(sorted({row.examples for row in TASKS.values()}))
         raise InputError(
             f"--examples {examples}: expected a table that `manifest` wrote ({known}); give one, "
-            "or the TASK to see what is wrong with it"
+            "or the TASK, whose error names the fault"
         )
     if len(names) > 1:
         raise InputError(
@@ -78,8 +78,9 @@ def has_gpu() -> bool:
 def choose_recipe(
     task: str, variant: str, sizes: Mapping[str, Any], inputs: Collection[str]
 ) -> TaskRecipe:
-    """Returns the task's recipe for a checkpoint: one that starts from ``variant``, reads what the
-    flags ``inputs`` give, and has the sizes nearest to ``sizes`` (the checkpoint's model).
+    """Returns the task's recipe for a checkpoint: one that starts from ``variant``, reads only the
+    given tables (``inputs``: their flags), and has the sizes nearest to ``sizes`` (the checkpoint's
+    model).
 
     Raises InputError if no recipe starts from the variant.
     """
