@@ -18,111 +18,26 @@ and only what is missing there is trained and tested; a killed run continues: OU
 """
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from real.arms import all_runs
-from real.baseline import measure_baseline
-from real.runs import (
-    RECALLS,
-    Line,
-    Run,
-    add_line,
-    find_line,
-    make_key,
-    read_lines,
-    run_all,
-)
-from real.tables import ALL, FIRST, SMALL, Tables, Test
-from shell import result_line
+from real.photographs import ALL, FIRST, SMALL
 
 from vlmill.runtime.console.command import Parser, int_at_least, run_command
-from vlmill.schemas.errors import InputError
 
 COMMITTED = Path(__file__).parent / "results" / "real_pairs.jsonl"
 OUTPUT = Path("build/real-pairs")
-BASELINE = "baseline"
 
 
 def run(arguments: Sequence[str]) -> int:
     """Writes the tables, trains and tests what is missing, and prints the figures."""
-    args = parser().parse_args(arguments)
-    tables = Tables(data=args.data, output=args.output, test=args.test, jobs=args.jobs)
-    every = [*tables.tests(), *tables.other_tests()]
-    runs = all_runs(tables)
-    names = [BASELINE, *dict.fromkeys(run.name for run in runs)]
-    if unknown := [name for name in args.runs or () if name not in names]:
-        raise InputError(f"--runs {unknown[0]}: there are {', '.join(names)}")
-    runs = [one for one in runs if args.runs is None or one.name in args.runs]
-    has_baseline = args.runs is None or BASELINE in args.runs
-    jobs = [(one, [t for t in every if is_chosen(t, args.tests, small=one.small)]) for one in runs]
-    tests = [test for test in every if is_chosen(test, args.tests)] if has_baseline else []
-    if args.list:
-        list_figures(tables, tests, jobs, args.results)
-        return 0
-    tables.write()
-    if any(part.hard_negatives for one in runs for part in one.parts):
-        tables.write_negatives()
-    for line in (*baseline_lines(tables, tests, args.results), *run_all(jobs, args.results)):
-        print_recalls(line)
-    return 0
+    from real.command import carry_out  # processes of jobs import this file again: without torch
 
-
-def is_chosen(test: Test, names: Sequence[str] | None, *, small: bool = False) -> bool:
-    """Returns whether a test is asked for: those named, else the small one, and the images' first
-    captions except for ``small`` runs. Another folder counts as its own small test.
-    """
-    plain = test.name.removeprefix("other-")
-    if names is not None:
-        return plain in names
-    return plain == SMALL or (plain == FIRST and (not small or plain != test.name))
-
-
-def baseline_lines(tables: Tables, tests: Sequence[Test], path: Path) -> Iterator[Line]:
-    """Yields the baseline's line of each test: known ones, or new ones, which are added."""
-    keys = [baseline_key(tables, test) for test in tests]
-    known = [find_line(read_lines(path), key) for key in keys]
-    missing = [test for test, line in zip(tests, known, strict=True) if line is None]
-    measured = measure_baseline(tables, missing) if missing else {}
-    for key, test, line in zip(keys, tests, known, strict=True):
-        if line is None:
-            metrics = measured[test.name]
-            line = key | {"metrics": {name: metrics[name] for name in RECALLS}}
-            add_line(path, line)
-        yield line
-
-
-def baseline_key(tables: Tables, test: Test) -> Line:
-    """Returns what identifies the baseline's line of a test."""
-    test_key = {"name": test.name, "digest": test.digest}
-    return {"name": BASELINE, "test": test_key, "settings": {"data": tables.digest()}}
-
-
-def list_figures(
-    tables: Tables,
-    tests: Sequence[Test],
-    jobs: Sequence[tuple[Run, Sequence[Test]]],
-    path: Path,
-) -> None:
-    """Prints which figures are known and which are missing."""
-    keys = [baseline_key(tables, test) for test in tests]
-    keys += [make_key(run, test) for run, tests in jobs for test in tests]
-    lines = read_lines(path)
-    for key in keys:
-        state = "missing" if find_line(lines, key) is None else "finished"
-        print(f"{state:9} {key['name']} {key['test']['name']}")
-
-
-def print_recalls(line: Line) -> None:
-    """Prints a line of JSON for each recall of a run on a test."""
-    for name in RECALLS:
-        full = f"real-pairs/{line['test']['name']}/{line['name']}/{name}"
-        print(json.dumps(result_line(full, line["metrics"][name], "share")))
+    return carry_out(parser().parse_args(arguments))
 
 
 def names_of(text: str) -> list[str]:

@@ -118,7 +118,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "input_checks",
         "search convert show",
         "load",
-        "push service",
+        "push service export",
         "__init__",
     ),
     "pipelines": (

@@ -5,6 +5,7 @@ from typing import Any
 
 from published.compare import AGREES, DIFFERS, WITHIN, Comparison
 from published.omitted import omitted_section
+from published.photographs import photographs_section, read_records
 from published.row import AblationTable
 
 INTRO = """# Reproduction
@@ -45,7 +46,7 @@ def page(tables: Sequence[AblationTable], by_table: ByTable) -> str:
     """The whole page; rows that were not run yet stand there with the paper's figures alone."""
     parts = [INTRO, summary(tables, by_table)]
     parts += [section(table, by_table[table.key]) for table in tables]
-    parts.append(omitted_section())
+    parts += [omitted_section(), photographs_section(read_records())]
     return "\n".join(parts)
 
 

@@ -5,13 +5,16 @@ from typing import Any
 
 from real.recipes import (
     MODELS,
+    TASKS,
     fine_tuning,
     make_feeding,
     pretraining,
     task_config,
+    task_training,
 )
 from real.runs import Part, Run, with_seed
 from real.tables import Tables
+from real.task_tables import find_set
 from vlmill.train.settings.parts import Masking, Optimizer
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 
@@ -92,4 +95,22 @@ def all_runs(tables: Tables) -> list[Run]:
     models = [base(tables, model) for model in MODELS]
     ablated = base(tables, ABLATED)
     seeds = [replace(with_seed(ablated, seed), small=True) for seed in SEEDS[1:]]
-    return [*models, *vilbert_runs(tables), *seeds, *ablations(tables)]
+    return [*models, *vilbert_runs(tables), *seeds, *ablations(tables), *task_runs(tables)]
+
+
+def task_runs(tables: Tables) -> list[Run]:
+    """Returns ViLBERT's runs of the task sets that are there: pretrained and blind, each from the
+    same start.
+    """
+    first = base(tables, "vilbert").parts[0]
+    return [
+        Run(
+            name=f"{name}/{'blind' if blind else 'vilbert'}",
+            seed=0,
+            parts=(first, Part(recipe=task_training(name, blind=blind), examples=name)),
+            tables=tables,
+        )
+        for name in TASKS
+        if (tables.data / "tasks" / find_set(name).file).is_file()
+        for blind in (False, True)
+    ]

@@ -70,7 +70,8 @@ def fit_ridge(x: Tensor, y: Tensor, penalty: float) -> Tensor:
     """Returns the weights [D, H] of standardised features to centred unit vectors."""
     unit = normalize(y, dim=1)
     target = unit - unit.mean(0)
-    return torch.linalg.solve(x.T @ x + penalty * torch.eye(x.shape[1]), x.T @ target)
+    weights: Tensor = torch.linalg.solve(x.T @ x + penalty * torch.eye(x.shape[1]), x.T @ target)
+    return weights
 
 
 def similarities(x: Tensor, y: Tensor, weights: Tensor, centre: Tensor) -> NDArray[np.float32]:
@@ -90,10 +91,10 @@ def measure_baseline(tables: Tables, tests: Sequence[Test]) -> dict[str, dict[st
     val = sorted(image for split, image in captions if split == "val")[:NUM_VALIDATION]
     features = image_features(tables.data, [*train, *val])
     mean, std = features[: len(train)].mean(0), features[: len(train)].std(0) + 1e-6
-    x, val_x = ((features - mean) / std).split([len(train), len(val)])
+    x, val_x = torch.split((features - mean) / std, [len(train), len(val)])
     first = [captions["train", image][0] for image in train]
     vectors = text_vectors(minilm, [*first, *(captions["val", image][0] for image in val)])
-    y, val_y = vectors.split([len(train), len(val)])
+    y, val_y = torch.split(vectors, [len(train), len(val)])
     centre = normalize(y, dim=1).mean(0)
 
     def score(weights: Tensor) -> float:

@@ -14,6 +14,7 @@ CAPTIONS = "captions.tsv"
 IMAGES, TASKS = "images", "tasks"
 FLICKR8K = "flickr8k/"
 SUFFIXES = (".jpg", ".png")
+SMALL, FIRST, ALL = "400x1", "first", "all"  # the tests, by their captions
 BASELINE_TRAIN, BASELINE_TEST = 1500, 400  # as tools/real_baseline.py samples them
 Row = dict[str, str]
 

@@ -9,14 +9,16 @@ from typing import Any
 
 from vlmill.models.imagebert.config import ImageBertConfig, ImageBertRetrievalConfig
 from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig
-from vlmill.models.vilbert.config import VilbertConfig, VilbertTasksConfig
+from vlmill.models.vilbert.config import VilbertClassifierConfig, VilbertConfig, VilbertTasksConfig
 from vlmill.models.vlbert.config import VlBertConfig
 from vlmill.models.vlmo.config import VlmoConfig, retrieval
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage, TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.entailment.settings import EntailmentRecipe
 from vlmill.train.tasks.recipes.shared import task_recipe
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings
+from vlmill.train.tasks.vqa.settings import VqaRecipe, VqaSettings
 
 MODELS = ("vilbert", "interbert", "imagebert", "vl-bert", "vlmo")
 WIDTH, NUM_REGIONS, NUM_TOKENS = 384, 20, 24
@@ -138,7 +140,7 @@ class Training:
         return Optimizer(lr=self.lr, heads=self.heads, head_rate=0.2 if self.heads else 1.0)
 
 
-CONFIGS = {
+CONFIGS: dict[str, Any] = {
     "vilbert": vilbert,
     "interbert": interbert,
     "imagebert": imagebert,
@@ -160,7 +162,7 @@ GROUPS = Masking(
     words=0.1, regions=0.1, region_to_zero=1.0, word_rule="segments", region_rule="groups"
 )
 MASKING = {"interbert": GROUPS, "vl-bert": Masking(word_rule="words")}
-TARGETS = {"vilbert": "distribution", "vl-bert": "distribution"}
+TARGETS: dict[str, Any] = {"vilbert": "distribution", "vl-bert": "distribution"}
 PRETRAINING = {
     "vilbert": Training(steps=400, batch_size=32, lr=2e-4),
     "interbert": Training(steps=300, batch_size=32, lr=2e-4),
@@ -213,7 +215,7 @@ RETRIEVAL = {
 
 def task_config(model: str, **changes: Any) -> Any:
     """Returns the model that ranks, with changes to its trunk."""
-    config = CONFIGS[model](**changes)
+    config: Any = CONFIGS[model](**changes)
     if model == "vilbert":
         return VilbertTasksConfig(trunk=config, dropout=0.0)
     if model == "interbert":
@@ -252,4 +254,53 @@ def fine_tuning(
         settings=settings or RetrievalSettings(negatives="batch"),
         seed=seed,
         **(RUN | ({"standardise_features": False} if model == "vlmo" else {})),
+    )
+
+
+# Of ViLBERT: its pretraining continues in a task, whose layers all learn.
+TASKS = {
+    "daquar": Training(steps=800, batch_size=32, lr=3e-4, heads=("text_layers",)),
+    "nlvr": Training(steps=400, batch_size=32, lr=3e-4, heads=("text_layers",)),
+    "snli-ve": Training(steps=600, batch_size=32, lr=3e-4, heads=("text_layers",)),
+}
+NUM_CLASSES = {"nlvr": 2, "snli-ve": 3}
+FEWEST_QUESTIONS = 2  # of an answer of DAQUAR
+
+
+def task_training(name: str, *, blind: bool = False, seed: int = 0) -> TaskRecipe:
+    """Returns ViLBERT's fine-tuning for a task set; a ``blind`` one is shown no image."""
+    training = TASKS[name]
+    feeding = make_feeding(max_tokens=40)
+    stage = TrainingStage(
+        name=name,
+        steps=training.steps,
+        batch_size=training.batch_size,
+        feeding=feeding,
+        optimizer=training.optimizer,
+    )
+    fields = RUN | {"blind": blind, "seed": seed}
+    about = f"{name} with ViLBERT on real photographs"
+    if name == "daquar":
+        return task_recipe(
+            VqaRecipe,
+            f"real-{name}",
+            "vilbert-tasks",
+            VilbertTasksConfig(trunk=vilbert(), dropout=0.1, classifier_dropout=0.1),
+            ("bert", "vilbert"),
+            stage,
+            about,
+            "",
+            settings=VqaSettings(loss="softmax", min_questions=FEWEST_QUESTIONS),
+            **fields,
+        )
+    return task_recipe(
+        EntailmentRecipe,
+        f"real-{name}",
+        "vilbert-classifier",
+        VilbertClassifierConfig(trunk=vilbert(), num_labels=NUM_CLASSES[name]),
+        ("bert", "vilbert"),
+        stage,
+        about,
+        "",
+        **fields,
     )

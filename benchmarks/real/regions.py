@@ -139,7 +139,8 @@ def image_regions(image_id: str, file: Path) -> RegionRow:
 def network_sides(width: int, height: int) -> tuple[int, int]:
     """Returns the width and height that the network reads: the image's aspect, a fixed area."""
     scale = (AREA / (width * height)) ** 0.5
-    return tuple(max(1, round(side * scale / STRIDE)) * STRIDE for side in (width, height))  # type: ignore[return-value]
+    columns, rows = (max(1, round(side * scale / STRIDE)) for side in (width, height))
+    return columns * STRIDE, rows * STRIDE
 
 
 def fixed_boxes() -> np.ndarray:
@@ -166,4 +167,5 @@ def ssd_boxes(image: Image.Image) -> np.ndarray:
     large = ((boxes[:, 2:] - boxes[:, :2]) > 0.02).all(1)
     boxes, scores = boxes[large], scores[large]
     kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores), SSD_OVERLAP)[:SSD_BOXES]
-    return boxes[kept.numpy()].reshape(-1, 4)
+    chosen: np.ndarray = boxes[kept.numpy()].reshape(-1, 4)
+    return chosen

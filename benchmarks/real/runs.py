@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from real.tables import Tables, Test
+from real.task_tables import TaskTables
+from real.zero_shot import ZERO_SHOT, measure_zero_shot
 from vlmill.models.registry import get_variant
 from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.settings.plain_fields import to_plain
+from vlmill.schemas.plain_json import read_json
 from vlmill.train.checkpoints.files import CheckpointRecord, load_checkpoint, save_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.settings.spec import Recipe
 from vlmill.train.settings.tasks import TaskRecipe
+from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
+from vlmill.train.tasks.evaluating.job import evaluate_task
 from vlmill.train.tasks.finetuning.job import TaskInputs, finetune
 from vlmill.train.tasks.retrieval.evaluation import evaluate_retrieval
 from vlmill.train.tasks.retrieval.job import RetrievalOptions
@@ -32,12 +37,14 @@ class Part:
     """A pretraining or a fine-tuning that starts from the part before, or from MiniLM.
 
     ``co_attention`` switches ViLBERT's co-attention on or off in the checkpoint that it starts
-    from; None: as it is there.
+    from; None: as it is there. ``examples`` is the task set that it learns from; None: the
+    captions.
     """
 
     recipe: Recipe | TaskRecipe
     hard_negatives: bool = False
     co_attention: bool | None = None
+    examples: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +125,12 @@ def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
             pairs = Inputs(pairs=str(run.tables.pairs), negatives=negatives, **tables)
             pretrain(recipe, pairs, folder)
         else:
-            finetune(recipe, TaskInputs(examples=str(run.tables.pairs), **tables), folder)
+            examples = run.tables.pairs
+            if part.examples is not None:
+                sets = TaskTables(tables=run.tables)
+                examples = sets.examples(part.examples)
+                tables["regions"] = str(sets.regions(part.examples))
+            finetune(recipe, TaskInputs(examples=str(examples), **tables), folder)
 
 
 def switch_co_attention(before: Path, folder: Path, *, on: bool) -> None:
@@ -137,7 +149,11 @@ def switch_co_attention(before: Path, folder: Path, *, on: bool) -> None:
 
 
 def test_run(run: Run, test: Test) -> dict[str, float]:
-    """Returns the recalls of a trained run, in 0..1."""
+    """Returns the recalls of a trained run, or a task's figures, in 0..1."""
+    if run.parts[-1].examples is not None:
+        return test_task(run, test)
+    if test.name in ZERO_SHOT:
+        return measure_zero_shot(run.checkpoint, test)
     kind = run.parts[-1].recipe.stages[0].feeding
     metrics = evaluate_retrieval(
         RetrievalOptions(
@@ -151,6 +167,29 @@ def test_run(run: Run, test: Test) -> dict[str, float]:
     return {name: metrics[name] for name in RECALLS}
 
 
+def test_task(run: Run, test: Test) -> dict[str, float]:
+    """Returns the figures of a task set's test examples."""
+    recipe = run.parts[-1].recipe
+    assert isinstance(recipe, TaskRecipe)
+    options = EvaluationOptions(
+        task=recipe.task,
+        checkpoint=run.checkpoint,
+        examples=str(test.pairs),
+        regions=str(test.regions),
+        split="test",
+        output=run.checkpoint.parent / f"{run.checkpoint.name}-{test.name}",
+        missing="skip",
+    )
+    evaluate_task(options)
+    metrics = read_json(options.output / "metrics.json")
+    return {name: value for name, value in metrics.items() if is_share(name, value)}
+
+
+def is_share(name: str, value: Any) -> bool:
+    """Returns whether a task's figure is a share of right answers."""
+    return isinstance(value, float) and "accuracy" in name and 0 <= value <= 1
+
+
 def read_lines(path: Path) -> list[Line]:
     """Returns the lines of a file of results; none where there is no file."""
     if not path.exists():
@@ -159,8 +198,21 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def find_line(lines: Sequence[Line], key: Line) -> Line | None:
-    """Returns the first line with these values."""
-    return next((line for line in lines if all(line.get(n) == v for n, v in key.items())), None)
+    """Returns the first line of this run, test and settings."""
+    return next((line for line in lines if all(agrees(line.get(n), key[n]) for n in key)), None)
+
+
+def agrees(recorded: Any, current: Any) -> bool:
+    """Returns whether a recorded value is the current one; fields that the code has got since then
+    are not compared.
+    """
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        return all(
+            name in current and agrees(value, current[name]) for name, value in recorded.items()
+        )
+    if isinstance(recorded, list) and isinstance(current, list):
+        return len(recorded) == len(current) and all(map(agrees, recorded, current))
+    return bool(recorded == current)
 
 
 def add_line(path: Path, line: Line) -> None:

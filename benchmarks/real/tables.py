@@ -7,9 +7,12 @@ from pathlib import Path
 
 from real import networks
 from real.photographs import (
+    ALL,
     CAPTIONS,
+    FIRST,
     FLICKR8K,
     IMAGES,
+    SMALL,
     Row,
     baseline_images,
     find_images,
@@ -22,8 +25,6 @@ from vlmill.pipelines.manifest import job as manifest
 from vlmill.runtime.files.atomic import write_text
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main as train_vl
-
-SMALL, FIRST, ALL = "400x1", "first", "all"  # the tests, by their captions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ width of the vectors.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,9 +34,11 @@ TEXT_INPUTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Describes a file to export. ``inputs`` and ``output`` are descriptions, ``axes`` names the
-    axes of free size of each input, ``make_inputs`` returns random inputs of ``rows`` rows, with
-    padding, of sizes that depend on ``rows``.
+    """Describes a file to export.
+
+    inputs, output: descriptions. axes: the axes of free size of each input. limits: the largest
+    sizes of axes. make_inputs: returns random inputs of ``rows`` rows, with padding, of sizes that
+    depend on ``rows``.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Graph:
     inputs: Mapping[str, str]
     output: tuple[str, str]
     axes: Mapping[str, Mapping[int, str]]
+    limits: Mapping[str, int] = field(default_factory=dict)
     make_inputs: Callable[[int], dict[str, Tensor]]
 
 
@@ -125,6 +128,7 @@ def _text_graph(loaded: LoadedCheckpoint) -> Graph:
         inputs=TEXT_INPUTS,
         output=("vectors", f"float32 [B, {config.width}] of length 1"),
         axes={name: {0: "B", 1: "T"} for name in TEXT_INPUTS},
+        limits={"T": config.max_text_tokens},
         make_inputs=lambda rows: _random_texts(rows, longest, config.vocab_size),
     )
 
@@ -182,6 +186,7 @@ def _score_graph(loaded: LoadedCheckpoint) -> Graph:
         inputs=inputs,
         output=("scores", "float32 [B]: logits that a text belongs to its image"),
         axes=axes,
+        limits={"T": config.max_text_tokens},
         make_inputs=make_inputs,
     )
 

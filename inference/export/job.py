@@ -62,7 +62,11 @@ def export_graph(graph: Graph, folder: Path) -> None:
     """Writes a graph to ``folder``, its weights in the same file unless they are too large."""
     torch.manual_seed(SEED)
     inputs = graph.make_inputs(TRACED)
-    sizes = {axis: torch.export.Dim(axis) for axes in graph.axes.values() for axis in axes.values()}
+    sizes = {
+        axis: torch.export.Dim(axis, max=graph.limits.get(axis))
+        for axes in graph.axes.values()
+        for axis in axes.values()
+    }
     shapes = {
         name: {number: sizes[axis] for number, axis in axes.items()}
         for name, axes in graph.axes.items()

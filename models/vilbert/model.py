@@ -272,6 +272,24 @@ class Vilbert(PairHeads):
         first = cast(CoAttentionBlock, self.co_layers[0])
         return regions._replace(projected=first.attention.first_qkv(regions.hidden))
 
+    def pool_text(self, text: Stream) -> Float[Tensor, "B P"]:
+        """Returns the pooled vectors of texts that were read, without co-attention."""
+        span = range(self.config.text_co_layers[0], self.config.num_layers - 1)
+        hidden = _run(self.text_layers, span, text.hidden, text.layout)
+        pooled: Tensor = self.text_pooler(
+            run_layers([self.text_layers[-1]], hidden, text.layout)[:, 0]
+        )
+        return pooled
+
+    def pool_regions(self, regions: Stream) -> Float[Tensor, "B P"]:
+        """Returns the pooled vectors of images that were read, without co-attention."""
+        span = range(self.config.visual_co_layers[0], self.config.visual_num_layers - 1)
+        hidden = _run(self.visual_layers, span, regions.hidden, regions.layout)
+        pooled: Tensor = self.visual_pooler(
+            run_layers([self.visual_layers[-1]], hidden, regions.layout)[:, 0]
+        )
+        return pooled
+
     def join(self, text: Stream, regions: Stream) -> EncodedPair:
         """Runs the remaining layers: each Co-TRM, then each stream's own layers (fig. 1)."""
         t, v, config = text.hidden, regions.hidden, self.config

@@ -1,8 +1,8 @@
 """Retrieval finds images by texts, and texts by images.
 
 Reading order of training: ``base`` (common parts), ``task`` (texts and images read together;
-candidates and losses), ``dual`` (read separately), ``held_out`` (validation), ``settings``
-and ``row``.
+candidates and losses), ``step_pairs`` (all pairs of a step), ``dual`` (read separately), ``choice``
+(between these), ``held_out`` (validation), ``settings`` and ``row``.
 
 Reading order of ranking: ``command`` (arguments), ``evaluation``, ``job``, ``candidates`` (the
 ranked texts and images), ``inputs``, ``matching`` (scores of pairs), ``score_store`` (keeps them

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlmill.models.layers.operators import unchanging_weights
+from vlmill.models.layers.pair_heads import fuse
 from vlmill.models.positions import Cells, first_cells
 from vlmill.models.registry import find_variant, get_variant
 from vlmill.models.rows import get_part
@@ -163,6 +164,41 @@ class StreamScorer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeparateScorer:
+    """Scores pairs with a ViLBERT without co-attention: no layer reads a text and an image, so each
+    pair is only a product of two vectors.
+    """
+
+    model: Vilbert
+    logit: Logit
+    keeps_texts: ClassVar[bool] = True
+
+    def read_texts(self, texts: TextBatch) -> Float[Tensor, "B P"]:
+        """Returns the pooled vectors of the texts."""
+        text = self.model.read_text(texts.tokens, texts.token_mask, real=texts.real)
+        return self.model.pool_text(text.pooled_alone())
+
+    def read_image(self, batch: Batch) -> Float[Tensor, "1 P"]:
+        """Returns the pooled vector of the regions."""
+        inputs = batch.inputs
+        embedded = self.model.embed_regions(inputs.region_features, inputs.region_locations)
+        regions = self.model.read_regions(embedded, inputs.region_mask)
+        return self.model.pool_regions(regions.pooled_alone())
+
+    def pool(
+        self, texts: Float[Tensor, "B P"], image: Float[Tensor, "1 P"]
+    ) -> Float[Tensor, "B P"]:
+        """Fuses the vectors."""
+        return fuse(texts, image, self.model.config.fusion)
+
+    def match(
+        self, texts: Float[Tensor, "B P"], image: Float[Tensor, "1 P"]
+    ) -> Float[Tensor, " B"]:
+        """Computes the head's logits of the fused vectors."""
+        return self.logit(self.pool(texts, image))
+
+
+@dataclass(frozen=True, kw_only=True)
 class PixelScorer:
     """Scores pairs with VLMo's fusion encoder: an image's patches are embedded once."""
 
@@ -206,7 +242,10 @@ def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
     body, logit = variant.get_body(model), get_part(model, variant.match_logit)
     if max_elements is not None:  # a text's length depends on the image, so no text is read ahead
         return EncodeScorer(model=body, logit=logit, max_elements=max_elements)
-    return SCORERS[get_variant(find_variant(body)).scores_pairs](model=body, logit=logit)
+    kind = SCORERS[get_variant(find_variant(body)).scores_pairs]
+    if kind is StreamScorer and not body.config.co_attention:
+        kind = SeparateScorer
+    return kind(model=body, logit=logit)
 
 
 @torch.inference_mode()

@@ -88,8 +88,9 @@ def _join_streams(body: Any, inputs: VLInputs) -> Float[Tensor, "pairs P"]:
         both = text.take(texts).pooled_alone(), regions.take(images).pooled_alone()
         pooled: Tensor = body.join(*both).pooled
         return pooled
-    alone = body.join(text.pooled_alone(), regions.pooled_alone())
-    return fuse(alone.text_pooled[texts], alone.region_pooled[images], body.config.fusion)
+    pooled_texts = body.pool_text(text.pooled_alone())
+    pooled_regions = body.pool_regions(regions.pooled_alone())
+    return fuse(pooled_texts[texts], pooled_regions[images], body.config.fusion)
 
 
 def _all_numbers(inputs: VLInputs) -> tuple[Tensor, Tensor]:

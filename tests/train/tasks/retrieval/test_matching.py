@@ -146,9 +146,14 @@ def all_scores(name: str, model: Any, reader: RegionReader, batch_size: int, **m
     )
 
 
-@pytest.mark.parametrize("name", MATCHED)
-def test_scores_equal_one_pair_at_a_time(name: str, tables: Tables) -> None:
-    reader, model = write_regions(tables.regions), tiny_model(name, VOCABULARY)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, {}) for name in MATCHED), ("vilbert", {"co_attention": False})],
+)
+def test_scores_equal_one_pair_at_a_time(
+    name: str, changes: dict[str, Any], tables: Tables
+) -> None:
+    reader, model = write_regions(tables.regions), tiny_model(name, VOCABULARY, **changes)
     expected = scores_one_by_one(tables, name, model)
     assert expected.std() > 1e-2  # that a mistake would show
     for batch_size in (1, 4, 100):
