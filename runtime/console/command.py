@@ -86,8 +86,8 @@ def plain_message(error: BaseException) -> str:
 
 def _without_number(match: re.Match[str]) -> str:
     path = match[2]
-    rest = match.string[: match.start()] + match.string[match.end() :]
-    return match[1] if path is None or path in rest else f"{path}: {match[1]}"
+    remainder = match.string[: match.start()] + match.string[match.end() :]
+    return match[1] if path is None or path in remainder else f"{path}: {match[1]}"
 
 
 def is_about_memory(error: BaseException) -> bool:
