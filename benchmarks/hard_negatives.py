@@ -29,7 +29,7 @@ from shell import parse_form, result_line
 from sklearn.neighbors import NearestNeighbors
 from sparse_dot_topn import sp_matmul_topn
 
-from vlmill.pipelines.hard_negatives.arrays import Bags, Part, mapped, save
+from vlmill.pipelines.hard_negatives.arrays import Bags, Part, map_arrays, save
 from vlmill.pipelines.hard_negatives.cost import prepare
 from vlmill.pipelines.hard_negatives.index import build_bags, build_index
 from vlmill.pipelines.hard_negatives.kernel import search
@@ -97,7 +97,7 @@ def prepared(counts: sparse.csr_array, folder: Path) -> tuple[Bags, Part]:
     save(folder / "part", build_index(bags))
     del bags
     gc.collect()
-    return mapped(folder / "bags", Bags), mapped(folder / "part", Part)
+    return map_arrays(folder / "bags", Bags), map_arrays(folder / "part", Part)
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:

@@ -36,6 +36,7 @@ from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.share import Share
 from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
 from vlmill.train.detector.command import add_train, command_train
 from vlmill.train.detector.describe import RECIPES_HELP, add_recipes, command_recipes
@@ -249,7 +250,8 @@ def command_verify(arguments: argparse.Namespace) -> int:
         problems = verify(arguments.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
-    verdict = f"{len(problems)} problems" if problems else "every row and checksum is correct"
+    count = format_count(len(problems), "problem")
+    verdict = count if problems else "every row and checksum is correct"
     print(f"{arguments.folder}: {verdict}")
     return 1 if problems else 0
 

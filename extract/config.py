@@ -45,7 +45,7 @@ class Selection:
                 "--min-boxes must be at least 0 and at most --max-boxes"
             )
         if not 0 <= self.threshold <= 1:
-            raise ValueError(f"--threshold {self.threshold}: a probability is in 0..1")
+            raise ValueError(f"--threshold {self.threshold}: expected a probability, 0 to 1")
 
 
 SELECTIONS = {

@@ -149,7 +149,7 @@ def export_reference(
             ""
             f"of {family} can ({', '.join(sorted(homeless)) or 'nothing'})"
         )
-    return export_state(tensors, links) | parts.rebuilt(model)
+    return export_state(tensors, links) | parts.build_buffers(model)
 
 
 __all__ = [

@@ -23,7 +23,7 @@ def read_labels(path: Path) -> list[str]:
             raise InputError(f"--labels {path}: more than {MAX_LABELS_BYTES} bytes")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--labels {path}: {error}") from None
+        raise InputError(f"--labels {path}: {error}; give a text file of labels") from None
     labels = parse_labels(path, text)
     repeated = [label for label, count in Counter(labels).items() if count > 1]
     if repeated or not labels:
@@ -52,7 +52,7 @@ def parse_labels(path: Path, text: str) -> list[str]:
     try:
         content = parse_json(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"--labels {path}: no JSON ({error})") from None
+        raise InputError(f"--labels {path}: not JSON ({error}); fix it") from None
     if isinstance(content, dict):
         by_number = {number: label for label, number in content.items() if type(number) is int}
         if sorted(by_number) != list(range(len(content))):

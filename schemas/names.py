@@ -47,7 +47,7 @@ def without_ending(image_id: str) -> str:
     return image_id[: len(image_id) - len(_ending(image_id))]
 
 
-def composed(image_id: str) -> str:
+def compose_nfc(image_id: str) -> str:
     """Returns an id with each letter and its marks as one character (Unicode NFC)."""
     return unicodedata.normalize("NFC", image_id)
 
@@ -56,7 +56,7 @@ def spellings(name: str) -> tuple[str, ...]:
     """Returns a name as it is, composed, and decomposed as macOS does, without repetitions."""
     if name.isascii():
         return (name,)
-    return tuple(dict.fromkeys((name, composed(name), unicodedata.normalize("NFD", name))))
+    return tuple(dict.fromkeys((name, compose_nfc(name), unicodedata.normalize("NFD", name))))
 
 
 def extract_core(image_id: str) -> str:
@@ -68,7 +68,7 @@ def extract_core(image_id: str) -> str:
 
 def difference(image_id: str, other: str) -> Difference | None:
     """Returns how two unequal ids differ; None if they are of different images."""
-    if composed(image_id) == composed(other):
+    if compose_nfc(image_id) == compose_nfc(other):
         return Difference.SPELLING
     a, b = _name(image_id), _name(other)
     shorter, longer = sorted((a.folders, b.folders), key=len)
@@ -88,7 +88,7 @@ def _ending(image_id: str) -> str:
 
 
 def _name(image_id: str) -> _Name:
-    image_id = composed(image_id)
+    image_id = compose_nfc(image_id)
     bare = without_ending(image_id)
     *folders, text = [part for part in bare.split("/") if part not in ("", ".")] or [bare]
     core, split = text, ""

@@ -29,7 +29,12 @@ from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
 from vlmill.runtime.console.memory import keep_freed_memory
 from vlmill.runtime.console.recipes import add_recipes_arguments, run_recipes
 from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.files.mirror import (
+    mirror_output,
+    named_from,
+    require_one_process,
+    restore_paths,
+)
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import from_plain, read_yaml
 from vlmill.runtime.weights.listing import add_weights_arguments, list_weights
@@ -269,7 +274,9 @@ def _pretrain(args: argparse.Namespace, words: list[str]) -> int:
 
             return print_estimate(estimate_run(recipe, inputs), args.output)
         with mirror_output(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
-            summary = as_given(pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force))
+            summary = restore_paths(
+                pretrain(recipe, inputs, output, fresh=args.fresh, force=args.force)
+            )
         if summary:  # by the first of several processes
             print(summary)
     except Stopped as error:

@@ -231,7 +231,7 @@ def training_of(
     stage, dtype = recipe.stages[0], devices.COMPUTED_IN.get(recipe.precision)
     model.train()
     step = PretrainingStep(model, stage.objectives, pack=pack)
-    module = devices.wrapped(step, accelerator, shard=False)
+    module = devices.wrap_module(step, accelerator, shard=False)
     module.train()
     settings = settings_of_start(stage.optimizer, from_checkpoint=False)
     update = Update(
@@ -257,5 +257,5 @@ def compiled(training: Training, *, tiny: bool) -> Training:
     if tiny:
         module = torch.compile(training.step_module, dynamic=True, backend="eager")
     else:
-        module = devices.compiled(training.step_module)
+        module = devices.compile_step(training.step_module)
     return dataclasses.replace(training, step_module=module, casts=None)  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def make_row(query: Query, arrays: Mapping[str, Array]) -> RegionRow:
 
 
 def as_stored(values: Array, dtype: str) -> Array:
-    """Returns values as a reader sees them. Raises Rejected if the type cannot hold them."""
+    """Returns values as the table stores them. Raises Rejected if the type cannot hold them."""
     try:
         return from_stored(to_stored(values, dtype), dtype)
     except ValueError:

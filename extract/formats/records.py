@@ -205,14 +205,14 @@ def whole_number(name: str, value: object, low: int, high: int) -> int:
 def parse_row(fields: Mapping[str, Any]) -> FileRow:
     """Returns a row from ``image_id``, ``image_w``, ``image_h``, ``num_boxes`` and arrays by name.
 
-    Arrays may be flat or transposed (:func:`shaped`). ``background`` and ``classes_from`` are the
-    file's statements. Raises BadRecord for inconsistent fields.
+    Arrays may be flat or transposed (:func:`reshape_payload`). ``background`` and ``classes_from``
+    are the file's statements. Raises BadRecord for inconsistent fields.
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
     for name in ("boxes", "features"):
         if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")
-    arrays = {n: shaped(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
+    arrays = {n: reshape_payload(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
     check_boxes(arrays["boxes"])
     for name in ("objects_id", "attrs_id"):
         if name in arrays:
@@ -234,7 +234,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         width=width,
         height=height,
         is_clipped=is_clipped,
-        **stated(fields),
+        **read_numbering(fields),
         **columns,
     )
 
@@ -268,7 +268,7 @@ def count_arrays(fields: dict[str, Any]) -> None:
         del fields["objects_id"]
 
 
-def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_numbering(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how classes are numbered, as stated in records of our exports."""
     known = {"background": ("first", "none"), "classes_from": (0, 1)}
     return {
@@ -277,7 +277,7 @@ def stated(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def shaped(name: str, value: Any, count: int) -> Array:
+def reshape_payload(name: str, value: Any, count: int) -> Array:
     """Returns a payload as [n] or [n, width], in its own type. Raises BadRecord.
 
     A flat array is row-major. A two-dimensional array is transposed if only its second dimension is

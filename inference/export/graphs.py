@@ -16,7 +16,7 @@ from vlmill.models.inputs import VLInputs
 from vlmill.models.registry import find_variant, get_variant
 from vlmill.models.rows import get_part
 from vlmill.train.checkpoints.files import LoadedCheckpoint
-from vlmill.train.loading.batch import normalised
+from vlmill.train.loading.batch import normalise_pixels
 from vlmill.train.loading.features import get_global_widths
 from vlmill.train.tasks.retrieval.checks import (
     body_config,
@@ -74,7 +74,7 @@ class ImageVectors(nn.Module):
 
     def forward(self, pixels: UInt8[Tensor, "B 3 S S"]) -> Float[Tensor, "B H"]:
         """Returns unit vectors."""
-        vectors: Float[Tensor, "B H"] = self.model.image_vectors(normalised(pixels))
+        vectors: Float[Tensor, "B H"] = self.model.image_vectors(normalise_pixels(pixels))
         return vectors
 
 

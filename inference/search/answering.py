@@ -18,7 +18,7 @@ from vlmill.inference.search.index import (
     build_index,
     measure_recall,
     open_index,
-    sampled,
+    sample_rows,
     save_index,
 )
 from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
@@ -202,7 +202,7 @@ def index_vectors(options: SearchOptions) -> SearchIndex:
     if other != indexed_kind:
         query_vectors = read_vectors(options.vectors, other, kinds[other], "--vectors")
     recall = measure_recall(
-        index, vectors.matrix, sampled(query_vectors.matrix), same=other == indexed_kind
+        index, vectors.matrix, sample_rows(query_vectors.matrix), same=other == indexed_kind
     )
     settings = {**index.settings, "recall_at_10": recall, "recall_of_queries": other}
     return SearchIndex(faiss_index=index.faiss_index, about=index.about, settings=settings)

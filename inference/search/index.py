@@ -137,7 +137,7 @@ def measure_recall(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same:
     return float(np.mean(shares))
 
 
-def sampled(matrix: Matrix) -> Matrix:
+def sample_rows(matrix: Matrix) -> Matrix:
     """Returns at most :data:`MEASURED` rows, evenly spread."""
     chosen = np.unique(np.linspace(0, len(matrix) - 1, MEASURED).astype(np.int64))
     return np.ascontiguousarray(matrix[chosen])

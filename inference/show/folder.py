@@ -64,7 +64,7 @@ def read_folder(folder: Path) -> FolderSummary:
     damaged.
     """
     if not folder.is_dir():
-        raise InputError(f"DIR {folder}: no such folder; give the --output of a run")
+        raise InputError(f"DIR {folder}: no folder there; give the --output of a run")
     finished = (folder / MANIFEST).is_file()
     steps = saved_steps(folder)
     metrics = _json(folder / METRICS) if (folder / METRICS).is_file() else {}

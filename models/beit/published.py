@@ -186,7 +186,7 @@ def resize_image_table(table: Tensor, side: int) -> Tensor:
     return torch.cat([resize_relative(patches, side), class_rows])
 
 
-def rebuilt(model: nn.Module) -> dict[str, Tensor]:
+def build_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Builds the index matrices that the released code keeps as buffers."""
     assert isinstance(model, Beit)
     config = model.config
@@ -209,5 +209,5 @@ BEIT = Family(
     prepare=canonical,
     ignored=IGNORED,
     fit=fit,
-    rebuilt=rebuilt,
+    build_buffers=build_buffers,
 )

@@ -181,7 +181,7 @@ def parse_blob(reader: Reader, message: Field) -> Blob:
     shape = [sides.get(side, 0) for side in LEGACY_SIDES] if sides else dims
     parts = doubles if any(part.size for part in doubles) else floats
     values = np.concatenate(parts) if parts else np.zeros(0)
-    return shaped(values, shape)
+    return reshape_values(values, shape)
 
 
 def parse_dims(reader: Reader, message: Field) -> list[int]:
@@ -200,7 +200,7 @@ def parse_dims(reader: Reader, message: Field) -> list[int]:
     return dims
 
 
-def shaped(values: npt.NDArray[np.generic], shape: Sequence[int]) -> Blob:
+def reshape_values(values: npt.NDArray[np.generic], shape: Sequence[int]) -> Blob:
     """Returns values in their shape. Raises Unreadable if the shape has another number of
     values.
     """

@@ -15,8 +15,8 @@ class Family(NamedTuple):
     configuration (a mapping with its keys). build: builds a model from such a configuration. links:
     matches the model's tensors with the repository's. prepare: renames tensors of other layouts in
     use. ignored: patterns of names that are not loaded. fit: converts tensors of another resolution
-    or length to the model's; raises ValueError if that is impossible. rebuilt: tensors that the
-    repository stores and the model does not, because they follow from its sizes (position ids);
+    or length to the model's; raises ValueError if that is impossible. build_buffers: tensors that
+    the repository stores and the model does not, because they follow from its sizes (position ids);
     they are exported with the weights. sizes: the configuration inferred from a state dict, if the
     state dict determines all of it.
     """
@@ -28,5 +28,5 @@ class Family(NamedTuple):
     prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     ignored: tuple[str, ...] = ()
     fit: Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]] = lambda state, model: state
-    rebuilt: Callable[[nn.Module], dict[str, Tensor]] = lambda model: {}
+    build_buffers: Callable[[nn.Module], dict[str, Tensor]] = lambda model: {}
     sizes: Callable[[Mapping[str, Tensor]], Any] | None = None

@@ -299,7 +299,7 @@ def _load(unpickler: Callable[..., PlainUnpickler], file: Any, encoding: str) ->
         raise BadPickle(NO_MEMORY) from None
     # A damaged pickle can fail in any instruction, with any error that its operands cause.
     except Exception as error:
-        raise BadPickle(f"{type(error).__name__}: {error}"[:200]) from None
+        raise BadPickle(f"a damaged pickle: {error}"[:200]) from None
 
 
 def plain_value(value: Any) -> Any:

@@ -36,7 +36,7 @@ from vlmill.models.detector.keys import (
 )
 
 
-def nested(value: Value) -> Value:
+def nest_numbers(value: Value) -> Value:
     """Returns a list of numbers as one list per number."""
     return [[item] for item in value] if isinstance(value, list) else value
 
@@ -188,7 +188,7 @@ VQA_MASKRCNN_KEYS = without(MASKRCNN_KEYS, "INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZ
     "MODEL.RPN.ANCHOR_SIZES": sets(
         "anchor_scales",
         [32, 64, 128, 256, 512],
-        lambda value: each_level(STRIDES, 1e-3, 1e4, 1)(nested(value)),
+        lambda value: each_level(STRIDES, 1e-3, 1e4, 1)(nest_numbers(value)),
     ),
     "MODEL.RPN.ANCHOR_STRIDE": asks([16], list(STRIDES), FPN),
     "MODEL.RPN.POST_NMS_TOP_N_TEST": sets("map_nms_top", 1000, integer(1, MAX_BOXES)),

@@ -17,7 +17,7 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import add_part, local_workers, part_name, require_part
-from vlmill.runtime.units.launch.loading import parsed
+from vlmill.runtime.units.launch.loading import parse_job
 from vlmill.schemas.errors import InputError
 
 
@@ -124,7 +124,7 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
-    args, beam_flags = parsed(parser(), arguments)
+    args, beam_flags = parse_job(parser(), arguments)
     require_part(args, beam_flags)
     output = None if args.dry_run else args.output
     with lock_output(output, part=part_name(args), seconds=args.lock_seconds):

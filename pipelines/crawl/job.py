@@ -31,7 +31,7 @@ from vlmill.pipelines.web.fetching.tables import (
 )
 from vlmill.pipelines.web.fetching.warc import PARTS
 from vlmill.pipelines.web.fetching.work import (
-    Fetching,
+    FetchState,
     distribute,
     finish_bucket,
     use_local_scratch,
@@ -190,7 +190,7 @@ def run(
     output, share = to_path(args.output), args.part
     buckets = args.buckets or _buckets_before(output) or _default_buckets(share)
     lists = find_lists(args.urls)
-    job = Fetching(
+    job = FetchState(
         output=str(output),
         buckets=buckets,
         policy=policy,
@@ -230,7 +230,7 @@ def run(
     return say_result(output, "done")
 
 
-def _distribute(lines: Iterable[Line], job: Fetching, _: Unit) -> Result:
+def _distribute(lines: Iterable[Line], job: FetchState, _: Unit) -> Result:
     with record_files():  # journals change, so the unit's record must not list them
         distribute(job, lines)
     return Result()
@@ -251,7 +251,7 @@ def _buckets_before(output: Path) -> int | None:
 
 
 def read_settings(
-    args: argparse.Namespace, job: Fetching, inputs: Sequence[Input]
+    args: argparse.Namespace, job: FetchState, inputs: Sequence[Input]
 ) -> dict[str, Any]:
     """Returns the settings that determine the output."""
     return {
@@ -267,7 +267,7 @@ def read_settings(
     }
 
 
-def finish(job: Fetching, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
+def finish(job: FetchState, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     """Moves the archives, writes tables and report and, last, the manifest.
 
     The journals are deleted last, after every line is an outcome or a reject of the tables and

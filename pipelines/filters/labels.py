@@ -25,6 +25,8 @@ def read_labels(path: str | Path, *, flag: str = "--labels") -> dict[str, bool]:
             file.seek(0)
             for number, cells in enumerate(csv.reader(file, delimiter=delimiter), start=1):
                 _add(labels, cells, number, f"{flag} {path}")
+    except InputError:
+        raise
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{flag} {path}: {error}; give a text file, {REMEDY}") from None
     _check_classes(labels, f"{flag} {path}")

@@ -84,7 +84,7 @@ def save(folder: Path, arrays: Bags | Part) -> None:
             np.save(temporary / f"{name}.npy", array)
 
 
-def mapped(folder: Path, kind: type[Group]) -> Group:
+def map_arrays(folder: Path, kind: type[Group]) -> Group:
     """Maps arrays that :func:`save` has written; all processes of a machine share their memory."""
     return kind(*(_map(folder / f"{name}.npy") for name in kind._fields))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, mapped, save
+from vlmill.pipelines.hard_negatives.arrays import Array, Bags, Part, map_arrays, save
 from vlmill.pipelines.hard_negatives.captions import read_arrow
 from vlmill.pipelines.hard_negatives.index import build_index
 from vlmill.pipelines.hard_negatives.kernel import search
@@ -31,7 +31,7 @@ ROWS_PER_GROUP = 10_000
 
 def build_part(plan: Plan, unit: Unit) -> Result:
     """Writes a part of the index."""
-    index = build_index(mapped(plan.bags, Bags), unit.number, plan.parts)
+    index = build_index(map_arrays(plan.bags, Bags), unit.number, plan.parts)
     save(plan.part(unit.number), index)
     return Result()
 
@@ -48,10 +48,10 @@ def search_block(number: int, plan: Plan, unit: Unit) -> Result:
     Scores that are too low for the best lists of the earlier parts are skipped.
     """
     block, rules = unit.number, plan.rules
-    bags, part = mapped(plan.bags, Bags), mapped(plan.part(number), Part)
+    bags, part = map_arrays(plan.bags, Bags), map_arrays(plan.part(number), Part)
     first = block * BLOCK
     last = first + count_captions(block, bags.members.size)
-    _, scores = merged(plan.work, block, range(number), np.arange(last - first), rules.top)
+    _, scores = merge_best(plan.work, block, range(number), np.arange(last - first), rules.top)
     floors = np.ascontiguousarray(scores[:, -1])
     limits = Rules(rules.top, rules.below.numerator, rules.below.denominator)
     lists = search_range(bags, part, limits, first, last, floors, plan.threads)
@@ -84,7 +84,7 @@ def lists_folder(work: Path, block: int, part: int) -> Path:
     return work / f"lists-{block:05d}-{part}"
 
 
-def merged(
+def merge_best(
     work: Path, block: int, parts: Sequence[int], rows: Array, top: int
 ) -> tuple[Array, Array]:
     """Returns the best results of these parts for rows of a block; unused entries are -1 and 0."""
@@ -104,10 +104,10 @@ def merged(
 
 
 def all_lists(work: Path, captions: int, parts: int, top: int) -> Iterator[tuple[Array, Array]]:
-    """Yields the lists of each block, as :func:`merged` returns them."""
+    """Yields the lists of each block, as :func:`merge_best` returns them."""
     for block in range(-(-captions // BLOCK)):
         rows = np.arange(count_captions(block, captions))
-        yield merged(work, block, range(parts), rows, top)
+        yield merge_best(work, block, range(parts), rows, top)
 
 
 def shard_units(plan: Plan) -> list[Unit]:
@@ -131,7 +131,7 @@ def write_negatives(plan: Plan, unit: Unit) -> Result:
         compression="zstd",
     )
     with writer:
-        members = mapped(plan.bags, Bags).members
+        members = map_arrays(plan.bags, Bags).members
         positions = np.empty(members.size, np.int32)  # of each caption, in search order
         positions[members] = np.arange(members.size, dtype=np.int32)
         ids = read_arrow(plan.captions / "ids.arrow").column("id").combine_chunks()
@@ -148,7 +148,7 @@ def _table(plan: Plan, ids: pa.Array, captions: range, positions: Array) -> pa.T
     numbers, scores = np.empty((positions.size, top), np.int32), np.empty((positions.size, top))
     for block in np.unique(positions // BLOCK):
         rows = np.flatnonzero(positions // BLOCK == block)
-        numbers[rows], scores[rows] = merged(
+        numbers[rows], scores[rows] = merge_best(
             plan.work, int(block), range(plan.parts), positions[rows] % BLOCK, top
         )
     real = numbers >= 0

@@ -15,7 +15,7 @@ from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.units.flags import add_part, part_name, require_part
-from vlmill.runtime.units.launch.loading import parsed, require_flags
+from vlmill.runtime.units.launch.loading import parse_job, require_flags
 
 
 def parser() -> Parser:
@@ -105,7 +105,7 @@ def parser() -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
-    args, beam_flags = parsed(parser(), arguments)
+    args, beam_flags = parse_job(parser(), arguments)
     require_flags(beam_flags)
     require_part(args, beam_flags)
     output = None if args.dry_run else args.output

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlmill.pipelines.hard_negatives.arrays import Bags, Part, mapped, save
+from vlmill.pipelines.hard_negatives.arrays import Bags, Part, map_arrays, save
 from vlmill.pipelines.hard_negatives.blocks import search_range
 from vlmill.pipelines.hard_negatives.captions import stage
 from vlmill.pipelines.hard_negatives.index import build_index
@@ -65,7 +65,7 @@ def prepare(
     bags = load_bags(work, staged, vocabulary, rules)
     save(work / "bags", bags)
     save(work / "part-0", build_index(bags))
-    return mapped(work / "bags", Bags), mapped(work / "part-0", Part)
+    return map_arrays(work / "bags", Bags), map_arrays(work / "part-0", Part)
 
 
 def estimate_cost(num_pairs: int, top: int, rate: Rate) -> Estimate:

@@ -12,7 +12,7 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.units.flags import part_name, require_part
-from vlmill.runtime.units.launch.loading import parsed, require_flags
+from vlmill.runtime.units.launch.loading import parse_job, require_flags
 from vlmill.schemas.errors import InputError
 
 
@@ -33,7 +33,7 @@ def own() -> dict[str, Dataset]:
     return {"own": Dataset(title=TITLES["own"], add_arguments=add_own_arguments, run=run_own)}
 
 
-def published() -> dict[str, Dataset]:
+def list_published() -> dict[str, Dataset]:
     """Returns the subcommands of published data sets, by name."""
     from vlmill.pipelines.manifest.published.command import add_arguments, run_published
     from vlmill.pipelines.manifest.sets import SETS
@@ -54,13 +54,13 @@ def datasets(arguments: Sequence[str]) -> dict[str, Dataset]:
     Without a name argparse prints a help text, versions or an error, which needs no subcommand.
     """
     name = next((word for word in arguments if not word.startswith("-")), None)
-    return {} if name is None else own() if name == "own" else published()
+    return {} if name is None else own() if name == "own" else list_published()
 
 
 def parser(loaded: Mapping[str, Dataset] | None = None) -> Parser:
     """Returns the parser of all data sets, with the flags of the loaded ones (None: all)."""
     if loaded is None:
-        loaded = {**own(), **published()}
+        loaded = {**own(), **list_published()}
     top = Parser(
         prog="python -m vlmill.pipelines.manifest",
         description="Converts data sets to tables of pairs, images and task examples.",
@@ -77,7 +77,7 @@ def parser(loaded: Mapping[str, Dataset] | None = None) -> Parser:
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the data set's job."""
     loaded = datasets(arguments)
-    args, beam_flags = parsed(parser(loaded), arguments)
+    args, beam_flags = parse_job(parser(loaded), arguments)
     require_flags(beam_flags)
     args.beam_flags = beam_flags
     require_part(args, beam_flags)

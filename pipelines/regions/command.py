@@ -15,7 +15,7 @@ from vlmill.runtime.console.command import (
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import add_part, part_name, require_part
-from vlmill.runtime.units.launch.loading import parsed, require_flags
+from vlmill.runtime.units.launch.loading import parse_job, require_flags
 
 
 def parser() -> Parser:
@@ -58,7 +58,7 @@ def parser() -> Parser:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
-    args, beam_flags = parsed(parser(), arguments)
+    args, beam_flags = parse_job(parser(), arguments)
     require_flags(beam_flags)
     require_part(args, beam_flags)
     with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):

@@ -32,7 +32,7 @@ from vlmill.runtime.files.outputs import State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
-from vlmill.runtime.units.launch.loading import parsed
+from vlmill.runtime.units.launch.loading import parse_job
 from vlmill.runtime.units.runner import select_runner
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
@@ -234,7 +234,7 @@ def read_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the subcommand."""
-    args, beam_flags = parsed(parser(), arguments)
+    args, beam_flags = parse_job(parser(), arguments)
     workers = local_workers(args.workers, beam_flags)
     require_part(args, beam_flags)
     with lock_output(args.output, part=part_name(args), seconds=args.lock_seconds):

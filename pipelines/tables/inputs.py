@@ -81,7 +81,9 @@ def table_names(argument: str) -> list[str]:
     try:
         metadata = pq.read_schema(readable(first)).metadata or {}
     except (OSError, ValueError) as error:
-        raise InputError(f"IN {first} is not a readable Parquet file ({error})") from None
+        raise InputError(
+            f"IN {first} is not a readable Parquet file ({error}); give a Parquet table"
+        ) from None
     name = metadata.get(b"vlmill.table", b"").decode("utf-8", "replace")
     return [name] if name in TABLES else []
 

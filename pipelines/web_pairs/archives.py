@@ -99,7 +99,7 @@ def find_archives(
     """
     if pattern.startswith("@"):
         lines = list(read_list(pattern[1:], allowed))
-        paths = [placed(line, base, pattern[1:]) for line in lines]
+        paths = [resolve_path(line, base, pattern[1:]) for line in lines]
         return add_sizes(f"--warc {pattern}", paths, allowed)
     if is_web(pattern) and "*" not in pattern:
         return add_sizes("--warc", [pattern], allowed)
@@ -214,7 +214,7 @@ def _read_unpacked(path: str, allowed: Sequence[str]) -> bytes:
     return content
 
 
-def placed(name: str, base: str | None, source: str) -> str:
+def resolve_path(name: str, base: str | None, source: str) -> str:
     """Returns the path of an archive named in a list or an index; ``source`` is the list's path."""
     if is_remote(name) or os.path.isabs(name):
         return name
@@ -239,7 +239,7 @@ def indexed_archives(pattern: str, base: str | None, allowed: Sequence[str] = ()
         with tempfile.TemporaryDirectory() as folder:
             sources = _copy_index(pattern, Path(folder), allowed)
             index, source = read_index(sorted(Path(folder).iterdir()), "--index"), sources[0]
-    return index.rename_archives(lambda name: placed(name, base, source))
+    return index.rename_archives(lambda name: resolve_path(name, base, source))
 
 
 def _copy_index(pattern: str, folder: Path, allowed: Sequence[str]) -> list[str]:

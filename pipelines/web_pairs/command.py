@@ -29,7 +29,7 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
 from vlmill.runtime.units.flags import add_part, add_workers, local_workers, part_name, require_part
-from vlmill.runtime.units.launch.loading import parsed, quiet_beam_import
+from vlmill.runtime.units.launch.loading import parse_job, quiet_beam_import
 from vlmill.schemas.errors import InputError
 
 SCORED_TEXTS = 5  # of each image, from which a scorer chooses
@@ -219,7 +219,7 @@ def add_fetch(p: Parser) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; passes unknown flags to Beam."""
-    args, beam_flags = parsed(parser(), arguments)
+    args, beam_flags = parse_job(parser(), arguments)
     if scores_again(args):
         from vlmill.pipelines.web_pairs.choosing import choose_candidates
         from vlmill.pipelines.web_pairs.rescoring import rescore

@@ -26,8 +26,8 @@ from vlmill.pipelines.web.fetching.stages import FETCH_LISTED
 from vlmill.pipelines.web.fetching.tables import write_tables
 from vlmill.pipelines.web.fetching.warc import PARTS
 from vlmill.pipelines.web.fetching.work import (
-    Fetching,
-    continued,
+    FetchState,
+    continue_fetch,
     distribute,
     finish_bucket,
     use_local_scratch,
@@ -72,9 +72,9 @@ def fetch_missing(job: Job, policy: PolitenessPolicy, run_steps: RunSteps) -> li
     if not (folder / DONE).exists():
         prepare_work(job)
         run_steps(job, [MINE, LINK])
-        fetching = Fetching(output=str(folder), buckets=all_cores(), policy=policy)
+        fetching = FetchState(output=str(folder), buckets=all_cores(), policy=policy)
         folder.mkdir(parents=True, exist_ok=True)
-        with journal_errors(), use_local_scratch(continued(fetching)) as fetching:
+        with journal_errors(), use_local_scratch(continue_fetch(fetching)) as fetching:
             distribute(fetching, _missing(job, run_steps))
             run_rounds_here(fetching, all_cores())
             fetched = list[ListedFile]()
@@ -125,7 +125,7 @@ def _missing(job: Job, run_steps: RunSteps) -> Iterator[Line]:
             archived = _assumed(image.urls[0])
             key = rows.url_key(image.urls[0])
             fact = rows.encode(rows.Fact(archived, None))
-            spools["urls"].add(key[0], rows.fact_key(key, archived), fact)
+            spools["urls"].add(key[0], rows.outcome_key(key, archived), fact)
     prepare_work(assumed)
     run_steps(assumed, UP_TO_CHOOSE)
     chosen = _sorted_keys(

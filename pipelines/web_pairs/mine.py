@@ -190,7 +190,7 @@ class Miner:
             self._counts.passed(stage)
             row = rows.Fact(outcome, None)
         key = rows.url_key(url)
-        self._spools["urls"].add(key[0], rows.fact_key(key, outcome), rows.encode(row))
+        self._spools["urls"].add(key[0], rows.outcome_key(key, outcome), rows.encode(row))
 
     def finish(self) -> None:
         """Writes the remaining measured images, and the links."""

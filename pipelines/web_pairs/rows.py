@@ -44,7 +44,7 @@ signals = msgspec.msgpack.Decoder(list[tuple[str, bool]]).decode
 number = msgspec.msgpack.Decoder(int).decode
 
 
-def hashed(text: str) -> bytes:
+def hash_text(text: str) -> bytes:
     """Returns sixteen bytes for a text: a key of joins."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY).digest()
 
@@ -56,10 +56,10 @@ def url_key(url: str) -> bytes:
 
 def page_key(url: str, archive: bytes, offset: int) -> bytes:
     """Returns a page's key: pages of one host are adjacent, in the order of their archives."""
-    return hashed(urlsplit(url).netloc) + archive + offset.to_bytes(8, "big")
+    return hash_text(urlsplit(url).netloc) + archive + offset.to_bytes(8, "big")
 
 
-def fact_key(key: bytes, outcome: ArchivedImage | Drop) -> bytes:
+def outcome_key(key: bytes, outcome: ArchivedImage | Drop) -> bytes:
     """Returns the key of a URL's fact: the largest image sorts first, a Drop last."""
     if isinstance(outcome, Drop):
         return key + FACT + b"\1"
@@ -76,7 +76,7 @@ def candidate_key(candidate: Pair) -> bytes:
 
 def shared_key(text: str) -> bytes:
     """Returns the key of a text: equivalent texts have one key."""
-    return hashed(text_key(text))
+    return hash_text(text_key(text))
 
 
 def bytes_key(pair: Pair) -> bytes:

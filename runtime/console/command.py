@@ -66,9 +66,28 @@ def failure_line(error: Exception) -> str | None:
     return None
 
 
+# "[Errno 2] No such file or directory: 'a.json'", and the error of text in another encoding
+_ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ]+)(?:: b?'([^']*)')?")
+_VALUE = re.compile(r"invalid (int|float) value:")
+_NUMBERS = {"int": "a whole number", "float": "a number"}
+_CODEC = re.compile(r"'([\w-]+)' codec can't decode bytes? .{,20}in position (\d+)[-\d]*: [\w ]+")
+
+
 def one_line(error: BaseException) -> str:
-    """Returns an error's message as one line."""
-    return " ".join(str(error).split())[:MAX_LINE]
+    """Returns an error's message as one line of at most 500 characters."""
+    return " ".join(plain_message(error).split())[:MAX_LINE]
+
+
+def plain_message(error: BaseException) -> str:
+    """Returns an error's message without the notation of Python's own errors, such as [Errno 2]."""
+    text = _ERRNO.sub(_without_number, str(error))
+    return _CODEC.sub(r"not \1 text (byte \2)", text)
+
+
+def _without_number(match: re.Match[str]) -> str:
+    path = match[2]
+    remainder = match.string[: match.start()] + match.string[match.end() :]
+    return match[1] if path is None or path in remainder else f"{path}: {match[1]}"
 
 
 def is_about_memory(error: BaseException) -> bool:
@@ -204,6 +223,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints one line and exits with status 2."""
+        message = _VALUE.sub(lambda match: f"expected {_NUMBERS[match[1]]}, got", message)
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -294,7 +314,7 @@ def run_command(command: Callable[[Sequence[str]], int], argv: Sequence[str] | N
     except BrokenPipeError as error:
         return _fail(f"failed: {one_line(error)}", 1) if _is_read(sys.stdout) else 141
     except InputError as error:
-        return _fail(f"error: {error}", 2)
+        return _fail(f"error: {plain_message(error)}", 2)
     except StoreFailed as error:
         return _fail(f"failed: {error}", 1)
     except ModuleNotFoundError as error:

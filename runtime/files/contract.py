@@ -86,4 +86,5 @@ def _listed_nulls(footer: pq.FileMetaData, spec: Table) -> str | None:
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}")
+    reason = str(error).splitlines()[0].rstrip(".")
+    return InputError(f"{path} is not a readable Parquet file: {reason}; give a Parquet table")

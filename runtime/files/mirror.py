@@ -40,7 +40,7 @@ def push(folder: str | Path) -> None:
             mirror.push()
 
 
-def as_given(text: str) -> str:
+def restore_paths(text: str) -> str:
     """Returns a sentence about work folders of mirrors, with the paths that the user gave
     for them.
     """
@@ -94,7 +94,7 @@ def mirror_output(
             yield folder
             mirror.push()
         except InputError as error:
-            raise InputError(as_given(str(error))) from None
+            raise InputError(restore_paths(str(error))) from None
         finally:
             del _mirrors[folder]
 

@@ -43,7 +43,7 @@ def _longest_repeated(path: Path, *_: int) -> int:
         return max(_chunk_sizes(path, footer), default=0)
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["unreadable"])[0]
-        raise InputError(f"{path} is not a readable Parquet file: {reason}") from None
+        raise InputError(f"{path} is not a readable Parquet file: {reason}; give another") from None
 
 
 def _chunk_sizes(path: Path, footer: pq.FileMetaData) -> Iterator[int]:

@@ -14,7 +14,7 @@ from vlmill.runtime.files.contract import check_values
 from vlmill.runtime.files.paths import readable
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.ids import key64
-from vlmill.schemas.names import Difference, composed, difference, extract_core, without_ending
+from vlmill.schemas.names import Difference, compose_nfc, difference, extract_core, without_ending
 from vlmill.schemas.tables import Table
 
 ABSENT = -1
@@ -97,7 +97,7 @@ class IdIndex:
 
     @cached_property
     def _bare(self) -> _Keys:
-        return _Keys((without_ending(composed(text)) for text in self._texts()), len(self))
+        return _Keys((without_ending(compose_nfc(text)) for text in self._texts()), len(self))
 
     @cached_property
     def _cores(self) -> _Keys:
@@ -109,7 +109,7 @@ class IdIndex:
         Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
         if so many ids have the same last part that it identifies nothing.
         """
-        rows = list(self._bare.find_rows(without_ending(composed(image_id))))
+        rows = list(self._bare.find_rows(without_ending(compose_nfc(image_id))))
         return self._nearest(image_id, rows) or self._nearest(
             image_id, list(islice(self._cores.find_rows(extract_core(image_id)), MOST_ALIKE + 1))
         )

@@ -87,11 +87,11 @@ def read_form(
             "unsupported_type",
             f"content-type {content_type[:80] or 'is missing'}: send image/*, {FORM} or {JSON}",
         )
-    require_few(form.images, most_images)
+    require_max_images(form.images, most_images)
     return form
 
 
-def require_few(images: Sequence[Any], max_images: int) -> None:
+def require_max_images(images: Sequence[Any], max_images: int) -> None:
     """Raises RequestRefused for more images than a request may have."""
     if len(images) > max_images:
         raise RequestRefused(
@@ -173,7 +173,7 @@ class Parts:
         if file is not None:
             require_image_type(self._headers.get(b"content-type", b"").decode("latin-1"))
             self._form.images.append(RequestImage(name=plain_name(file), content=content))
-            require_few(self._form.images, self._most)
+            require_max_images(self._form.images, self._most)
             return
         add_word(self._form, name.decode("utf-8", "replace"), decode_text(content), self._known)
 

@@ -69,7 +69,7 @@ class Guard:
                 connection.end_request()
             exchange.note()
 
-    def make_room(self) -> None:
+    def refuse_newest(self) -> None:
         """Refuses the newest bodies that are being read until the others fit.
 
         Refusing the body that reaches the limit would refuse all of many simultaneous ones.
@@ -188,7 +188,7 @@ class Exchange:
         self.held_bytes += num_bytes
         self.guard.held_bytes += num_bytes
         if num_bytes > 0:
-            self.guard.make_room()
+            self.guard.refuse_newest()
             self.require_room()
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from vlmill import __version__
-from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_few
+from vlmill.runtime.service.bodies import Form, RequestImage, read_form, require_max_images
 from vlmill.runtime.service.fetching import fetch_images
 from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
 from vlmill.runtime.service.logs import WRITER, log
@@ -190,7 +190,7 @@ class Shell:
         urls = form.words.pop(URLS, [])
         if urls:
             form.images += await self._fetched(request, urls)
-            require_few(form.images, self.settings.max_images)
+            require_max_images(form.images, self.settings.max_images)
         account(request)["pictures"] = len(form.images)
         return form
 
@@ -198,7 +198,7 @@ class Shell:
         settings = self.settings
         if not settings.allow_urls:
             raise RequestRefused(403, "urls_off", "this service fetches no URLs; send the images")
-        require_few(urls, settings.max_images)
+        require_max_images(urls, settings.max_images)
         hold: Callable[[int], None] = request.scope[HOLD]
         hold(settings.max_bytes)
         # Separate threads: slow remote servers must not block those that read and encode.

@@ -79,11 +79,11 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
             raise InputError(f"{flag} {path} has over {MAX_CONFIG_BYTES} bytes; give a recipe")
         values = read_document(path.read_text(encoding="utf-8")).value
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{flag} {path} cannot be read: {error}") from None
+        raise InputError(f"{flag} {path} cannot be read: {error}; give a YAML file") from None
     except BadYaml as error:
         raise InputError(f"{flag} {path}:{error.line}: invalid YAML ({error}); fix it") from None
     if not isinstance(values, dict):
-        raise InputError(f"{flag} {path} holds no fields; give a recipe's")
+        raise InputError(f"{flag} {path} holds no fields; expected FIELD: VALUE lines of a recipe")
     return values
 
 
@@ -253,7 +253,7 @@ def _unknown(
     where: str, name: str, names: Sequence[str], full: Mapping[str, str] | None = None
 ) -> str:
     near = [field for synonym, field in SYNONYMS.items() if synonym == name and field in names]
-    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean {(full or {}).get(near[0], near[0])}?" if near else ""
     return f"{where}: unknown field; {hint or 'there are ' + ', '.join(names)}"
 

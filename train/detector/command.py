@@ -9,7 +9,12 @@ from vlmill.extract.config import DETECTOR, require_weights
 from vlmill.extract.weights import resolve_weights
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
-from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.files.mirror import (
+    mirror_output,
+    named_from,
+    require_one_process,
+    restore_paths,
+)
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.readers.class_names import read_lines
@@ -122,7 +127,7 @@ def command_train(arguments: argparse.Namespace) -> int:
     try:
         with mirror_output(arguments.output, last=DETECTOR) as output:
             job = dataclasses.replace(job, output=output)
-            print(as_given(train(job, fresh=arguments.fresh, force=arguments.force)))
+            print(restore_paths(train(job, fresh=arguments.fresh, force=arguments.force)))
     except NonFiniteLoss as error:
         print(f"{arguments.output}: diverged at {error}")
         return 1

@@ -27,7 +27,7 @@ from vlmill.train.detector.saving import CRITERION, METRICS, REPORT
 from vlmill.train.detector.settings import Solver, TrainingSettings
 from vlmill.train.detector.solver import clip_gradients, make_optimizer, rate_factor
 from vlmill.train.detector.step import Batch, DetectorStep
-from vlmill.train.devices.setup import unwrapped
+from vlmill.train.devices.setup import unwrap_step
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
@@ -147,7 +147,7 @@ class DetectorLearning:
 
     def measure(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
         """Measures the held-out images in the first process; writes the numbers and the report."""
-        model = unwrapped(module).model
+        model = unwrap_step(module).model
         weights, broadcast = whole_weights(model), [self.metrics]
         if self.accelerator.is_main_process:
             job, settings = self.job, to_plain(self.job.settings)

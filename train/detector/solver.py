@@ -79,16 +79,16 @@ def rate_factor(iteration: int, steps: int, solver: Solver) -> float:
     warmup = min(solver.warmup, steps)
     if not warmup or iteration / steps + NEARLY > warmup / steps:
         if solver.rescale and steps > warmup:
-            return scheduled((iteration - warmup) / (steps - warmup) * steps, steps, solver)
-        return scheduled(iteration, steps, solver)
-    start = solver.warmup_from * scheduled(0, steps, solver)
+            return schedule_share((iteration - warmup) / (steps - warmup) * steps, steps, solver)
+        return schedule_share(iteration, steps, solver)
+    start = solver.warmup_from * schedule_share(0, steps, solver)
     if solver.warmup_method == "constant":
         return start
-    end = scheduled(0 if solver.rescale else warmup, steps, solver)
+    end = schedule_share(0 if solver.rescale else warmup, steps, solver)
     return start + (end - start) * iteration / warmup
 
 
-def scheduled(iteration: float, steps: int, solver: Solver) -> float:
+def schedule_share(iteration: float, steps: int, solver: Solver) -> float:
     """Returns the share of ``lr`` at an iteration, without a warm-up."""
     if solver.schedule == "cosine":
         wave = 0.5 * (1 + math.cos(math.pi * iteration / max(steps, 1)))

@@ -64,7 +64,7 @@ def make_accelerator(recipe: RunSettings) -> Accelerator:
     return accelerator
 
 
-def wrapped(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.Module:
+def wrap_module(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> nn.Module:
     """Returns ``module`` on the device, for all processes: whole in each, or sharded.
 
     Sharded layers are gathered in their compute precision, half the number of bytes, and take their
@@ -128,7 +128,7 @@ def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iter
         yield
 
 
-def unwrapped(module: nn.Module) -> Any:
+def unwrap_step(module: nn.Module) -> Any:
     """Returns the step inside the wrappers for several processes and compilation."""
     inside = getattr(module, "_orig_mod", module)  # of a compiled one
     if isinstance(inside, DividedStep):
@@ -147,7 +147,7 @@ def _keep_equal_sizes_apart() -> None:
         _config.use_duck_shape = False
 
 
-def compiled(module: nn.Module) -> nn.Module:
+def compile_step(module: nn.Module) -> nn.Module:
     """Returns a step that torch.compile translates, once for batches of all sizes.
 
     Sizes that are equal by chance in the first batch (the numbers of tokens and regions) stay two

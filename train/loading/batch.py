@@ -163,7 +163,7 @@ class HostBatch:
             pair_ids=self.pair_ids,
             original_tokens=tensors["original_tokens"],
             class_distributions=self._distributions(tensors),
-            pixels=normalised(tensors["pixels"]) if "pixels" in tensors else None,
+            pixels=normalise_pixels(tensors["pixels"]) if "pixels" in tensors else None,
             token_pixels=_unit(tensors.get("token_pixels")),
             patch_mask=tensors.get("patch_mask"),
             masked_patches=tensors.get("masked_patches"),
@@ -259,6 +259,6 @@ def _unit(pixels: Tensor | None) -> Tensor | None:
     return None if pixels is None else pixels.float() / 255
 
 
-def normalised(pixels: Shaped[Tensor, "B 3 S S"]) -> Float[Tensor, "B 3 S S"]:
+def normalise_pixels(pixels: Shaped[Tensor, "B 3 S S"]) -> Float[Tensor, "B 3 S S"]:
     """Returns pixels 0..255 normalised for VLMo and BEiT: (x - 0.5) / 0.5 of values in 0..1."""
     return pixels.float() / 127.5 - 1

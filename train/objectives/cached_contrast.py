@@ -131,14 +131,14 @@ def first_pass(
 ) -> Float[Tensor, "B *P 2 H"]:
     """Returns a part's vectors, in float32."""
     # A separate autocast: the second pass would find weights cast here, without their gradients.
-    with accelerator.autocast(), seeded(seed, accelerator.device):
+    with accelerator.autocast(), seed_dropout(seed, accelerator.device):
         vectors, _ = module(part.to(accelerator.device))
     result: Tensor = vectors.float()
     return result
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seed_dropout(seed: int, device: torch.device) -> Iterator[None]:
     """Seeds dropout's random numbers with ``seed``; afterwards the generators are restored."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -151,7 +151,7 @@ def second_pass(cached: CachedContrast | None, device: torch.device) -> Iterator
     if cached is None:
         yield
         return
-    with seeded(cached.seed, device):
+    with seed_dropout(cached.seed, device):
         yield
 
 

@@ -18,7 +18,7 @@ from vlmill.models.outputs import Encoded
 from vlmill.models.positions import Cells, first_cells
 from vlmill.models.vlmo.model import Contrast, Vlmo
 from vlmill.train.devices.gather import gather_first, is_shared, longest_of_all
-from vlmill.train.loading.batch import normalised
+from vlmill.train.loading.batch import normalise_pixels
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepNegatives
 from vlmill.train.objectives.losses import contrast, contrast_logits
 from vlmill.train.objectives.negatives import (
@@ -267,7 +267,7 @@ def _joint_length(tokens: Int[Tensor, "B T"], given: StepNegatives | None) -> in
 def _given_negatives(model: Vlmo, pairs: Pairs, given: StepNegatives) -> list[Pairs]:
     """Pairs and embeds texts and images of any part of the step, as :func:`_negatives` does."""
     words = model.encoder.embed_text(given.tokens[given.texts])
-    other = model.encoder.embed_image(normalised(given.pixels[given.images]))
+    other = model.encoder.embed_image(normalise_pixels(given.pixels[given.images]))
     return [
         Pairs(pairs.text, pairs.mask, other),
         Pairs(words, given.token_mask[given.texts], pairs.image),

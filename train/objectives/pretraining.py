@@ -37,7 +37,7 @@ from vlmill.train.objectives.negatives import Draw, draw_negatives
 from vlmill.train.settings.parts import Objectives
 
 
-def weighted(weights: Objectives) -> tuple[str, ...]:
+def list_weighted(weights: Objectives) -> tuple[str, ...]:
     """Names the objectives with a weight above 0."""
     return tuple(field.name for field in fields(weights) if getattr(weights, field.name))
 
@@ -69,7 +69,7 @@ def label_counts(batch: HostBatch, weights: Objectives) -> dict[str, int]:
         "itc": lambda: pairs,
         "mim": lambda: int(tensors["patch_mask"].sum()) if "patch_mask" in tensors else 0,
     }
-    return {name: counts[name]() for name in weighted(weights)}
+    return {name: counts[name]() for name in list_weighted(weights)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def recipe_named(name: str) -> Recipe:
     """Returns the recipe of that name; raises InputError with the nearest name otherwise."""
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECIPES)}"
+        hint = f"did you mean {near[0]}?" if near else "`train-vl recipes` lists them"
         raise InputError(f"RECIPE {name}: unknown recipe; {hint}")
     return RECIPES[name]()
 

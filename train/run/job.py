@@ -31,7 +31,7 @@ from vlmill.runtime.console.report import (
 )
 from vlmill.runtime.console.trackers import require_trackers
 from vlmill.runtime.files.atomic import write_text
-from vlmill.runtime.files.mirror import as_given
+from vlmill.runtime.files.mirror import restore_paths
 from vlmill.runtime.settings.plain_fields import flatten, replace_fields, to_plain, to_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -312,7 +312,7 @@ def carry_out(
         runner.train()
     except Stopped:
         raise Stopped(
-            f"{as_given(str(output))}: stopped at step {runner.done}, saved; the same command "
+            f"{restore_paths(str(output))}: stopped at step {runner.done}, saved; the same command "
             "continues"
         ) from None
     summary = ""

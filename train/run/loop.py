@@ -19,7 +19,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.memory import peak_memory
-from vlmill.train.devices.setup import reducing, unwrapped
+from vlmill.train.devices.setup import reducing, unwrap_step
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, second_pass
@@ -297,7 +297,7 @@ def part_losses(
     ]
     with training.cast_weights():
         caches: list[CachedContrast | None] = [None] * len(parts)
-        if (contrast := unwrapped(module).contrast) is not None:
+        if (contrast := unwrap_step(module).contrast) is not None:
             caches = cache_contrast(module, parts, contrast, drawn, accelerator)
         for number, part in enumerate(parts):
             cached, last = caches[number], number == len(parts) - 1

@@ -21,7 +21,7 @@ from vlmill.train.loading.stage_batches import StageBatches
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepContrast
 from vlmill.train.objectives.contrast import contrast_vectors
 from vlmill.train.objectives.negatives import draw_negatives, make_draw
-from vlmill.train.objectives.pretraining import NamedLosses, Options, label_counts, weighted
+from vlmill.train.objectives.pretraining import NamedLosses, Options, label_counts, list_weighted
 from vlmill.train.recipes import get_training
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
@@ -50,7 +50,7 @@ class PretrainingStep(nn.Module):
         self.image_tokens = image_tokens
         self.same_picture_negatives = same_picture_negatives
         variant = find_variant(model)
-        self.names, self.losses = weighted(weights), get_training(variant).losses
+        self.names, self.losses = list_weighted(weights), get_training(variant).losses
         self.contrast: StepContrast | None = None
         if get_variant(variant).contrasts and (weights.itc or weights.itm):
             match = bool(weights.itm)

@@ -23,12 +23,12 @@ from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import (
     COMPUTED_IN,
     compile_blocks,
-    compiled,
+    compile_step,
     recompute_activations,
     use_attention_kernel,
     use_half_norms,
     use_residual_kernel,
-    wrapped,
+    wrap_module,
 )
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
@@ -259,13 +259,13 @@ class Runner(Generic[L, C]):
         module = self.learning.step(self.model, run, accelerator.device)
         assert module is not None
         accelerator.free_memory()  # an earlier stage's optimiser would unscale gradients too
-        module = wrapped(module, accelerator, shard=options.shard)
+        module = wrap_module(module, accelerator, shard=options.shard)
         if self.average is not None:
             self.average.follow(self.model)
         if options.compile == "blocks":
             compile_blocks(self.model)
         elif options.compile:
-            module = compiled(module)
+            module = compile_step(module)
         update = self.learning.update(self.model, run)
         if accelerator.scaler is not None:  # float16: it removes the gradients' scale
             optimizer = accelerator.prepare(update.optimizer)

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from vlmill.models.inputs import sent
-from vlmill.train.devices.setup import unwrapped
+from vlmill.train.devices.setup import unwrap_step
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.objectives.cached_contrast import cache_contrast
 from vlmill.train.objectives.negatives import negative_numbers
@@ -27,7 +27,7 @@ def held_out_losses(
     ``module`` is the wrapped `PretrainingStep`; it is left in evaluation mode.
     """
     weights, every = batches.stage.objectives, accelerator.num_processes
-    device, contrast = accelerator.device, unwrapped(module).contrast
+    device, contrast = accelerator.device, unwrap_step(module).contrast
     # The pairs of a training step are contrasted together here, too.
     parts = batches.stage.accumulation if contrast is not None else 1
     # As many for each process: with fewer pairs than that some repeat.

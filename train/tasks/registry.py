@@ -70,7 +70,7 @@ def task_recipe_named(name: str) -> TaskRecipe:
     if name in recipes:
         return recipes[name]()
     near = difflib.get_close_matches(name, recipes, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(recipes)}"
+    hint = f"did you mean {near[0]}?" if near else "`train-vl recipes` lists them"
     if name in TASKS:
         hint = f"without --init, name the model: {', '.join(TASKS[name].recipes)}"
     raise InputError(f"TASK {name}: unknown recipe; {hint}")

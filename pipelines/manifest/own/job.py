@@ -384,7 +384,7 @@ def make_parts(job: OwnJob) -> list[Shard]:
             if run_unit(job, work_folder(job), part_unit(index), make) is None:
                 progress.advance(sum(1 for _ in judged))  # records the claims of its rows
     if progress.done != job.rows:
-        raise changed(job)
+        raise changed_error(job)
     return collect_shards(job)
 
 
@@ -396,12 +396,12 @@ def make_progress(job: OwnJob) -> Progress:
 def collect_shards(job: OwnJob) -> list[Shard]:
     """Returns all shards of a finished job. Raises OSError if the file has changed meanwhile."""
     if hash_table(job.table) != job.digest:
-        raise changed(job)
+        raise changed_error(job)
     units = map(part_unit, range(job.num_parts))
     return [shard for unit in units for shard in read_result(work_folder(job), unit).shards]
 
 
-def changed(job: OwnJob) -> OSError:
+def changed_error(job: OwnJob) -> OSError:
     """Returns the error for a file that has changed since the run began."""
     return OSError(f"{job.table.path} changed during the run; start again with --fresh")
 

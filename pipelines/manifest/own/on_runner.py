@@ -8,7 +8,7 @@ from vlmill.pipelines.manifest.own.job import (
     JudgedRow,
     Ledger,
     OwnJob,
-    changed,
+    changed_error,
     collect_shards,
     judge_rows,
     open_run,
@@ -29,7 +29,7 @@ def judge_file(job: OwnJob, unit: Unit) -> Result:
     """Writes the results of the rows of each part. Raises OSError if the file has changed."""
     judged = judge_rows(job, read_candidates(job), Ledger())
     if write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
-        raise changed(job)
+        raise changed_error(job)
     return Result()
 
 

@@ -27,8 +27,8 @@ from vlmill.pipelines.web.fetching.stages import URLS
 from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
 from vlmill.pipelines.web.fetching.warc import part_name
 from vlmill.pipelines.web.fetching.work import (
-    Fetching,
-    continued,
+    FetchState,
+    continue_fetch,
     distribute,
     finish_bucket,
     restore,
@@ -54,7 +54,7 @@ _lock = threading.Lock()  # of the journals, which several threads read
 class FetchedImages:
     """Looks up downloaded images by their URLs."""
 
-    fetching: Fetching
+    fetching: FetchState
 
     def image(self, url: str) -> bytes | Drop:
         """Returns the image of a URL, or why the download failed."""
@@ -116,7 +116,7 @@ def fetched_images(
     Memory: as in a crawl.
     """
     work_folder = output / WORK / FOLDER
-    begun = continued(Fetching(output=str(work_folder), buckets=all_cores(), policy=manners))
+    begun = continue_fetch(FetchState(output=str(work_folder), buckets=all_cores(), policy=manners))
     with use_local_scratch(begun) as fetching:
         if retry and has_folder(fetching.resume_folder):
             (work_folder / DONE).unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def fetched_images(
             _connect.cache_clear()  # the next run may use these names for others
 
 
-def _fetch(fetching: Fetching, lines: Iterator[Line], *, retry: bool) -> None:
+def _fetch(fetching: FetchState, lines: Iterator[Line], *, retry: bool) -> None:
     is_new = not has_folder(fetching.resume_folder)
     distribute(fetching, lines)
     if retry and not is_new:

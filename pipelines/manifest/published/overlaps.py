@@ -170,7 +170,9 @@ def _read_parquet_ids(path: Path, flag: str) -> Iterator[str]:
             for batch in file.iter_batches(65_536, columns=["image_id"]):
                 yield from (str(name) for name in batch.column(0).to_pylist() if name is not None)
     except OSError as error:
-        raise InputError(f"{flag} {path} is not a readable Parquet file ({error})") from None
+        raise InputError(
+            f"{flag} {path} is not a readable Parquet file ({error}); give a Parquet table"
+        ) from None
 
 
 def _read_text_ids(path: Path, flag: str) -> Iterator[str]:

@@ -94,7 +94,7 @@ def read_schema(source: Source) -> pa.Schema:
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"{source.display_name} is not a readable Parquet file: {reason}"
+            f"{source.display_name} is not a readable Parquet file: {reason}; give a table"
         ) from None
 
 

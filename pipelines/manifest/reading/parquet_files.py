@@ -22,7 +22,7 @@ def open_parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(readable(path))
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
+        reason = f"{str(error).splitlines()[0]}; give a Parquet table"
         raise InputError(f"--input {path} is not a readable Parquet file: {reason}") from None
 
 

@@ -159,7 +159,7 @@ def _number(value: object) -> int | None:
     return int(text) if int(text) < MOST_BYTES else None
 
 
-def coalesced(
+def coalesce_ranges(
     ranges: Ranges, *, gap_bytes: int, most_bytes: int
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """Yields (start, stop, records) for each range that is read in one request.

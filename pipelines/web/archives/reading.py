@@ -19,7 +19,7 @@ from vlmill.pipelines.web.archives.content import (
     bare_url,
     extract_content,
 )
-from vlmill.pipelines.web.archives.index import Ranges, coalesced
+from vlmill.pipelines.web.archives.index import Ranges, coalesce_ranges
 from vlmill.pipelines.web.archives.packing import MAX_WARC_HEADER, MIB, Unpacked, sniff_layout
 from vlmill.pipelines.web.archives.records import BrokenArchive, Gap, Stored, StoredRecords
 from vlmill.runtime.files.paths import is_web, to_path
@@ -188,7 +188,7 @@ def read_ranges(
     short = ranges[ranges[:, 1] <= longest]
     for offset, length in ranges[ranges[:, 1] > longest].tolist():
         yield f"{archive}:{offset}", Drop(Reason.TOO_LARGE, f"{length} bytes")
-    for start, stop, entry_ranges in coalesced(
+    for start, stop, entry_ranges in coalesce_ranges(
         short, gap_bytes=GAP_BYTES, most_bytes=AT_ONCE_BYTES
     ):
         file.seek(start)

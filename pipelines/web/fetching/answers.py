@@ -55,7 +55,7 @@ def judge(answer: Answer, turn: QueuedUrl, scope: Scope, *, max_redirects: int) 
     """Returns the results of the response to a URL's request."""
     outcome = _facts(answer)
     if answer.failure is not None:
-        return Judgement(outcome=failed(outcome, answer.failure, answer.detail))
+        return Judgement(outcome=failed_outcome(outcome, answer.failure, answer.detail))
     if answer.status == 304 and (turn.etag or turn.modified):
         record = revisit_record(
             turn.url, answer.head, timestamp=answer.started, address=answer.address or ""
@@ -96,7 +96,7 @@ def _short(value: str | None) -> str | None:
     return value if value and len(value) <= 1_000 else None
 
 
-def failed(outcome: Outcome, reason: Reason, detail: str | None) -> Outcome:
+def failed_outcome(outcome: Outcome, reason: Reason, detail: str | None) -> Outcome:
     """Returns the outcome of a URL without content, for ``reason``."""
     return replace(outcome, outcome=reason.value, detail=detail, may_retry=reason in TRANSIENT)
 
@@ -104,13 +104,15 @@ def failed(outcome: Outcome, reason: Reason, detail: str | None) -> Outcome:
 def _redirect(answer: Answer, turn: QueuedUrl, outcome: Outcome, max_redirects: int) -> Judgement:
     if answer.location is None:
         location = answer.headers.get("location", "no location")
-        return Judgement(outcome=failed(outcome, Reason.BAD_URL, f"redirects to {location}"))
+        return Judgement(
+            outcome=failed_outcome(outcome, Reason.BAD_URL, f"redirects to {location}")
+        )
     if answer.location == turn.url:
         detail = "redirects to itself; cookies are not kept"
-        return Judgement(outcome=failed(outcome, Reason.TOO_MANY_REDIRECTS, detail))
+        return Judgement(outcome=failed_outcome(outcome, Reason.TOO_MANY_REDIRECTS, detail))
     if turn.hops >= max_redirects:
         detail = f"more than {max_redirects}, the last to {answer.location}"
-        return Judgement(outcome=failed(outcome, Reason.TOO_MANY_REDIRECTS, detail))
+        return Judgement(outcome=failed_outcome(outcome, Reason.TOO_MANY_REDIRECTS, detail))
     target = UrlEntry(
         alternatives=turn.alternatives,
         url=answer.location,
@@ -128,9 +130,9 @@ def _redirect(answer: Answer, turn: QueuedUrl, outcome: Outcome, max_redirects: 
 
 def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) -> Judgement:
     if why := first_opt_out(header_opt_outs(answer.headers)):
-        return Judgement(outcome=failed(outcome, why, "by the answer's headers"))
+        return Judgement(outcome=failed_outcome(outcome, why, "by the answer's headers"))
     if not answer.content:
-        return Judgement(outcome=failed(outcome, Reason.EMPTY, None))
+        return Judgement(outcome=failed_outcome(outcome, Reason.EMPTY, None))
     outcome = replace(
         outcome, bytes=len(answer.content), sha256=hashlib.sha256(answer.content).hexdigest()
     )
@@ -140,12 +142,12 @@ def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) ->
         return Judgement(outcome=outcome, record=_record(answer, turn, IMAGE_LEVEL))
     if kind is None or turn.follow < 0:
         detail = "a page instead of an image" if kind == "page" else declared[:100]
-        return Judgement(outcome=failed(outcome, Reason.OTHER_TYPE, detail or None))
+        return Judgement(outcome=failed_outcome(outcome, Reason.OTHER_TYPE, detail or None))
     references = read_references(
         answer.content, parse_charset(declared), turn.url, scope=scope, follow=turn.follow > 0
     )
     if isinstance(references, Drop):
-        return Judgement(outcome=failed(outcome, references.reason, references.detail))
+        return Judgement(outcome=failed_outcome(outcome, references.reason, references.detail))
     images = [
         UrlEntry(url=url, source=FETCH_IMAGES.name, referrer=turn.url, alternatives=others)
         for url, *rest in references.images

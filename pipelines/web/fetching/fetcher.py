@@ -13,7 +13,7 @@ from vlmill.pipelines.web.fetching.answers import (
     BUSY_STATUSES,
     TRANSIENT,
     Judgement,
-    failed,
+    failed_outcome,
     judge,
     retry_after_s,
 )
@@ -142,7 +142,7 @@ class Fetcher:
 
     def _close(self, host: Host, reason: Reason, detail: str) -> None:
         """Gives a host's waiting URLs the same outcome, once its requests have ended."""
-        host.closed = failed(Outcome(outcome=reason.value), reason, detail)
+        host.closed = failed_outcome(Outcome(outcome=reason.value), reason, detail)
         host.queue.clear()
 
     # Requests.
@@ -291,7 +291,7 @@ class Fetcher:
         if not loop:
             return judgement
         detail = f"redirects in a circle of {len(loop) + 1}; cookies are not kept"
-        outcome = failed(judgement.outcome, Reason.TOO_MANY_REDIRECTS, detail)
+        outcome = failed_outcome(judgement.outcome, Reason.TOO_MANY_REDIRECTS, detail)
         self._journal.break_loop(loop, outcome)
         self._rejected += len(loop)
         return Judgement(outcome=outcome)

@@ -61,7 +61,7 @@ class Journal:
         written for others; the numbers after it may be reused for other URLs. Any host may have
         received requests until ``now``.
         """
-        self.outbox.pull_again(sent)
+        self.outbox.send_again(sent)
         self._db.execute("UPDATE hosts SET active = 0, last_at = ?", (now,))
         self.commit()
 

@@ -69,7 +69,7 @@ class Outbox:
         """Stores the number of the last URL that was pulled from another bucket."""
         self._db.execute("INSERT OR REPLACE INTO pulled VALUES (?, ?)", (bucket, last))
 
-    def pull_again(self, sent: Mapping[int, int]) -> None:
+    def send_again(self, sent: Mapping[int, int]) -> None:
         """Resets the pull positions to at most each bucket's last sent number."""
         self._db.executemany(
             "UPDATE pulled SET last = min(last, ?) WHERE bucket = ?",

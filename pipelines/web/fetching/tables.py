@@ -11,7 +11,7 @@ from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED, URLS
 from vlmill.pipelines.web.fetching.warc import part_name
-from vlmill.pipelines.web.fetching.work import Fetching, read_lines
+from vlmill.pipelines.web.fetching.work import FetchState, read_lines
 from vlmill.runtime.files.listed import ListedFile, describe_file, file_problem
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, ShardWriter
@@ -52,7 +52,7 @@ class CrawlSummary:
     archives: list[ListedFile] = field(default_factory=list)
 
 
-def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
+def write_tables(job: FetchState, bucket: int) -> CrawlSummary:
     """Writes a bucket's shards of both tables. Memory: one group of rows.
 
     Raises OSError if the bucket's lines do not match its outcomes and rejects, or an archive has
@@ -71,7 +71,7 @@ def write_tables(job: Fetching, bucket: int) -> CrawlSummary:
     return written
 
 
-def _check_lines(job: Fetching, bucket: int, written: CrawlSummary) -> None:
+def _check_lines(job: FetchState, bucket: int, written: CrawlSummary) -> None:
     """Raises OSError unless every line that the bucket received is an outcome or a reject."""
     lines = read_lines(job.folder)
     actual = written.tallies[URLS.name, IN]
@@ -83,7 +83,7 @@ def _check_lines(job: Fetching, bucket: int, written: CrawlSummary) -> None:
 
 
 def _find_archives(
-    job: Fetching, bucket: int, journal: Journal, written: CrawlSummary
+    job: FetchState, bucket: int, journal: Journal, written: CrawlSummary
 ) -> list[ListedFile]:
     """Returns the bucket's finished archives. Raises OSError for one that is missing or cut."""
     output = to_path(job.output)
@@ -99,7 +99,7 @@ def _find_archives(
 
 
 def _count_rows(
-    job: Fetching, journal: Journal, written: CrawlSummary, bucket: int
+    job: FetchState, journal: Journal, written: CrawlSummary, bucket: int
 ) -> Iterator[dict[str, Any]]:
     for values in journal.rows(_OUTCOMES):
         *columns, part, offset, length, times = values
@@ -150,7 +150,7 @@ def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, obje
             yield reject(stage, url, Reason(outcome), detail)
 
 
-def _write(job: Fetching, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
+def _write(job: FetchState, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
     producer = {"job": "crawl", "manners": job.policy.as_settings()}
     writer = ShardWriter(job.output, table, bucket, job.buckets, producer=producer)
     with writer:

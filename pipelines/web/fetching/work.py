@@ -40,7 +40,7 @@ LINES = "lines.json"  # alongside the journals: how many lines of the list each 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetching:
+class FetchState:
     """Holds the state that every worker of a fetch needs; small, as each worker receives it."""
 
     output: str
@@ -87,7 +87,7 @@ class Fetching:
 
 
 @contextmanager
-def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
+def use_local_scratch(job: FetchState) -> Iterator[FetchState]:
     """Yields the job, with a local folder if its output is in a store."""
     if not is_remote(job.output):
         yield job
@@ -96,7 +96,7 @@ def use_local_scratch(job: Fetching) -> Iterator[Fetching]:
         yield replace(job, local=str(folder))
 
 
-def continued(job: Fetching) -> Fetching:
+def continue_fetch(job: FetchState) -> FetchState:
     """Returns the fetch with the number of buckets of an earlier run, if one has begun it."""
     if not has_folder(job.resume_folder):
         return job
@@ -119,7 +119,7 @@ def read_lines(folder: Path) -> list[int] | None:
         raise OSError(f"{path} is damaged ({error}); use --fresh") from None
 
 
-def _check_journals(job: Fetching) -> None:
+def _check_journals(job: FetchState) -> None:
     """Raises OSError for a missing journal, before the other journals are changed."""
     for bucket in range(job.buckets):
         job.journal(bucket).close()
@@ -131,7 +131,7 @@ def _check_journals(job: Fetching) -> None:
         )
 
 
-def distribute(job: Fetching, lines: Iterable[Line]) -> None:
+def distribute(job: FetchState, lines: Iterable[Line]) -> None:
     """Assigns each line of a list to the bucket of its host, unless an earlier run has done so.
 
     Duplicates are counted. If killed, no line is assigned. Memory does not grow with the list.
@@ -172,7 +172,7 @@ def distribute(job: Fetching, lines: Iterable[Line]) -> None:
         write_bytes(job.resume_folder / WHOLE, b"")
 
 
-def restore(job: Fetching) -> bool:
+def restore(job: FetchState) -> bool:
     """Restores the journals of a killed run from its store; returns False without a folder of them.
 
     Raises OSError if a journal is missing. Responses since the stored state are discarded, and
@@ -207,7 +207,7 @@ def restore(job: Fetching) -> bool:
     return True
 
 
-def pull_all(job: Fetching) -> list[int]:
+def pull_all(job: FetchState) -> list[int]:
     """Gives each bucket the URLs that others have sent to it; returns buckets with waiting URLs."""
     waiting = []
     for bucket in range(job.buckets):
@@ -222,7 +222,7 @@ def pull_all(job: Fetching) -> list[int]:
     return waiting
 
 
-def retry_failed(job: Fetching, number: int) -> int:
+def retry_failed(job: FetchState, number: int) -> int:
     """Begins retry round ``number`` for transient failures; returns how many URLs wait."""
     urls = 0
     for bucket in range(job.buckets):
@@ -232,7 +232,7 @@ def retry_failed(job: Fetching, number: int) -> int:
     return urls
 
 
-def try_failed_again(job: Fetching) -> None:
+def try_failed_again(job: FetchState) -> None:
     """Begins one more retry round for transient failures, after any that were begun."""
     passes = []
     for bucket in range(job.buckets):
@@ -241,7 +241,7 @@ def try_failed_again(job: Fetching) -> None:
     retry_failed(job, max(passes) + 1)
 
 
-def fetch_bucket(job: Fetching, bucket: int) -> None:
+def fetch_bucket(job: FetchState, bucket: int) -> None:
     """Fetches the waiting URLs of a bucket."""
     with ExitStack() as stack:
         stack.enter_context(_lock_bucket(job, bucket))
@@ -264,14 +264,14 @@ def fetch_bucket(job: Fetching, bucket: int) -> None:
         fetcher.run()
 
 
-def finish_bucket(job: Fetching, bucket: int) -> None:
+def finish_bucket(job: FetchState, bucket: int) -> None:
     """Moves the open part of a bucket's archive to its final path: the bucket is complete."""
     with job.journal(bucket) as journal, job.parts(bucket, journal) as parts:
         journal.finish_part(parts)
 
 
 @contextmanager
-def _lock_bucket(job: Fetching, bucket: int) -> Iterator[None]:
+def _lock_bucket(job: FetchState, bucket: int) -> Iterator[None]:
     """Locks a bucket; waits for a worker of a killed run, which ends when it notices."""
     until = time.monotonic() + ORPHANS_S
     with ExitStack() as stack:

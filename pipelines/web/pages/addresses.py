@@ -83,7 +83,7 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
         yield attributes.get("data") or ""
         return
     if node.tag not in IMAGE_TAGS:
-        yield from painted(attributes)
+        yield from list_backgrounds(attributes)
         return
     for name in _SETS:
         if name in attributes:
@@ -104,7 +104,7 @@ def find_references(node: LexborNode, attributes: Attributes, link: str) -> Iter
         yield link
 
 
-def painted(attributes: Attributes) -> list[str]:
+def list_backgrounds(attributes: Attributes) -> list[str]:
     """Returns the background images of an element, from its style or a script's attributes.
 
     Style sheets are not read.
@@ -136,7 +136,7 @@ def addresses(base: str, references: Iterator[str]) -> tuple[str, ...]:
         if reference and len(urls) < MAX_VARIANTS and (url := resolve(base, reference)):
             urls[url] = None
     for url in list(urls):
-        if len(urls) < MAX_VARIANTS and (origin := proxied(url)) and origin != url:
+        if len(urls) < MAX_VARIANTS and (origin := unwrap_proxy(url)) and origin != url:
             urls[origin] = None
     return tuple(urls)
 
@@ -151,7 +151,7 @@ _PROXY_PATH = re.compile(r".(https?(?::|%3A)(?:/|%2F){1,2}[^/%].*)", re.IGNORECA
 _PHOTON = re.compile(r"https?://i\d\.wp\.com/([^?]+)")
 
 
-def proxied(url: str) -> str | None:
+def unwrap_proxy(url: str) -> str | None:
     """Returns the original image's address from an image proxy's URL; None for other URLs."""
     if photon := _PHOTON.match(url):
         return resolve("", f"https://{photon[1]}")

@@ -14,7 +14,12 @@ from functools import lru_cache
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from vlmill.pipelines.web.pages.addresses import IMAGE_NAME, PAINTED, PAINTED_WORDS, painted
+from vlmill.pipelines.web.pages.addresses import (
+    IMAGE_NAME,
+    PAINTED,
+    PAINTED_WORDS,
+    list_backgrounds,
+)
 from vlmill.pipelines.web.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
@@ -289,7 +294,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
     source = tree.raw_html or b""
     has_drawn = b"<image" in source
     styled = body.css(PAINTED) if any(word in source for word in PAINTED_WORDS) else ()
-    background_ids = {n.mem_id for n in styled if painted(n.attributes)}
+    background_ids = {n.mem_id for n in styled if list_backgrounds(n.attributes)}
     node: LexborNode | None = body
     while node is not None:
         tag = node.tag or ""

@@ -59,7 +59,7 @@ def remove_stray_mark(text: str) -> str | None:
     return " ".join(text.split())
 
 
-def unwrapped(text: str) -> str:
+def unwrap_quotes(text: str) -> str:
     """Returns a text without quotation marks or brackets that enclose all of it."""
     while len(text) > 1 and (text[0] == text[-1] == '"' or text[-1] in _ENDS.get(text[0], "")):
         inside = text[1:-1]

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.texts.balance import remove_stray_mark, stray_marks, unwrapped
+from vlmill.pipelines.web.texts.balance import remove_stray_mark, stray_marks, unwrap_quotes
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web.texts.personal import personal_data
 from vlmill.pipelines.web.texts.sentences import sentences
@@ -326,10 +326,10 @@ def whole_sentences(text: str) -> Iterator[str]:
         parts.append(sentence)
         passage = _joined(parts)
         if not stray_marks(passage):
-            yield unwrapped(passage)
+            yield unwrap_quotes(passage)
             parts = []
     for sentence in parts:  # a mark that opens in the first of them never closes
-        yield unwrapped(remove_stray_mark(sentence) or sentence)
+        yield unwrap_quotes(remove_stray_mark(sentence) or sentence)
 
 
 def _joined(parts: list[str]) -> str:

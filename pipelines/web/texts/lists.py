@@ -37,7 +37,7 @@ class TextLists:
 
     def blocks(self, text: str) -> str | None:
         """Returns the first blocked word or phrase of a text."""
-        match = self.blocked and self.blocked.search(folded(text))
+        match = self.blocked and self.blocked.search(fold_case(text))
         return match[0] if match else None
 
     def unknown_share(self, words: Sequence[str]) -> float:
@@ -58,7 +58,7 @@ class TextLists:
 
     def _knows(self, word: str) -> bool:
         assert self.vocabulary is not None
-        word = folded(word)
+        word = fold_case(word)
         if word in self.vocabulary:
             return True
         return all(part in self.vocabulary for part in re.split(r"['’.-]", word) if part)
@@ -67,7 +67,7 @@ class TextLists:
 NO_LISTS = TextLists()
 
 
-def folded(text: str) -> str:
+def fold_case(text: str) -> str:
     """Returns a text as it is compared with lists: NFKC, ignoring case."""
     return unicodedata.normalize("NFKC", text).casefold()
 
@@ -107,7 +107,7 @@ def _counted_words(pairs: str) -> frozenset[str]:
     columns = ["text", "language"]
     for batch in iter_batches(pairs, PAIRS, columns=columns, flag="--vocabulary"):
         for text, language in zip(*(c.to_pylist() for c in batch.columns), strict=True):
-            counts.update(folded(word) for word in split_words(text, language))
+            counts.update(fold_case(word) for word in split_words(text, language))
         if len(counts) > MOST_WORDS:
             counts = Counter({word: count for word, count in counts.items() if count > 1})
     words = frozenset(word for word, count in counts.items() if count >= LEAST_COUNT)
@@ -128,7 +128,7 @@ def _entries(path: str, flag: str) -> list[str]:
         raise InputError(
             f"{flag} {path}: {error}; give a text file with one word per line"
         ) from None
-    entries = [folded(line.partition("#")[0]).strip() for line in text.splitlines()]
+    entries = [fold_case(line.partition("#")[0]).strip() for line in text.splitlines()]
     entries = [entry for entry in entries if entry]
     if not entries:
         raise InputError(f"{flag} {path} has no words; give one per line, or remove the flag")

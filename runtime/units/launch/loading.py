@@ -18,7 +18,7 @@ from vlmill.schemas.errors import InputError
 OPTIONS = "options/pipeline_options.py"  # the module in which Beam declares every flag
 
 
-def parsed(
+def parse_job(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
     """Returns a job's parsed arguments, and the other ones, which are for Beam.

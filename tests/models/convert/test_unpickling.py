@@ -27,8 +27,8 @@ def test_a_list_of_plain_data_comes_back() -> None:
     [
         (pickle.dumps(print), "asks for builtins.print"),
         (pickle.dumps({"a": 1}), "holds a dict, expected a list"),
-        (pickle.dumps([1])[:-2], "EOFError"),
-        (b"", "EOFError"),
+        (pickle.dumps([1])[:-2], "a damaged pickle"),
+        (b"", "a damaged pickle"),
         (pickle.dumps([np.zeros(2)]), "an element is not plain data"),
     ],
 )

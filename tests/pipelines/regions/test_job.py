@@ -121,7 +121,7 @@ def test_a_worker_with_other_weights_stops_the_job(images: Path, tmp_path: Path)
     [
         (["--images", "nowhere"], "--images nowhere: no table of images there"),
         (["--weights", "nowhere.pth"], "--weights nowhere.pth: no such file"),
-        (["--threshold", "2"], "--threshold 2.0: a probability is in 0..1"),
+        (["--threshold", "2"], "--threshold 2.0: expected a probability, 0 to 1"),
         (["--no-such-flag"], "--no-such-flag: neither this job nor Apache Beam has this flag"),
     ],
 )

@@ -13,7 +13,7 @@ from tests.web import LOCAL, FileServer, file_server
 from warcio.archiveiterator import ArchiveIterator
 
 from vlmill.pipelines.web_pairs import command
-from vlmill.pipelines.web_pairs.archives import placed
+from vlmill.pipelines.web_pairs.archives import resolve_path
 from vlmill.pipelines.web_pairs.job import SHARD_BYTES, choose_shards
 from vlmill.runtime.console.lineage import check_state
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
@@ -274,8 +274,9 @@ def test_mistakes_are_told_in_one_line(
 
 def test_names_of_lists_lie_where_common_crawl_has_them() -> None:
     name, cc = "crawl-data/a.gz", "https://data.commoncrawl.org/crawl-data/a.gz"
-    assert placed(name, None, "lists/warc.paths") == cc
-    assert placed(name, "s3://commoncrawl/", "x") == f"s3://commoncrawl/{name}"
-    assert placed("a.gz", None, "lists/paths") == "lists/a.gz"
-    assert placed("a.gz", None, "paths") == "a.gz" and placed("/a.gz", "b", "c") == "/a.gz"
-    assert placed("https://x/a.gz", "b", "c") == "https://x/a.gz"
+    assert resolve_path(name, None, "lists/warc.paths") == cc
+    assert resolve_path(name, "s3://commoncrawl/", "x") == f"s3://commoncrawl/{name}"
+    assert resolve_path("a.gz", None, "lists/paths") == "lists/a.gz"
+    assert resolve_path("a.gz", None, "paths") == "a.gz"
+    assert resolve_path("/a.gz", "b", "c") == "/a.gz"
+    assert resolve_path("https://x/a.gz", "b", "c") == "https://x/a.gz"

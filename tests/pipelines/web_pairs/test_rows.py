@@ -43,10 +43,10 @@ def test_of_one_url_the_largest_image_sorts_first_and_a_drop_last() -> None:
         image_id="1" * 64, url="u", width=99, height=9, format="png", phash=1, archive="a", offset=0
     )
     outcomes: list[ArchivedImage | Drop] = [Drop(Reason.TOO_SMALL), IMAGE, large]
-    keys = sorted(outcomes, key=lambda outcome: rows.fact_key(b"k" * rows.KEY, outcome))
+    keys = sorted(outcomes, key=lambda outcome: rows.outcome_key(b"k" * rows.KEY, outcome))
     assert keys == [large, IMAGE, Drop(Reason.TOO_SMALL)]
     request = b"k" * rows.KEY + rows.REQUEST
-    assert all(rows.fact_key(b"k" * rows.KEY, outcome) < request for outcome in outcomes)
+    assert all(rows.outcome_key(b"k" * rows.KEY, outcome) < request for outcome in outcomes)
 
 
 def test_rejects_come_back_in_the_order_of_their_columns() -> None:

@@ -74,6 +74,6 @@ def test_a_compiler_without_the_private_setting_compiles(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torch.fx.experimental._config", None)
     module = nn.Linear(2, 3)
     rows = torch.ones(4, 2)
-    run = setup.compiled(module)
+    run = setup.compile_step(module)
     assert isinstance(run, torch._dynamo.OptimizedModule)
     torch.testing.assert_close(run._orig_mod(rows), module(rows))

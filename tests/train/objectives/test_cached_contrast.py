@@ -15,7 +15,7 @@ from vlmill.models.vlmo.model import Vlmo
 from vlmill.train.devices.setup import recompute_activations
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives import contrast
-from vlmill.train.objectives.cached_contrast import seeded, vectors_contrast
+from vlmill.train.objectives.cached_contrast import seed_dropout, vectors_contrast
 from vlmill.train.objectives.pretraining import label_counts
 from vlmill.train.recipes import Objectives
 from vlmill.train.run.loop import Training, train_step
@@ -211,7 +211,7 @@ def test_the_second_pass_repeats_the_dropout_of_the_first() -> None:
     seeds = [int(torch.randint(2**62, ())) for _ in range(2)]
     module, vectors = pretraining(model, weights=CONTRAST_ALONE), list[Tensor]()
     for part, seed in zip(parts_of(2), seeds, strict=True):
-        with seeded(seed, torch.device("cpu")):
+        with seed_dropout(seed, torch.device("cpu")):
             vectors.append(module(part.to("cpu"))[0])
     excluded = (KEYS[:, None] == KEYS) & ~torch.eye(PAIRS, dtype=torch.bool)
     loss = vectors_contrast(torch.cat(vectors), excluded)
@@ -225,6 +225,6 @@ def test_random_numbers_continue_after_a_seeded_part() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    with seeded(9, torch.device("cpu")):
+    with seed_dropout(9, torch.device("cpu")):
         inside = torch.rand(3)
     assert torch.equal(torch.rand(3), expected) and not torch.equal(inside, expected)

@@ -124,7 +124,7 @@ import torch.fx.experimental._config
 from tests.train.objectives.test_no_waits import RECIPES, prepared, step_on
 from vlmill.train.objectives.pretraining import label_counts
 
-# As `vlmill.train.devices.setup.compiled` has it.
+# As `vlmill.train.devices.setup.compile_step` has it.
 torch.fx.experimental._config.use_duck_shape = False
 
 graphs = []

@@ -8,7 +8,12 @@ from typing import Any
 
 from vlmill.runtime.console.command import add_lock_seconds, path_or_url, print_status
 from vlmill.runtime.console.cost import add_cost_arguments, print_estimate
-from vlmill.runtime.files.mirror import as_given, mirror_output, named_from, require_one_process
+from vlmill.runtime.files.mirror import (
+    mirror_output,
+    named_from,
+    require_one_process,
+    restore_paths,
+)
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError, with_article
@@ -164,7 +169,7 @@ def run_finetune(args: argparse.Namespace, words: Sequence[str]) -> int:
         with mirror_output(args.output, without=(PREPARED, HELD_OUT), last=SETTINGS) as output:
             inputs = TaskInputs(**input_values)
             message = finetune_seeds(recipe, inputs, output, fresh=args.fresh, force=args.force)
-            message = as_given(message)
+            message = restore_paths(message)
     except Stopped as error:
         print(error)
         stopped: int = args.stopped_status

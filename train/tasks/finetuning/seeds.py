@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import write_json
-from vlmill.runtime.files.mirror import as_given, push
+from vlmill.runtime.files.mirror import push, restore_paths
 from vlmill.train.checkpoints.files import publish, read_record
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.settings.tasks import TaskRecipe
@@ -31,7 +31,7 @@ def finetune_seeds(
         seed_recipe = dataclasses.replace(recipe, seed=seed, seeds=())
         message = finetune(seed_recipe, inputs, folder, fresh=fresh, force=force)
         if message:
-            print_status(as_given(message))
+            print_status(restore_paths(message))
         push(output)
     if not message:  # one of several processes that leave the files to the first
         return ""

@@ -232,7 +232,7 @@ class DualEncoderRun:
     same_picture_negatives: bool = True
 
 
-def released(make: Callable[..., VlmoConfig], rate: float, coco: float, flickr: float) -> Any:
+def released_runs(make: Callable[..., VlmoConfig], rate: float, coco: float, flickr: float) -> Any:
     """Returns the runs on both data sets, with these shares of dropped paths [code]."""
     return {
         COCO: DualEncoderRun(make=make, rate=rate, drop_path=coco, steps=3000),
@@ -255,9 +255,9 @@ def by_paper(
 
 
 DUAL_ENCODER_RUNS: dict[str, dict[str, DualEncoderRun]] = {
-    "base": released(vlmo_base, 3e-5, 0.2, 0.15),
-    "base-plus": released(vlmo_base_plus, 3e-5, 0.2, 0.2),
-    "large": released(vlmo_large, 2e-5, 0.2, 0.2),
+    "base": released_runs(vlmo_base, 3e-5, 0.2, 0.15),
+    "base-plus": released_runs(vlmo_base_plus, 3e-5, 0.2, 0.2),
+    "large": released_runs(vlmo_large, 2e-5, 0.2, 0.2),
     "base-paper": by_paper(vlmo_base_paper, (2e-5, 1e-5), 20, 0.15),
     "large-paper": by_paper(vlmo_large_paper, (1e-5, 1e-5), 10, 0.2),
 }

@@ -152,8 +152,8 @@ class Refcoco(Task):
             references.append(reference)
             sizes.append(size)
         return {
-            f"{LABEL}targets": padded(targets),
-            f"{LABEL}boxes": padded(candidates),
+            f"{LABEL}targets": pad_rows(targets),
+            f"{LABEL}boxes": pad_rows(candidates),
             f"{LABEL}references": torch.from_numpy(np.stack(references)),
             f"{LABEL}sizes": torch.tensor(sizes),
             f"{LABEL}counts": torch.tensor([len(boxes) for boxes in candidates]),
@@ -279,7 +279,7 @@ def is_outside(box: Sequence[float], size: tuple[int, int]) -> bool:
     return lowest < -OUTSIDE_PX or highest > OUTSIDE_PX
 
 
-def padded(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns"]:
+def pad_rows(rows: Sequence[NDArray[np.float32]]) -> Float[Tensor, "B R *columns"]:
     """Stacks rows of different lengths; shorter rows are padded with zeros at their end."""
     longest = max(len(row) for row in rows)
     stacked = np.zeros((len(rows), longest, *rows[0].shape[1:]), dtype=np.float32)

@@ -109,7 +109,7 @@ def evenly(items: Sequence[T], count: int) -> list[T]:
     return [items[index] for index in indices]
 
 
-def unmoved(score: float) -> tuple[float, bool]:
+def original_score(score: float) -> tuple[float, bool]:
     """Returns a score as the model gave it, and whether it is in the shortlist: scores that were
     moved down are not.
     """
@@ -132,7 +132,7 @@ def neighbours_json(
 
     def record(outcome: Outcome, query: Any, candidate: Any) -> dict[str, Any]:
         def near(n: Neighbour) -> dict[str, Any]:
-            score, is_shortlisted = unmoved(n.score)
+            score, is_shortlisted = original_score(n.score)
             mark = {} if is_shortlisted else {"listed": False}
             return {**candidate(n.candidate), "score": score, "right": n.right, **mark}
 

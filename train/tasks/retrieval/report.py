@@ -17,7 +17,7 @@ from vlmill.schemas.plurals import format_count
 from vlmill.train.tasks.published import PAPERS_TITLE, published_section
 from vlmill.train.tasks.report import WeighedImage, read_thumbnails, weighed_section
 from vlmill.train.tasks.retrieval.candidates import Candidates
-from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, unmoved
+from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, original_score
 from vlmill.train.tasks.retrieval.metrics import KS
 from vlmill.train.tasks.scores import percent
 
@@ -200,7 +200,7 @@ def _list_neighbours(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _score(neighbour: Neighbour) -> str:
-    score, is_shortlisted = unmoved(neighbour.score)
+    score, is_shortlisted = original_score(neighbour.score)
     return f"{score:.2f}" if is_shortlisted else f"not listed, {score:.2f}"
 
 

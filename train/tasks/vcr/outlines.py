@@ -68,11 +68,11 @@ def instance_masks(
     """
     full_mask = np.ones((cells, cells), dtype=np.uint8)
     objects = zip(outlines, boxes, strict=True)
-    masks = np.stack([full_mask, *(rastered(outline, box, cells) for outline, box in objects)])
+    masks = np.stack([full_mask, *(raster_box(outline, box, cells) for outline, box in objects)])
     return masks[..., ::-1] if mirrored else masks
 
 
-def rastered(outline: Outline, box: Array, cells: int) -> Cells:
+def raster_box(outline: Outline, box: Array, cells: int) -> Cells:
     """Returns 1 for the cells of ``box`` (x1, y1, x2, y2) whose corner is inside a polygon, edges
     counted; 1 for all cells of an object without a polygon.
 
@@ -83,11 +83,11 @@ def rastered(outline: Outline, box: Array, cells: int) -> Cells:
     corner, size = box[:2], box[2:] - box[:2] + 1
     inside = np.zeros((cells, cells), dtype=np.bool_)
     for polygon in outline:
-        inside |= filled(np.clip((polygon - corner) * cells / size, 0, cells - 1), cells)
+        inside |= fill_polygon(np.clip((polygon - corner) * cells / size, 0, cells - 1), cells)
     return inside.astype(np.uint8)
 
 
-def filled(polygon: Array, cells: int) -> NDArray[np.bool_]:
+def fill_polygon(polygon: Array, cells: int) -> NDArray[np.bool_]:
     """Returns which integer points are in a polygon or on its edges: [P, P], rows first."""
     x, y = np.meshgrid(np.arange(cells, dtype=np.float64), np.arange(cells, dtype=np.float64))
     ends = polygon.astype(np.float64)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmill.pipelines.web.archives.index import Index, coalesced, read_index
+from vlmill.pipelines.web.archives.index import Index, coalesce_ranges, read_index
 from vlmill.schemas.errors import InputError
 
 WARC = "crawl-data/a.warc.gz"
@@ -99,11 +99,11 @@ def test_a_table_without_the_columns(tmp_path: Path) -> None:
 
 def test_records_that_lie_near_are_read_together() -> None:
     ranges = np.array([[0, 10], [12, 5], [17, 3], [100, 50], [120, 5], [140, 30], [400, 900]])
-    parts = list(coalesced(ranges, gap_bytes=2, most_bytes=50))
+    parts = list(coalesce_ranges(ranges, gap_bytes=2, most_bytes=50))
     assert parts == [
         (0, 20, [(0, 10), (12, 5), (17, 3)]),
         (100, 150, [(100, 50), (120, 5)]),
         (140, 170, [(140, 30)]),
         (400, 1300, [(400, 900)]),
     ]
-    assert list(coalesced(ranges[:0], gap_bytes=2, most_bytes=50)) == []
+    assert list(coalesce_ranges(ranges[:0], gap_bytes=2, most_bytes=50)) == []

@@ -19,8 +19,8 @@ from vlmill.pipelines.web.fetching.tables import write_tables
 from vlmill.pipelines.web.fetching.warc import part_name
 from vlmill.pipelines.web.fetching.work import (
     LINES,
-    Fetching,
-    continued,
+    FetchState,
+    continue_fetch,
     distribute,
     finish_bucket,
     pull_all,
@@ -36,8 +36,8 @@ LISTED = [f"http://{host}.org/{n}" for host in "abcdef" for n in range(2)]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Fetching:
-    return Fetching(
+def job(tmp_path: Path) -> FetchState:
+    return FetchState(
         output=str(tmp_path), buckets=3, policy=PolitenessPolicy(contact="me@example.org")
     )
 
@@ -48,19 +48,19 @@ def lines(*urls: str) -> Iterator[Line]:
     yield "x", Drop(Reason.BAD_URL, "no scheme")
 
 
-def urls_of(job: Fetching, bucket: int) -> set[str]:
+def urls_of(job: FetchState, bucket: int) -> set[str]:
     with job.journal(bucket) as journal:
         return {url for (url,) in journal.rows("SELECT url FROM urls")}
 
 
-def test_every_url_goes_to_the_bucket_of_its_host(job: Fetching) -> None:
+def test_every_url_goes_to_the_bucket_of_its_host(job: FetchState) -> None:
     distribute(job, lines(*LISTED))
     parts = [urls_of(job, bucket) for bucket in range(3)]
     assert set.union(*parts) == set(LISTED) and sum(map(len, parts)) == len(LISTED)
     assert all(assign_bucket(url[7:12], 3) == b for b, part in enumerate(parts) for url in part)
 
 
-def test_a_list_is_spread_once_and_whole(job: Fetching) -> None:
+def test_a_list_is_spread_once_and_whole(job: FetchState) -> None:
     def fails() -> Iterator[Line]:
         yield from lines("http://a.org/1")
         raise OSError("the list has gone")
@@ -75,7 +75,7 @@ def test_a_list_is_spread_once_and_whole(job: Fetching) -> None:
     assert "http://other.org/" not in set.union(*(urls_of(job, b) for b in range(3)))
 
 
-def test_a_missing_journal_ends_the_run_before_anything_is_deleted(job: Fetching) -> None:
+def test_a_missing_journal_ends_the_run_before_anything_is_deleted(job: FetchState) -> None:
     distribute(job, lines(*LISTED))
     open_part = job.folder / "00001.warc.gz"
     open_part.write_bytes(b"records")
@@ -85,10 +85,10 @@ def test_a_missing_journal_ends_the_run_before_anything_is_deleted(job: Fetching
             attempt()
     assert open_part.read_bytes() == b"records" and not job.journal_path(1).exists()
     # As many buckets as there were, not as many as have a journal.
-    assert continued(replace(job, buckets=8)).buckets == 3
+    assert continue_fetch(replace(job, buckets=8)).buckets == 3
 
 
-def test_lines_that_a_journal_has_lost_are_an_error(job: Fetching) -> None:
+def test_lines_that_a_journal_has_lost_are_an_error(job: FetchState) -> None:
     distribute(job, lines(*LISTED, LISTED[0]))
     given = read_lines(job.folder)
     assert given is not None and sum(given) == len(LISTED) + 2
@@ -108,14 +108,14 @@ def test_lines_that_a_journal_has_lost_are_an_error(job: Fetching) -> None:
         write_tables(job, empty)
 
 
-def test_a_bucket_without_an_outcome_has_no_tables(job: Fetching) -> None:
+def test_a_bucket_without_an_outcome_has_no_tables(job: FetchState) -> None:
     distribute(job, lines(*LISTED))
     bucket = assign_bucket("a.org", 3)
     with pytest.raises(OSError, match="has no outcome of http://"):
         write_tables(job, bucket)
 
 
-def test_work_of_an_older_version_continues(job: Fetching) -> None:
+def test_work_of_an_older_version_continues(job: FetchState) -> None:
     """Its journals have no table of parts, and there is no record of lines."""
     distribute(job, lines())
     (job.folder / LINES).unlink()
@@ -125,13 +125,13 @@ def test_work_of_an_older_version_continues(job: Fetching) -> None:
             database.commit()
     (job.folder / ".vlmill-lock-00000.journal").touch()
     distribute(job, lines())
-    assert continued(replace(job, buckets=8)).buckets == 3
+    assert continue_fetch(replace(job, buckets=8)).buckets == 3
     for bucket in range(3):
         finish_bucket(job, bucket)
         assert write_tables(job, bucket).archives == []
 
 
-def test_what_was_sent_arrives_before_the_next_round(job: Fetching) -> None:
+def test_what_was_sent_arrives_before_the_next_round(job: FetchState) -> None:
     distribute(job, lines())
     assert pull_all(job) == []
     with job.journal(0) as journal:
@@ -147,17 +147,17 @@ def test_journals_that_a_store_has_kept_at_different_times_lose_nothing(
 ) -> None:
     """The kept journal of bucket 0 does not know of a URL that bucket 1 has pulled from it."""
 
-    def sends(job: Fetching, url: str) -> None:
+    def sends(job: FetchState, url: str) -> None:
         with job.journal(0) as journal:
             journal.outbox.send(1, UrlEntry(url=url, source="fetch_redirects", hops=1))
             journal.commit()
 
-    def keeps(job: Fetching, bucket: int) -> None:
+    def keeps(job: FetchState, bucket: int) -> None:
         with job.journal(bucket) as journal:
             journal.keep()
 
     manners = PolitenessPolicy(contact="me@example.org")
-    first = Fetching(output=f"{bucket}/out", buckets=2, policy=manners, local=str(tmp_path / "a"))
+    first = FetchState(output=f"{bucket}/out", buckets=2, policy=manners, local=str(tmp_path / "a"))
     distribute(first, lines(*LISTED))
     sends(first, "http://z.org/1")
     keeps(first, 0)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.web.pages.addresses import proxied, srcset
+from vlmill.pipelines.web.pages.addresses import srcset, unwrap_proxy
 from vlmill.pipelines.web.pages.markup import parse, take_out_data
 from vlmill.pipelines.web.pages.page import Page, PageImage, read_page
 from vlmill.runtime.units.funnel import Drop
@@ -205,7 +205,7 @@ def test_every_form_of_srcset(value: str, references: list[str]) -> None:
     ],
 )
 def test_the_original_of_an_image_proxy(url: str, origin: str | None) -> None:
-    assert proxied(url) == origin
+    assert unwrap_proxy(url) == origin
 
 
 def test_images_of_objects_and_late_backgrounds() -> None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmill.pipelines.web.texts.balance import remove_stray_mark, stray_marks, unwrapped
+from vlmill.pipelines.web.texts.balance import remove_stray_mark, stray_marks, unwrap_quotes
 
 MARKED = st.text(alphabet='ab1 .()[]{}（）「」『』“”„«»‹›"', max_size=24)
 
@@ -55,7 +55,7 @@ def test_mending(text: str, whole: str | None) -> None:
     ],
 )
 def test_what_stands_around_the_whole(text: str, inside: str) -> None:
-    assert unwrapped(text) == inside
+    assert unwrap_quotes(text) == inside
 
 
 @given(MARKED)
@@ -63,4 +63,4 @@ def test_what_is_mended_is_balanced(text: str) -> None:
     whole = remove_stray_mark(text)
     assert whole is None or not stray_marks(whole)
     if not stray_marks(text):
-        assert not stray_marks(unwrapped(text)) and whole == " ".join(text.split())
+        assert not stray_marks(unwrap_quotes(text)) and whole == " ".join(text.split())

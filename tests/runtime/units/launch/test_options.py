@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentP
 
 from vlmill.runtime.console.command import Parser
 from vlmill.runtime.units.launch import options
-from vlmill.runtime.units.launch.loading import flags_of_beam, parsed
+from vlmill.runtime.units.launch.loading import flags_of_beam, parse_job
 from vlmill.runtime.units.launch.options import WorkerOptions, beam_options, run_pipeline
 from vlmill.schemas.errors import InputError
 
@@ -58,15 +58,15 @@ def test_a_flag_that_nobody_knows_is_refused_without_beam_too(flags: list[str]) 
     with pytest.raises(
         InputError, match="--nonsense: neither this job nor Apache Beam has this flag"
     ):
-        parsed(Parser(allow_abbrev=False), flags)
+        parse_job(Parser(allow_abbrev=False), flags)
 
 
 def test_a_flag_spelled_like_ours_is_told_so() -> None:
     parser = Parser(allow_abbrev=False)
     parser.add_argument("--shards")
     with pytest.raises(InputError, match=r"--shardz: .*; did you mean --shards\?"):
-        parsed(parser, ["--shardz=3"])
-    assert parsed(parser, ["--runner=FlinkRunner"])[1] == ["--runner=FlinkRunner"]
+        parse_job(parser, ["--shardz=3"])
+    assert parse_job(parser, ["--runner=FlinkRunner"])[1] == ["--runner=FlinkRunner"]
 
 
 def test_every_flag_that_beam_takes_is_known_without_it() -> None:

@@ -7,31 +7,31 @@ import json
 import numpy as np
 import pytest
 
-from vlmill.train.tasks.vcr.outlines import filled, instance_masks, parse_outlines, rastered
+from vlmill.train.tasks.vcr.outlines import fill_polygon, instance_masks, parse_outlines, raster_box
 
 TRIANGLE = np.array([[0, 0], [3, 0], [0, 3]], dtype=np.float32)
 LOWER = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
 
 
 def test_edges_and_corners_belong_to_a_polygon() -> None:
-    assert filled(TRIANGLE, 4).astype(int).tolist() == LOWER
-    assert filled(TRIANGLE[::-1], 4).astype(int).tolist() == LOWER  # either way round
+    assert fill_polygon(TRIANGLE, 4).astype(int).tolist() == LOWER
+    assert fill_polygon(TRIANGLE[::-1], 4).astype(int).tolist() == LOWER  # either way round
     point, line = np.array([[2, 1]], np.float32), np.array([[0, 2], [3, 2]], np.float32)
-    assert np.argwhere(filled(point, 4)).tolist() == [[1, 2]]
-    assert filled(line, 4).sum(axis=1).tolist() == [0, 0, 4, 0]
+    assert np.argwhere(fill_polygon(point, 4)).tolist() == [[1, 2]]
+    assert fill_polygon(line, 4).sum(axis=1).tolist() == [0, 0, 4, 0]
 
 
 def test_a_hollow_polygon_is_not_filled_where_it_is_hollow() -> None:
     horseshoe = [[0, 0], [4, 0], [4, 4], [3, 4], [3, 1], [1, 1], [1, 4], [0, 4]]
-    inside = filled(np.array(horseshoe, np.float32), 5)
+    inside = fill_polygon(np.array(horseshoe, np.float32), 5)
     assert inside[3].astype(int).tolist() == [1, 1, 0, 1, 1] and inside[:2].all()
 
 
 def test_an_outline_is_of_its_box_and_mirrored_with_it() -> None:
     box = np.array([10, 20, 17, 27], np.float32)  # of eight pixels a side, for four cells
     corners = np.array([[10, 20], [16, 20], [10, 26]], np.float32)
-    assert rastered([corners], box, 4).tolist() == LOWER
-    both = rastered([corners, np.array([[16, 26]], np.float32)], box, 4)
+    assert raster_box([corners], box, 4).tolist() == LOWER
+    both = raster_box([corners, np.array([[16, 26]], np.float32)], box, 4)
     assert both.sum() == sum(map(sum, LOWER)) + 1 and both[3, 3]
     masks = instance_masks([[corners], ()], np.stack([box, box]), 4, mirrored=True)
     assert masks[0].all() and masks[2].all()  # the full image, and one without a polygon
