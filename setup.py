@@ -82,7 +82,7 @@ EXTRAS = {
     "excel": EXCEL,
     "all": [
         *(*EXTRACT, *TRAIN, *MINING, *BEAM, *SERVICE, *SEARCH, *SAFETY, *CLOUD, *COCO),
-        *(*EXCEL, *HEIF),
+        *(*EXCEL, *HEIF, *ONNX),
     ],
     "gcp": ["apache-beam[gcp]>=2.70"],
     "heif": HEIF,
@@ -94,7 +94,6 @@ EXTRAS = {
     "docs": DOCS,
     "test": [
         *DOCS,
-        *ONNX,
         "beartype>=0.20",
         "build>=1.2",
         "check-jsonschema>=0.33",

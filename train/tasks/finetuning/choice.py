@@ -14,7 +14,6 @@ from vlmill.runtime.files.paths import readable, to_path
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError, with_article
 from vlmill.schemas.labels import LABELS_FILE
-from vlmill.schemas.tables import TABLES
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.registry import TASKS
 
@@ -30,6 +29,7 @@ def find_task(examples: str) -> str:
     Raises InputError if it holds the table of no task, or of several.
     """
     from vlmill.runtime.files.reading import find_shards
+    from vlmill.schemas.tables import TABLES
 
     tables: list[str] = []
     for table in sorted({row.examples for row in TASKS.values()}):
@@ -58,6 +58,7 @@ def count_examples(examples: str, table: str) -> int:
     import pyarrow.parquet as pq
 
     from vlmill.runtime.files.reading import find_shards
+    from vlmill.schemas.tables import TABLES
 
     shards = find_shards(examples, TABLES[table], "--examples")
     return sum(pq.read_metadata(readable(shard)).num_rows for shard in shards)

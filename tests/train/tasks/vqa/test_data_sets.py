@@ -10,6 +10,7 @@ import pytest
 from tests.train.tasks.labels import TINY
 from tests.train.tasks.questions import USUAL, question, world, write_questions
 
+from vlmill.schemas.answers import label_answers
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.recipes import change_recipe
 from vlmill.train.tasks.evaluating.inputs import EvaluationOptions
@@ -19,7 +20,6 @@ from vlmill.train.tasks.registry import task_recipe_named
 from vlmill.train.tasks.task import Prediction
 from vlmill.train.tasks.vqa.evaluation import Answer, answerability, read_splits
 from vlmill.train.tasks.vqa.metrics import Annotation, accuracy, score_answer
-from vlmill.train.tasks.vqa.task import find_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 def test_answers_are_compared_as_their_data_set_does() -> None:
     numbers = {"dog": 0, "cat": 1}
-    assert find_labels("own", ["A Dog."], numbers) == ([0], [1.0])
-    assert find_labels("own", ["dog", "cat"], numbers) == ([0, 1], [1.0, 1.0])
-    assert find_labels("vizwiz", ["dog"] * 2 + ["cat"] * 8, numbers)[1] == pytest.approx([0.6, 1])
-    assert find_labels("vqa2", ["A Dog."], numbers) == ([], [])
+    assert label_answers("own", ["A Dog."], numbers) == ([0], [1.0])
+    assert label_answers("own", ["dog", "cat"], numbers) == ([0, 1], [1.0, 1.0])
+    assert label_answers("vizwiz", ["dog"] * 2 + ["cat"] * 8, numbers)[1] == pytest.approx([0.6, 1])
+    assert label_answers("vqa2", ["A Dog."], numbers) == ([], [])
     assert score_answer("dog", Annotation(answers=("A dog", "cat"), source="own")) == 1
     assert score_answer("cow", Annotation(answers=("A dog", "cat"), source="gqa")) == 0
     ten = Annotation(answers=("dog",) * 2 + ("cat",) * 8, source="okvqa")
