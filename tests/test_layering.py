@@ -298,7 +298,7 @@ def test_the_top_of_the_package_imports_what_it_hands_out() -> None:
     ours = {module for _, module in modules(source, path) if module.startswith("vlmill.")}
     assert ours == {
         "vlmill.runtime.files.reading.open_dataset",
-        "vlmill.inference.load.model.Pretrained",
+        "vlmill.inference.load.public.Pretrained",
         "vlmill.inference.load.model.load_pretrained",
     }
 

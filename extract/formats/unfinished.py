@@ -20,7 +20,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import sync, write_json
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plain_json import parse_json, read_json
 
 ROWS = 256  # images between two records: the most that a kill loses
 STATE = "_state.json"
@@ -54,7 +54,7 @@ class Unfinished:
         self._output, self.block = output, block
         self._folder = hidden_folder(output)
         self.path = self._folder / output.name
-        self._settings = json.loads(json.dumps(settings))
+        self._settings = parse_json(json.dumps(settings))
         self._open: dict[str, BinaryIO] = {}
         self.before_save: list[Callable[[], Any]] = []
         state = {} if fresh else self._read_state()

@@ -1,6 +1,5 @@
 """Reads ``--rules FILE``: thresholds of web_pairs by name, and word lists by language."""
 
-import json
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.texts.phrases import OWN_LANGUAGES, LanguageFiles, read_language_files
 from vlmill.runtime.settings.plain_fields import from_plain
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 WORDS = "words"
 MAX_FILE_BYTES = 1 << 20
@@ -53,7 +53,7 @@ def _read(path: Path, flag: str) -> dict[str, Any]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has over {MAX_FILE_BYTES} bytes")
         text = path.read_text(encoding="utf-8-sig")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise InputError(f"{flag} cannot be read: {error.strerror}; give a TOML file") from None
     except (ValueError, RecursionError) as error:  # of both formats and of UTF-8

@@ -1,4 +1,5 @@
 """Builds the optimisers that update weights.
 
-Reading order: ``groups`` (which parameters decay), ``freezing`` (which keep their values), ``adam``, ``schedule`` and ``average``.
+Reading order: ``groups`` (which parameters decay), ``freezing`` (which keep their values),
+``adam``, ``schedule`` and ``average``.
 """

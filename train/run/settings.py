@@ -16,7 +16,7 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plain_json import parse_json, read_json
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.images.tokenizer import FIELD
@@ -90,7 +90,7 @@ def list_changes(
         before = dict(plan["settings"]) if plan["job"] == job else {}
     except (OSError, ValueError, TypeError, KeyError):
         return []  # `prepare_output` reports a damaged plan
-    now = json.loads(json.dumps(settings))
+    now = parse_json(json.dumps(settings))
     return [
         Change(name, before[name], now[name])
         for name in now
@@ -104,7 +104,7 @@ def record_settings(output: Path, job: str, settings: Mapping[str, Any]) -> None
     """Records the settings of a run that continues with others than before. The manifest of a
     finished run that becomes longer is removed first, so a killed process leaves a partial run.
     """
-    plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
+    plan = {"job": job, "settings": parse_json(json.dumps(settings, allow_nan=False))}
     if read_json(output / PLAN) != plan:
         (output / MANIFEST).unlink(missing_ok=True)
         write_json(output / PLAN, plan)

@@ -5,7 +5,6 @@ A list may be written as a text, as pandas and Python write it: ``["a", "b"]`` o
 """
 
 import ast
-import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any
 from vlmill.pipelines.manifest.cleaning import MAX_TEXT, clean_text
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.rejects import Reason
 
 PATH_KEYS = ("path", "file_name", "filename", "file", "name", "url", "image_id", "id")
@@ -87,7 +87,7 @@ def parse_list(text: str) -> list[Any] | None:
     stripped = text.strip()
     if not (stripped.startswith("[") and stripped.endswith("]") and len(text) <= MAX_LIST_TEXT):
         return None
-    for parse in (json.loads, ast.literal_eval):
+    for parse in (parse_json, ast.literal_eval):
         try:
             value = parse(stripped)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
