@@ -31,10 +31,10 @@ from worlds.web import Web, page_records
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.pages.images import examine_image
 from vlmill.pipelines.web_pairs import decode, mine
+from vlmill.pipelines.web_pairs.spool import SLICES
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.pipelines.web_pairs.units import (
     MERGE_RANGES,
-    SLICES,
     Archive,
     Job,
     count_merged,
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--archives", type=int, nargs="+", metavar="N", help="numbers of archives")
     args = parse_form(parser, argv, short=SHORT, full=FULL)
-    mine.examining = decode.examining = examining  # type: ignore[assignment]
+    mine.examining = decode.examining = examining  # type: ignore[assignment, attr-defined]
     meter = Meter()
     sys.addaudithook(meter.hook)
     figures: dict[int, dict[str, dict[str, float]]] = {}

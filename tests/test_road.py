@@ -35,7 +35,7 @@ MOST_COMMANDS = 8
 
 def commands_of(heading: str) -> list[str]:
     """The commands of the first block behind a heading."""
-    block = re.findall(r"^```sh\n(.*?)^```", PAGE.split(f"# {heading}\n")[1], re.M | re.S)[0]
+    block: str = re.findall(r"^```sh\n(.*?)^```", PAGE.split(f"# {heading}\n")[1], re.M | re.S)[0]
     return block.replace("\\\n", " ").splitlines()
 
 

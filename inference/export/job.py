@@ -17,8 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vlmill.inference.export.graphs import Graph, make_graphs
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.atomic import atomic_folder
+from vlmill.runtime.files.shards import SOFTWARE
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import SOFTWARE, LoadedCheckpoint, load_checkpoint
+from vlmill.train.checkpoints.files import LoadedCheckpoint, load_checkpoint
 from vlmill.train.loading.vocabulary import vocabulary_contents
 from vlmill.train.tasks.retrieval.checks import find_feeding, longest_text
 

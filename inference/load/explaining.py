@@ -141,7 +141,7 @@ def weigh_task(
     weighed = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
     if weighed is None or len(weighed.boxes) < 2:
         raise InputError("no two regions are found in the image; give another image")
-    score = score_batch(outputs, name)()
+    score = score_batch(outputs, name)(None)
     return {name: Weights(boxes=weighed.boxes, weights=weighed.weights, score=score, label=label)}
 
 
@@ -158,7 +158,7 @@ def score_batch(
     batch = read_features(host, batches.regions).to(evaluation.device)
 
     @torch.inference_mode()
-    def score(square: tuple[int, int, int, int] | None = None) -> float:
+    def score(square: tuple[int, int, int, int] | None) -> float:
         masked_batch = batch
         if square is not None:
             assert batch.pixels is not None
@@ -169,7 +169,7 @@ def score_batch(
         values = evaluation.task.outputs(evaluation.loaded.model, masked_batch)
         return evaluation.task.compute_score(values, prediction.value)
 
-    return score  # type: ignore[return-value]
+    return score
 
 
 def weigh_squares(outputs: TaskOutputs, name: str, size: tuple[int, int], label: str) -> Weights:

@@ -62,12 +62,13 @@ def read_image_bytes(image: ImageLike, bounds: Bounds = BOUNDS) -> bytes:
         return b""
 
 
-def read_open_file(file: Any, max_bytes: int) -> bytes:
+def read_open_file(file: Any, max_bytes: int | None) -> bytes:
     """Returns the rest of an open binary file; no bytes, which is an error of that image only, if
-    it cannot be read or has more than ``max_bytes``. Raises InputError for a file of text.
+    it cannot be read or has more than ``max_bytes`` (None: no limit). Raises InputError for a file
+    of text.
     """
     try:
-        content = file.read(max_bytes + 1)
+        content = file.read(-1 if max_bytes is None else max_bytes + 1)
     except (OSError, ValueError) as error:  # closed, or not open for reading
         warn(f"open file {getattr(file, 'name', '')}: {error}")
         return b""
@@ -75,7 +76,7 @@ def read_open_file(file: Any, max_bytes: int) -> bytes:
         raise InputError(
             f"an open image gives {type(content).__name__}, not bytes; open it with mode 'rb'"
         )
-    if not content or len(content) > max_bytes:
+    if not content or (max_bytes is not None and len(content) > max_bytes):
         why = f"over {max_bytes} bytes" if content else "no bytes left to read"
         warn(f"open file {getattr(file, 'name', '')}: {why}")
         return b""

@@ -212,7 +212,7 @@ class PlainUnpickler(pickle._Unpickler):
                 if not code:
                     raise EOFError("it is cut")
                 functions[code[0]](self)
-        except pickle._Stop as end:
+        except pickle._Stop as end:  # type: ignore[attr-defined]
             return end.value
         raise BadPickle(f"more than {MAX_INSTRUCTIONS} instructions")
 

@@ -195,10 +195,20 @@ def own_job(args: argparse.Namespace) -> OwnJob:
 
 def named_columns(args: argparse.Namespace) -> Columns:
     """Returns the columns that the flags name."""
-    names = {use: getattr(args, f"{use}_column") for use in Columns.USES}
-    for use in ("id", "split"):
-        names[use] = [] if names[use] is None else [names[use]]
-    return Columns(**{use: tuple(dict.fromkeys(columns)) for use, columns in names.items()})
+
+    def unique(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(names))
+
+    return Columns(
+        image=unique(args.image_column),
+        text=unique(args.text_column),
+        question=unique(args.question_column),
+        answer=unique(args.answer_column),
+        statement=unique(args.statement_column),
+        label=unique(args.label_column),
+        id=() if args.id_column is None else (args.id_column,),
+        split=() if args.split_column is None else (args.split_column,),
+    )
 
 
 def open_table(args: argparse.Namespace, columns: Columns) -> TableFile:

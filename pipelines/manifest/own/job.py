@@ -337,10 +337,11 @@ class Run:
         images: dict[str, dict[str, Any]] = {}
         read = self._pool.map(lambda name: self._read(name, contents[name]), new)
         for name, row_or_drop in zip(new, read, strict=True):
-            is_drop = isinstance(row_or_drop, Drop)
-            self._verdicts[_key(name)] = row_or_drop if is_drop else None
-            self._has_drops |= is_drop
-            if not isinstance(row_or_drop, Drop):
+            if isinstance(row_or_drop, Drop):
+                self._verdicts[_key(name)] = row_or_drop
+                self._has_drops = True
+            else:
+                self._verdicts[_key(name)] = None
                 images[name] = row_or_drop
         return images
 

@@ -353,6 +353,7 @@ KINDS = {kind.table.name: kind for kind in (CAPTIONS, QUESTION, STATEMENT, LABEL
 
 def choose_kind(columns: Columns) -> Kind:
     """Returns the kind of the named columns. Raises InputError for columns that do not fit it."""
+    fitting: tuple[str, ...]
     if columns.question:
         kind, fitting = QUESTION, ("question", "answer")
     elif columns.statement:

@@ -112,7 +112,7 @@ def check_types(path: Path, column_indices: Sequence[int]) -> None:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, validate_text
@@ -147,13 +148,20 @@ def list_answers(splits: Splits) -> list[str]:
     return list(answers)
 
 
+def _keyed_row(
+    keyed: tuple[str, Any], split: str, numbers: Mapping[str, int] | None
+) -> Example | Drop:
+    key, record = keyed
+    return question_row(key, record, split, numbers)
+
+
 def _entries(splits: Splits, numbers: Mapping[str, int] | None) -> Iterator[Entry]:
     claims = NamedClaims()
     for split, source in splits:
         yield from example_entries(
             source,
             enumerate(_records(source)),
-            lambda pair, s=split: question_row(*pair, s, numbers),
+            partial(_keyed_row, split=split, numbers=numbers),
             QUESTIONS,
             claims,
         )

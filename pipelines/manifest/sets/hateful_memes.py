@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -75,7 +76,7 @@ def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
         yield from example_entries(
             source,
             json_lines(source, KEYS),
-            lambda record, s=split: label_row(record, s),
+            partial(label_row, split=split),
             LABELS_TABLE,
             claims,
         )

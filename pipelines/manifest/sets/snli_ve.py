@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims, validate_text
@@ -94,7 +95,7 @@ def _entries(sources: Mapping[str, Source]) -> Iterator[Entry]:
         is_csv = source.name.endswith(".csv")
         records = _csv_records(source) if is_csv else json_lines(source, KEYS)
         yield from example_entries(
-            source, records, lambda record, s=split: statement_row(record, s), STATEMENTS, claims
+            source, records, partial(statement_row, split=split), STATEMENTS, claims
         )
 
 

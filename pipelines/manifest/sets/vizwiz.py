@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -110,7 +111,7 @@ def _entries(sources: Mapping[str, Source], numbers: Mapping[str, int]) -> Itera
         yield from example_entries(
             source,
             enumerate(JsonLists(source=source, known=KEYS).elements()),
-            lambda record, s=split: question_row(record, s, numbers),
+            partial(question_row, split=split, numbers=numbers),
             QUESTIONS,
             claims,
         )

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims, validate_text
@@ -95,6 +96,11 @@ def open_vsr(folder: Folder, args: argparse.Namespace) -> Reading:
     )
 
 
+def _numbered_row(numbered: tuple[int, Any], variant: str, split: str) -> Example | Drop:
+    number, record = numbered
+    return statement_row(record, f"vsr/{variant}/{split}/{number}", split)
+
+
 def _entries(sources: Mapping[str, Source], variant: str) -> Iterator[Entry]:
     claims = NamedClaims()
     for split, source in sources.items():
@@ -105,7 +111,7 @@ def _entries(sources: Mapping[str, Source], variant: str) -> Iterator[Entry]:
         yield from example_entries(
             source,
             numbered,
-            lambda pair, s=split: statement_row(pair[1], f"vsr/{variant}/{s}/{pair[0]}", s),
+            partial(_numbered_row, variant=variant, split=split),
             STATEMENTS,
             claims,
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from tests.extract.formats.test_import_export import (
-    FORMATS,
     KEPT,
     assert_rows,
     export,
@@ -20,6 +19,7 @@ from tests.extract.formats.test_import_export import (
 )
 
 from vlmill.extract.formats.import_file import Import, import_file
+from vlmill.extract.formats.names import FORMATS
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 

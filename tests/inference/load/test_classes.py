@@ -182,7 +182,7 @@ def test_the_object_shows_what_users_call(pixels: tuple[Path, TaskInputs]) -> No
         *("answer", "classify", "device", "encode_images", "encode_texts", "entail", "explain"),
         *("ground", "labels", "score", "task", "variant"),
     ]
-    text = pydoc.render_doc(model, renderer=pydoc.plaintext)
+    text = pydoc.plain(pydoc.render_doc(model))
     assert "classify(self, image: 'ImageLike', text: 'str' = '') -> 'Classes'" in text
     assert "LoadedModel" not in text.replace("engine: 'LoadedModel'", "") and "_engine" not in text
     assert all(getattr(type(model), name).__doc__ for name in dir(model))

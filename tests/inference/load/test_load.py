@@ -280,7 +280,8 @@ def predicted(run: Path, examples: str, images: str) -> str:
         batches = prepare_batches(opened, out / "work", rejects)
     (one,), _ = predict_all(opened, batches)
     answers: tuple[str, ...] = opened.task.names  # type: ignore[attr-defined]
-    return answers[one.value.index]
+    answer: str = answers[one.value.index]
+    return answer
 
 
 def test_a_table_is_a_dataset(photographs: Path) -> None:

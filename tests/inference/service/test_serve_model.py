@@ -225,7 +225,7 @@ def test_forms_of_classes() -> None:
     assert entail_question(Form(words={"statement": ["a"]}, images=[image])).texts == ["a"]
     for read, words in ((classify_question, {"text": ["a", "b"]}), (entail_question, {})):
         with pytest.raises(RequestRefused):
-            read(Form(words=words, images=[image]))  # type: ignore[arg-type]
+            read(Form(words=words, images=[image]))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import device_batch
 from vlmill.train.run.device_batch import OutOfMemory, list_parts
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import Training
+from vlmill.train.run.loop import StageRun, Training
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -103,4 +103,4 @@ def test_parts_divide_the_texts_of_a_step_too(recipe: Recipe) -> None:
 
 
 def _run(stage: Any) -> Any:
-    return device_batch.StageRun(stage=stage, number=0, offset=0, steps=1)
+    return StageRun(stage=stage, number=0, offset=0, steps=1)

@@ -73,11 +73,9 @@ def row_figures(
 ) -> Figures:
     """Returns the metrics of those prepared examples whose labels are public."""
     scored = [p for p in predicted if table.value("is_public", p.row)]
-    columns = [
-        [table.value(name, prediction.row) for prediction in scored]
-        for name in ("class_ids", "num_unknown")
-    ]
-    return score_rows([p.value for p in scored], *columns, names, settings)[0]
+    class_ids = [table.value("class_ids", p.row) for p in scored]
+    num_unknown = [table.value("num_unknown", p.row) for p in scored]
+    return score_rows([p.value for p in scored], class_ids, num_unknown, names, settings)[0]
 
 
 @dataclass(kw_only=True)
@@ -167,11 +165,13 @@ def split_files(
     labelling: Labelling, name: str, split: Split, values: Mapping[str, Any]
 ) -> list[Callable[[Path], object]]:
     """Returns what writes the files of a split."""
-    known = {"labelling": labelling, "name": name, "split": split, "values": values}
-    files: list[Callable[[Path], object]] = [partial(write_predictions, **known)]
+    writers = [write_predictions]
     if any(example.source == HATEFUL_MEMES for example in split.examples):
-        files.append(partial(write_memes, **known))
-    return files
+        writers.append(write_memes)
+    return [
+        partial(write, labelling=labelling, name=name, split=split, values=values)
+        for write in writers
+    ]
 
 
 def headline_figures(labelling: Labelling) -> tuple[str, ...]:

@@ -124,12 +124,12 @@ def _distance(model: Any, sizes: Mapping[str, Any]) -> float:
 
 def _collect_sizes(fields: Mapping[str, Any]) -> dict[str, int]:
     """Returns the sizes by their last names; of several the first (the trunk's)."""
-    fields: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, value in fields.items():
         last = name.rpartition(".")[2]
         if last in SIZES and isinstance(value, int) and value > 0:
-            fields.setdefault(last, value)
-    return fields
+            sizes.setdefault(last, value)
+    return sizes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ def spearman(predictions: Numbers, labels: Numbers) -> float | None:
 
 
 def _correlation(
-    correlate: Callable[..., object], predictions: Numbers, labels: Numbers
+    correlate: Callable[..., Any], predictions: Numbers, labels: Numbers
 ) -> float | None:
     if min(len(np.unique(predictions)), len(np.unique(labels))) < 2:
         return None

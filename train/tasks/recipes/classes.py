@@ -125,7 +125,11 @@ def make_recipes(
     by_name: dict[str, TaskRecipe] = {recipe.name: recipe for recipe in recipes}
     plain = [n for n in by_name if not n.endswith("-small") and "-vlmo-" not in n]
     by_name |= {r.name: r for r in (from_bert(by_name[name]) for name in plain)}
-    return {name: lambda recipe=recipe: recipe for name, recipe in by_name.items()}
+    return {name: _always(recipe) for name, recipe in by_name.items()}
+
+
+def _always(recipe: TaskRecipe) -> Callable[[], TaskRecipe]:
+    return lambda: recipe
 
 
 CLASSIFICATION = make_recipes(ClassificationRecipe, 2, "Classification")

@@ -118,8 +118,9 @@ def result_files(
 
     files: list[Callable[[Path], object]] = []
     if official := select(split.of_sources(*OFFICIAL)):
-        known = {"predictions": official, "question_ids": official.keys()}
-        files.append(partial(write_results, split=name, **known))
+        files.append(
+            partial(write_results, split=name, predictions=official, question_ids=official.keys())
+        )
     for source, write in (("own", write_own), ("gqa", write_gqa)):
         if chosen := select(split.of_sources(source)):
             files.append(partial(write, split=name, predictions=chosen))
@@ -127,8 +128,9 @@ def result_files(
         images = {key: split.questions[key][0] for key in chosen}
         scores = {key: rows[key].value.answerable for key in chosen}
         scores = {key: score for key, score in scores.items() if score is not None}
-        known = {"predictions": chosen, "images": images, "answerable": scores}
-        files.append(partial(write_vizwiz, split=name, **known))
+        files.append(
+            partial(write_vizwiz, split=name, predictions=chosen, images=images, answerable=scores)
+        )
     return files
 
 
