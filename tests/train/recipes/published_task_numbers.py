@@ -14,6 +14,7 @@ from tests.train.recipes.published_numbers import (
     run,
 )
 
+MMF_OR_12IN1 = "[code] of facebookresearch/vilbert-multi-task or facebookresearch/mmf"
 DROPS = (12.0, 16.0)
 INTERBERT_DROPS = (*DROPS, 20.0, 22.0, 26.0)
 NO_AVERAGE, AVERAGE = {"average": 0.0}, {"average": 0.9999}
@@ -37,6 +38,17 @@ def vlmo_rows(task: str, of_size: dict[str, tuple[float, float]]) -> tuple[Row, 
         fields = vlmo(lr, 128, epochs=10) | {"model.encoder.drop_path": drop_path}
         rows.append((names, f"{VLMO}, sec. 4.2; drop path [code]", fields))
     return tuple(rows)
+
+
+def of_12in1(lr: float, batch_size: int, *, epochs: int) -> dict[str, Any]:
+    """A single-task run of ``vilbert_tasks.yml``."""
+    return run(lr, batch_size, epochs=epochs, warmup=0.1, warmup_steps=None, drops=DROPS)
+
+
+def of_mmf(lr: float, batch_size: int, *, steps: int, warmup_steps: int) -> dict[str, Any]:
+    """A run of mmf's ``projects/vilbert/configs``."""
+    fields = run(lr, batch_size, steps=steps, warmup_steps=warmup_steps, eps=1e-8, clip=0.0)
+    return fields | {"feeding.max_tokens": 128}
 
 
 def retrieval_rows() -> tuple[Row, ...]:
@@ -105,6 +117,19 @@ FINE_TUNING: tuple[Row, ...] = (
         | {"settings.negatives": "alignment", "settings.num_candidates": 4},
     ),
     ("retrieval-vilbert retrieval-vilbert-from-bert", "[code]", run(2e-5, 64, drops=DROPS)),
+    # Data sets that ViLBERT's paper does not have: the tables of 12-in-1's code and of mmf's.
+    ("classification-vilbert-hateful-memes entailment-vilbert-12in1", MMF_OR_12IN1, NO_AVERAGE),
+    ("entailment-vilbert-mmf", MMF_OR_12IN1, NO_AVERAGE),
+    ("vqa-vilbert-gqa", MMF_OR_12IN1, of_12in1(4e-5, 128, epochs=20) | fed(26, 99)),
+    ("vqa-vilbert-okvqa", MMF_OR_12IN1, of_12in1(4e-5, 128, epochs=200) | fed(23, 99)),
+    ("entailment-vilbert-12in1", MMF_OR_12IN1, of_12in1(2e-5, 256, epochs=20) | fed(56, 99)),
+    ("vqa-vilbert-vizwiz", MMF_OR_12IN1, of_mmf(5e-5, 480, steps=60_000, warmup_steps=6000)),
+    ("entailment-vilbert-mmf", MMF_OR_12IN1, of_mmf(5e-5, 480, steps=60_000, warmup_steps=6000)),
+    (
+        "classification-vilbert-hateful-memes",
+        MMF_OR_12IN1,
+        of_mmf(1e-5, 32, steps=22_000, warmup_steps=2000) | {"settings.select_by": "auroc"},
+    ),
     # VL-BERT.
     (
         "vqa-vl-bert vqa-vl-bert-large vqa-vl-bert-from-bert",
@@ -227,4 +252,13 @@ OURS = (
     "glue-vlmo-*",
     "nlvr2-vilbert*",  # 12-in-1's way, which is not among the papers
     "nlvr2-interbert*",
+    *("vqa-imagebert*", "vqa-interbert*"),
+    *(
+        f"{task}-{model}"
+        for task in ("classification", "entailment")
+        for model in (
+            *("vilbert", "vilbert-from-bert", "single-stream*", "vl-bert*", "imagebert*"),
+            *("interbert*", "vlmo-*"),
+        )
+    ),
 )
