@@ -15,8 +15,9 @@ from shell import KEYS, parse_form, result_line
 from vlmill.runtime.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
-# Of archives that somebody has labelled, by hand and in one form; and one that runs others.
-OTHERS = ("mining", "resilience")
+# Two on third-party data, in one form: labelled archives, and photographs with captions; and one
+# that runs others.
+OTHERS = ("mining", "real_pairs", "resilience")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")

@@ -184,7 +184,7 @@ class JsonLists:
         if "" in self.known:
             self.source.remarks.check(names, self.known[""])
         if member not in names:
-            raise self._other_layout(f"the member {member}; it has {', '.join(names)[:200]}")
+            raise self._other_layout(f"the member {member} (it has {', '.join(names)[:200]})")
 
     def _checked(self, elements: Iterator[Any], member: str) -> Iterator[Any]:
         """Yields the elements, comparing the keys of objects with the known ones."""
@@ -199,8 +199,8 @@ class JsonLists:
 
     def _other_layout(self, layout: str) -> InputError:
         return InputError(
-            f"{self.source.display_name} has another layout: {layout} is missing; is it "
-            "another version of the file?"
+            f"{self.source.display_name} has another layout: it lacks {layout}; is it another "
+            "version of the file?"
         )
 
 

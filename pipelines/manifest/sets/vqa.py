@@ -178,7 +178,7 @@ def labels_for(
     labels = collect_labels(published_answers(annotated), min_questions=min_questions)
     if not labels:
         return None, (
-            f"warning: no labels: no answer is that of {min_questions} or more questions, so that "
+            f"warning: no labels: no answer occurs in {min_questions} or more questions, so that "
             f"no {LABELS_FILE} is written and label_ids are null (give --labels FILE)",
         )
     return labels, (

@@ -129,7 +129,7 @@ def test_a_bad_file_is_one_line_and_nothing_is_written(
 def test_too_many_bases_and_bytes(tmp_path: Path) -> None:
     for number in range(20):
         written(tmp_path, f"_BASE_: {number + 1}.yaml", f"{number}.yaml")
-    with pytest.raises(InputError, match="over 16 files by _BASE_"):
+    with pytest.raises(InputError, match="over 16 files through _BASE_"):
         read_config_file(tmp_path / "0.yaml")
     (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 19))
     with pytest.raises(InputError, match="over 262144 bytes"):

@@ -117,7 +117,7 @@ def test_the_files_anchors_count() -> None:
 def test_anchors_that_nothing_decides_are_refused() -> None:
     config = dataclasses.replace(small("detectron2"), anchor_scales=(2.0, 4.0, 8.0))
     state = published(config)
-    with pytest.raises(ValueError, match=r"missing .*cell_anchors.0.* 9 anchors a cell.* 15"):
+    with pytest.raises(ValueError, match=r"missing .*cell_anchors.0.* 9 anchors per cell.* 15"):
         config_of_weights(state)
     assert config_of_weights(state, anchor_scales=(2.0, 4.0, 8.0)).num_anchors == 9
 
@@ -252,10 +252,10 @@ def test_other_architectures_are_named(
         (
             "detectron2-fpn",
             "fpn_lateral2",
-            "missing backbone.fpn_lateral2.weight, which",
+            "backbone.fpn_lateral2.weight is missing, which",
         ),
-        ("vqa-maskrcnn", "fc6", "missing roi_heads.box.feature_extractor.fc6.weight, which vqa"),
-        ("vinvl", "head.layer4", "missing roi_heads.box.feature_extractor.head.layer4"),
+        ("vqa-maskrcnn", "fc6", "roi_heads.box.feature_extractor.fc6.weight is missing, which vqa"),
+        ("vinvl", "head.layer4", "roi_heads.box.feature_extractor.head.layer4.* is missing"),
         ("vinvl", "cell_anchors", ""),
     ],
 )
@@ -284,7 +284,7 @@ def test_groups_tell_the_conventions_of_what_was_published() -> None:
 @pytest.mark.parametrize(
     ("layout", "groups", "said"),
     [
-        ("vinvl", 1, r"without groups: .* its stride .--config"),
+        ("vinvl", 1, r"without groups: .* the stride; give --config"),
         ("vqa-maskrcnn", 1, "without groups"),
         ("airsplay", 2, "2 groups, which no published file of airsplay has"),
     ],

@@ -107,7 +107,7 @@ CASES: dict[str, tuple[str, Files, list[str], tuple[Table, str], list[str]]] = {
         "nlvr2",
         {"data/dev.json": lines([statement("0", "True"), statement("1", ["True"]),
                                  statement("2", True)])},
-        ["label_unknown"] * 2, (STATEMENTS, "example_id"), ["nlvr2/dev-1-0-0"],
+        ["label_unknown"], (STATEMENTS, "example_id"), ["nlvr2/dev-1-0-0", "nlvr2/dev-1-0-2"],
     ),
     "questions of another image than their annotation": (
         "vqa2",

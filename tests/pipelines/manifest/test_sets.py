@@ -213,7 +213,7 @@ def test_sbu_rejects_the_bytes_of_many_ids_as_placeholders(
     [
         ({"image_urls": ["a"], "user_ids": [], "captions": []}, "differ in length"),
         ([{"url": "a", "caption": "b"}], "is a list of objects"),
-        ({"image_urls": ["a"]}, "has not the member captions"),
+        ({"image_urls": ["a"]}, "lacks the member captions"),
     ],
 )
 def test_sbu_checks_its_lists_first(

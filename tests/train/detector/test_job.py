@@ -115,7 +115,7 @@ def test_the_same_command_on_a_finished_run_says_so(
     trained: Path, shapes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(shapes, trained) == 0
-    assert "finished before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_other_settings_are_refused_on_the_same_output(trained: Path, shapes: Path) -> None:

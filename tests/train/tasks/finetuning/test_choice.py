@@ -34,7 +34,7 @@ SMALL = Fit(rows=60, inputs=("images",), has_gpu=False)
         ("vqa", "vl-bert", ["regions"], "vqa-vl-bert"),
         ("vqa", "vlmo-small", ["images"], "vqa-vlmo-small"),
         ("vqa", "vlmo-large", ["images"], "vqa-vlmo-large"),
-        ("vqa", "bert-base", ["regions"], "vqa-imagebert-from-bert"),
+        ("vqa", "bert-base", ["regions"], "vqa-vilbert-from-bert"),
         ("retrieval", "vlmo-base", ["images"], "retrieval-vlmo-base-coco"),
         ("retrieval", "vlmo-small", ["images"], "retrieval-vlmo-small"),
         ("retrieval", "imagebert-small", ["regions"], "retrieval-imagebert-small"),
