@@ -145,11 +145,11 @@ class VLInputs(TextInputs):
             return None
         return Cells(self.read_tokens, self.read_regions)
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes that follow from the features and tokens."""
+    def _shapes(self) -> dict[str, tuple[Any, ...]]:
+        """Returns the shapes that follow from the features and tokens: SymInt in an export."""
         batch, regions = self.region_features.shape[:2]
         texts, images = (batch, self.tokens.shape[1]), (batch, regions)
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: dict[str, tuple[Any, ...]] = {
             **dict.fromkeys(("tokens", "token_mask", "segments", "text_regions"), texts),
             **dict.fromkeys(("region_mask", "masked_regions"), images),
             "region_locations": (*images, 5),

@@ -185,8 +185,8 @@ def test_a_checkout_without_links_is_editable_by_an_import_hook(
 
 
 EXTRAS = (
-    *("all", "beam", "cloud", "coco", "demo", "dev", "docs", "extract", "gcp", "heif"),
-    *("mining", "mlflow", "safety", "search", "service", "train", "wandb"),
+    *("all", "beam", "cloud", "coco", "demo", "dev", "docs", "excel", "extract"),
+    *("gcp", "heif", "mining", "mlflow", "onnx", "safety", "search", "service", "train", "wandb"),
 )
 
 

@@ -109,7 +109,7 @@ def test_no_pair_is_in_splits_of_both_kinds_and_images_that_are_are_said(
     assert loaded.trained_on is not None
     assert loaded.trained_on.pairs.tolist() == keys(ids[2:3])  # the other is validated on
     said = capsys.readouterr().err
-    assert "validates on 2 pairs of 1 images" in said and "trained on with" not in said
+    assert "validates on 2 pairs of 1 image" in said and "trained on with" not in said
     tables.write_pairs(
         [*more, rows[0], ("image-1", caption(3))], {"split": ["val", "val", "train", "train"]}
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from tests.train.tasks.finetuning.starts import logged, vqa_start
-from tests.train.tasks.questions import tiny, world
+from tests.train.tasks.questions import TINY, tiny, world
 
 from vlmill.models import MODELS
 from vlmill.models.registry import get_variant
@@ -25,7 +25,7 @@ from vlmill.train.tasks.registry import task_recipe_named, task_recipes
 if TYPE_CHECKING:
     from pathlib import Path
 
-FROM_BERT = [name for name in task_recipes() if name.startswith("vqa") and "from-bert" in name]
+FROM_BERT = [name for name in TINY if "from-bert" in name]
 
 
 def answered(checkpoint: Path, inputs: TaskInputs, output: Path) -> float:

@@ -138,7 +138,7 @@ def test_a_tie_is_no_alignment() -> None:
 
 
 def test_recall_of_no_query_is_refused() -> None:
-    with pytest.raises(ValueError, match="no query"):
+    with pytest.raises(ValueError, match="without queries"):
         recall_at_k(np.array([], np.int64), 1)
 
 
