@@ -12,7 +12,11 @@ from tests.behaviour.reached import Tree, reached, read_tree, sources_below
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("schemas", "runtime", "models", "extract", "train", "inference", "pipelines")
 COMMANDS = ("vlmill.extract.cli.main", "vlmill.train.cli.main")
-PUBLIC = ("vlmill.models.load_reference", "vlmill.models.export_reference")
+PUBLIC = (
+    "vlmill.models.load_reference",
+    "vlmill.models.export_reference",
+    "vlmill.inference.load.public.Pretrained",  # of vlmill.load
+)
 
 # Heads that published files have, and no task of ours asks: read, written back and compared.
 OF_PUBLISHED_FILES = {

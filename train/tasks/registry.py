@@ -29,19 +29,22 @@ from vlmill.train.tasks.vcr import row as vcr
 from vlmill.train.tasks.vqa import row as vqa
 
 # A new task is a folder in ``train/tasks`` and a name here; a new paper's tasks are a file in
-# ``train/tasks/recipes`` and a name in `PAPERS`. BERT's own recipes come before other papers' runs
-# that start from BERT, and those for trials last.
+# ``train/tasks/recipes`` and its recipes in `PAPERS`. BERT's own recipes come before other papers'
+# runs that start from BERT, and those for trials last.
 ROWS = (
     *(classification.ROW, entailment.ROW, glue.ROW, nlvr2.ROW, refcoco.ROW),
     *(vcr.ROW, vqa.ROW, retrieval.ROW),
 )
-PAPERS = (bert, vilbert, vlbert, imagebert, interbert, vlmo, data_sets, classes)
+PAPERS = (
+    *(bert.RECIPES, vilbert.RECIPES, vlbert.RECIPES, imagebert.RECIPES, interbert.RECIPES),
+    *(vlmo.RECIPES, data_sets.RECIPES, classes.RECIPES),
+)
 
 
 def _with_papers_recipes(row: TaskRow) -> TaskRow:
     recipes = dict(row.recipes)
-    for paper in PAPERS:
-        recipes |= paper.RECIPES.get(row.name, {})
+    for of_tasks in PAPERS:
+        recipes |= of_tasks.get(row.name, {})
     order = sorted(recipes, key=lambda name: name.endswith("-small"))
     return replace(row, recipes={name: recipes[name] for name in order})
 

@@ -101,8 +101,8 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     save_file({"weight": np.zeros(2)}, tmp_path / "weights")
     for name, said in (
-        ("pickle", "no readable"),
-        ("empty", "no readable"),
+        ("pickle", "is not a readable"),
+        ("empty", "is not a readable"),
         ("weights", "no model"),
     ):
         with pytest.raises(InputError, match=said) as caught:

@@ -60,9 +60,9 @@ def test_an_empty_caption_does_not_shift_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "mapping", "said"),
     [
-        (None, True, "put test_ids.txt beside it"),
+        (None, True, "add test_ids.txt to the same folder"),
         ("12\n", True, "has 10 lines and"),
-        ("12\n31\n", False, "put id_mapping.json"),
+        ("12\n31\n", False, "add id_mapping.json"),
         ("12\n31\n" * 5, True, "must be 5 in a row"),
     ],
 )

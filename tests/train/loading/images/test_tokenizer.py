@@ -88,7 +88,7 @@ def test_images_without_pairs_are_visited_by_their_ids(
         recipe, inputs, tmp_path / "one"
     )
     said = capsys.readouterr().err
-    assert "validates on 1 pairs of 1 images" in said and "by the hash of their ids" in said
+    assert "validates on 1 pair of 1 image" in said and "by the hash of their ids" in said
     whole = load_checkpoint(tmp_path / "one")
     assert whole.trained_on is not None
     assert (len(whole.trained_on.pairs), len(whole.trained_on.images)) == (0, 11)
