@@ -64,7 +64,7 @@ def require_layout(path: Path) -> None:
         if names & {"x", "features"}:
             raise InputError(
                 f"FILE {path}: {file.name} has features without boxes (its arrays are "
-                f"{', '.join(sorted(names)[:10])}), such as those of a grid; give features of "
+                f"{', '.join(sorted(names)[:10])}), such as grid features; give features of "
                 "regions, with bbox or norm_bb"
             )
         what = f"its arrays are {', '.join(sorted(names)[:10])}" if names else "it is empty"
