@@ -188,4 +188,3 @@ def test_the_road_of_labels(world: Path, capsys: pytest.CaptureFixture[str]) -> 
         classes = client.classify((world / "photos" / "0.png").read_bytes())
         assert set(classes["probabilities"]) == set(SHAPES)
         assert sum(classes["probabilities"].values()) == pytest.approx(1, abs=1e-3)
-        assert classes["label"] in SHAPES
