@@ -22,9 +22,12 @@ MASKED_LOGIT = -10000.0  # added to scores of padding, as in the released code
 
 
 def fuse(
-    text: Float[Tensor, "B P"], regions: Float[Tensor, "B P"], fusion: Fusion
+    text: Float[Tensor, "#B P"], regions: Float[Tensor, "#B P"], fusion: Fusion
 ) -> Float[Tensor, "B P"]:
-    """Returns one vector per pair from the pooled vectors of both modalities."""
+    """Returns one vector per pair from the pooled vectors of both modalities.
+
+    A single row belongs to all pairs of the other modality.
+    """
     return text * regions if fusion == "mul" else text + regions
 
 
