@@ -64,7 +64,7 @@ def prepare_output(
     output or foreign files, or a finished run's output with a missing or truncated shard.
     """
     folder = to_path(folder)
-    plan = {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
+    plan = build_plan(job, settings)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder} is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +75,11 @@ def prepare_output(
     if fresh:
         remove_output(folder)
     return _compare_plan(folder, plan, shared=False)
+
+
+def build_plan(job: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a plan file as reading it gives it: tuples are lists."""
+    return {"job": job, "settings": json.loads(json.dumps(settings, allow_nan=False))}
 
 
 def _compare_plan(folder: Path, plan: Mapping[str, Any], *, shared: bool) -> State:

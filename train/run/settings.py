@@ -1,7 +1,6 @@
 """Collects the settings that decide a run's output: recipe fields, and inputs by content."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +9,13 @@ from typing import Any
 
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.manifest import MANIFEST
-from vlmill.runtime.files.outputs import PLAN
+from vlmill.runtime.files.outputs import PLAN, build_plan
 from vlmill.runtime.files.reading import find_shards
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import parse_json, read_json
+from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import NEGATIVES, NEIGHBOURS
 from vlmill.train.checkpoints.folders import MODEL
 from vlmill.train.loading.images.tokenizer import FIELD
@@ -90,7 +89,7 @@ def list_changes(
         before = dict(plan["settings"]) if plan["job"] == job else {}
     except (OSError, ValueError, TypeError, KeyError):
         return []  # `prepare_output` reports a damaged plan
-    now = parse_json(json.dumps(settings))
+    now = build_plan(job, settings)["settings"]
     return [
         Change(name, before[name], now[name])
         for name in now
@@ -104,7 +103,7 @@ def record_settings(output: Path, job: str, settings: Mapping[str, Any]) -> None
     """Records the settings of a run that continues with others than before. The manifest of a
     finished run that becomes longer is removed first, so a killed process leaves a partial run.
     """
-    plan = {"job": job, "settings": parse_json(json.dumps(settings, allow_nan=False))}
+    plan = build_plan(job, settings)
     if read_json(output / PLAN) != plan:
         (output / MANIFEST).unlink(missing_ok=True)
         write_json(output / PLAN, plan)

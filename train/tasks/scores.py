@@ -17,6 +17,7 @@ V = TypeVar("V")
 
 Figures = dict[str, float | None]
 
+NO_SPLIT = "train"  # the split of rows that name none
 NAMED = 5  # ids at fault that a message names
 NOISE = 10  # decimals of a percentage beyond which binary fractions are not the decimal ones meant
 

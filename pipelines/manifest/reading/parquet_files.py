@@ -106,8 +106,7 @@ def check_types(path: Path, column_indices: Sequence[int]) -> None:
         if not _is_text(inner) and not pa.types.is_integer(inner):
             raise InputError(
                 f"--input {path}: the column {schema.names[index]} is {kind}; expected "
-                "text or whole "
-                "numbers, one a row"
+                "text or whole numbers, one a row"
             )
 
 

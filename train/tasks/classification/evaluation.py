@@ -21,10 +21,9 @@ from vlmill.train.tasks.classification.examples import Example, ExampleTable, na
 from vlmill.train.tasks.classification.metrics import compute_figures
 from vlmill.train.tasks.classification.settings import ClassificationSettings
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures, shares_by_group
+from vlmill.train.tasks.scores import NO_SPLIT, Figures, shares_by_group
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 
-NO_SPLIT = "train"  # of rows that name none
 MOST_LISTED = 10  # classes whose probabilities a prediction lists, the likeliest first
 HATEFUL_MEMES = "hateful-memes"
 

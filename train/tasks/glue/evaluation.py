@@ -20,10 +20,9 @@ from vlmill.train.tasks.glue.metrics import INTERBERT, TASKS, glue_averages, glu
 from vlmill.train.tasks.glue.settings import HALVES, GlueSettings
 from vlmill.train.tasks.glue.submission import write_prediction_file
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures
+from vlmill.train.tasks.scores import NO_SPLIT, Figures
 from vlmill.train.tasks.task import EvaluationResult
 
-NO_SPLIT = "train"  # of rows that name none
 COLUMNS = ("example_id", "text_a", "text_b", "label_id", "score", "split")
 SUFFIXES = dict(zip(("_matched", "_mismatched"), HALVES, strict=True))  # of MNLI's splits
 AVERAGES = ("glue/average_interbert", "glue/average_official8")

@@ -18,7 +18,7 @@ from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import STATEMENTS
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures, require_same_ids, share
+from vlmill.train.tasks.scores import NO_SPLIT, Figures, require_same_ids, share
 from vlmill.train.tasks.task import EvaluationResult
 
 Verdicts = Mapping[str, bool | None]
@@ -90,7 +90,6 @@ def write_predictions(
 
 
 PUBLISHED = ("nlvr2/dev/accuracy", "nlvr2/test-P/accuracy")
-NO_SPLIT = "train"  # of rows that name none
 COLUMNS = ("example_id", "image_ids", "text_a", "label_id", "split", "subset")
 SPLITS = {"test1": "test-P", "test2": "test-U"}  # public, and not public
 WORDS = ("False", "True")

@@ -13,11 +13,11 @@ from vlmill.train.tasks.refcoco.metrics import (
     refcoco_metrics,
 )
 from vlmill.train.tasks.report import Case, DrawnBox
-from vlmill.train.tasks.scores import Figures, shares_by_group
+from vlmill.train.tasks.scores import NO_SPLIT, Figures, shares_by_group
 from vlmill.train.tasks.task import EvaluationResult
 
 PUBLISHED = tuple(f"refcoco+/{split}/accuracy" for split in ("val", "testA", "testB"))
-NO_SPLIT, NO_SOURCE = "train", "expressions"  # of rows that name none
+NO_SOURCE = "expressions"  # of rows that name none
 # Groups by the number of words, and of candidates: each up to this many.
 LENGTHS = (2, 4, 7)
 CANDIDATES = (5, 10, 20)

@@ -18,7 +18,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.tables import CHOICES
 from vlmill.train.tasks.report import Case, DrawnBox
-from vlmill.train.tasks.scores import Figures, require_finite, require_same_ids, share
+from vlmill.train.tasks.scores import NO_SPLIT, Figures, require_finite, require_same_ids, share
 from vlmill.train.tasks.task import EvaluationResult
 from vlmill.train.tasks.vcr.examples import question_key
 from vlmill.train.tasks.vcr.submission import CHOICES as NUM_CHOICES
@@ -74,7 +74,6 @@ def vcr_hits(
 
 FIGURES = ("q_a", "qa_r", "q_ar")
 PUBLISHED = tuple(f"vcr/{split}/{figure}" for split in ("val", "test") for figure in FIGURES)
-NO_SPLIT = "train"  # of rows that name none
 SCORES = "vcr_scores.json"
 COLUMNS = ("example_id", "image_id", "task", "label", "split", "question", "choices")
 

@@ -12,7 +12,7 @@ from vlmill.schemas.tables import QUESTIONS
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.tasks.classification.metrics import average_precision
 from vlmill.train.tasks.report import Case
-from vlmill.train.tasks.scores import Figures
+from vlmill.train.tasks.scores import NO_SPLIT, Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.vqa.metrics import Annotation, accuracy, soft_score
 from vlmill.train.tasks.vqa.submission import (
@@ -24,7 +24,6 @@ from vlmill.train.tasks.vqa.submission import (
 )
 
 PUBLISHED = ("vqa/test-dev/accuracy", "vqa/test-std/accuracy")
-NO_SPLIT = "train"  # of rows that name none
 
 
 @dataclass(frozen=True)

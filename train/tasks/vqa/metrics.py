@@ -39,7 +39,7 @@ class Annotation:
 
 # Sources whose questions have one right answer, or several that are all right: an answer is right
 # if it equals one of them. The others have ten annotators and VQA's accuracy.
-EXACT_SOURCES = ("gqa", "own", "vgqa")
+ANY_RIGHT_SOURCES = ("gqa", "own", "vgqa")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def accuracy(predictions: Mapping[Id, str], annotations: Mapping[Id, Annotation]
 
 def score_answer(prediction: str, annotation: Annotation) -> float:
     """Returns the accuracy of an answer, 0..1, as the question's data set defines it."""
-    if annotation.source not in EXACT_SOURCES:
+    if annotation.source not in ANY_RIGHT_SOURCES:
         return question_accuracy(prediction, annotation)
     return float(make_label(prediction) in set(map(make_label, annotation.answers)))
 
