@@ -218,7 +218,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vlmill.models.layers import attention, operators, packed_attention
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.packing import make_layout
-from vlmill.train.devices.setup import compiled
+from vlmill.train.devices.setup import compile_step
 
 packed_attention.sdpa_kernel = lambda _: sdpa_kernel(SDPBackend.MATH)  # a CPU has no other
 graphs = []
@@ -245,7 +245,7 @@ torch.compile, plain = lambda module, **options: plain(
 ), torch.compile
 for by_kernel in (True, False):
     operators.adds_bias = lambda q: by_kernel
-    run = compiled(step) if by_kernel else step
+    run = compile_step(step) if by_kernel else step
     for length in (8, 11, 13):
         step.zero_grad()
         torch.manual_seed(length)

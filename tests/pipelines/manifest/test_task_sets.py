@@ -110,7 +110,7 @@ def test_a_list_of_labels_decides_the_numbers(tmp_path: Path) -> None:
         ("[1]", "must be text"),
         ('["a", "a"]', "the label 'a' twice"),
         ('{"a": 1}', "must be 0 to 0"),
-        ('["a"', "no JSON"),
+        ('["a"', "not JSON"),
     ],
 )
 def test_lists_of_labels_that_are_none(
