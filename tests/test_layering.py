@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -155,10 +156,15 @@ def imports(source: str, name: str) -> Iterator[tuple[int, str]]:
         yield line, module.removeprefix("vlmill.").split(".")[0]
 
 
-def modules(source: str, name: str) -> Iterator[tuple[int, str]]:
+@cache
+def modules(source: str, name: str) -> tuple[tuple[int, str], ...]:
     """(line, module) of every import of a file, by a string too; of ours also the name, which
     may be a module.
     """
+    return tuple(_modules(source, name))
+
+
+def _modules(source: str, name: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source, name)):
         match node:
             case ast.Import(names=aliases):

@@ -218,7 +218,10 @@ def test_the_text_side_is_berts_in_every_layout(
     same_texts(model, text_side, theirs, 50)
 
 
-@pytest.mark.parametrize("variant", BASE)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(v, marks=() if v == "vl-bert" else pytest.mark.nightly) for v in BASE],
+)
 def test_the_text_side_is_berts_at_the_published_size(variant: str, tmp_path: Path) -> None:
     build, text_side, layout, suffix = BASE[variant]
     theirs = published()

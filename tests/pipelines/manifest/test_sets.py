@@ -102,7 +102,10 @@ def test_rows_depend_on_neither_workers_nor_a_kill(make: Make, name: str) -> Non
     assert not list(out.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("name", ["coco", "imagenet22k", "webdataset", "hf"])
+NIGHTLY = [pytest.param(n, marks=pytest.mark.nightly) for n in ("imagenet22k", "webdataset", "hf")]
+
+
+@pytest.mark.parametrize("name", ["coco", *NIGHTLY])
 def test_a_set_in_a_store_gives_the_bytes_of_one_on_a_disk(
     make: Make, name: str, bucket: str, tmp_path: Path
 ) -> None:

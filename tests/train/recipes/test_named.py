@@ -118,7 +118,14 @@ def test_the_list_names_data_steps_and_memory(capsys: pytest.CaptureFixture[str]
     assert "did you mean vl-bert-small?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", SMALL)
+# make test trains each variant in behaviour/test_small_recipes.py; here two show that they learn.
+FALLING = ("imagebert-small", "vlmo-small")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in FALLING else pytest.mark.nightly) for n in SMALL],
+)
 def test_losses_of_small_recipes_fall(name: str, tables: Tables, tmp_path: Path) -> None:
     inputs = tables.write()
     images = write_images(tmp_path / "images", 12) if name == "vlmo-small" else None
