@@ -8,6 +8,8 @@ SHELL := /bin/bash
 # Idle OpenMP threads that spin slow everything down on a machine with other work (scoring pairs on
 # two busy cores: 84 pairs/s when they spin, 415 when they sleep). torch reads it when it is imported.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Images that set it have every process of a test compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first interpreter that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \

@@ -100,7 +100,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     assert {"rng.cpu.0", "rng.cpu.1"} <= set(state)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_divided_layers_are_gathered_in_bfloat16(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -118,7 +118,7 @@ def test_divided_layers_are_gathered_in_bfloat16(
         assert line["loss"] == pytest.approx(other["loss"], rel=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # parity has VLMo's two ranks
 def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
     tables: Tables, tmp_path: Path
 ) -> None:
@@ -212,7 +212,7 @@ def test_two_processes_continue_what_two_left(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_number_of_processes_continues_with_a_warning(
     tables: Tables, recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

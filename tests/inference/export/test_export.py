@@ -100,7 +100,7 @@ def test_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert export(checkpoint, out, "--onnx") == 0  # again, in place of the first
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_scores_of_a_model_of_regions(tmp_path: Path) -> None:
     checkpoint, model = write(tmp_path, "imagebert")
     assert export(checkpoint, tmp_path / "onnx", "--onnx") == 0
