@@ -17,6 +17,7 @@ import random
 import re
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 KB = 1 << 10
 MAX_IMAGE = 600 * KB
 MAX_READ = 800  # pages that are read to find those with images
+MAX_USES = 8  # pages that name an image which is not one of the whole site
 PAGE_SHARE = 1 / 6  # of the archive, that the images of one page may take
 _PAGE = re.compile(r"\.html?$", re.IGNORECASE)
 _IMAGE = re.compile(r"\.(?:jpe?g|png|gif|webp|bmp)$", re.IGNORECASE)
@@ -138,16 +140,19 @@ def draw_pages(
 ) -> list[PageImages]:
     """Pages in a seeded order till ``most`` or the bytes of the archive are used up.
 
-    Of a page the first images are kept, to a share of the archive; 1 page of 10 has no images.
+    Of a page the first images are kept, to a share of the archive; 1 page of 10 may have none but
+    those of many pages (logos).
     """
+    uses = Counter(path for page in pages for path in {path for _, path in page.images})
+    own = {page.path for page in pages if any(uses[p] <= MAX_USES for _, p in page.images)}
     shuffled = random.Random(seed).sample(list(pages), len(pages))
-    shuffled.sort(key=lambda page: (not page.images, bool(_LIST.search(page.path))))
+    shuffled.sort(key=lambda page: (page.path not in own, bool(_LIST.search(page.path))))
     drawn: list[PageImages] = []
     kept: set[str] = set()
     plain = 0
     for page in shuffled:
-        plain += not page.images
-        if len(drawn) == most or (not page.images and plain > max(2, most // 10)):
+        plain += page.path not in own
+        if len(drawn) == most or plain > max(2, most // 10):
             break
         images, cost = [], 0
         for url, path in page.images:
