@@ -168,10 +168,10 @@ def choose_effort(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: 
     exact = exact_positions(matrix, queries, same=same)
     _, coarse = refined.base_index.search(queries, min(len(matrix), top * MOST_EFFORT))
     # The rank of each exact result among the codes: it is found if that many are compared exactly.
-    ranks = np.full(exact.shape, np.iinfo(np.int64).max)
+    ranks = np.full(exact.shape, len(matrix))
     for row, (best, order) in enumerate(zip(exact, coarse, strict=True)):
         known = {position: rank for rank, position in enumerate(order.tolist())}
-        ranks[row] = [known.get(position, ranks[row, 0]) for position in best.tolist()]
+        ranks[row] = [known.get(position, len(matrix)) for position in best.tolist()]
     halves = np.arange(len(queries)) % 2
     for effort in range(1, MOST_EFFORT + 1):
         found = ranks < effort * MEASURED_TOP
