@@ -84,8 +84,8 @@ def train(
 @pytest.mark.parametrize(
     "changes",
     [
-        ["accumulation=2"],
         ["shard=true", "average=0.9"],
+        pytest.param(["accumulation=2"], marks=pytest.mark.nightly),
         pytest.param(["shard=true", "accumulation=2"], marks=pytest.mark.long),
     ],
 )
@@ -155,7 +155,7 @@ def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("vqa-vilbert-small", ["average=0.9"]),
+        pytest.param("vqa-vilbert-small", ["average=0.9"], marks=pytest.mark.nightly),
         pytest.param("vqa-vl-bert-small", ["shard=true"], marks=pytest.mark.long),
         pytest.param("vqa-vlmo-small", ["accumulation=2"], marks=pytest.mark.long),
     ],
