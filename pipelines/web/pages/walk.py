@@ -87,6 +87,8 @@ _CONTENT = frozenset(("article", "main"))
 _CHANGING = _FURNITURE | _CONTENT | {"a", "button", "figure", "figcaption", "header"}
 _MARKED = 8  # elements above an image whose classes are recorded
 _ANCESTORS = 12  # tags above an image that are recorded
+_EMPHASIS = frozenset(("em", "i", "small", "strong", "b", "cite"))
+_MARK_CHARS = 40  # of an element's classes that are recorded for its text
 _LEVELS = 6  # how far above an image its caption's common ancestor may be
 _INLINE_PX = 50  # a smaller image is inside a line of text
 
@@ -102,6 +104,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     figure: int = 0  # serial number of the figure around it, or 0
     code: bool = False  # a listing, or the credit in a caption: not a text about an image
     linked: float = 0.0  # share of its characters that are links
+    mark: str = ""  # tag and classes of the block element, and the inline element that begins it
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,8 +127,9 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 # part), its link's target, and whether it is a caption's credit.
 _State = tuple[bool, int, int, bool, str, bool]
 
-# An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
-# Both are plain tuples: they are created for every element that the walk enters.
+# An open element: the one around it, its tag, the nearest block element's tag and classes
+# ("p.note"), its path, its state. Both are plain tuples: they are created for every element that
+# the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
 _OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, "", False))
 
@@ -142,6 +146,7 @@ class _Walk:
     parts: list[str] = field(default_factory=list)
     linked: int = 0  # characters of ``parts`` in links
     marks: dict[int, str] = field(default_factory=dict)
+    lead: str = ""  # tag of the inline element that begins ``parts``
 
     def flush(self, open_element: _Open, *, code: bool = False) -> None:
         """Ends the run of text; it belongs to the innermost element, ``open_element``."""
@@ -152,14 +157,19 @@ class _Walk:
         else:
             text = fold(text, self.max_chars)
         if text:
-            _, _, block_tag, path, (furniture, caption, figure, _, _, credit) = open_element
-            tag = "pre" if code else block_tag
+            _, _, mark, path, (furniture, caption, figure, _, _, credit) = open_element
+            tag = "pre" if code else mark.partition(".")[0]
+            if self.lead:
+                mark = f"{mark}>{self.lead}"
             linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
             # Positional arguments, for speed: this is done for every paragraph.
             code = code or credit
-            self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
+            self.blocks.append(
+                Block(text, path, tag, furniture, caption, figure, code, linked, mark)
+            )
         parts.clear()
         self.linked = 0
+        self.lead = ""
 
     def add_image(self, node: LexborNode, open_element: _Open) -> None:
         """Records an image and its position, in ``open_element``."""
@@ -327,8 +337,12 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 changes = tag in _CHANGING
             if is_noted:
                 around = open_element
-                _, _, block_tag, path, state = around
+                _, _, mark, path, state = around
                 is_block = tag in _BLOCKS
+                if is_block:
+                    mark = f"{tag}.{classes[:_MARK_CHARS]}" if classes else tag
+                    if not parts:
+                        walk.lead = ""
                 if parts and (is_block or caption or credit):
                     walk.flush(open_element)
                 serial += 1
@@ -338,7 +352,9 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                         furniture = True  # otherwise it enlarges the image
                     state = _inside(state, tag, serial, furniture, caption, credit, link)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
-                open_element = (around, tag, tag if is_block else block_tag, path, state)
+                open_element = (around, tag, mark, path, state)
+            elif not parts and tag in _EMPHASIS:
+                walk.lead = tag
             above.append((node, around))
             node = child
             continue
