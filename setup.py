@@ -68,7 +68,12 @@ EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
 ONNX = ["onnx>=1.19", "onnxruntime>=1.22", "onnxscript>=0.5"]
 
-DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
+DOCS = [
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings-python>=1.16",
+    "packaging>=24",
+]
 
 EXTRAS = {
     "extract": EXTRACT,
