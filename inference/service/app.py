@@ -8,6 +8,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from vlmill.inference.service.captions import Captions
+from vlmill.inference.service.openapi import PICTURE, describe_method
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
@@ -20,6 +22,7 @@ from vlmill.inference.service.questions import (
     Question,
 )
 from vlmill.runtime.console.report import thumbnail
+from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.runtime.service.bodies import Form
@@ -27,6 +30,7 @@ from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 
 DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
@@ -169,6 +173,23 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 }
 
 
+def format_title(about: Mapping[str, Any]) -> str:
+    """Returns the title of the page; ``about`` is the worker's description of its model."""
+    if SEARCH not in about["methods"]:
+        return f"Model: {about['variant']}"
+    kind = about.get("index", {}).get("of")
+    return {"image": "Image search", "text": "Text search"}.get(kind, "Search")
+
+
+def format_subtitle(about: Mapping[str, Any]) -> str:
+    """Returns what is served, in a line."""
+    index = about.get("index", {})
+    if "vectors" not in index:
+        return str(about["variant"])
+    counted = format_count(index["vectors"], str(index.get("of", "row")))
+    return f"{about['variant']}, index of {counted}"
+
+
 class Images:
     """Reads the images of search results, to show them on the page."""
 
@@ -194,23 +215,33 @@ def model_service(
     settings: ServiceSettings,
     *,
     images: Path | None = None,
+    pairs: Path | None = None,
     classes: Sequence[str] = (),
     attributes: Sequence[str] = (),
 ) -> tuple[Shell, Guard]:
     """Returns the application of the service.
 
-    ``images`` is the table of the images in search results, ``classes`` and ``attributes`` are the
-    names of regions, for the page. Raises InputError for a table that cannot be read.
+    ``images`` is the table of the images in search results and ``pairs`` that of their captions.
+    ``classes`` and ``attributes`` are the names of regions for the page, which replace those that
+    the detector's record has. Raises InputError for a table that cannot be read.
     """
     shell = Shell(settings=settings)
     shown_images = None if images is None else Images(images)
+    captions = None if pairs is None else Captions(pairs)
 
     def about() -> Mapping[str, Any]:
         limits = {"bytes": settings.max_bytes, "pictures": settings.max_images}
-        title = f"A model: {shell.about['variant']}"
-        names = {"classes": list(classes), "attributes": list(attributes)}
-        page_data = {"has_pictures": shown_images is not None, **names}
-        return {"service": "model", "title": title, "limits": limits, **page_data, **shell.about}
+        stored = stored_names(shell.about.get("producer", {}))
+        return {
+            "service": "model",
+            "title": format_title(shell.about),
+            "subtitle": format_subtitle(shell.about),
+            "limits": limits,
+            "has_pictures": shown_images is not None,
+            **shell.about,
+            "classes": list(classes or stored["classes"]),
+            "attributes": list(attributes or stored["attributes"]),
+        }
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 
@@ -226,6 +257,9 @@ def model_service(
         if isinstance(result, NoAnswer):
             raise RequestRefused(422, result.reason, result.message)
         response: dict[str, Any] = result
+        if captions is not None and "answers" in response:
+            rows = await asyncio.to_thread(captions.add_to, response["answers"])
+            return {**response, "answers": rows}
         return response
 
     def add(method: str) -> None:
@@ -241,13 +275,19 @@ def model_service(
             summary=summary,
             description=how,
             operation_id=method,
-            openapi_extra={"x-codeSamples": [example]},
+            openapi_extra={**describe_method(method), "x-codeSamples": [example]},
         )
 
     for method in READERS:
         add(method)
 
-    @application.get("/v1/picture", summary="A small JPEG of an image in a search result")
+    @application.get(
+        "/v1/picture",
+        summary="A small JPEG of an image in a search result",
+        operation_id="picture",
+        response_class=Response,
+        responses=PICTURE,
+    )
     async def image(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
         if shown_images is None:

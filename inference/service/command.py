@@ -23,7 +23,7 @@ examples:
   train-vl serve --checkpoint demo/trained --port 0
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
-  train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
+  train-vl serve --checkpoint runs/vlmo --index own-index --images own --pairs own --port 8081
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
 
 A checkpoint serves the paths that it has heads for: /v1/score, /v1/embed, /v1/search (with --index,
@@ -58,6 +58,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="table of the index's images, to show them on the page",
     )
     add(
+        "--pairs",
+        type=path_or_url,
+        metavar="PAIRS",
+        help="table with the captions of the index's images, to add them to search results",
+    )
+    add(
         "--device", default="cpu", help="device: cpu, cuda, or a list: cuda:0,cuda:1 (default: cpu)"
     )
     add(
@@ -90,7 +96,7 @@ def run_serve(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
     )
     names = read_name_lists(args)
-    shell, application = model_service(settings, images=args.images, **names)
+    shell, application = model_service(settings, images=args.images, pairs=args.pairs, **names)
 
     def check() -> None:
         require_names(names, shell.about["producer"], "--detector")

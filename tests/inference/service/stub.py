@@ -1,6 +1,6 @@
 """The service of a model whose worker makes its answers up: no network, no torch.
 
-Run as ``python -m``, with the methods that it has, or all, and ``--images=TABLE``.
+Run as ``python -m``, with the methods that it has, or all, ``--images=TABLE`` and ``--pairs=TABLE``.
 """
 
 import functools
@@ -20,7 +20,8 @@ from vlmill.runtime.service.server import run_service
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.workers import Plan, WorkerContext
 
-IMAGES = "--images="
+IMAGES, PAIRS = "--images=", "--pairs="
+METHODS = ("answer", "attend", "classify", "embed", "entail", "score", "search")
 
 
 def compute(questions: Sequence[Question]) -> list[dict[str, Any]]:
@@ -31,13 +32,21 @@ def compute(questions: Sequence[Question]) -> list[dict[str, Any]]:
 def answered(question: Question) -> dict[str, Any]:
     """Makes an answer up."""
     if question.method == "search":
-        names = ("image-0", "image-9")
-        rows = [{"score": 0.5 - 0.1 * at, "image_id": name} for at, name in enumerate(names)]
-        return {"answers": [row | {"kind": "image"} for row in rows]}
+        rows = [
+            {"score": round(0.62 - 0.07 * at, 3), "kind": "image", "image_id": f"image-{at}"}
+            for at in range(min(question.top, 10))
+        ]
+        return {"answers": rows}
     if question.method == "answer":
         return {"answer": "a kite"}
     if question.method == "score":
-        return {"scores": [[1.25]]}
+        return {"scores": [[1.25 for _ in question.texts] for _ in question.images]}
+    if question.method == "embed":
+        vectors = [[0.6, 0.8]]
+        return {"pictures": vectors * len(question.images), "texts": vectors * len(question.texts)}
+    if question.method in ("classify", "entail"):
+        shares = {"kite": 0.75, "balloon": 0.125, **{f"other {at}": 0.01 for at in range(12)}}
+        return {"labels": ["kite"], "probabilities": shares}
     row = drawn(question.images[0])
     assert isinstance(row, RegionRow)
     (plain,) = encode_regions([row], dtype="float16").to_pylist()
@@ -48,16 +57,26 @@ def answered(question: Question) -> dict[str, Any]:
 
 def opened(methods: Sequence[str]) -> WorkerContext:
     """Is called in a worker."""
-    return WorkerContext(compute=compute, about={"variant": "made up", "methods": list(methods)})
+    about = {
+        "variant": "made up",
+        "methods": sorted(methods),
+        "scales": {"search": "cosine", "score": "logit"},
+        "index": {"vectors": 10, "of": "image"},
+    }
+    return WorkerContext(compute=compute, about=about)
 
 
 if __name__ == "__main__":
     from tests.inference.service import stub
 
-    tables = [Path(word.removeprefix(IMAGES)) for word in sys.argv[1:] if word.startswith(IMAGES)]
-    methods = [word for word in sys.argv[1:] if not word.startswith(IMAGES)]
+    words = sys.argv[1:]
+    tables = {
+        name: next((Path(word.removeprefix(flag)) for word in words if word.startswith(flag)), None)
+        for name, flag in (("images", IMAGES), ("pairs", PAIRS))
+    }
+    methods = [word for word in words if not word.startswith("--")]
     settings = ServiceSettings(port=0, token=os.environ.get("VLMILL_TOKEN"))
-    shell, application = model_service(settings, images=next(iter(tables), None), classes=CLASSES)
-    opener = functools.partial(stub.opened, methods or ["answer", "attend", "score", "search"])
+    shell, application = model_service(settings, classes=CLASSES, **tables)
+    opener = functools.partial(stub.opened, methods or METHODS)
     plan = Plan(name="stub", module="vlmill.inference.service.engine", open=opener)
     sys.exit(run_service(shell, application, [plan], "stub"))
