@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, make_response
 from vlmill.runtime.readers.class_names import stored_names
-from vlmill.runtime.service.client import PARQUET
+from vlmill.runtime.client.forms import PARQUET
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.refusals import bad_request
 from vlmill.runtime.service.settings import ServiceSettings
@@ -39,8 +39,8 @@ SAMPLES = [
     {
         "lang": "Python",
         "label": "a table",
-        "source": "from vlmill.runtime.service.client import ServiceClient\n"
-        'client = ServiceClient("http://127.0.0.1:8080")\n'
+        "source": "from vlmill.client import Client\n"
+        'client = Client("http://127.0.0.1:8080")\n'
         'table = client.regions(["image.jpg", "other.jpg"])\n'
         "print(table.num_rows)\n",
     },

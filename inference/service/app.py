@@ -35,8 +35,8 @@ from vlmill.schemas.rejects import Rejected
 
 DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
 MOST_TEXTS, MOST_TOP = 256, 1_000
-CLIENT = "from vlmill.runtime.service.client import ServiceClient\n"
-CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
+CLIENT = "from vlmill.client import Client\n"
+CLIENT += 'client = Client("http://127.0.0.1:8080")\n'
 
 
 def sample(source: str) -> dict[str, str]:
@@ -56,9 +56,7 @@ HELP = {
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: the "
         "decrease of "
         "the score without each region.",
-        sample(
-            'client.request_json("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'
-        ),
+        sample('client.attend("image.jpg", "a red kite")["losses"]'),
     ),
     EMBED: (
         "Vectors of images and texts",

@@ -32,7 +32,9 @@ def nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def record_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+def record_of(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
+) -> Schema:
     """Returns the schema of an object with these fields, and possibly others."""
     properties = {**required, **(optional or {})}
     return {"type": "object", "required": list(required), "properties": properties}

@@ -155,7 +155,12 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 def write_captions(folder: Path, captions: dict[str, str]) -> Path:
     rows = [
-        {**dict.fromkeys(PAIRS.schema.names), "pair_id": f"p-{name}", "image_id": name, "text": text}
+        {
+            **dict.fromkeys(PAIRS.schema.names),
+            "pair_id": f"p-{name}",
+            "image_id": name,
+            "text": text,
+        }
         | {"source": "own", "split": "train", "text_source": "human"}
         for name, text in captions.items()
     ]
