@@ -18,8 +18,8 @@ from safetensors.torch import save
 from tests.hub_server import Hub, hub_server
 from tests.serving import served
 
-from vlmill.pipelines.manifest import job as manifest
 from vlmill.client import Client
+from vlmill.pipelines.manifest import job as manifest
 from vlmill.train.cli import main as train_vl
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-data.md").read_text(encoding="utf-8")

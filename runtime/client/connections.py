@@ -5,6 +5,7 @@ import json
 import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,10 +69,9 @@ class Connections:
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> Response:
-        try:
+        # A refusal may come before the whole body is sent: it is read then.
+        with suppress(BrokenPipeError, ConnectionResetError):
             connection.request(call.method, self._path + call.path, body, dict(headers))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # a refusal may come before the whole body is sent: read it
         answer = connection.getresponse()
         content = answer.read()
         named = {name.lower(): value for name, value in answer.getheaders()}

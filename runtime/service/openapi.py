@@ -41,7 +41,8 @@ def record_of(
 
 
 STRING, NUMBER, INTEGER = {"type": "string"}, {"type": "number"}, {"type": "integer"}
-FILES = list_of({"type": "string", "format": "binary"})
+BINARY = {"type": "string", "format": "binary"}
+FILES = list_of(BINARY)
 BASE64 = list_of({"type": "string", "contentEncoding": "base64"})
 REJECT = record_of({"picture": INTEGER, "name": STRING, "reason": STRING, "why": STRING})
 ERROR = record_of(
@@ -75,8 +76,7 @@ def json_response(description: str, schema: Schema) -> Schema:
 
 def file_response(description: str, media_type: str) -> Schema:
     """Returns the description of a response that is a file."""
-    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
-    return {"description": description, "content": content}
+    return {"description": description, "content": {media_type: {"schema": BINARY}}}
 
 
 class ServiceApplication(FastAPI):

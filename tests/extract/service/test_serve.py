@@ -22,11 +22,11 @@ from tests.mutations import mutations
 from tests.serving import Reply, Served, form, served, until
 from tests.web import LOCAL, file_server
 
+from vlmill.client import Client, ServiceError
 from vlmill.extract.cli import command
 from vlmill.extract.service.rows import RejectedImage, choose_kind, make_response
-from vlmill.runtime.readers.regions import RegionRow
-from vlmill.client import Client, ServiceError
 from vlmill.runtime.client.forms import ARROW, JSON, PARQUET
+from vlmill.runtime.readers.regions import RegionRow
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.rejects import Reason
 

@@ -1,6 +1,6 @@
 """The service of a model whose worker makes its answers up: no network, no torch.
 
-Run as ``python -m``, with the methods that it has, or all, ``--images=TABLE`` and ``--pairs=TABLE``.
+Run as ``python -m``, with the methods that it has, or all; ``--images=TABLE``, ``--pairs=TABLE``.
 """
 
 import functools

@@ -103,7 +103,8 @@ def test_images_by_paste_and_by_camera(page: Any) -> None:
         until(says(page, "Ready"))
         page.execute_script(
             "const data = new DataTransfer(), canvas = document.createElement('canvas');"
-            "canvas.toBlob((blob) => { data.items.add(new File([blob], 'a.png', { type: blob.type }));"
+            "canvas.toBlob((blob) => {"
+            "data.items.add(new File([blob], 'a.png', { type: blob.type }));"
             "document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data })); })"
         )
         until(says(page, "10 results for the pasted image"))

@@ -13,6 +13,7 @@ from tests.train.tasks import labels
 from tests.train.tasks.questions import tiny, world
 
 import vlmill
+from vlmill.client import Client, ServiceError
 from vlmill.inference.load.public import Pretrained
 from vlmill.inference.load.region_weights import measure_region_effects, without
 from vlmill.inference.service.app import (
@@ -25,7 +26,6 @@ from vlmill.inference.service.computing import make_methods, open_model
 from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.service.bodies import Form, RequestImage
-from vlmill.client import Client, ServiceError
 from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.weights.names import path_or_name
