@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from shell import parse_form, result_line
 
-from vlmill.inference.search.index import EFFORT, build_index, measure_recall
+from vlmill.inference.search.building import EFFORT, build_index, measure_recall
 from vlmill.inference.search.table import ABOUT, Vectors
 from vlmill.runtime.console.threads import faiss_threads
 from vlmill.schemas.tables import VECTORS

@@ -13,14 +13,8 @@ from typing import Any, TextIO
 import numpy as np
 from markupsafe import Markup
 
-from vlmill.inference.search.index import (
-    SearchIndex,
-    build_index,
-    measure_recall,
-    open_index,
-    sample_rows,
-    save_index,
-)
+from vlmill.inference.search.building import build_index, measured_index
+from vlmill.inference.search.index import SearchIndex, open_index, save_index
 from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
 from vlmill.inference.search.queries import (
     AnsweredQuery,
@@ -201,11 +195,9 @@ def index_vectors(options: SearchOptions) -> SearchIndex:
     query_vectors = vectors
     if other != indexed_kind:
         query_vectors = read_vectors(options.vectors, other, kinds[other], "--vectors")
-    recall = measure_recall(
-        index, vectors.matrix, sample_rows(query_vectors.matrix), same=other == indexed_kind
+    return measured_index(
+        index, vectors.matrix, query_vectors.matrix, kind=other, effort=options.effort
     )
-    settings = {**index.settings, "recall_at_10": recall, "recall_of_queries": other}
-    return SearchIndex(faiss_index=index.faiss_index, about=index.about, settings=settings)
 
 
 def describe_index(index: SearchIndex) -> str:

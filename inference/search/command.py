@@ -114,7 +114,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--type",
-        choices=("flat", "hnsw", "ivf"),
+        choices=("flat", "hnsw", "ivf", "pq"),
         default="flat",
         help="with --vectors: type of index (default: flat, which is exact)",
     )

@@ -10,6 +10,7 @@ from vlmill.inference.service.questions import (
     ENTAIL,
     SCORE,
     SEARCH,
+    SIMILAR,
 )
 from vlmill.runtime.service.openapi import (
     INTEGER,
@@ -31,13 +32,27 @@ RESULT = record_of(
     {"score": NUMBER, "kind": STRING},
     {"image_id": STRING, "pair_id": STRING, "text": STRING, "caption": STRING},
 )
+ITEM = record_of(
+    {"score": NUMBER, "kind": STRING, "item_id": STRING, "near": STRING},
+    {"image_id": STRING, "pair_id": STRING, "text": STRING, "caption": STRING},
+)
 CLASSES = record_of({"labels": list_of(STRING), "probabilities": NUMBERS_BY_NAME})
 ANY = {"type": "object", "additionalProperties": True}
 BODIES: dict[str, Schema] = {
     SCORE: form_body({"texts": list_of(STRING)}, ("texts",)),
     ATTEND: form_body({"text": STRING}, ("text",)),
     EMBED: form_body({"texts": list_of(STRING)}),
-    SEARCH: form_body({"text": STRING, "top": INTEGER}),
+    SEARCH: form_body({"text": STRING, "top": INTEGER, "where": list_of(STRING)}),
+    SIMILAR: form_body(
+        {
+            "items": list_of(STRING),
+            "seen": list_of(STRING),
+            "top": INTEGER,
+            "where": list_of(STRING),
+        },
+        ("items",),
+        images=False,
+    ),
     ANSWER: form_body({"question": STRING}, ("question",)),
     CLASSIFY: form_body({"text": STRING}),
     ENTAIL: form_body({"statement": STRING}, ("statement",)),
@@ -49,6 +64,7 @@ RESPONSES: dict[str, Schema] = {
     ),
     EMBED: record_of({"pictures": VECTORS, "texts": VECTORS}),
     SEARCH: record_of({"answers": list_of(RESULT)}),
+    SIMILAR: record_of({"answers": list_of(ITEM), "missing": list_of(STRING)}),
     ANSWER: record_of({"answer": STRING}),
     CLASSIFY: CLASSES,
     ENTAIL: CLASSES,

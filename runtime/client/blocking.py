@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmill.runtime.client import calls, plans
-from vlmill.runtime.client.calls import Call, RegionBatch, Rows, Vector
+from vlmill.runtime.client.calls import Call, RegionBatch, Rows, Vector, Where
 from vlmill.runtime.client.connections import Connections
 from vlmill.runtime.client.forms import ImageSource
 from vlmill.runtime.client.plans import Limits, Plan
@@ -151,10 +151,26 @@ class Client:
         return self.run(plans.plan_vectors(images, texts, self._limits_for(images)))
 
     def search(
-        self, *, text: str | None = None, image: ImageSource | None = None, top: int = 10
+        self,
+        *,
+        text: str | None = None,
+        image: ImageSource | None = None,
+        top: int = 10,
+        where: Where | None = None,
     ) -> Rows:
-        """Returns the nearest rows of the service's index."""
-        return self.send(calls.search(text=text, image=image, top=top))
+        """Returns the nearest rows of the service's index; ``where`` has values by column."""
+        return self.send(calls.search(text=text, image=image, top=top, where=where))
+
+    def similar(
+        self,
+        items: Sequence[str],
+        *,
+        seen: Sequence[str] = (),
+        top: int = 10,
+        where: Where | None = None,
+    ) -> Rows:
+        """Returns the items nearest to an item, or to a history whose last item was seen last."""
+        return self.send(calls.similar(items, seen=seen, top=top, where=where))
 
     def answer(self, image: ImageSource, question: str) -> str:
         """Returns the answer to a question about an image."""

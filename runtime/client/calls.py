@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Rows = list[dict[str, Any]]
+Where = Mapping[str, Sequence[str]]  # allowed values by column
 Vector = list[float] | None  # None: the image or text cannot be read
 
 
@@ -109,12 +110,29 @@ def embed(
 
 
 def search(
-    *, text: str | None = None, image: ImageSource | None = None, top: int = 10
+    *,
+    text: str | None = None,
+    image: ImageSource | None = None,
+    top: int = 10,
+    where: Where | None = None,
 ) -> Call[Rows]:
-    """Asks for the nearest rows of the index."""
-    words = {"top": [str(top)], "text": [] if text is None else [text]}
+    """Asks for the nearest rows of the index, of those that have one of the values of a column."""
+    words = {"top": [str(top)], "text": [] if text is None else [text], "where": conditions(where)}
     images = [] if image is None else [image]
     return Call(path="/v1/search", images=images, words=words, read=read_field("answers"))
+
+
+def similar(
+    items: Sequence[str], *, seen: Sequence[str] = (), top: int = 10, where: Where | None = None
+) -> Call[Rows]:
+    """Asks for the items that are nearest to an item, or to the last ones of a history."""
+    words = {"items": items, "seen": seen, "top": [str(top)], "where": conditions(where)}
+    return Call(path="/v1/similar", words=words, read=read_field("answers"))
+
+
+def conditions(where: Where | None) -> list[str]:
+    """Returns the values that columns must have, as the service reads them."""
+    return [f"{column}={value}" for column, values in (where or {}).items() for value in values]
 
 
 def answer(image: ImageSource, question: str) -> Call[str]:

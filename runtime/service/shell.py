@@ -33,6 +33,7 @@ from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.workers import Plan, Watcher, Worker, fail_item
 
 LARGE_BYTES = 2**20
+SMALL_BYTES = 2**12  # parsed in less time than another thread needs to start
 THREADS = 2
 
 
@@ -60,6 +61,8 @@ class BodyParser:
 
     async def parse(self, content_type: str, body: bytes, *, words: Sequence[str]) -> Form:
         """Returns the images and words of a body. Raises RequestRefused."""
+        if len(body) <= SMALL_BYTES:
+            return self._parse(content_type, body, words=words, most_images=self._max_images)
         if len(body) <= LARGE_BYTES:
             return await self._run(content_type, body, words)
         async with self._large:
@@ -122,8 +125,8 @@ class Shell:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Returns the first worker's description of itself."""
-        return self.workers[0].about
+        """Returns the first worker's description of itself; nothing without workers."""
+        return self.workers[0].about if self.workers else {}
 
     def start(self, plans: Sequence[Plan]) -> None:
         """Starts the workers, and returns when all are ready. Raises InputError or OSError."""
@@ -180,10 +183,15 @@ class Shell:
             self.metrics.errors.inc()
         log(name, **fields)
 
-    async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
-        """Reads a request's body and fetches images that it names by URL. Raises RequestRefused."""
+    async def form(
+        self, request: Request, *, words: Sequence[str] = (), needs_worker: bool = True
+    ) -> Form:
+        """Reads a request's body and fetches images that it names by URL. Raises RequestRefused,
+        also if a request that ``needs_worker`` would be late.
+        """
         require_query(request, ())
-        self.require_time(request)  # before the body is read
+        if needs_worker:
+            self.require_time(request)  # before the body is read
         body = await read_body(request)
         content_type = request.headers.get("content-type", "")
         form = await self._parser.parse(content_type, body, words=(*words, URLS))

@@ -50,7 +50,9 @@ export async function requestJson(path, options) { return (await request(path, o
 
 export function post(path, fields, image) {
   const body = new FormData();
-  for (const [name, value] of Object.entries(fields)) body.append(name, value);
+  for (const [name, value] of Object.entries(fields)) { // a list: the field repeated
+    for (const one of [value].flat()) body.append(name, one);
+  }
   if (image) body.append("pictures", image, "image");
   return requestJson(path, { method: "POST", body });
 }

@@ -16,7 +16,7 @@ async function begin() {
     $("notice").hidden = false;
   }
   if (about.service === "table") return startTable();
-  $("choose").hidden = false;
+  $("choose").hidden = about.service === "model";
   if (about.service !== "model") return "Ready.";
   startTasks();
   return await openAddress() || "Ready.";

@@ -1,4 +1,4 @@
-// Searches the index for a text, for the chosen image, or for what is similar to a result.
+// Searches the index for a text, for the chosen image, or for what is similar to items.
 import { $, attempt, bar, count, element, loadImage, post, service } from "./api.js";
 import { photo } from "./photo.js";
 
@@ -15,23 +15,40 @@ export function searchText(text) {
   const words = text.trim();
   if (!words) throw new Error("type a text, or choose an image");
   return run({ label: `“${words}”`, hash: `#q=${encodeURIComponent(words)}`,
-    send: (top) => post("/v1/search", { text: words, top }) });
+    send: (top) => post("/v1/search", { text: words, top, where: filter() }) });
 }
 
 export function searchImage() {
   const { blob, name } = photo;
   $("text").value = ""; // the results are not those of an earlier text
-  return run({ label: name, hash: "", send: (top) => post("/v1/search", { top }, blob) });
+  return run({ label: name, hash: "", send: (top) => post("/v1/search", { top, where: filter() }, blob) });
+}
+
+export function searchItems(text) { // ids separated by commas
+  const items = text.split(",").map((id) => id.trim()).filter(Boolean);
+  if (!items.length) throw new Error("type the id of an item");
+  return runSimilar(items, `items similar to ${items.join(", ")}`);
+}
+
+function runSimilar(items, label) {
+  return run({ label, hash: `#${items.map((id) => `like=${encodeURIComponent(id)}`).join("&")}`,
+    send: (top) => post("/v1/similar", { items, top, where: filter() }) });
+}
+
+function filter() { // of one column, as the service reads it
+  const value = $("value").value.trim();
+  return $("filter").hidden || !value ? [] : [`${$("column").value}=${value}`];
 }
 
 async function run(asked, top = FIRST) {
-  const { answers } = await asked.send(top);
+  const { answers, missing = [] } = await asked.send(top);
   query = { ...asked, top };
   const hasImages = Boolean(service.about.has_pictures) && answers.some((row) => row.image_id);
   $("answers").classList.toggle("with-images", hasImages);
   $("answers").replaceChildren(...answers.map((row) => card(row, hasImages)));
   const scales = service.about.scales || {};
-  $("scale").textContent = describeScale(scales.search);
+  $("scale").textContent = describeScale(scales.search)
+    + (missing.length ? ` Not in the index: ${missing.join(", ")}.` : "");
   $("found-title").textContent = `${count(answers.length, "result")} for ${asked.label}`;
   $("found").hidden = false;
   $("more").hidden = answers.length < top || top >= MOST;
@@ -47,8 +64,21 @@ function card(row, hasImages) {
   const parts = [scores];
   if (caption) parts.unshift(element("p", { textContent: caption }));
   parts.push(element("span", { className: "name", textContent: id }));
+  if (service.about.methods.includes("similar")) parts.push(moreButton(row.item_id || id, caption));
   if (hasImages) parts.unshift(picture(row, caption ? "" : id));
   return element("li", { className: "card" }, ...parts);
+}
+
+function moreButton(id, caption) {
+  const button = element("button", { type: "button", textContent: "More like this" });
+  button.setAttribute("aria-label", `More like ${caption || id}`);
+  button.addEventListener("click", async () => {
+    $("text").value = "";
+    await attempt("Searching", () => runSimilar([id], `items similar to ${caption || id}`));
+    $("found-title").focus({ preventScroll: true });
+    $("found").scrollIntoView({ block: "start" });
+  });
+  return button;
 }
 
 function picture(row, description) {
@@ -64,7 +94,14 @@ export function hideResults() { $("found").hidden = true; }
 
 // The address keeps the search, so that it can be sent to others and the Back button works.
 export function searchAddress() {
-  return new URLSearchParams(location.hash.slice(1)).get("q") || "";
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  return { text: parameters.get("q") || "", items: parameters.getAll("like") };
+}
+
+export function startSearch() {
+  const { columns = [] } = service.about.index || {};
+  $("filter").hidden = !columns.length;
+  $("column").replaceChildren(...columns.map((name) => element("option", { textContent: name })));
 }
 
 export function connectSearch() {

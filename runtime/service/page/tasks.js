@@ -3,13 +3,17 @@ import { $, attempt, bar, element, post, service } from "./api.js";
 import { photo, requireImage } from "./photo.js";
 import { highest, showFirst } from "./regions.js";
 import { describe, readRow } from "./rows.js";
-import { describeScale, hideResults, searchAddress, searchImage, searchText } from "./search.js";
+import { describeScale, hideResults, searchAddress, searchImage, searchItems, searchText, startSearch }
+  from "./search.js";
 
 const MOST_CLASSES = 10;
 const TASKS = {
   search: { tab: "Search", button: "Search", label: "Search for a text",
     hint: "Press Enter to search. An image that you choose is searched for immediately.",
     doing: "Searching", run: searchText },
+  similar: { tab: "Similar", button: "Search", label: "Id of an item, or several with commas between",
+    hint: "Of several items, the one at the end was seen last: what is near it comes first.",
+    doing: "Searching", run: searchItems },
   score: { tab: "Match", button: "Score", label: "A text to compare with the image",
     hint: "The model scores how well the text and the image match.", doing: "Scoring", run: score },
   answer: { tab: "Ask", button: "Ask", label: "A question about the image", hint: "",
@@ -107,6 +111,8 @@ function selectTask(name) {
   $("hint").textContent = hint;
   $("go").textContent = button;
   $("by-image").hidden = name !== "search";
+  $("choose").hidden = name === "similar";
+  $("filter-bar").hidden = name !== "search" && name !== "similar";
 }
 
 function runTask() {
@@ -138,6 +144,7 @@ export function startTasks() {
     return tab;
   }));
   $("model").hidden = false;
+  startSearch();
   selectTask(names[0]);
   $("text").focus();
 }
@@ -154,11 +161,12 @@ function byImage() {
 }
 
 export async function openAddress() { // a search that the address names
-  const text = searchAddress();
-  if (!text || !service.about.methods || !service.about.methods.includes("search")) return "";
-  selectTask("search");
-  $("text").value = text;
-  return searchText(text);
+  const { text, items } = searchAddress(), { methods } = service.about;
+  const name = items.length ? "similar" : "search";
+  if (!(text || items.length) || !methods || !methods.includes(name)) return "";
+  selectTask(name);
+  $("text").value = text || items.join(", ");
+  return TASKS[name].run($("text").value);
 }
 
 export function connectTasks() {

@@ -54,7 +54,8 @@ def test_every_task_of_a_model(page: Any) -> None:
         until(says(page, "Ready"))
         assert text_of(page, "title") == "Image search"
         assert text_of(page, "subtitle") == "made up, index of 10 images"
-        assert text_of(page, "tabs").split("\n") == ["Search", "Match", "Ask", "Classify", "Check"]
+        tabs = ["Search", "Similar", "Match", "Ask", "Classify", "Check"]
+        assert text_of(page, "tabs").split("\n") == tabs
         do(page, "score", "a red kite")
         until(says(page, "choose an image first"))
         page.find_element("id", "sample").click()
@@ -134,8 +135,8 @@ def test_a_search_shows_images_captions_and_scores(page: Any, tmp_path: Path) ->
         until(says(page, "10 results for “a red kite”, the nearest first"))
         assert "cosines" in text_of(page, "scale")
         cards = page.find_elements("css selector", "#answers .card")
-        assert cards[0].text.split("\n") == [HOSTILE, "0.620", "image-0"]
-        assert cards[2].text.split("\n") == ["a blue balloon", "0.480", "image-2"]
+        assert cards[0].text.split("\n") == [HOSTILE, "0.620", "image-0", "More like this"]
+        assert cards[2].text.split("\n") == ["a blue balloon", "0.480", "image-2", "More like this"]
         until(lambda: len(page.find_elements("css selector", "#answers .without")) == 7)
         images = page.find_elements("css selector", "#answers img")
         widths = "return arguments[0].map((image) => image.naturalWidth)"
@@ -143,9 +144,16 @@ def test_a_search_shows_images_captions_and_scores(page: Any, tmp_path: Path) ->
         photograph(page, "search")
         fits_narrow(page)
         assert page.execute_script("return location.hash") == "#q=a%20red%20kite"
-        page.find_element("id", "text").clear()
-        page.find_element("id", "text").send_keys("two dogs\n")
-        until(says(page, "two dogs"))
+        cards[2].find_element("css selector", "button").click()
+        until(says(page, "9 results for items similar to a blue balloon"))
+        assert page.execute_script("return location.hash") == "#like=image-2"
+        page.find_element("id", "value").send_keys("toys")
+        do(page, "similar", "image-1, nothing")
+        until(says(page, "3 results for items similar to image-1, nothing"))
+        assert "Not in the index: nothing." in text_of(page, "scale")
+        assert not is_shown(page, "choose")  # no image is asked for
+        page.back()
+        until(says(page, "image-2"))
         page.back()
         until(says(page, "a red kite"))
         assert page.find_element("id", "text").get_attribute("value") == "a red kite"
