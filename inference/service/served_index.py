@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from vlmill.inference.search.index import MEASURED_TOP, SETTINGS, SearchIndex, open_index
 from vlmill.inference.search.items import Hit, ItemIndex, Lookup
+from vlmill.inference.service.captions import Captions
 from vlmill.inference.service.questions import SIMILAR, Question
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.paths import to_path
@@ -55,11 +56,20 @@ class Task:
 class ServedIndex:
     """Holds the current index of a folder. Raises InputError if it has none.
 
-    ``seconds``: how often the folder is looked at; ``limit``: the number of waiting requests.
+    ``seconds``: how often the folder is looked at; ``limit``: the number of waiting requests;
+    ``captions``: of the index's images, which are added to results.
     """
 
-    def __init__(self, folder: Path, *, seconds: float = 10.0, limit: int = 256) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seconds: float = 10.0,
+        limit: int = 256,
+        captions: Captions | None = None,
+    ) -> None:
         self._folder, self._seconds, self._limit = folder, seconds, limit
+        self._captions = captions
         self._stamp = self._read_stamp()
         self._use(ItemIndex(open_index(folder)))
         self._waiting: list[Task] = []
@@ -100,7 +110,11 @@ class ServedIndex:
     ) -> Response:
         """Returns the response to a search. Raises RequestRefused."""
         task = Task(question=question, vector=vector)
-        content = answer_now(self._items, task, may_search=self._is_quick)
+        content = None
+        if (
+            self._captions is None
+        ):  # captions are read from a file, which only a thread may wait for
+            content = answer_now(self._items, task, may_search=self._is_quick)
         if content is not None:
             return Response(content, media_type="application/json")
         if len(self._waiting) >= self._limit:
@@ -129,7 +143,7 @@ class ServedIndex:
         """Searches a batch in a thread, and hands the outcomes to the event loop."""
         outcomes: Sequence[bytes | Exception]
         try:
-            outcomes = answer_batch(self._items, batch)
+            outcomes = answer_batch(self._items, batch, self._captions)
         except Exception as error:
             outcomes = [error] * len(batch)
 
@@ -216,7 +230,9 @@ def answer_now(items: ItemIndex, task: Task, *, may_search: bool) -> bytes | Non
     return None if hits is None else encode_answers(items, task, lookup, missing, hits)
 
 
-def answer_batch(items: ItemIndex, batch: Sequence[Task]) -> list[bytes | Exception]:
+def answer_batch(
+    items: ItemIndex, batch: Sequence[Task], captions: Captions | None = None
+) -> list[bytes | Exception]:
     """Searches for a batch: the JSON of each response, or its refusal."""
     lookups, outcomes = dict[int, tuple[Lookup, list[str]]](), dict[int, bytes | Exception]()
     for number, task in enumerate(batch):
@@ -226,15 +242,21 @@ def answer_batch(items: ItemIndex, batch: Sequence[Task]) -> list[bytes | Except
             outcomes[number] = why
     results = items.find([lookup for lookup, _ in lookups.values()])
     for (number, (lookup, missing)), hits in zip(lookups.items(), results, strict=True):
-        outcomes[number] = encode_answers(items, batch[number], lookup, missing, hits)
+        outcomes[number] = encode_answers(items, batch[number], lookup, missing, hits, captions)
     return [outcomes[number] for number in range(len(batch))]
 
 
 def encode_answers(
-    items: ItemIndex, task: Task, lookup: Lookup, missing: Sequence[str], hits: Sequence[Hit]
+    items: ItemIndex,
+    task: Task,
+    lookup: Lookup,
+    missing: Sequence[str],
+    hits: Sequence[Hit],
+    captions: Captions | None = None,
 ) -> bytes:
-    """Returns the JSON of a response."""
-    content: dict[str, Any] = {"answers": items.rows(hits, lookup)}
+    """Returns the JSON of a response; with ``captions``, which are read from their table."""
+    rows = items.rows(hits, lookup)
+    content: dict[str, Any] = {"answers": rows if captions is None else captions.add_to(rows)}
     if task.question.method == SIMILAR:
         content["missing"] = list(missing)
     return json.dumps(content, ensure_ascii=False).encode()
