@@ -76,7 +76,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "processes",
         "bounded_calls",
         "files",
-        "readers console net",
+        "readers console net client",
         "units service weights",
         "__init__",
     ),

@@ -4,7 +4,7 @@ A model that reads pairs scores B x B pairs a step, which two cores compute for 
 a step here passes B texts without regions, and B images without words, and contrasts their pooled
 vectors: the cost of 2 B passes. None of the four papers does it; the order (align, then fuse) is
 that of ALBEF (arXiv:2107.07651). InterBERT's own fusion and matching head make the scores; one
-stream has no such vectors, so its scores are the cosines of [CLS] times `SCALE`.
+stream has no such vectors, so its scores are the cosines of mean hidden states times `SCALE`.
 
 B pairs, T tokens, R regions, D width of features, P width of pooled vectors.
 """
@@ -49,7 +49,9 @@ OLD = ("text_embedding", "layers", "interaction_layers", "text_layers", "mlm_hea
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """Says how a model is aligned. ``old_rate``: the factor of the rate of MiniLM's weights."""
+    """Says how a model is aligned. Of MiniLM's weights those whose names start with one of
+    ``trained`` are trained, with the rate times ``old_rate``.
+    """
 
     model: str
     config: Any
@@ -57,6 +59,7 @@ class Alignment:
     steps: int = 300
     batch_size: int = 64
     lr: float = 5e-4
+    trained: tuple[str, ...] = ()
     old_rate: float = 0.2
     seed: int = 0
 
@@ -125,9 +128,9 @@ def load_examples(
 
 
 def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
-    """Trains a model; the table of words stays as it is."""
-    model.text_embedding.word.weight.requires_grad_(False)
-    scores = stream_scores if isinstance(model, InterBert) else cosines
+    """Trains a model; most of MiniLM stays as it is."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(OLD) or name.startswith(settings.trained))
     optimizer = torch.optim.AdamW(parameter_groups(model, settings), weight_decay=0.01)
     warmup, steps = max(1, int(WARMUP * settings.steps)), settings.steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -136,7 +139,7 @@ def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
     model.train()
     for step, rows in enumerate(draw_rows(len(examples.tokens), settings)):
         owners = torch.from_numpy(examples.owners[rows])
-        logits = scores(model, *passes(model, examples, rows))
+        logits = score_passes(model, *passes(model, examples, rows))
         same = (owners[:, None] == owners) & ~torch.eye(len(rows), dtype=torch.bool)
         logits = logits.masked_fill(same, -torch.inf)
         target = torch.arange(len(rows))
@@ -148,7 +151,7 @@ def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
         schedule.step()
         if step % LOG_EVERY == 0:
             print(f"align: step {step}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
-    model.text_embedding.word.weight.requires_grad_(True)
+    model.requires_grad_(True)
 
 
 def parameter_groups(model: nn.Module, settings: Alignment) -> list[dict[str, Any]]:
@@ -192,18 +195,30 @@ def passes(model: Any, examples: Examples, rows: NDArray[np.int64]) -> tuple[Enc
     }
     none = {name: value[:, :0] for name, value in regions.items()}
     ends = 0 if isinstance(model, InterBert) else 2
-    marks = torch.tensor([texts[0][[0, -1]]]).expand(len(texts), -1)[:, :ends]
+    marks = torch.from_numpy(texts[0][[0, -1]])[None].expand(len(texts), -1)[:, :ends]
     text = model(VLInputs(tokens=tokens, token_mask=mask, **none))
     images = VLInputs(tokens=marks, token_mask=torch.ones_like(marks, dtype=torch.bool), **regions)
     return text, model(images)
 
 
+def score_passes(model: Any, texts: Encoded, images: Encoded) -> Float[Tensor, "B B"]:
+    """Returns the scores of all pairs, texts in rows."""
+    if isinstance(model, InterBert):
+        return stream_scores(model, texts, images)
+    return cosines(texts, images)
+
+
 def stream_scores(model: InterBert, texts: Encoded, images: Encoded) -> Float[Tensor, "B B"]:
     """Returns InterBERT's matching logits of all pairs, without its interaction."""
     fused = texts.pooled[:, None] * images.pooled
-    return model.match_logit(fused)
+    return model.match_logit(fused.flatten(0, 1)).view(fused.shape[:2])
 
 
-def cosines(model: nn.Module, texts: Encoded, images: Encoded) -> Float[Tensor, "B B"]:
-    """Returns the cosines of all pairs, scaled."""
-    return SCALE * F.normalize(texts.pooled, dim=1) @ F.normalize(images.pooled, dim=1).T
+def cosines(texts: Encoded, images: Encoded) -> Float[Tensor, "B B"]:
+    """Returns the scaled cosines of all pairs: mean words and mean regions, from the step's mean.
+
+    [CLS] hardly differs between texts, so that its cosines start, and stay, equal.
+    """
+    words, regions = texts.text[:, 1:].mean(1), images.regions.mean(1)
+    words, regions = words - words.mean(0), regions - regions.mean(0)
+    return SCALE * F.normalize(words, dim=1) @ F.normalize(regions, dim=1).T

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from vlmill.inference.service.openapi import PICTURE, describe_method
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
@@ -22,6 +23,7 @@ from vlmill.inference.service.questions import (
 )
 from vlmill.inference.service.served_index import ServedIndex
 from vlmill.runtime.console.report import thumbnail
+from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.runtime.service.bodies import Form
@@ -29,13 +31,15 @@ from vlmill.runtime.service.guard import DEADLINE, Guard
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 
 DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
 MOST_TEXTS, MOST_TOP = 256, 1_000
 MOST_ITEMS, MOST_SEEN = 100, 1_000  # of a history whose neighbours are searched; that are omitted
-CLIENT = "from vlmill.runtime.service.client import ServiceClient\n"
-CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
+CLIENT = "from vlmill.client import Client\n"
+CLIENT += 'client = Client("http://127.0.0.1:8080")\n'
+COSINE = "cosine"  # the scale of an index's scores
 
 
 def sample(source: str) -> dict[str, str]:
@@ -55,9 +59,7 @@ HELP = {
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: the "
         "decrease of "
         "the score without each region.",
-        sample(
-            'client.request_json("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'
-        ),
+        sample('client.attend("image.jpg", "a red kite")["losses"]'),
     ),
     EMBED: (
         "Vectors of images and texts",
@@ -81,9 +83,7 @@ HELP = {
         "rows with `item_id`, `score`, and `near`, the given item that it is near. The nearest of "
         "each item come first, those of the last item before the others'. `missing` has the given "
         "items that the index does not have.",
-        sample(
-            'client.request_json("/v1/similar", [], {"items": ["17"], "top": ["5"]})["answers"]'
-        ),
+        sample('client.similar(["17"], top=5)'),
     ),
     ANSWER: (
         "The answer to a question about an image",
@@ -214,6 +214,27 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
 }
 
 
+def format_title(about: Mapping[str, Any]) -> str:
+    """Returns the title of the page; ``about`` is the worker's description of its model."""
+    if "index" not in about:
+        return f"Model: {about['variant']}"
+    kind = str(about["index"].get("of"))
+    if SEARCH not in about["methods"]:
+        return "Similar items"
+    return {"image": "Image search", "text": "Text search"}.get(kind, "Search")
+
+
+def format_subtitle(about: Mapping[str, Any]) -> str:
+    """Returns what is served, in a line."""
+    index = about.get("index", {})
+    if "vectors" not in index:
+        return str(about["variant"])
+    counted = format_count(index["vectors"], str(index.get("of", "row")))
+    recall = index.get("recall_at_10")
+    words = f", recall@10 {100 * recall:.1f} %" if isinstance(recall, float) else ""
+    return f"{about['variant']}, index of {counted}{words}"
+
+
 class Images:
     """Reads the images of search results, to show them on the page."""
 
@@ -246,8 +267,9 @@ def model_service(
     """Returns the application of the service.
 
     ``index`` is searched for vectors of the workers, and for items. ``images`` is the table of the
-    images in search results, ``classes`` and ``attributes`` are the names of regions, for the page.
-    Raises InputError for a table that cannot be read.
+    images in search results. ``classes`` and ``attributes`` are the names of regions for the page,
+    which replace those that the detector's record has. Raises InputError for a table that cannot
+    be read.
     """
     shell = Shell(settings=settings)
     shown_images = None if images is None else Images(images)
@@ -259,15 +281,23 @@ def model_service(
         return sorted([*there, SIMILAR] if index is not None else there)
 
     def about() -> Mapping[str, Any]:
-        limits = {"bytes": settings.max_bytes, "pictures": settings.max_images}
         found: Mapping[str, Any] = {} if index is None else index.about
-        variant = shell.about.get("variant", found.get("variant"))
-        names = {"classes": list(classes), "attributes": list(attributes)}
-        page_data = {"has_pictures": shown_images is not None, **names, "random": False}
-        page_data |= {**shell.about, "methods": methods()}
+        stored = stored_names(shell.about.get("producer", {}))
+        described = {"variant": found.get("variant"), **shell.about, "methods": methods()}
         if index is not None:
-            page_data["index"] = found
-        return {"service": "model", "title": f"A model: {variant}", "limits": limits, **page_data}
+            scales = dict.fromkeys((SEARCH, SIMILAR), COSINE)
+            described |= {"index": found, "scales": {**shell.about.get("scales", {}), **scales}}
+        return {
+            "service": "model",
+            "title": format_title(described),
+            "subtitle": format_subtitle(described),
+            "limits": {"bytes": settings.max_bytes, "pictures": settings.max_images},
+            "has_pictures": shown_images is not None,
+            "random": False,
+            **described,
+            "classes": list(classes or stored["classes"]),
+            "attributes": list(attributes or stored["attributes"]),
+        }
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 
@@ -304,13 +334,19 @@ def model_service(
             summary=summary,
             description=how,
             operation_id=method,
-            openapi_extra={"x-codeSamples": [example]},
+            openapi_extra={**describe_method(method), "x-codeSamples": [example]},
         )
 
     for method in READERS:
         add(method)
 
-    @application.get("/v1/picture", summary="A small JPEG of an image in a search result")
+    @application.get(
+        "/v1/picture",
+        summary="A small JPEG of an image in a search result",
+        operation_id="picture",
+        response_class=Response,
+        responses=PICTURE,
+    )
     async def image(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
         if shown_images is None:

@@ -24,7 +24,7 @@ examples:
   train-vl serve --checkpoint demo/trained --port 0
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
-  train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
+  train-vl serve --checkpoint runs/vlmo --index own-index --images own --pairs own --port 8081
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
   train-vl serve --index items --port 8081
 
@@ -69,6 +69,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="table of the index's images, to show them on the page",
     )
     add(
+        "--pairs",
+        type=path_or_url,
+        metavar="PAIRS",
+        help="table with the captions of the index's images, to add them to search results",
+    )
+    add(
         "--device", default="cpu", help="device: cpu, cuda, or a list: cuda:0,cuda:1 (default: cpu)"
     )
     add(
@@ -104,9 +110,13 @@ def run_serve(args: argparse.Namespace) -> int:
 
     index = None
     if args.index is not None:
+        from vlmill.inference.service.captions import Captions
         from vlmill.inference.service.served_index import ServedIndex
 
-        index = ServedIndex(args.index, seconds=args.index_seconds, limit=settings.queue)
+        captions = None if args.pairs is None else Captions(args.pairs)
+        index = ServedIndex(
+            args.index, seconds=args.index_seconds, limit=settings.queue, captions=captions
+        )
     names = read_name_lists(args)
     shell, application = model_service(settings, index=index, images=args.images, **names)
 

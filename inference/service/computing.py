@@ -38,6 +38,7 @@ from vlmill.inference.service.questions import (
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.console.progress import without_progress
 from vlmill.runtime.cores import all_cores
+from vlmill.runtime.readers.class_names import NAMES
 from vlmill.runtime.readers.regions import encode_regions
 from vlmill.runtime.service.json_rows import plain_row
 from vlmill.runtime.service.logs import log
@@ -126,10 +127,18 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
     about = {
         "variant": loaded.variant,
         "methods": sorted(methods),
-        "producer": {"detector": record.get("detector")},
+        "producer": {name: record[name] for name in ("detector", NAMES) if name in record},
+        "scales": find_scales(model, methods),
         "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
     }
     return WorkerContext(compute=compute, about=about)
+
+
+def find_scales(model: LoadedModel, methods: Mapping[str, Method]) -> dict[str, str]:
+    """Returns the scale of the scores, "cosine" or "logit", if the model has them."""
+    if SCORE not in methods:
+        return {}
+    return {SCORE: "cosine" if select_ranking(model.loaded) == "contrast" else "logit"}
 
 
 @contextmanager

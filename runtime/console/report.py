@@ -55,6 +55,7 @@ def template(source: str) -> jinja2.Template:
 
 
 _PAGE = template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
+_STYLE = Markup((Path(__file__).parent / "base.css").read_text(encoding="utf-8"))
 _TABLE = template(
     "<table><thead><tr>{% for h in header %}<th>{{ h }}</th>{% endfor %}</tr></thead><tbody>"
     "{% for row in rows %}<tr>{% for cell in row %}<td class='{{ kind(cell) }}'>{{ cell }}</td>"
@@ -84,7 +85,12 @@ _FUNNEL = template(
 def page(title: str, sections: Sequence[Section], *, subtitle: str = "", notice: str = "") -> str:
     """Returns a complete HTML page; ``notice`` is shown in a box at the top."""
     return _PAGE.render(
-        title=title, subtitle=subtitle, notice=notice, sections=sections, software=SOFTWARE
+        title=title,
+        subtitle=subtitle,
+        notice=notice,
+        sections=sections,
+        software=SOFTWARE,
+        base_style=_STYLE,
     )
 
 

@@ -13,6 +13,7 @@ from tests.train.tasks import labels
 from tests.train.tasks.questions import tiny, world
 
 import vlmill
+from vlmill.client import Client, ServiceError
 from vlmill.inference.load.public import Pretrained
 from vlmill.inference.load.region_weights import measure_region_effects, without
 from vlmill.inference.service.app import (
@@ -25,7 +26,6 @@ from vlmill.inference.service.computing import make_methods, open_model
 from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.service.bodies import Form, RequestImage
-from vlmill.runtime.service.client import ServiceClient, ServiceError
 from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.weights.names import path_or_name
@@ -72,7 +72,7 @@ def service(shop: Shop) -> Iterator[Served]:
 def test_the_numbers_are_those_of_load(
     service: Served, model: Pretrained, images: list[bytes]
 ) -> None:
-    client = ServiceClient(service.url)
+    client = Client(service.url)
     np.testing.assert_array_equal(
         np.array(client.score(images, TEXTS), dtype=np.float32), model.score(images, TEXTS)
     )
@@ -87,7 +87,7 @@ def test_the_numbers_are_those_of_load(
 def test_a_search_is_that_of_the_command(
     service: Served, shop: Shop, capsys: pytest.CaptureFixture[str], images: list[bytes]
 ) -> None:
-    client = ServiceClient(service.url)
+    client = Client(service.url)
     index = str(shop.folder / "index")
     assert main(["search", "--index", index, "--text", "a dog", "--top", "3"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -100,7 +100,7 @@ def test_a_search_is_that_of_the_command(
 
 @pytest.mark.slow
 def test_what_cannot_be_answered_is_said(service: Served, images: list[bytes]) -> None:
-    client = ServiceClient(service.url)
+    client = Client(service.url)
     assert client.score([b"no picture", images[0]], ["a dog"])[0] == [None]
     assert client.embed([b"no picture"])["pictures"] == [None]
     with pytest.raises(ServiceError, match="404 no_such_method"):
