@@ -176,7 +176,7 @@ def alignment(model: str, *, seed: int = 0) -> Alignment:
         model=model,
         config=CONFIGS[model](region_width=DIM),
         feeding=make_feeding(max_regions=FEW_REGIONS),
-        steps=350 if model == "interbert" else 200,
+        steps=800 if model == "interbert" else 200,
         trained=ALIGNED[model],
         seed=seed,
     )
