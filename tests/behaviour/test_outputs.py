@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.factories import NO_MODELS, Tables, write_images
+from tests.nightly import stand_for
 
 from vlmill.extract.cli import command
 from vlmill.pipelines.hard_negatives.command import main as hard_negatives
@@ -86,13 +87,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("hard_negatives", "pretrain"),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("extract", "export")),
-    ],
-)
+@pytest.mark.parametrize("name", stand_for(COMMANDS, "hard_negatives", "pretrain"))
 def test_the_second_is_refused_and_the_first_ends(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
