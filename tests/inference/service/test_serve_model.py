@@ -197,7 +197,9 @@ def test_questions_of_a_batch_are_answered_each_by_itself(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "entailment"])
+@pytest.mark.parametrize(
+    "task", ["classification", pytest.param("entailment", marks=pytest.mark.nightly)]
+)
 def test_classes_are_those_of_the_loaded_object(tmp_path: Path, task: str) -> None:
     make, method = {
         "classification": (labels.labelled, "classify"),
