@@ -5,7 +5,7 @@ shows them is dead, as on a site crawled in part. The pages are a seeded draw: t
 before those without, posts before lists. An image that pages name by several addresses has a
 record under each of them.
 
-Run: python benchmarks/labelled_sites/build.py --git DIR --url URL --out SITE.warc.gz
+Run: PYTHONPATH=benchmarks python -m labelled_sites.build --git DIR --url URL --out SITE.warc.gz
 """
 
 import argparse
@@ -18,12 +18,14 @@ import re
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from labelled_sites.labels import read_labels
 
 KB = 1 << 10
 MAX_IMAGE = 600 * KB
@@ -119,6 +121,10 @@ def _charset(html: bytes) -> str | None:
     return None
 
 
+def _is_list(path: str) -> bool:
+    return bool(_LIST.search(path))
+
+
 def page_address(site_url: str, path: str) -> str:
     """``dir/index.html`` is served as ``dir/``."""
     folder = PurePosixPath(path)
@@ -136,35 +142,43 @@ class PageImages:
 
 
 def draw_pages(
-    pages: Sequence[PageImages], files: Mapping[str, Blob], *, seed: int, most: int, budget: int
+    pages: Sequence[PageImages],
+    files: Mapping[str, Blob],
+    *,
+    first: Set[str],
+    keep: Set[str],
+    seed: int,
+    most: int,
+    budget: int,
 ) -> list[PageImages]:
-    """Pages in a seeded order till ``most`` or the bytes of the archive are used up.
+    """``first``, then pages in a seeded order till ``most`` or the archive's bytes are used up.
 
-    Of a page the first images are kept, to a share of the archive; 1 page of 10 may have none but
-    those of many pages (logos).
+    Of a page the images ``keep`` are packed, then the first ones, to a share of the archive; 1 page
+    of 10 may have none but those of many pages (logos).
     """
+    left = budget
     uses = Counter(path for page in pages for path in {path for _, path in page.images})
     own = {page.path for page in pages if any(uses[p] <= MAX_USES for _, p in page.images)}
     shuffled = random.Random(seed).sample(list(pages), len(pages))
-    shuffled.sort(key=lambda page: (page.path not in own, bool(_LIST.search(page.path))))
+    shuffled.sort(key=lambda p: (p.path not in first, p.path not in own, _is_list(p.path)))
     drawn: list[PageImages] = []
-    kept: set[str] = set()
+    packed: set[str] = set()
     plain = 0
     for page in shuffled:
-        plain += page.path not in own
-        if len(drawn) == most or plain > max(2, most // 10):
+        plain += page.path not in own | first
+        if page.path not in first and (len(drawn) == most or plain > max(2, most // 10)):
             break
         images, cost = [], 0
-        for url, path in page.images:
-            new = 0 if path in kept else files[path].size
-            if cost + new <= int(budget * PAGE_SHARE):
+        for url, path in sorted(page.images, key=lambda image: image[0] not in keep):
+            new = 0 if path in packed else files[path].size
+            if url in keep or cost + new <= int(budget * PAGE_SHARE):
                 images.append((url, path))
                 cost += new
         size = files[page.path].size // 4 + cost
-        if size > budget:
+        if size > left and page.path not in first:
             continue
-        budget -= size
-        kept |= {path for _, path in images}
+        left -= size
+        packed |= {path for _, path in images}
         drawn.append(PageImages(page.path, images))
     return drawn
 
@@ -237,22 +251,30 @@ def build(
     ref: str,
     root: str,
     skip: str,
+    keep: Set[str],
     most: int,
     budget: int,
     seed: int,
 ) -> list[PageImages]:
-    """Builds a site's archive; the pages that it holds."""
+    """Builds a site's archive, with the addresses ``keep`` in any case; its pages."""
     files = list_files(git, ref, root)
     skipped = re.compile(skip) if skip else None
     paths = [p for p in sorted(files) if _PAGE.search(p) and not (skipped and skipped.search(p))]
     random.Random(seed).shuffle(paths)
-    paths.sort(key=lambda path: bool(_LIST.search(path)))
+    first = {path for path in paths if keep and page_address(url, path) in keep}
+    paths.sort(key=lambda path: (path not in first, _is_list(path)))
     surveyed = survey(git, files, paths[:MAX_READ], url)
-    pages = draw_pages(surveyed, files, seed=seed, most=most, budget=budget)
+    pages = draw_pages(surveyed, files, first=first, keep=keep, seed=seed, most=most, budget=budget)
     stamp = datetime.fromisoformat(_git(git, "log", "-1", "--format=%cI", ref).decode().strip())
     when = stamp.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     write(out, records(git, files, pages, url, when))
     return pages
+
+
+def labelled_urls(labels: Path, archive: str) -> set[str]:
+    """Addresses of an archive's labelled images and of the pages that show them."""
+    own = [label for label in read_labels(labels) if label.archive == archive]
+    return {url for label in own for url in (label.page_url, label.image_url)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -266,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ref", default="HEAD", help="commit or branch with the pages")
     parser.add_argument("--root", default="", help="folder of the repository that is served: docs/")
     parser.add_argument("--skip", default="", help="pattern of paths of pages to leave out")
+    parser.add_argument("--keep", type=Path, help="labels whose pages and images are kept")
     parser.add_argument("--pages", type=int, default=60, help="most pages")
     parser.add_argument("--megabytes", type=float, default=4.0, help="size of the archive, about")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of pages")
@@ -277,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ref=options.ref,
         root=options.root,
         skip=options.skip,
+        keep=labelled_urls(options.keep, options.out.name) if options.keep else set(),
         most=options.pages,
         budget=int(options.megabytes * KB * KB),
         seed=options.seed,

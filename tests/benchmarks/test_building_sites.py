@@ -1,5 +1,6 @@
 """An archive of a site is built from its git repository."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def test_an_archive_holds_pages_and_their_images(site: Path, tmp_path: Path) -> 
     assert set(pages) == {"http://ab.example/", "http://ab.example/%E5%AF%BA/"}
     for joined in pages.values():
         assert [image.width for image in joined.images.values()] == [400]  # type: ignore[union-attr]
+
+
+def test_labelled_pages_and_images_are_kept(site: Path, tmp_path: Path) -> None:
+    labels, out = tmp_path / "labels.jsonl", tmp_path / "a.warc.gz"
+    page, image = (
+        "http://ab.example/%E5%AF%BA/",
+        "http://ab.example/%E5%AF%BA/%E8%B5%A4%201.jpg?v=2",
+    )
+    texts: dict[str, list[str]] = {"describes": [], "not": [], "unsure": []}
+    row = {"archive": out.name, "language": "ja", "page_url": page, "image_url": image}
+    labels.write_text(json.dumps(row | {"dominant": True} | texts), encoding="utf-8")
+    words = ["--git", str(site), "--url", "http://ab.example/", "--out", str(out)]
+    assert main([*words, "--keep", str(labels), "--megabytes", "0.0001"]) == 0
+    assert [joined.page.url for joined in joined_pages(out, WebPairRules())] == [page]
 
 
 def test_a_third_of_sites_is_held_out() -> None:
