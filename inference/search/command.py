@@ -27,6 +27,23 @@ products are cosines. The inputs are prepared as in the checkpoint's training.
 The same command continues a killed run, shard by shard. Memory: the texts, about 500 bytes each,
 and one shard of vectors.
 """
+SCORE_HELP = """\
+Score image-text pairs with a checkpoint: how well each text describes its image.
+
+examples:
+  train-vl score --checkpoint runs/vlmo --pairs mined --images mined --output scored
+  train-vl score --checkpoint demo/trained --pairs demo/pairs --regions demo/regions \\
+      --output demo/scored
+  python -m vlmill.pipelines.tables filter scored --min-score 0.8 --output better
+
+Writes the table pairs with the column `score` replaced: by the probability of the matching head (0
+to 1), or by the cosine of text and image (-1 to 1) if the checkpoint has a contrastive head. Pairs
+that cannot be scored are listed in `rejects`. The inputs are prepared as in the checkpoint's
+training. `tables filter --min-score` keeps the pairs from a score on.
+
+The same command continues a killed run, shard by shard. Memory: the texts, about 500 bytes each,
+and one shard of pairs.
+"""
 SEARCH_HELP = """\
 Find the nearest vectors of `train-vl embed`.
 
@@ -54,13 +71,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
     add_allow_address(parser)
     add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
-    add(
-        "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
-    )
-    add("--images", metavar="TABLE", help="table of images, for VLMo")
-    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
-    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
-    add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
+    _add_shared_arguments(parser)
     add(
         "--vectors-per-shard",
         type=int,
@@ -69,6 +80,52 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of vectors per shard; a killed run loses at most one unfinished shard "
         "(default: 10000)",
     )
+    add_cost_arguments(parser)
+
+
+def add_score_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl score``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
+    add("--pairs", required=True, metavar="TABLE", help="table of image-text pairs")
+    _add_shared_arguments(parser)
+    add(
+        "--rows-per-shard",
+        dest="vectors_per_shard",
+        type=int_at_least(1),
+        default=10_000,
+        metavar="N",
+        help="number of pairs per shard; a killed run loses at most one unfinished shard "
+        "(default: 10000)",
+    )
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Runs ``train-vl score``; returns the exit status."""
+    find_checkpoint(args.checkpoint)
+    # pyarrow and torch load slowly: import them only after the arguments are checked.
+    from vlmill.runtime.files.reading import require_tables
+
+    require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
+    from vlmill.inference.search.embedding_inputs import EmbedOptions
+    from vlmill.inference.search.pair_scores import score_pairs
+
+    names = {field.name for field in fields(EmbedOptions)}
+    return score_pairs(EmbedOptions(**{n: v for n, v in vars(args).items() if n in names}))
+
+
+def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that ``embed`` and ``score`` share."""
+    add = parser.add_argument
+    add(
+        "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
+    )
+    add("--images", metavar="TABLE", help="table of images, for VLMo")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
     add(
         "--max-regions",
         type=int,
@@ -78,7 +135,6 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--fresh", action="store_true", help="delete the output of an earlier run and start over")
     add_lock_seconds(parser)
-    add_cost_arguments(parser)
 
 
 def run_embed(args: argparse.Namespace) -> int:
