@@ -10,8 +10,8 @@ B pairs, T tokens, R regions, D width of features, P width of pooled vectors.
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ from real.tables import Tables
 from vlmill.models import VARIANTS
 from vlmill.models.inputs import VLInputs
 from vlmill.models.interbert.model import InterBert
+from vlmill.models.layers.blocks import run_layers
+from vlmill.models.layers.packing import make_layout
 from vlmill.models.outputs import Encoded
+from vlmill.models.positions import first_cells
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.checkpoints.files import (
     CheckpointRecord,
@@ -39,11 +42,11 @@ from vlmill.train.loading.arrays import Ids
 from vlmill.train.recipes import get_training
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.retrieval.candidates import encode_texts, read_pairs
-from vlmill.train.tasks.retrieval.inputs import RegionImages
+from vlmill.train.tasks.retrieval.inputs import RegionImages, text_batches
 
 SCALE = 20.0  # of cosines
 WARMUP = 0.1
-LOG_EVERY = 20
+LOG_EVERY, READ_AT_ONCE = 20, 256
 OLD = ("text_embedding", "layers", "interaction_layers", "text_layers", "mlm_head")  # MiniLM's
 
 
@@ -73,7 +76,8 @@ class Alignment:
 class Examples:
     """Holds training captions as ids, the number of each one's image, and all images' regions.
 
-    Features have float16, and locations and masks as in `VLInputs`.
+    Features have float16, and locations and masks as in `VLInputs`. ``read``: the captions before
+    the last layer of the text, float16 [T, H], where all layers below are frozen.
     """
 
     tokens: tuple[Ids, ...]
@@ -81,6 +85,7 @@ class Examples:
     features: Float[Tensor, "images R D"]
     locations: Float[Tensor, "images R 5"]
     masks: Bool[Tensor, "images R"]
+    read: tuple[Float[Tensor, "T H"], ...] | None = None
 
 
 def align(settings: Alignment, tables: Tables, folder: Path) -> None:
@@ -92,6 +97,8 @@ def align(settings: Alignment, tables: Tables, folder: Path) -> None:
     real = examples.features[examples.masks].float()
     model.standardise_regions(real.mean(0), real.std(0))
     get_training(settings.model).start(model, bert)
+    if isinstance(model, InterBert):
+        examples = replace(examples, read=read_below(model, examples.tokens))
     run_steps(model, settings, examples)
     training = TrainingRecord(
         recipe=settings.name,
@@ -127,6 +134,33 @@ def load_examples(
     )
 
 
+@torch.no_grad()
+def read_below(model: InterBert, texts: Sequence[Ids]) -> tuple[Float[Tensor, "T H"], ...]:
+    """Returns the hidden states of captions before the text's last layer."""
+    model.eval()
+    read: dict[int, Tensor] = {}
+    for batch in text_batches(texts, READ_AT_ONCE, torch.device("cpu")):
+        layout = make_layout(batch.token_mask)
+        hidden = layout.pack(model.text_embedding(batch.tokens, 0))
+        below = [*model.interaction_layers, *model.text_layers[:-1]]
+        hidden = run_layers(below, hidden, layout)
+        for row, (column, length) in enumerate(zip(batch.columns, batch.lengths, strict=True)):
+            read[int(column)] = hidden[row, : int(length)].half()
+    return tuple(read[number].clone() for number in range(len(texts)))
+
+
+def pool_read(model: InterBert, read: Sequence[Float[Tensor, "T H"]]) -> Float[Tensor, "B P"]:
+    """Returns the pooled vectors of captions that were read below the last layer."""
+    hidden = nn.utils.rnn.pad_sequence([text.float() for text in read], batch_first=True)
+    lengths = torch.tensor([len(text) for text in read])
+    mask = torch.arange(hidden.shape[1]) < lengths[:, None]
+    first = first_cells((len(read), hidden.shape[1]), hidden)
+    layout = make_layout(mask, read=first)
+    last = run_layers([model.text_layers[-1]], layout.pack(hidden), layout)
+    pooled: Tensor = model.text_pooler(last[:, 0])
+    return pooled
+
+
 def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
     """Trains a model; most of MiniLM stays as it is."""
     for name, parameter in model.named_parameters():
@@ -139,7 +173,7 @@ def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
     model.train()
     for step, rows in enumerate(draw_rows(len(examples.tokens), settings)):
         owners = torch.from_numpy(examples.owners[rows])
-        logits = score_passes(model, *passes(model, examples, rows))
+        logits = step_scores(model, examples, rows)
         same = (owners[:, None] == owners) & ~torch.eye(len(rows), dtype=torch.bool)
         logits = logits.masked_fill(same, -torch.inf)
         target = torch.arange(len(rows))
@@ -152,6 +186,15 @@ def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
         if step % LOG_EVERY == 0:
             print(f"align: step {step}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
     model.requires_grad_(True)
+
+
+def step_scores(model: Any, examples: Examples, rows: NDArray[np.int64]) -> Float[Tensor, "B B"]:
+    """Returns the scores of all pairs of a step, texts in rows."""
+    if examples.read is None:
+        return score_passes(model, *(model(inputs) for inputs in passes(model, examples, rows)))
+    texts = pool_read(model, [examples.read[row] for row in rows.tolist()])
+    images = model(passes(model, examples, rows)[1])
+    return stream_scores(model, texts, images.pooled)
 
 
 def parameter_groups(model: nn.Module, settings: Alignment) -> list[dict[str, Any]]:
@@ -175,8 +218,8 @@ def draw_rows(count: int, settings: Alignment) -> Iterator[NDArray[np.int64]]:
         yield rows
 
 
-def passes(model: Any, examples: Examples, rows: NDArray[np.int64]) -> tuple[Encoded, Encoded]:
-    """Returns the texts of captions without an image, and their images without words.
+def passes(model: Any, examples: Examples, rows: NDArray[np.int64]) -> tuple[VLInputs, VLInputs]:
+    """Returns the inputs of captions without an image, and of their images without words.
 
     One stream gets [CLS] and [SEP] with an image.
     """
@@ -196,21 +239,23 @@ def passes(model: Any, examples: Examples, rows: NDArray[np.int64]) -> tuple[Enc
     none = {name: value[:, :0] for name, value in regions.items()}
     ends = 0 if isinstance(model, InterBert) else 2
     marks = torch.from_numpy(texts[0][[0, -1]])[None].expand(len(texts), -1)[:, :ends]
-    text = model(VLInputs(tokens=tokens, token_mask=mask, **none))
-    images = VLInputs(tokens=marks, token_mask=torch.ones_like(marks, dtype=torch.bool), **regions)
-    return text, model(images)
+    real = torch.ones_like(marks, dtype=torch.bool)
+    text = VLInputs(tokens=tokens, token_mask=mask, **none)
+    return text, VLInputs(tokens=marks, token_mask=real, **regions)
 
 
 def score_passes(model: Any, texts: Encoded, images: Encoded) -> Float[Tensor, "B B"]:
     """Returns the scores of all pairs, texts in rows."""
     if isinstance(model, InterBert):
-        return stream_scores(model, texts, images)
+        return stream_scores(model, texts.pooled, images.pooled)
     return cosines(texts, images)
 
 
-def stream_scores(model: InterBert, texts: Encoded, images: Encoded) -> Float[Tensor, "B B"]:
+def stream_scores(
+    model: InterBert, texts: Float[Tensor, "B P"], images: Float[Tensor, "B P"]
+) -> Float[Tensor, "B B"]:
     """Returns InterBERT's matching logits of all pairs, without its interaction."""
-    fused = texts.pooled[:, None] * images.pooled
+    fused = texts[:, None] * images
     return model.match_logit(fused.flatten(0, 1)).view(fused.shape[:2])
 
 

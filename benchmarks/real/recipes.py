@@ -33,7 +33,7 @@ TEXT: dict[str, Any] = {
     "width": WIDTH,
     "num_heads": 12,
     "intermediate_width": 4 * WIDTH,
-    "dropout": 0.0,
+    "dropout": 0.1,
     "attention_dropout": 0.0,  # PyTorch's fused CPU kernel does not support it
     "init_std": 0.05,  # of new weights; 0.02 is made for a width of 768
     "num_region_classes": CLASSES,
@@ -63,13 +63,13 @@ def vilbert(**changes: Any) -> VilbertConfig:
         "visual_num_layers": 1,
         "visual_num_heads": 6,
         "visual_intermediate_width": 2 * WIDTH,
-        "visual_dropout": 0.0,
+        "visual_dropout": 0.2,
         "visual_attention_dropout": 0.0,
         "co_width": POOLED,
         "co_num_heads": 8,
         "text_co_layers": (5,),
         "visual_co_layers": (0,),
-        "head_dropout": 0.0,
+        "head_dropout": 0.2,
         "frozen_text_layers": 5,
     }
     return VilbertConfig(**(TEXT | {"num_layers": 6} | visual | changes))
@@ -84,10 +84,10 @@ def interbert(**changes: Any) -> InterBertConfig:
         "modality_segments": False,  # as released; MiniLM has read texts in segment 0
         "visual_num_heads": 6,
         "visual_intermediate_width": 2 * WIDTH,
-        "visual_dropout": 0.0,
+        "visual_dropout": 0.2,
         "visual_attention_dropout": 0.0,
         "pooled_width": POOLED,
-        "head_dropout": 0.0,
+        "head_dropout": 0.2,
     }
     return InterBertConfig(**(TEXT | fields | changes))
 
@@ -176,7 +176,7 @@ def alignment(model: str, *, seed: int = 0) -> Alignment:
         model=model,
         config=CONFIGS[model](region_width=DIM),
         feeding=make_feeding(max_regions=FEW_REGIONS),
-        steps=300 if model == "interbert" else 200,
+        steps=800 if model == "interbert" else 200,
         trained=ALIGNED[model],
         seed=seed,
     )
@@ -214,7 +214,7 @@ TASK_VARIANTS = {
     "vlmo": "vlmo",
 }
 RETRIEVAL = {
-    "vilbert": Training(steps=800, batch_size=64, lr=5e-4, heads=("text_layers",)),
+    "vilbert": Training(steps=700, batch_size=64, lr=5e-4, heads=("text_layers",)),
     "interbert": Training(steps=100, batch_size=12, lr=2e-4, heads=("layers",)),
     "imagebert": Training(steps=150, batch_size=12, lr=2e-4),
     "vl-bert": Training(steps=150, batch_size=12, lr=2e-4),

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from real.alignment import Alignment, align
+from real.ranking import rank_pairs
+from real.recipes import TASK_VARIANTS
 from real.tables import Tables, Test
 from real.task_tables import TaskTables
 from real.zero_shot import ZERO_SHOT, measure_zero_shot
@@ -173,6 +175,9 @@ def test_run(run: Run, test: Test) -> dict[str, float]:
     recipe = run.parts[-1].recipe
     assert isinstance(recipe, TaskRecipe)
     kind = recipe.stages[0].feeding
+    if kind.reads_regions and recipe.variant != TASK_VARIANTS["vilbert"]:
+        metrics = rank_pairs(run.checkpoint, test)
+        return {name: metrics[name] for name in RECALLS}
     metrics = evaluate_retrieval(
         RetrievalOptions(
             checkpoint=run.checkpoint,

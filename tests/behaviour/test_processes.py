@@ -196,7 +196,7 @@ def assert_same(one: Path, two: Path) -> None:
         torch.testing.assert_close(value, expected[name], atol=5e-6, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_continue_what_two_left(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,16 @@ import pytest
 import real_pairs
 import torch
 from published.omitted import OMITTED, omitted_section
-from real.alignment import Alignment, Examples, parameter_groups, passes, run_steps, score_passes
+from real.alignment import (
+    Alignment,
+    Examples,
+    parameter_groups,
+    passes,
+    pool_read,
+    read_below,
+    run_steps,
+    score_passes,
+)
 from real.arms import all_runs
 from real.photographs import ALL, FIRST, SMALL, baseline_images, find_images, read_rows
 from real.recipes import CONFIGS, MODELS, make_feeding
@@ -158,9 +168,24 @@ def test_alignment_finds_the_image_of_a_caption(model: str) -> None:
     examples = small_examples(8, 16)
     run_steps(network, settings, examples)
     with torch.inference_mode():
-        scores = score_passes(network, *passes(network, examples, np.arange(8)))
+        inputs = passes(network, examples, np.arange(8))
+        scores = score_passes(network, *map(network, inputs))
     assert (scores.argmax(1) == torch.arange(8)).float().mean() >= 0.75
     assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_captions_that_were_read_below_pool_alike() -> None:
+    config = CONFIGS["interbert"](
+        vocab_size=40, width=24, num_heads=6, intermediate_width=48, region_width=16
+    )
+    network = VARIANTS["interbert"].model(config).eval()
+    examples = small_examples(8, 16)
+    texts = [*examples.tokens[:7], np.array([1, 5, 6, 7, 2])]  # one is longer
+    examples = replace(examples, tokens=tuple(texts))
+    with torch.inference_mode():
+        whole = network(passes(network, examples, np.arange(8))[0]).pooled
+        read = pool_read(network, read_below(network, examples.tokens))
+    assert torch.allclose(whole, read, atol=2e-3) and whole.std() > 0.01
 
 
 def test_alignment_keeps_what_it_does_not_train() -> None:

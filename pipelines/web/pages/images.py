@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from PIL import Image
@@ -195,7 +196,7 @@ def examine_images(
     outcomes: Outcomes = []
     looks: dict[int, Any] = {}
     for number, data in enumerate(images):
-        look = None if judge is None else lambda image, n=number: _keep(looks, n, judge.look(image))
+        look = None if judge is None else partial(_look, judge, looks, number)
         outcomes.append(examine_image(data, look=look, **settings))
     if judge is not None and looks:
         for number, verdict in zip(looks, judge.judge(list(looks.values())), strict=True):
@@ -207,8 +208,8 @@ def examine_images(
     return outcomes
 
 
-def _keep(looks: dict[int, Any], number: int, look: Any) -> None:
-    looks[number] = look
+def _look(judge: ImageJudge, looks: dict[int, Any], number: int, image: Image.Image) -> None:
+    looks[number] = judge.look(image)
 
 
 def examine_image(

@@ -54,18 +54,24 @@ def read_entries(path: str | Path, flag: str) -> list[str]:
 
 
 def compile_entries(entries: Sequence[str]) -> "re.Pattern[str]":
-    """Returns one pattern of all entries, longest first; whole words if the script has spaces."""
-    parts = []
+    """Returns one pattern of all entries, longest first; whole words if the script has spaces.
+
+    Entries are grouped by their ends, so that a text is searched at the starts of words only.
+    """
+    words, prefixes, anywhere = list[str](), list[str](), list[str]()
     for entry in sorted(set(entries), key=lambda one: (-len(one), one)):
         stem = entry.rstrip("*").strip()
         if not stem:
             continue
-        words = r"\s+".join(map(re.escape, stem.split()))
-        if _DENSE_SCRIPT.search(stem):
-            parts.append(words)
-        else:
-            parts.append(rf"(?<!\w){words}" + (r"\w*" if entry.endswith("*") else r"(?!\w)"))
-    return re.compile("|".join(parts))
+        dense = _DENSE_SCRIPT.search(stem)
+        group = anywhere if dense else prefixes if entry.endswith("*") else words
+        group.append(r"\s+".join(map(re.escape, stem.split())))
+    parts = [
+        rf"(?<!\w)(?:{'|'.join(prefixes)})\w*" if prefixes else "",
+        rf"(?<!\w)(?:{'|'.join(words)})(?!\w)" if words else "",
+        *anywhere,
+    ]
+    return re.compile("|".join(filter(None, parts)) or r"(?!)")
 
 
 @cache

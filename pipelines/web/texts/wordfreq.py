@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 NAME = "wordfreq"
 # Our words are not those of the tables: Korean words have endings that the tables split off.
 UNLIKE = frozenset({"ko"})
@@ -64,6 +62,8 @@ def _simplified() -> dict[int, str]:
 
 
 def _unpack(path: Path) -> Any:
+    import msgspec  # of the extra that has the tables, too
+
     with gzip.open(path) as file:
         return msgspec.msgpack.decode(file.read(), strict=False)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.nightly import stand_for
 
 from vlmill.models import preset
 from vlmill.models.registry import MODELS
@@ -30,11 +31,8 @@ def test_the_file_has_every_model_and_no_other() -> None:
 
 def tried() -> list[Any]:
     """Every model; in ``make test`` the first of each variant."""
-    first = {recipe.variant: key for key, recipe in reversed(MODELS_OF_RECIPES.items())}.values()
-    return [
-        pytest.param(key, marks=() if key in first else pytest.mark.nightly)
-        for key in MODELS_OF_RECIPES
-    ]
+    first = {recipe.variant: key for key, recipe in reversed(MODELS_OF_RECIPES.items())}
+    return stand_for(MODELS_OF_RECIPES, *first.values())
 
 
 @pytest.mark.parametrize("key", tried())
