@@ -59,6 +59,7 @@ PUBLIC = {
         "vlmill.inference.load.answering.Grounded",
         "vlmill.inference.load.explaining.Explanation",
     ),
+    "The services' clients": ("vlmill.client.Client", "vlmill.client.AsyncClient"),
 }
 Main = Callable[[Sequence[str]], object]
 COMMANDS: dict[str, Main] = {
@@ -197,7 +198,7 @@ def notebook_page(content: str) -> tuple[str, dict[str, bytes]]:
 
 def api_page() -> str:
     """Returns the page of the Python interface: directives for mkdocstrings."""
-    parts = ["# The Python interface\n", "What `import vlmill` offers.\n"]
+    parts = ["# The Python interface\n", "The docstrings of what users import.\n"]
     for title, names in PUBLIC.items():
         parts += [f"## {title}\n", *(f"::: {name}\n" for name in names)]
     return "\n".join(parts)
