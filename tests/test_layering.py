@@ -47,15 +47,14 @@ EXCEPTIONS: dict[str, set[str]] = {
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},
     # Curves of the runs that train, in whichever folder.
     "runtime/console/trackers.py": {"accelerate"},
-    # Threads of the library that two jobs search with.
+    # Threads and devices of the library that two jobs search with.
     "runtime/console/threads.py": {"faiss"},
     # How their processes are brought together, and whether one of them was asked to stop.
     "runtime/console/process_group.py": {"accelerate", "torch"},
     "runtime/console/stopping.py": {"accelerate", "torch"},
     # RoIAlign with gradients.
     "train/detector/losses.py": {"torchvision"},
-    # Distances of vectors, and the unpickler of strangers' files.
-    "pipelines/nearest_images/search.py": {"faiss"},
+    # The unpickler of strangers' files.
     "pipelines/nearest_images/published.py": {"models"},
     "pipelines/manifest/sets/refcoco.py": {"models"},
     # The two command lines are the top floor, above all folders.
@@ -76,7 +75,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "processes",
         "bounded_calls",
         "files",
-        "readers console net",
+        "readers console net client",
         "units service weights",
         "__init__",
     ),

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from tests.hub_server import Hub, hub_server
 from tests.serving import served
 
+from vlmill.client import Client
 from vlmill.pipelines.manifest import job as manifest
-from vlmill.runtime.service.client import ServiceClient
 from vlmill.train.cli import main as train_vl
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-data.md").read_text(encoding="utf-8")
@@ -143,12 +143,12 @@ def type_all(heading: str) -> list[str]:
 
 
 @contextmanager
-def service(line: str) -> Iterator[ServiceClient]:
+def service(line: str) -> Iterator[Client]:
     """Runs the service of a command, at a free port."""
     words = shlex.split(line.removeprefix("train-vl "))
     words[words.index("--port") + 1] = "0"
     with served(["-m", "vlmill.train.cli", *words]) as running:
-        yield ServiceClient(running.url)
+        yield Client(running.url)
         assert running.stop() == 0
 
 

@@ -26,12 +26,19 @@ from vlmill.runtime.console.report import (
     html_table,
     image_cards,
     settings_table,
+    template,
     write_page,
 )
 from vlmill.schemas.plain_json import read_json
 
 MOST_BARS = 20
+SHOWN_IMAGES = 12  # of each, kept and rejected
+_SIDES = template(
+    "<div class='sides'>{% for title, cards in sides %}<div><h3>{{ title }}</h3>{{ cards }}</div>"
+    "{% endfor %}</div>"
+)
 SHOWN = "report.json"
+FILTER = "_filter"  # the end of the names of settings that describe filters
 
 
 def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | None" = None) -> None:
@@ -55,6 +62,12 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
         [
             Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
             Section(
+                title="Kept and rejected images",
+                body=_compare_images(samples, content.get("rejected", [])),
+                intro="Sampled at random; rejected images come from pairs that only their image "
+                "excluded. Racy images are counted, and not shown.",
+            ),
+            Section(
                 title="Sample pairs",
                 body=_images(samples),
                 intro=f"At most {SAMPLES}, sampled at random.",
@@ -66,10 +79,29 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
                 body=html_table(["stage", "reason", "key", "detail"], content["rejects"]),
                 intro="A few of each stage and reason, sampled at random.",
             ),
+            Section(
+                title="Filters",
+                body=html_table(["filter", "what was on"], filter_rows(settings)),
+                intro="Each is switched off by its flag, such as --safety-model none.",
+            ),
             Section(title="Settings", body=settings_table(settings)),
         ],
         subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} archives",
     )
+
+
+def filter_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the filters of a run by the job's settings, and what was on for each."""
+    rows = []
+    for name, value in settings.items():
+        if name.endswith(FILTER):
+            kind = name.removesuffix(FILTER)
+            threshold = settings.get(f"{kind}_threshold")
+            text = str(value) if threshold is None else f"{value}, threshold {threshold}"
+            rows.append((kind.replace("_", " "), text))
+    lists = ", ".join(settings.get("lists", {})) or "none"
+    personal = "kept" if settings.get("keep_personal_data") else "dropped"
+    return [*rows, ("your lists of words and pages", lists), ("personal data", personal)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +158,33 @@ def _counted(metrics: Mapping[str, int]) -> Markup:
     return Markup(alike + digests).format(
         metrics["near_duplicates"], metrics["near_duplicate_groups"], metrics["wrong_digests"]
     )
+
+
+def _compare_images(
+    samples: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]
+) -> Markup:
+    """Shows kept images on the left and rejected ones on the right, as LAIT's figures 2 and 3
+    (ImageBERT, arXiv:2001.07966).
+    """
+    kept = [
+        {"uri": sample["picture"], "text": sample["text"], "about": ""}
+        for sample in samples
+        if sample["picture"]
+    ]
+    dropped = [
+        {
+            "uri": row["picture"],
+            "text": row["text"],
+            "about": f"{row['reason']} {row['detail'] or ''}".strip(),
+        }
+        for row in rejected
+    ]
+    none = Markup("<p class='soft'>No image.</p>")
+    sides = [
+        (title, image_cards(cards[:SHOWN_IMAGES]) if cards else none)
+        for title, cards in (("Kept", kept), ("Rejected", dropped))
+    ]
+    return Markup(_SIDES.render(sides=sides))
 
 
 def _images(samples: Sequence[Mapping[str, Any]]) -> Markup:

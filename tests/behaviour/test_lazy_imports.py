@@ -74,6 +74,8 @@ COMMANDS = {
     (TRAIN, "convert", "--help"): 0,
     (TRAIN, "embed", "--help"): 0,
     (TRAIN, "embed", "--checkpoint", "none", "--output", "b"): 2,
+    (TRAIN, "score", "--help"): 0,
+    (TRAIN, "score", "--checkpoint", "none", "--pairs", "a", "--output", "b"): 2,
     (TRAIN, "search", "--help"): 0,
     (TRAIN, "search", "--vectors", "a"): 2,  # nothing to do
     (TRAIN, "serve", "--help"): 0,
