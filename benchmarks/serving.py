@@ -58,11 +58,11 @@ class Service:
 
 
 @contextmanager
-def service(log: Path, *flags: str) -> Iterator[Service]:
-    """Runs `extract-rois serve` at a free port."""
+def service(log: Path, *flags: str, module: str = "vlmill.extract.cli") -> Iterator[Service]:
+    """Runs `extract-rois serve`, or that of another command's module, at a free port."""
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vlmill.extract.cli", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", module, "serve", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

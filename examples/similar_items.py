@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.inference.search.index import build_index
+from vlmill.inference.search.building import build_index
 from vlmill.inference.search.table import Vectors, count_kinds, read_vectors
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.shards import write_shard

@@ -27,6 +27,8 @@ def browser(downloads: Path) -> Iterator[Any]:
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     options.add_argument("--window-size=1200,1100")
+    for name in ("device", "ui"):  # a camera of moving colours, which needs no permission
+        options.add_argument(f"--use-fake-{name}-for-media-stream")
     options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     running = webdriver.Chrome(options=options, service=Service(driver))

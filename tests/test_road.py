@@ -18,8 +18,8 @@ from safetensors.torch import save
 from tests.hub_server import Hub, hub_server
 from tests.serving import served
 
+from vlmill.client import Client
 from vlmill.pipelines.manifest import job as manifest
-from vlmill.runtime.service.client import ServiceClient
 from vlmill.train.cli import main as train_vl
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-data.md").read_text(encoding="utf-8")
@@ -143,12 +143,12 @@ def type_all(heading: str) -> list[str]:
 
 
 @contextmanager
-def service(line: str) -> Iterator[ServiceClient]:
+def service(line: str) -> Iterator[Client]:
     """Runs the service of a command, at a free port."""
     words = shlex.split(line.removeprefix("train-vl "))
     words[words.index("--port") + 1] = "0"
     with served(["-m", "vlmill.train.cli", *words]) as running:
-        yield ServiceClient(running.url)
+        yield Client(running.url)
         assert running.stop() == 0
 
 
@@ -167,7 +167,7 @@ def test_the_road_of_captions(world: Path, capsys: pytest.CaptureFixture[str]) -
         assert np.isfinite(scores).all() and scores.shape == (2, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_road_of_questions(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = type_all("Questions")
     assert "recipe vqa-vlmo-small: the one for a vlmo of this size" in capsys.readouterr().err
@@ -178,7 +178,7 @@ def test_the_road_of_questions(world: Path, capsys: pytest.CaptureFixture[str]) 
         assert client.answer(image, "which colour has the circle?") in COLOURS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_road_of_labels(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = type_all("Labels")
     assert "recipe classification-vlmo-small: the one" in capsys.readouterr().err

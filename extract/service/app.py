@@ -9,9 +9,10 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, make_response
+from vlmill.runtime.client.forms import JSON, PARQUET
 from vlmill.runtime.readers.class_names import stored_names
-from vlmill.runtime.service.client import PARQUET
 from vlmill.runtime.service.guard import Guard
+from vlmill.runtime.service.openapi import BINARY, REJECT, form_body, list_of, record_of
 from vlmill.runtime.service.refusals import bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, account, guard_application, new_application
@@ -39,47 +40,27 @@ SAMPLES = [
     {
         "lang": "Python",
         "label": "a table",
-        "source": "from vlmill.runtime.service.client import ServiceClient\n"
-        'client = ServiceClient("http://127.0.0.1:8080")\n'
+        "source": "from vlmill.client import Client\n"
+        'client = Client("http://127.0.0.1:8080")\n'
         'table = client.regions(["image.jpg", "other.jpg"])\n'
         "print(table.num_rows)\n",
     },
 ]
+ROW = {"type": "object", "additionalProperties": True}
+ROWS = record_of({"regions": list_of(ROW), "rejects": list_of(REJECT), "arrays": ROW})
 OPENAPI = {
     "requestBody": {
         "required": True,
-        "content": {
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "pictures": {
-                            "type": "array",
-                            "items": {"type": "string", "format": "binary"},
-                        }
-                    },
-                }
-            },
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "pictures": {"type": "array", "items": {"type": "string"}},
-                        "urls": {"type": "array", "items": {"type": "string"}},
-                    },
-                }
-            },
-        },
+        "content": {"image/*": {"schema": BINARY}, **form_body({})["content"]},
     },
     "responses": {
         "200": {
             "description": "rows of the regions table",
-            "content": {kind: {} for kind in KINDS},
+            "content": {
+                JSON: {"schema": ROWS},
+                **{kind: {"schema": BINARY} for kind in KINDS if kind != JSON},
+            },
         },
-        "4XX": {"description": "JSON: `error`, one line, and `reason`"},
-        "429": {"description": "the queue is full; retry after `Retry-After` seconds"},
-        "503": {"description": "not computed in time, or a worker was lost"},
     },
     "x-codeSamples": SAMPLES,
 }
@@ -109,7 +90,12 @@ def regions_service(
     application = new_application(shell, "vlmill regions", DESCRIPTION, about)
 
     @application.post(
-        "/v1/regions", summary="Regions of images", description=HOW, openapi_extra=OPENAPI
+        "/v1/regions",
+        summary="Regions of images",
+        description=HOW,
+        operation_id="regions",
+        response_class=Response,
+        openapi_extra=OPENAPI,
     )
     async def regions(request: Request) -> Response:
         kind = choose_kind(request.headers.get("accept", ""))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from vlmill.runtime.client.forms import ARROW, JSON, PARQUET
 from vlmill.runtime.files.atomic import temporary_folder
 from vlmill.runtime.files.shards import file_metadata, write_shard
 from vlmill.runtime.readers.regions import RegionRow, encode_regions
-from vlmill.runtime.service.client import ARROW, JSON, PARQUET
 from vlmill.runtime.service.json_rows import plain_row
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.rejects import Reason

@@ -32,6 +32,7 @@ from vlmill.runtime.readers.class_names import require_names
 from vlmill.runtime.readers.regions import RegionReader, encode_regions
 from vlmill.runtime.service.guard import Guard
 from vlmill.runtime.service.json_rows import plain_row
+from vlmill.runtime.service.openapi import JPEG, file_response
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
@@ -152,7 +153,7 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
 
     application = new_application(shell, "vlmill table", "Looks at a table of regions.", about)
 
-    @application.get("/v1/rows", summary="The rows of a page")
+    @application.get("/v1/rows", summary="The rows of a page", operation_id="rows")
     async def rows(request: Request) -> dict[str, Any]:
         require_query(request, ("page", "per_page"))
         page = parse_number(request.query_params.get("page", "0"))
@@ -161,12 +162,18 @@ def viewer_service(settings: ServiceSettings, table_view: TableView) -> tuple[Sh
             raise bad_request(f"per_page: expected 1 to {MOST_A_PAGE}")
         return table_view.page(page, size)
 
-    @application.get("/v1/rows/{number}", summary="A row")
+    @application.get("/v1/rows/{number}", summary="A row", operation_id="row")
     async def row(number: str) -> Response:
         content = await asyncio.to_thread(table_view.row, parse_row_number(number))
         return Response(content, media_type="application/json")
 
-    @application.get("/v1/rows/{number}/picture", summary="A row's image")
+    @application.get(
+        "/v1/rows/{number}/picture",
+        summary="A row's image",
+        operation_id="picture",
+        response_class=Response,
+        responses={200: file_response("the image", JPEG)},
+    )
     async def image(number: str) -> Response:
         content = await asyncio.to_thread(table_view.image, parse_row_number(number))
         return Response(content, media_type="image/jpeg")

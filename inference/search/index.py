@@ -1,13 +1,10 @@
-"""Builds, measures, saves and opens FAISS indexes of vectors.
+"""Searches, saves and opens FAISS indexes of vectors.
 
 N vectors, Q queries, P their width, K results of a query. Scores are inner products of unit
-vectors: cosines. `flat` compares every vector and is exact; `hnsw` walks a graph (Malkov and
-Yashunin, arXiv:1603.09320), `ivf` searches the nearest cells of a k-means partition (Jegou et al.,
-2011); for both the recall of the exact results is measured.
+vectors: cosines. ``building`` makes indexes, ``updating`` adds and removes rows.
 """
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vlmill.inference.search.table import ABOUT, Matrix, Vectors
+from vlmill.inference.search.table import ABOUT, Matrix
 from vlmill.runtime.files.atomic import atomic_folder
 from vlmill.runtime.files.listed import FILE_RECORD, parse_record, record_files, require_unchanged
 from vlmill.runtime.files.paths import readable, to_path
@@ -28,21 +25,20 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 
 INDEX, ROWS, SETTINGS = "index.faiss", "rows.parquet", "index.json"
+NEIGHBOURS = "neighbours.npy"  # with `--neighbours`: the nearest rows of each row
 FORMAT = 1
-LINKS = 32  # of a vector in hnsw's graph
-BUILD_EFFORT = 100  # candidates while the graph is built
-CELLS = 4  # cells of ivf, as a multiple of the root of N
-# FAISS's defaults, 256 vectors per cell and 25 rounds, take 1.5e14 operations for a million
-# vectors of 768 numbers: ten times as many, with the same recall.
-A_CELL, KMEANS_ROUNDS = 64, 10
-EFFORT = {"hnsw": 128, "ivf": 32}  # candidates; searched cells
-MEASURED, MEASURED_TOP = 1_000, 10
+MEASURED_TOP = 10  # results of a query whose recall is measured
+EXACT_SHARE = 50  # with a filter, 1 row of so many is compared exactly rather than searched
+
+NEIGHBOUR = np.dtype([("row", "<i4"), ("score", "<f4")])
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """Holds ``scores`` float32 [Q, K] in descending order, and ``positions`` int64 [Q, K] in the
-    index; -1 where an approximate index has no more.
+    index; -1 where an approximate index, or the filter, has no more.
     """
 
     scores: NDArray[np.float32]
@@ -51,96 +47,97 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchIndex:
-    """Holds a FAISS index, its rows, and its settings."""
+    """Holds a FAISS index, its rows with their columns, and its settings.
+
+    ``neighbours`` [N, K] has the nearest rows of each row, other than itself: ``row`` int32, -1 for
+    none, and ``score`` float32.
+    """
 
     faiss_index: Any
     about: pa.Table
     settings: Mapping[str, Any]
+    neighbours: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return int(self.faiss_index.ntotal)
 
     @property
     def width(self) -> int:
         """Returns P."""
         return int(self.faiss_index.d)
 
-    def nearest(self, queries: Matrix, top: int) -> Answers:
+    @property
+    def columns(self) -> list[str]:
+        """Returns the columns that a filter can name."""
+        return [name for name in self.about.column_names if name not in ABOUT]
+
+    def nearest(self, queries: Matrix, top: int, allowed: Mask | None = None) -> Answers:
         """Returns the ``top`` best vectors of each query; equal scores keep the order of the
-        vectors.
+        vectors. ``allowed`` [N] marks the rows that may be results.
         """
-        count = min(top, self.faiss_index.ntotal)
-        scores, positions = self.faiss_index.search(
-            np.ascontiguousarray(queries, np.float32), count
-        )
-        order = np.lexsort((positions, -scores), axis=1)
+        queries = np.ascontiguousarray(queries, np.float32)
+        count = min(top, len(self))
+        if allowed is None:
+            # The candidates of `pq` are a multiple of the results: of at least as many as measured.
+            found = self.faiss_index.search(queries, max(count, min(MEASURED_TOP, len(self))))
+        else:
+            found = search_allowed(self, queries, count, allowed)
+        scores, positions = found
+        if (scores[:, 1:] < scores[:, :-1]).all():  # no equal scores
+            return Answers(scores=scores[:, :count], positions=positions[:, :count])
+        order = np.lexsort((positions, -scores), axis=1)[:, :count]
         return Answers(
             scores=np.take_along_axis(scores, order, axis=1),
             positions=np.take_along_axis(positions, order, axis=1),
         )
 
+    def vectors(self, positions: NDArray[np.int64]) -> Matrix:
+        """Returns the vectors of rows, [n, P]."""
+        index = self.faiss_index
+        if self.settings["type"] == "ivf" and index.direct_map.no():
+            index.make_direct_map()  # 8 bytes per row: the cells list rows, not the reverse
+        rows = np.empty((len(positions), self.width), dtype=np.float32)
+        for row, position in zip(rows, positions.tolist(), strict=True):
+            index.reconstruct(position, row)
+        return rows
 
-def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> SearchIndex:
-    """Builds an index; ``effort`` is the search effort of an approximate one (:data:`EFFORT`).
 
-    Raises InputError for no vectors or fewer than it has cells.
+def search_allowed(index: SearchIndex, queries: Matrix, count: int, allowed: Mask) -> Any:
+    """Searches the rows of a mask: scores and positions [Q, count], -1 where there are no more.
+
+    Few rows are compared exactly; else the index is searched for so many results that enough of
+    them are allowed.
     """
-    import faiss  # in the extra `search`, which vlmill.load does not need
-
-    matrix = vectors.matrix
-    count, width = matrix.shape
-    if effort is not None and (kind == "flat" or effort < 1):
-        raise InputError(f"--effort {effort}: expected at least 1, with --type hnsw or ivf")
-    parameters: dict[str, int] = {}
-    index: Any
-    if kind == "flat":
-        index = faiss.IndexFlatIP(width)
-    elif kind == "hnsw":
-        parameters = {"links": LINKS, "effort": effort or EFFORT[kind]}
-        index = faiss.IndexHNSWFlat(width, LINKS, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = BUILD_EFFORT
-        index.hnsw.efSearch = parameters["effort"]
-    else:
-        cells = max(1, min(round(CELLS * math.sqrt(count)), count // 39))  # FAISS: 39 per cell
-        parameters = {"cells": cells, "effort": min(effort or EFFORT[kind], cells)}
-        index = faiss.IndexIVFFlat(
-            faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT
-        )
-        index.cp.max_points_per_centroid, index.cp.niter = A_CELL, KMEANS_ROUNDS
-        index.train(matrix)
-        index.nprobe = parameters["effort"]
-    index.add(matrix)
-    settings = {
-        "index": FORMAT,
-        "type": kind,
-        "vectors": count,
-        "width": width,
-        "parameters": parameters,
-        "of": vectors.about.column("kind")[0].as_py(),
-        **vectors.origin,
-    }
-    return SearchIndex(faiss_index=index, about=vectors.about, settings=settings)
+    matches = int(np.count_nonzero(allowed))
+    if index.settings["type"] == "flat" or matches <= max(count, len(allowed) // EXACT_SHARE):
+        return search_exactly(index, queries, count, allowed)
+    width = min(len(index), 2 * count * len(allowed) // matches + MEASURED_TOP)
+    scores, positions = index.faiss_index.search(queries, width)
+    hidden = (positions < 0) | ~allowed[positions]
+    if (np.count_nonzero(~hidden, axis=1) < count).any():
+        return search_exactly(index, queries, count, allowed)
+    order = np.argsort(hidden, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(positions, order, axis=1)
 
 
-def measure_recall(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: bool) -> float:
-    """Returns the fraction of the exact best :data:`MEASURED_TOP` that the index finds.
-
-    ``same``: the queries are vectors of the index, which do not count as their own results.
-    """
+def search_exactly(index: SearchIndex, queries: Matrix, count: int, allowed: Mask) -> Any:
+    """Compares all rows of a mask: scores and positions [Q, count]."""
     import faiss
 
-    top = min(MEASURED_TOP + int(same), len(matrix))
-    _, exact = faiss.knn(queries, matrix, top, metric=faiss.METRIC_INNER_PRODUCT)
-    positions = index.nearest(queries, top).positions
-    first = int(same)  # the vector itself, or an equal one
-    shares = [
-        len(set(row[first:].tolist()) & set(other.tolist())) / max(1, top - first)
-        for row, other in zip(exact, positions, strict=True)
-    ]
-    return float(np.mean(shares))
+    selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+    whole = index.faiss_index
+    if index.settings["type"] == "ivf":
+        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=whole.nlist)
+        return whole.search(queries, count, params=parameters)
+    return flat_part(whole).search(queries, count, params=faiss.SearchParameters(sel=selector))
 
 
-def sample_rows(matrix: Matrix) -> Matrix:
-    """Returns at most :data:`MEASURED` rows, evenly spread."""
-    chosen = np.unique(np.linspace(0, len(matrix) - 1, MEASURED).astype(np.int64))
-    return np.ascontiguousarray(matrix[chosen])
+def flat_part(index: Any) -> Any:
+    """Returns the part of a FAISS index that has the vectors themselves, an IndexFlat."""
+    import faiss
+
+    part = getattr(index, "refine_index", None) or getattr(index, "storage", None)
+    return index if part is None else faiss.downcast_index(part)
 
 
 def save_index(index: SearchIndex, folder: Path) -> None:
@@ -150,9 +147,30 @@ def save_index(index: SearchIndex, folder: Path) -> None:
     with atomic_folder(folder, last=SETTINGS) as temporary:
         faiss.write_index(index.faiss_index, str(temporary / INDEX))
         pq.write_table(index.about, temporary / ROWS)
-        files = record_files(temporary, (INDEX, ROWS))
+        names = [INDEX, ROWS]
+        if index.neighbours is not None:
+            np.save(temporary / NEIGHBOURS, index.neighbours, allow_pickle=False)
+            names.append(NEIGHBOURS)
+        files = record_files(temporary, names)
         content = {**index.settings, "software": SOFTWARE, FILE_RECORD: files}
         (temporary / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_settings(folder: str | Path) -> dict[str, Any]:
+    """Reads the settings of a saved index. Raises InputError if it has none, or another format."""
+    try:
+        settings: dict[str, Any] = read_json(to_path(folder) / SETTINGS)
+        if settings["index"] != FORMAT:
+            raise InputError(
+                f"--index {folder} has format {settings['index']}, this vlmill reads {FORMAT}"
+            )
+        return settings
+    except OSError as error:
+        raise missing_index(folder, error) from None
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged_index(folder, error) from None
 
 
 def open_index(folder: str | Path) -> SearchIndex:
@@ -164,26 +182,37 @@ def open_index(folder: str | Path) -> SearchIndex:
     import faiss
 
     path = to_path(folder)
+    settings = read_settings(folder)
     try:
-        settings = read_json(path / SETTINGS)
-        if settings["index"] != FORMAT:
-            raise InputError(
-                f"--index {folder} has format {settings['index']}, this vlmill reads {FORMAT}"
-            )
         require_unchanged(path, parse_record(settings[FILE_RECORD]), f"--index {folder}")
         index = faiss.read_index(os.fspath(path / INDEX))
-        about = pq.read_table(readable(path / ROWS)).select(list(ABOUT)).combine_chunks()
+        columns = [*ABOUT, *settings.get("columns", ())]
+        about = pq.read_table(readable(path / ROWS)).select(columns).combine_chunks()
+        neighbours = None
+        if NEIGHBOURS in settings[FILE_RECORD]:
+            neighbours = np.load(path / NEIGHBOURS, allow_pickle=False)
+            if neighbours.dtype != NEIGHBOUR or neighbours.shape[:1] != (len(about),):
+                raise ValueError(f"{NEIGHBOURS} has not the neighbours of each row")
         sizes = (index.d, index.ntotal, about.num_rows)
         if sizes != (settings["width"], settings["vectors"], settings["vectors"]):
             raise ValueError(f"its sizes {sizes} differ from the recorded ones")
     except FileNotFoundError as error:
-        raise InputError(
-            f"--index {folder} has no index ({error}); build one with --vectors TABLE "
-            "--save-index DIR"
-        ) from None
+        raise missing_index(folder, error) from None
     except InputError:
         raise
     except (ValueError, KeyError, TypeError, RuntimeError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"--index {folder} is damaged ({reason}); build it again") from None
-    return SearchIndex(faiss_index=index, about=about, settings=settings)
+        raise damaged_index(folder, error) from None
+    return SearchIndex(faiss_index=index, about=about, settings=settings, neighbours=neighbours)
+
+
+def missing_index(folder: str | Path, error: Exception) -> InputError:
+    """Returns the error for a folder without an index."""
+    return InputError(
+        f"--index {folder} has no index ({error}); build one with --vectors TABLE --save-index DIR"
+    )
+
+
+def damaged_index(folder: str | Path, error: Exception) -> InputError:
+    """Returns the error for an index that cannot be read."""
+    reason = " ".join(str(error).split())[:300]
+    return InputError(f"--index {folder} is damaged ({reason}); build it again")

@@ -170,13 +170,18 @@ def make_query_encoder(
             f"{flag}: {with_article(loaded.variant)} reads text and image together, and has no "
             "vector of one alone; give `train-vl search` vectors of pairs, --queries"
         )
-    if weights_digest(loaded) != index.settings["weights_sha256"]:
+    require_weights(loaded, index.settings)
+    loaded.model.to(device_named(device))
+    return QueryEncoder(loaded=loaded, device=device)
+
+
+def require_weights(loaded: LoadedCheckpoint, settings: Mapping[str, Any]) -> None:
+    """Raises InputError for a checkpoint that did not compute the vectors of an index."""
+    if weights_digest(loaded) != settings["weights_sha256"]:
         raise InputError(
             f"--checkpoint {loaded.path} is not the checkpoint that computed the "
             "vectors; give that checkpoint, or embed again with this one"
         )
-    loaded.model.to(device_named(device))
-    return QueryEncoder(loaded=loaded, device=device)
 
 
 def table_queries(argument: str, index: SearchIndex) -> Iterator[list[Query]]:

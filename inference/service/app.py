@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from vlmill.inference.service.openapi import PICTURE, describe_method
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
@@ -16,23 +17,29 @@ from vlmill.inference.service.questions import (
     ENTAIL,
     SCORE,
     SEARCH,
+    SIMILAR,
     NoAnswer,
     Question,
 )
+from vlmill.inference.service.served_index import ServedIndex
 from vlmill.runtime.console.report import thumbnail
+from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.runtime.service.bodies import Form
-from vlmill.runtime.service.guard import Guard
+from vlmill.runtime.service.guard import DEADLINE, Guard
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 
 DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
 MOST_TEXTS, MOST_TOP = 256, 1_000
-CLIENT = "from vlmill.runtime.service.client import ServiceClient\n"
-CLIENT += 'client = ServiceClient("http://127.0.0.1:8080")\n'
+MOST_ITEMS, MOST_SEEN = 100, 1_000  # of a history whose neighbours are searched; that are omitted
+CLIENT = "from vlmill.client import Client\n"
+CLIENT += 'client = Client("http://127.0.0.1:8080")\n'
+COSINE = "cosine"  # the scale of an index's scores
 
 
 def sample(source: str) -> dict[str, str]:
@@ -52,9 +59,7 @@ HELP = {
         "Form: one file and `text`. Gives `score`, the row of `regions`, and `losses`: the "
         "decrease of "
         "the score without each region.",
-        sample(
-            'client.request_json("/v1/attend", ["image.jpg"], {"text": ["a red kite"]})["losses"]'
-        ),
+        sample('client.attend("image.jpg", "a red kite")["losses"]'),
     ),
     EMBED: (
         "Vectors of images and texts",
@@ -65,9 +70,20 @@ HELP = {
     ),
     SEARCH: (
         "Nearest vectors of an index",
-        "Form: `text` or one file, and `top`, 10 unless it is given. Gives `answers`, rows with "
-        "their `score`, the nearest first.",
+        "Form: `text` or one file; `top`, 10 unless it is given; and `where`, as COLUMN=VALUE, for "
+        "rows with that value (of one column: any of them). Gives `answers`, rows with their "
+        "`score`, the nearest first.",
         sample('client.search(text="a red kite", top=3)'),
+    ),
+    SIMILAR: (
+        "Items similar to an item, or to a user's history",
+        "Form: `items`, the ids of one item or of several, the one that was seen last at the end; "
+        "`seen`, further ids that are no results; `top`, 10 unless it is given; `where` as for "
+        "search. An item's id is its image_id, or its pair_id if it has no image. Gives `answers`, "
+        "rows with `item_id`, `score`, and `near`, the given item that it is near. The nearest of "
+        "each item come first, those of the last item before the others'. `missing` has the given "
+        "items that the index does not have.",
+        sample('client.similar(["17"], top=5)'),
     ),
     ANSWER: (
         "The answer to a question about an image",
@@ -106,16 +122,44 @@ def embed_question(form: Form) -> Question:
 
 def search_question(form: Form) -> Question:
     """Parses a search. Raises RequestRefused."""
-    top = form.words.get("top", ["10"])
-    if len(top) != 1 or not top[0].isascii() or not top[0].isdigit() or len(top[0]) > 5:
-        raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
-    number = int(top[0])
-    if not 1 <= number <= MOST_TOP:
-        raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
-    texts = form.words.get("text", [])
+    texts, top = form.words.get("text", []), read_top(form)
     if len(texts) + len(form.images) != 1:
         raise bad_request("expected one text or one image")
-    return Question(method=SEARCH, images=contents(form), texts=texts, top=number)
+    images = contents(form)
+    return Question(method=SEARCH, images=images, texts=texts, top=top, where=read_where(form))
+
+
+def similar_question(form: Form) -> Question:
+    """Parses a request for items near others. Raises RequestRefused."""
+    items, seen = form.words.get("items", []), form.words.get("seen", [])
+    if form.images:
+        raise bad_request("expected ids of items, and no image")
+    if not items or len(items) > MOST_ITEMS:
+        raise bad_request(f"items: expected 1 to {MOST_ITEMS} ids")
+    if len(seen) > MOST_SEEN:
+        raise bad_request(f"seen: expected at most {MOST_SEEN} ids")
+    top, where = read_top(form), read_where(form)
+    return Question(method=SIMILAR, items=items, seen=seen, top=top, where=where)
+
+
+def read_top(form: Form) -> int:
+    """Parses the number of results. Raises RequestRefused."""
+    top = form.words.get("top", ["10"])
+    is_number = len(top) == 1 and top[0].isascii() and top[0].isdigit() and len(top[0]) <= 5
+    if not is_number or not 1 <= int(top[0]) <= MOST_TOP:
+        raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
+    return int(top[0])
+
+
+def read_where(form: Form) -> dict[str, list[str]]:
+    """Parses the values that columns must have. Raises RequestRefused."""
+    where = dict[str, list[str]]()
+    for word in form.words.get("where", []):
+        column, equals, value = word.partition("=")
+        if not column or not equals:
+            raise bad_request(f"where: expected COLUMN=VALUE, not {word[:80]!r}")
+        where.setdefault(column, []).append(value)
+    return where
 
 
 def answer_question(form: Form) -> Question:
@@ -162,11 +206,33 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
     SCORE: (("texts",), score_question),
     ATTEND: (("text",), attend_question),
     EMBED: (("texts",), embed_question),
-    SEARCH: (("text", "top"), search_question),
+    SEARCH: (("text", "top", "where"), search_question),
+    SIMILAR: (("items", "seen", "top", "where"), similar_question),
     ANSWER: (("question",), answer_question),
     CLASSIFY: (("text",), classify_question),
     ENTAIL: (("statement",), entail_question),
 }
+
+
+def format_title(about: Mapping[str, Any]) -> str:
+    """Returns the title of the page; ``about`` is the worker's description of its model."""
+    if "index" not in about:
+        return f"Model: {about['variant']}"
+    kind = str(about["index"].get("of"))
+    if SEARCH not in about["methods"]:
+        return "Similar items"
+    return {"image": "Image search", "text": "Text search"}.get(kind, "Search")
+
+
+def format_subtitle(about: Mapping[str, Any]) -> str:
+    """Returns what is served, in a line."""
+    index = about.get("index", {})
+    if "vectors" not in index:
+        return str(about["variant"])
+    counted = format_count(index["vectors"], str(index.get("of", "row")))
+    recall = index.get("recall_at_10")
+    words = f", recall@10 {100 * recall:.1f} %" if isinstance(recall, float) else ""
+    return f"{about['variant']}, index of {counted}{words}"
 
 
 class Images:
@@ -193,45 +259,72 @@ class Images:
 def model_service(
     settings: ServiceSettings,
     *,
+    index: ServedIndex | None = None,
     images: Path | None = None,
     classes: Sequence[str] = (),
     attributes: Sequence[str] = (),
 ) -> tuple[Shell, Guard]:
     """Returns the application of the service.
 
-    ``images`` is the table of the images in search results, ``classes`` and ``attributes`` are the
-    names of regions, for the page. Raises InputError for a table that cannot be read.
+    ``index`` is searched for vectors of the workers, and for items. ``images`` is the table of the
+    images in search results. ``classes`` and ``attributes`` are the names of regions for the page,
+    which replace those that the detector's record has. Raises InputError for a table that cannot
+    be read.
     """
     shell = Shell(settings=settings)
     shown_images = None if images is None else Images(images)
+    if index is not None:
+        index.watch(shell.metrics)
+
+    def methods() -> list[str]:
+        there = shell.about.get("methods", [])
+        return sorted([*there, SIMILAR] if index is not None else there)
 
     def about() -> Mapping[str, Any]:
-        limits = {"bytes": settings.max_bytes, "pictures": settings.max_images}
-        title = f"A model: {shell.about['variant']}"
-        names = {"classes": list(classes), "attributes": list(attributes)}
-        page_data = {"has_pictures": shown_images is not None, **names}
-        return {"service": "model", "title": title, "limits": limits, **page_data, **shell.about}
+        found: Mapping[str, Any] = {} if index is None else index.about
+        stored = stored_names(shell.about.get("producer", {}))
+        described = {"variant": found.get("variant"), **shell.about, "methods": methods()}
+        if index is not None:
+            scales = dict.fromkeys((SEARCH, SIMILAR), COSINE)
+            described |= {"index": found, "scales": {**shell.about.get("scales", {}), **scales}}
+        return {
+            "service": "model",
+            "title": format_title(described),
+            "subtitle": format_subtitle(described),
+            "limits": {"bytes": settings.max_bytes, "pictures": settings.max_images},
+            "has_pictures": shown_images is not None,
+            "random": False,
+            **described,
+            "classes": list(classes or stored["classes"]),
+            "attributes": list(attributes or stored["attributes"]),
+        }
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)
 
-    async def answer_request(request: Request, method: str) -> dict[str, Any]:
-        if method not in shell.about["methods"]:
-            there = ", ".join(shell.about["methods"])
+    async def answer_request(request: Request, method: str) -> Any:
+        if method not in methods():
+            there = ", ".join(methods())
             raise RequestRefused(
-                404, "no_such_method", f"this checkpoint has no head for {method}; it has {there}"
+                404, "no_such_method", f"this service has nothing for {method}; it has {there}"
             )
         words, read = READERS[method]
-        question = read(await shell.form(request, words=words))
+        form = await shell.form(request, words=words, needs_worker=method != SIMILAR)
+        question = read(form)
+        if method == SIMILAR:
+            assert index is not None
+            return await index.ask(question, request.scope[DEADLINE])
         (result,) = await shell.ask(request, [question], weight=question.weight)
         if isinstance(result, NoAnswer):
             raise RequestRefused(422, result.reason, result.message)
-        response: dict[str, Any] = result
-        return response
+        if method == SEARCH:
+            assert index is not None
+            return await index.ask(question, request.scope[DEADLINE], vector=result)
+        return result
 
     def add(method: str) -> None:
         summary, how, example = HELP[method]
 
-        async def endpoint(request: Request) -> dict[str, Any]:
+        async def endpoint(request: Request) -> Any:
             return await answer_request(request, method)
 
         application.add_api_route(
@@ -241,13 +334,19 @@ def model_service(
             summary=summary,
             description=how,
             operation_id=method,
-            openapi_extra={"x-codeSamples": [example]},
+            openapi_extra={**describe_method(method), "x-codeSamples": [example]},
         )
 
     for method in READERS:
         add(method)
 
-    @application.get("/v1/picture", summary="A small JPEG of an image in a search result")
+    @application.get(
+        "/v1/picture",
+        summary="A small JPEG of an image in a search result",
+        operation_id="picture",
+        response_class=Response,
+        responses=PICTURE,
+    )
     async def image(request: Request, image_id: str = "") -> Response:
         require_query(request, ("image_id",))
         if shown_images is None:

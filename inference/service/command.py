@@ -11,6 +11,7 @@ from vlmill.runtime.service.settings import (
     read_service_settings,
 )
 from vlmill.runtime.weights.names import path_or_name
+from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
@@ -23,14 +24,17 @@ examples:
   train-vl serve --checkpoint demo/trained --port 0
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
-  train-vl serve --checkpoint runs/vlmo --index own-index --images own --port 8081
+  train-vl serve --checkpoint runs/vlmo --index own-index --images own --pairs own --port 8081
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
+  train-vl serve --index items --port 8081
 
 A checkpoint serves the paths that it has heads for: /v1/score, /v1/embed, /v1/search (with --index,
 the output of `train-vl search --save-index`), /v1/answer, /v1/classify and /v1/entail; / is a page
-to try the service. The numbers equal those of `vlmill.load`. The address is printed as soon as
-requests can be computed. SIGTERM ends the service after all accepted requests have a response. The
-log is lines of JSON on standard error.
+to try the service. --index also serves /v1/similar, the items near an item or a user's history,
+which needs no checkpoint. When DIR has another index, the service loads it while requests are
+answered from the current one. The numbers equal those of `vlmill.load`. The address is printed as
+soon as requests can be computed. SIGTERM ends the service after all accepted requests have a
+response. The log is lines of JSON on standard error.
 """
 
 
@@ -41,8 +45,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoint",
         type=path_or_name,
-        required=True,
-        help=CHECKPOINT_HELP,
+        metavar="DIR",
+        help=f"{CHECKPOINT_HELP} (not needed for the similar items of --index)",
     )
     add(
         "--detector",
@@ -50,12 +54,25 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="for a model that reads regions: the --weights of their extraction",
     )
-    add("--index", type=path_or_url, metavar="DIR", help="index for /v1/search")
+    add("--index", type=path_or_url, metavar="DIR", help="index for /v1/search and /v1/similar")
+    add(
+        "--index-seconds",
+        type=int_at_least(1),
+        default=10,
+        metavar="S",
+        help="time in seconds after which DIR is looked at for a new index (default: %(default)s)",
+    )
     add(
         "--images",
         type=path_or_url,
         metavar="IMAGES",
         help="table of the index's images, to show them on the page",
+    )
+    add(
+        "--pairs",
+        type=path_or_url,
+        metavar="PAIRS",
+        help="table with the captions of the index's images, to add them to search results",
     )
     add(
         "--device", default="cpu", help="device: cpu, cuda, or a list: cuda:0,cuda:1 (default: cpu)"
@@ -74,8 +91,16 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Runs ``train-vl serve``; returns the exit status."""
     settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
-    find_checkpoint(args.checkpoint)
+    if args.checkpoint is None:
+        if args.index is None:
+            raise InputError("nothing to serve: give --checkpoint DIR, --index DIR or both")
+        if args.detector is not None:
+            raise InputError("--detector goes with --checkpoint: only a model reads regions")
+    else:
+        find_checkpoint(args.checkpoint)
     require_extra("service")
+    if args.index is not None:
+        require_extra("search")
     # The service loads slowly: import it only after the arguments are checked.
     from vlmill.inference.service.app import model_service
     from vlmill.inference.service.engine import model_plan
@@ -83,17 +108,28 @@ def run_serve(args: argparse.Namespace) -> int:
     from vlmill.runtime.readers.class_names import require_names
     from vlmill.runtime.service.server import run_service
 
-    options = ModelOptions(
-        checkpoint=args.checkpoint,
-        detector=args.detector,
-        index=args.index,
-        batch_size=args.batch_size,
-    )
+    index = None
+    if args.index is not None:
+        from vlmill.inference.service.captions import Captions
+        from vlmill.inference.service.served_index import ServedIndex
+
+        captions = None if args.pairs is None else Captions(args.pairs)
+        index = ServedIndex(
+            args.index, seconds=args.index_seconds, limit=settings.queue, captions=captions
+        )
     names = read_name_lists(args)
-    shell, application = model_service(settings, images=args.images, **names)
+    shell, application = model_service(settings, index=index, images=args.images, **names)
 
     def check() -> None:
-        require_names(names, shell.about["producer"], "--detector")
+        require_names(names, shell.about.get("producer", {}), "--detector")
 
-    plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
+    plans = []
+    if args.checkpoint is not None:
+        options = ModelOptions(
+            checkpoint=args.checkpoint,
+            detector=args.detector,
+            index=args.index,
+            batch_size=args.batch_size,
+        )
+        plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
     return run_service(shell, application, plans, "train-vl serve", check=check)

@@ -4,7 +4,6 @@ Requests of the same type in a batch are computed together: the detector and the
 the images of all of them. Other processes, which can be killed, decode the images.
 """
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +20,9 @@ from vlmill.inference.load import answering
 from vlmill.inference.load.detector import RANDOM
 from vlmill.inference.load.model import Floats, LoadedModel, load_pretrained, split_rows
 from vlmill.inference.load.region_weights import measure_region_effects, reads_regions
-from vlmill.inference.search.answering import answer_queries
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
-from vlmill.inference.search.index import open_index
-from vlmill.inference.search.queries import AnsweredQuery, Query, make_query_encoder
+from vlmill.inference.search.index import read_settings
+from vlmill.inference.search.queries import Query, QueryEncoder, require_weights
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
@@ -40,6 +38,7 @@ from vlmill.inference.service.questions import (
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.console.progress import without_progress
 from vlmill.runtime.cores import all_cores
+from vlmill.runtime.readers.class_names import NAMES
 from vlmill.runtime.readers.regions import encode_regions
 from vlmill.runtime.service.json_rows import plain_row
 from vlmill.runtime.service.logs import log
@@ -87,7 +86,9 @@ def decode_pixels(task: Task) -> Pixels | Rejected:
         return error.cause
 
 
-Answer = dict[str, Any] | NoAnswer
+Answer = (
+    dict[str, Any] | NDArray[np.float32] | NoAnswer
+)  # a vector is what an index is searched for
 Method = Callable[[Sequence[Question]], Sequence[Answer]]
 
 
@@ -126,10 +127,18 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
     about = {
         "variant": loaded.variant,
         "methods": sorted(methods),
-        "producer": {"detector": record.get("detector")},
+        "producer": {name: record[name] for name in ("detector", NAMES) if name in record},
+        "scales": find_scales(model, methods),
         "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
     }
     return WorkerContext(compute=compute, about=about)
+
+
+def find_scales(model: LoadedModel, methods: Mapping[str, Method]) -> dict[str, str]:
+    """Returns the scale of the scores, "cosine" or "logit", if the model has them."""
+    if SCORE not in methods:
+        return {}
+    return {SCORE: "cosine" if select_ranking(model.loaded) == "contrast" else "logit"}
 
 
 @contextmanager
@@ -166,8 +175,9 @@ def make_methods(model: LoadedModel, index: Path | None) -> dict[str, Method]:
     task = model.loaded.task
     if task is not None and task.name in TASKS:
         methods |= TASKS[task.name](model)
-    if index is not None:
-        methods[SEARCH] = searcher(model, index)
+    encode = None if index is None else make_search_encoder(model, index)
+    if encode is not None:
+        methods[SEARCH] = encode
     return methods
 
 
@@ -268,13 +278,17 @@ TASKS: dict[str, Callable[[LoadedModel], dict[str, Method]]] = {
 }
 
 
-def searcher(model: LoadedModel, folder: Path) -> Method:
-    """Opens an index of the checkpoint's vectors; gives what searches it. Raises InputError."""
-    index = open_index(folder)
-    asker = make_query_encoder(index, model.loaded, str(model.device), flag="--index")
-    asker = dataclasses.replace(asker, decode=model.decode)
+def make_search_encoder(model: LoadedModel, folder: Path) -> Method | None:
+    """Returns the method that encodes queries for an index of the checkpoint's vectors; None for a
+    model without vectors of single texts or images. Raises InputError for another's index.
+    """
+    settings = read_settings(folder)
+    require_weights(model.loaded, settings)
+    if find_embedding_mode(model.loaded) == "pair":
+        return None
+    encoder = QueryEncoder(loaded=model.loaded, device=str(model.device), decode=model.decode)
 
-    def search(questions: Sequence[Question]) -> list[Answer]:
+    def encode(questions: Sequence[Question]) -> list[Answer]:
         texts = {
             position: question.texts[0]
             for position, question in enumerate(questions)
@@ -290,29 +304,24 @@ def searcher(model: LoadedModel, folder: Path) -> Method:
             if not question.texts
         }
         queries: dict[int, Query] = dict(
-            zip(worded_texts, asker.texts(list(worded_texts.values())), strict=True)
+            zip(worded_texts, encoder.texts(list(worded_texts.values())), strict=True)
         )
-        queries |= {int(query.name): query for query in asker.images(query_images)}
-        blocks = dict[int, list[int]]()  # searched together: the nearest one, the nearest ten
-        for position in queries:
-            blocks.setdefault(questions[position].top, []).append(position)
-        answers = dict[int, Answer]()
-        for top, positions in blocks.items():
-            results = answer_queries(
-                index, iter([[queries[position] for position in positions]]), top
-            )
-            answers |= zip(positions, map(format_answer, results), strict=True)
+        if query_images:
+            queries |= {int(query.name): query for query in encoder.images(query_images)}
         wordless = NoAnswer(reason="no_text", message="the text has no word")
-        return [answers.get(position, wordless) for position in range(len(questions))]
+        return [
+            format_query(queries[position]) if position in queries else wordless
+            for position in range(len(questions))
+        ]
 
-    return search
+    return encode
 
 
-def format_answer(answered: AnsweredQuery) -> Answer:
-    """Formats the results of a query."""
-    if answered.query.error is not None:
-        return NoAnswer(reason=answered.query.error, message="the image cannot be read")
-    return {"answers": [dict(row) for row in answered.answers]}
+def format_query(query: Query) -> Answer:
+    """Returns a query's vector, or why it has none."""
+    if query.vector is None:
+        return NoAnswer(reason=str(query.error), message="the image cannot be read")
+    return query.vector
 
 
 def plain(values: Floats) -> list[list[float | None]]:

@@ -1,11 +1,11 @@
 """Defines the requests to a worker of ``train-vl serve``, and the model that it serves."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SCORE, EMBED, SEARCH, ANSWER = "score", "embed", "search", "answer"
-ATTEND, CLASSIFY, ENTAIL = "attend", "classify", "entail"
+ATTEND, CLASSIFY, ENTAIL, SIMILAR = "attend", "classify", "entail", "similar"
 TIMES_SCORED = 36  # an image's score without each of its regions: about as many
 
 
@@ -21,11 +21,17 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One request: the method (SCORE, ...) and its images and texts."""
+    """One request: the method (SCORE, ...) with its images and texts, or ids of items.
+
+    ``where``: the values of columns that rows of a search must have.
+    """
 
     method: str
     images: Sequence[bytes] = ()
     texts: Sequence[str] = ()
+    items: Sequence[str] = ()
+    seen: Sequence[str] = ()
+    where: Mapping[str, Sequence[str]] = field(default_factory=dict)
     top: int = 10
 
     @property

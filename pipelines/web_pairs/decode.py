@@ -16,6 +16,7 @@ from vlmill.pipelines.web.pages.images import BATCH, ArchivedImage, Examiner, Im
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.image_bytes import check_unchanged
 from vlmill.pipelines.web_pairs.merge import gather_units
+from vlmill.pipelines.web_pairs.metrics import RejectedImages
 from vlmill.pipelines.web_pairs.mine import examining
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
 from vlmill.pipelines.web_pairs.shared import SharedTexts
@@ -48,6 +49,7 @@ class DecodedPairs:
         )
         self._pairs, self._images = open_spool("pairs"), open_spool("images")
         self._hashes = open_spool("hashes")
+        self.rejected = RejectedImages()
 
     @property
     def counts(self) -> Counts:
@@ -81,6 +83,7 @@ class DecodedPairs:
 
     def drop(self, pair: Pair, drop: Drop) -> None:
         """Counts a pair whose image is dropped."""
+        self.rejected.add(pair, drop)
         self._counts.dropped(DECODE, pair.image.url, drop)
 
 
@@ -178,7 +181,7 @@ def decode_images(job: Job, unit: Unit) -> Result:
                         )
                         decoded.add(replace(pair, image=image), body)
                 batch = []
-    return Result(tallies=decoded.counts.tallies)
+    return Result(tallies=decoded.counts.tallies, metrics=decoded.rejected.as_json())
 
 
 def _examined(

@@ -295,7 +295,7 @@ def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
     write_json(output / "funnel.json", funnel)
     summary = {"archives": len(archives), **mined, **metrics["groups"][0]}
     write_json(output / "metrics.json", summary)
-    write_shown(job, written)
+    write_shown(job, written, metrics.get("decode", []))
     write_report(output, {**settings, **changed_rules(job.rules), "archives": len(archives)})
     settings = {**settings, "archives": archives}
     remove_killed(job)

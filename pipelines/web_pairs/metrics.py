@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from vlmill.pipelines.web.texts.words import split_words
 from vlmill.pipelines.web_pairs.pair import Pair
+from vlmill.runtime.units.funnel import Drop
+from vlmill.schemas.rejects import Reason
 
 SAMPLES = 50
 EXAMPLES = 5  # of each stage and reason
@@ -87,6 +89,34 @@ class RejectExamples:
         """Returns plain values, for the unit's record."""
         kinds = sorted(self._examples.items())
         return {"examples": [example for _, each in kinds for example in select_first(each)]}
+
+
+class RejectedImages:
+    """Collects a few images of each reason that were dropped after decoding, with their texts.
+
+    Racy images are left out: nobody should have to look at them in a report.
+    """
+
+    def __init__(self) -> None:
+        self._examples: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+
+    def add(self, pair: Pair, drop: Drop) -> None:
+        """Adds a pair whose image is dropped."""
+        if drop.reason is Reason.RACY_IMAGE:
+            return
+        image = pair.image
+        about = {"text": pair.text, "page_url": pair.page_url, "url": image.url}
+        location = {"archive": image.archive, "offset": image.offset}
+        reason = {"reason": drop.reason.value, "detail": drop.detail}
+        examples = self._examples.setdefault(drop.reason.value, [])
+        examples.append((drawn(image.url), {**about, **location, **reason}))
+        if len(examples) > 20 * EXAMPLES:
+            examples[:] = select_first(examples)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns plain values, for the unit's record."""
+        kinds = sorted(self._examples.items())
+        return {"rejected": [example for _, each in kinds for example in select_first(each)]}
 
 
 def select_first(

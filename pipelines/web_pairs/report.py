@@ -26,11 +26,17 @@ from vlmill.runtime.console.report import (
     html_table,
     image_cards,
     settings_table,
+    template,
     write_page,
 )
 from vlmill.schemas.plain_json import read_json
 
 MOST_BARS = 20
+SHOWN_IMAGES = 12  # of each, kept and rejected
+_SIDES = template(
+    "<div class='sides'>{% for title, cards in sides %}<div><h3>{{ title }}</h3>{{ cards }}</div>"
+    "{% endfor %}</div>"
+)
 SHOWN = "report.json"
 FILTER = "_filter"  # the end of the names of settings that describe filters
 
@@ -55,6 +61,12 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
         "Web pairs",
         [
             Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
+            Section(
+                title="Kept and rejected images",
+                body=_compare_images(samples, content.get("rejected", [])),
+                intro="Sampled at random; rejected images come from pairs that only their image "
+                "excluded. Racy images are counted, and not shown.",
+            ),
             Section(
                 title="Sample pairs",
                 body=_images(samples),
@@ -146,6 +158,33 @@ def _counted(metrics: Mapping[str, int]) -> Markup:
     return Markup(alike + digests).format(
         metrics["near_duplicates"], metrics["near_duplicate_groups"], metrics["wrong_digests"]
     )
+
+
+def _compare_images(
+    samples: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]
+) -> Markup:
+    """Shows kept images on the left and rejected ones on the right, as LAIT's figures 2 and 3
+    (ImageBERT, arXiv:2001.07966).
+    """
+    kept = [
+        {"uri": sample["picture"], "text": sample["text"], "about": ""}
+        for sample in samples
+        if sample["picture"]
+    ]
+    dropped = [
+        {
+            "uri": row["picture"],
+            "text": row["text"],
+            "about": f"{row['reason']} {row['detail'] or ''}".strip(),
+        }
+        for row in rejected
+    ]
+    none = Markup("<p class='soft'>No image.</p>")
+    sides = [
+        (title, image_cards(cards[:SHOWN_IMAGES]) if cards else none)
+        for title, cards in (("Kept", kept), ("Rejected", dropped))
+    ]
+    return Markup(_SIDES.render(sides=sides))
 
 
 def _images(samples: Sequence[Mapping[str, Any]]) -> Markup:

@@ -52,6 +52,17 @@ def _figure(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
+_LEGEND = template(
+    "<p class='legend'>{% for name, fill in entries %}<span><svg width='11' height='11'>"
+    "<rect width='11' height='11' fill='{{ fill }}'/></svg> {{ name }}</span>{% endfor %}</p>"
+)
+
+
+def legend(entries: Mapping[str, str]) -> Markup:
+    """Returns the names of a chart's colours; ``entries`` are fills by name."""
+    return Markup(_LEGEND.render(entries=entries.items()))
+
+
 def funnel_bars(funnel: Sequence[Mapping[str, Any]]) -> Markup:
     """Draws the share of items that each stage of a funnel passed on; units differ by stage."""
     bar_width = WIDTH - NAMES - COUNTS
@@ -62,7 +73,8 @@ def funnel_bars(funnel: Sequence[Mapping[str, Any]]) -> Markup:
         parts = [(bar_width * share, CHART_FILL), (dropped, CHART_SECOND)]
         name = f"{stage['stage']}: {stage['out']:,} of {stage['in']:,}"
         rows.append(_row(index, name, f"{share:.1%}" if stage["in"] else "", parts))
-    return _rows("What each stage let through", rows)
+    colours = legend({"passed on": CHART_FILL, "dropped": CHART_SECOND})
+    return Markup("{}{}").format(_rows("What each stage let through", rows), colours)
 
 
 def _row(index: int, name: str, count: str, widths: Sequence[tuple[float, str]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MOST_UNFOLDED = 20  # settings: a screen's height
 MOST_PIXELS_SHOWN = 1 << 28  # training has the same limit
+MOST_MARKED = 12  # points of a curve
 CHART_INK, CHART_FILL, CHART_SECOND = "#33475b", "#4a7fb5", "#d9822b"
 
 
@@ -55,10 +56,12 @@ def template(source: str) -> jinja2.Template:
 
 
 _PAGE = template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
+_STYLE = Markup((Path(__file__).parent / "base.css").read_text(encoding="utf-8"))
 _TABLE = template(
-    "<table><thead><tr>{% for h in header %}<th>{{ h }}</th>{% endfor %}</tr></thead><tbody>"
-    "{% for row in rows %}<tr>{% for cell in row %}<td class='{{ kind(cell) }}'>{{ cell }}</td>"
-    "{% endfor %}</tr>{% endfor %}</tbody></table>"
+    "<table><thead><tr>{% for h in header %}<th{% if numeric[loop.index0] %} class='number'"
+    "{% endif %}>{{ h }}</th>{% endfor %}</tr></thead><tbody>{% for row in rows %}<tr>"
+    "{% for cell in row %}<td class='{{ 'number' if numeric[loop.index0] else style(cell) }}'>"
+    "{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody></table>"
 )
 _CARDS = template(
     "<div class='cards'>{% for card in cards %}<div class='card'>"
@@ -67,10 +70,11 @@ _CARDS = template(
     "{% elif card.uri %}<img src='{{ card.uri }}' alt=''>{% endif %}<p>{{ card.text }}</p>"
     "<small>{{ card.about }}</small></div>{% endfor %}</div>"
 )
-_FIGURE = re.compile(r"[-±+]?\s?[\d.,]+\s?%?")
+_FIGURE = re.compile(r"[-±+]?\s?[\d.,]+(\s?±\s?[\d.,]+)?\s?%?|–|")
 _SHORT = 24  # lines of up to this many characters are not broken
 _FUNNEL = template(
-    "<table class='funnel'><thead><tr><th>stage</th><th>in</th><th>out</th><th></th>"
+    "<table class='funnel'><thead><tr><th>stage</th><th class='number'>in</th>"
+    "<th class='number'>out</th><th></th>"
     "<th>dropped, by reason</th></tr></thead><tbody>{% for s in funnel %}<tr>"
     "<td>{{ s.stage }}{% if s.unit %} <small>{{ s.unit }}</small>{% endif %}</td>"
     "<td class='number'>{{ s.in }}</td><td class='number'>{{ s.out }}</td>"
@@ -84,7 +88,12 @@ _FUNNEL = template(
 def page(title: str, sections: Sequence[Section], *, subtitle: str = "", notice: str = "") -> str:
     """Returns a complete HTML page; ``notice`` is shown in a box at the top."""
     return _PAGE.render(
-        title=title, subtitle=subtitle, notice=notice, sections=sections, software=SOFTWARE
+        title=title,
+        subtitle=subtitle,
+        notice=notice,
+        sections=sections,
+        software=SOFTWARE,
+        base_style=_STYLE,
     )
 
 
@@ -94,16 +103,24 @@ def write_page(path: str | Path, title: str, sections: Sequence[Section], **abou
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """Returns a table; numbers are right-aligned, and Markup cells are not escaped."""
-    return Markup(_TABLE.render(header=header, rows=rows, kind=_kind))
+    """Returns a table; columns of numbers are right-aligned, and Markup cells are not escaped."""
+    numeric = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
+    numeric += [False] * (len(header) - len(numeric))  # without a row
+    return Markup(_TABLE.render(header=header, rows=rows, numeric=numeric, style=_style))
 
 
-def _kind(cell: Any) -> str:
-    """Returns a cell's class: a number, a word that is not broken, or neither."""
-    text = cell.striptags() if isinstance(cell, Markup) else str(cell)
-    if _FIGURE.fullmatch(text):
-        return "number"
-    return "short" if len(text) <= _SHORT else ""
+def _is_number(cell: Any) -> bool:
+    """Returns whether a cell is a number with its error, or has no value."""
+    return _FIGURE.fullmatch(_plain_text(cell)) is not None
+
+
+def _style(cell: Any) -> str:
+    """Returns the class of a short line, which is not broken, or no class."""
+    return "short" if len(_plain_text(cell)) <= _SHORT else ""
+
+
+def _plain_text(cell: Any) -> str:
+    return str(cell.striptags()) if isinstance(cell, Markup) else str(cell)
 
 
 def settings_table(settings: Mapping[str, Any]) -> Markup:
@@ -247,9 +264,14 @@ def line_chart(
     """Draws curves by name, each (x values, y values)."""
     if not _can_draw():
         return _no_chart(title)
-    figure, axes = _figure(height=3.2)
+    figure, axes = _figure(width=7.6, height=3.2)
     for name, (x, y) in curves.items():
-        axes.plot(x, y, label=name, linewidth=1.3)
+        marker = "o" if len(x) < MOST_MARKED else ""  # one point alone would not be visible
+        axes.plot(x, y, label=name, linewidth=1.3, marker=marker, markersize=3)
+    if all(isinstance(value, int) for x, _ in curves.values() for value in x):
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # no half a step
     if log and any(value > 0 for _, y in curves.values() for value in y):
         from matplotlib.ticker import LogLocator, NullLocator
 
@@ -257,7 +279,7 @@ def line_chart(
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
-    if curves:
-        axes.legend(fontsize=8, frameon=False)
+    if curves:  # next to the curves: inside the axes it would cover some
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _label(axes, title, x_label, y_label)
     return _svg(figure)

@@ -95,6 +95,10 @@ class IdIndex:
                 position += 1
         return numbers
 
+    def find_all(self, image_id: str) -> list[int]:
+        """Returns all rows of an id, in order."""
+        return [row for row in self._exact.find_rows(image_id) if self.get_id(row) == image_id]
+
     @cached_property
     def _bare(self) -> _Keys:
         return _Keys((without_ending(compose_nfc(text)) for text in self._texts()), len(self))

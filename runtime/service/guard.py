@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from vlmill.runtime.service.connections import CONNECTION, ClientConnection
 from vlmill.runtime.service.logs import log
 from vlmill.runtime.service.metrics import Metrics
+from vlmill.runtime.service.page.files import MEDIA_TYPES
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.service.settings import ServiceSettings
 
@@ -26,7 +27,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-OPEN = frozenset(("/", "/page.js", "/page.css", "/healthz", "/readyz", "/openapi.json"))
+OPEN = frozenset((*MEDIA_TYPES, "/healthz", "/readyz", "/openapi.json"))
 HEALTH = frozenset(
     ("/healthz", "/readyz", "/metrics")
 )  # answered also on connections above the limit

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
@@ -25,13 +24,16 @@ from vlmill.runtime.service.fetching import fetch_images
 from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
 from vlmill.runtime.service.logs import WRITER, log
 from vlmill.runtime.service.metrics import Metrics, resident_bytes
+from vlmill.runtime.service.openapi import STRING, ServiceApplication, json_response, record_of
 from vlmill.runtime.service.overload import Forecast, make_forecast
+from vlmill.runtime.service.page.files import PageFile, read_page_files
 from vlmill.runtime.service.queue import BatchQueue, Item
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.workers import Plan, Watcher, Worker, fail_item
 
 LARGE_BYTES = 2**20
+SMALL_BYTES = 2**12  # parsed in less time than another thread needs to start
 THREADS = 2
 
 
@@ -59,6 +61,8 @@ class BodyParser:
 
     async def parse(self, content_type: str, body: bytes, *, words: Sequence[str]) -> Form:
         """Returns the images and words of a body. Raises RequestRefused."""
+        if len(body) <= SMALL_BYTES:
+            return self._parse(content_type, body, words=words, most_images=self._max_images)
         if len(body) <= LARGE_BYTES:
             return await self._run(content_type, body, words)
         async with self._large:
@@ -71,10 +75,10 @@ class BodyParser:
         return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
 
 
-PAGE_TYPES = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 PAGE_RULES = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 FETCHERS = 8
 URLS = "urls"  # the field that names images
@@ -121,8 +125,8 @@ class Shell:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Returns the first worker's description of itself."""
-        return self.workers[0].about
+        """Returns the first worker's description of itself; nothing without workers."""
+        return self.workers[0].about if self.workers else {}
 
     def start(self, plans: Sequence[Plan]) -> None:
         """Starts the workers, and returns when all are ready. Raises InputError or OSError."""
@@ -179,10 +183,15 @@ class Shell:
             self.metrics.errors.inc()
         log(name, **fields)
 
-    async def form(self, request: Request, *, words: Sequence[str] = ()) -> Form:
-        """Reads a request's body and fetches images that it names by URL. Raises RequestRefused."""
+    async def form(
+        self, request: Request, *, words: Sequence[str] = (), needs_worker: bool = True
+    ) -> Form:
+        """Reads a request's body and fetches images that it names by URL. Raises RequestRefused,
+        also if a request that ``needs_worker`` would be late.
+        """
         require_query(request, ())
-        self.require_time(request)  # before the body is read
+        if needs_worker:
+            self.require_time(request)  # before the body is read
         body = await read_body(request)
         content_type = request.headers.get("content-type", "")
         form = await self._parser.parse(content_type, body, words=(*words, URLS))
@@ -290,7 +299,7 @@ def new_application(
     shell: Shell, title: str, description: str, about: Callable[[], Mapping[str, Any]]
 ) -> FastAPI:
     """Creates the application with the paths that all services have."""
-    application = FastAPI(
+    application = ServiceApplication(
         title=title,
         description=description,
         version=__version__,
@@ -321,7 +330,14 @@ def new_application(
             request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
         )
 
-    @application.get("/healthz", summary="Whether the process responds and feeds its workers")
+    shown = {200: json_response("the status", record_of({"status": STRING}))}
+
+    @application.get(
+        "/healthz",
+        summary="Whether the process responds and feeds its workers",
+        operation_id="healthz",
+        responses={**shown, 503: shown[200]},
+    )
     async def healthz() -> Response:
         unfed = [] if shell.is_draining else shell.list_unfed()
         if unfed:
@@ -329,7 +345,12 @@ def new_application(
             return JSONResponse({"status": status}, status_code=503)
         return JSONResponse({"status": "ok"})
 
-    @application.get("/readyz", summary="Whether requests will be computed")
+    @application.get(
+        "/readyz",
+        summary="Whether requests will be computed",
+        operation_id="readyz",
+        responses={**shown, 503: shown[200]},
+    )
     async def readyz() -> Response:
         if shell.is_draining:
             return JSONResponse({"status": "stopping"}, status_code=503)
@@ -337,29 +358,32 @@ def new_application(
             return JSONResponse({"status": "no worker is ready"}, status_code=503)
         return JSONResponse({"status": "ready"})
 
-    @application.get("/metrics", summary="Counts in Prometheus's text format")
+    @application.get(
+        "/metrics",
+        summary="Counts in Prometheus's text format",
+        operation_id="metrics",
+        response_class=PlainTextResponse,
+    )
     async def metrics() -> Response:
         return Response(shell.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @application.get("/v1/about", summary="The served model")
+    @application.get("/v1/about", summary="The served model", operation_id="about")
     async def served() -> dict[str, Any]:
         return dict(about())
 
-    for name, kind in PAGE_TYPES.items():
-        add_page(application, name, kind)
+    for file in read_page_files():
+        add_page_file(application, file)
     return application
 
 
-def add_page(application: FastAPI, name: str, kind: str) -> None:
+def add_page_file(application: FastAPI, file: PageFile) -> None:
     """Serves one of the page's files."""
-    content = resources.files("vlmill.runtime.service").joinpath(name).read_bytes()
     headers = {"content-security-policy": PAGE_RULES}
 
     async def page() -> Response:
-        return Response(content, media_type=kind, headers=headers)
+        return Response(file.content, media_type=file.media_type, headers=headers)
 
-    path = "/" if kind == "text/html" else f"/{name}"
-    application.add_api_route(path, page, methods=["GET"], include_in_schema=False)
+    application.add_api_route(file.path, page, methods=["GET"], include_in_schema=False)
 
 
 def guard_application(shell: Shell, application: FastAPI) -> Guard:

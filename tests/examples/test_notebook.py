@@ -23,7 +23,7 @@ def test_it_is_stored_without_results_and_links_to_pages() -> None:
     assert pages and all((ROOT / page).is_file() for page in pages)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The kernel imports this checkout, and leaves its connection file with the test's.
     paths = (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))

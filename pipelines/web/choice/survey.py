@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
-from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, num_words, subject
+from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.pages.walk import Block
@@ -19,6 +19,9 @@ _ABSENT = Drop(Reason.MISSING_IMAGE)
 _MAX_COUNTED = 200_000  # distinct images or texts of a site; the rare ones are dropped first
 _REPEATED_PAGES, _REPEATED_SHARE = 5, 0.4
 _GENERIC_IMAGES = 5
+_FEW_IMAGES = 4
+_FEW_LABELS = 3
+_LABEL = 15  # words: a block of at most this length is a label
 _SHORT = 25  # words: a text of at most this length may be a caption
 
 
@@ -34,6 +37,26 @@ class Site:
     )  # hash of an alt text -> images
     above: float = 0.0  # evidence that captions are above their images
     below: float = 0.0
+    labels: Counter[str] = field(default_factory=Counter)  # counts of count_labels
+    marks: Counter[tuple[str, str]] = field(default_factory=Counter)  # (where, mark) -> labels
+
+    def habit(self, kind: str) -> float:
+        """Returns how much more often than elsewhere labels are ``before`` or ``after`` images.
+
+        In -1..1: the share of the site's images with a label there, less the share of labels
+        among its other blocks; towards 0 on sites with few images.
+        """
+        counts = self.labels
+        usual = (counts["other_labels"] + 1) / (counts["other_blocks"] + 2)
+        images = counts["images"]
+        return (counts[kind] - usual * images) / (images + _FEW_IMAGES)
+
+    def mark_habit(self, kind: str, mark: str) -> float:
+        """Returns the share of the site's labels with this markup that are right at an image.
+
+        Of those that are ``before`` or ``after`` one; towards 0 for rare markup.
+        """
+        return self.marks[kind, mark] / (self.marks["", mark] + _FEW_LABELS)
 
     def pages_with(self, image_id: str) -> int:
         """Returns how many pages show the image."""
@@ -66,10 +89,11 @@ def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
         site.images.update(list(dict.fromkeys(ids)))
         site.texts.update(list(dict.fromkeys(texts)))
         _note_names(joined, site)
+        count_labels(joined, site)
         above, below = sides(joined)
         site.above += above
         site.below += below
-        for counter in (site.images, site.texts):
+        for counter in (site.images, site.texts, site.marks):
             if len(counter) > _MAX_COUNTED:
                 _forget(counter)
     return site
@@ -130,6 +154,35 @@ def sides(joined: JoinedPage) -> tuple[float, float]:
     return above, below
 
 
+def count_labels(joined: JoinedPage, site: Site) -> None:
+    """Counts a page's images, those with a label ``before`` and ``after``, and other blocks."""
+    blocks = joined.page.blocks
+    is_label = [_is_label(block) for block in blocks]
+    counts, marks = site.labels, site.marks
+    used: set[int] = set()
+    for position in sorted(set(find_image_blocks(joined))):
+        counts["images"] += 1
+        for kind, number in (("before", position - 1), ("after", position)):
+            if 0 <= number < len(blocks):
+                used.add(number)
+                counts[kind] += is_label[number]
+                marks[kind, blocks[number].mark] += is_label[number]
+    for number, block in enumerate(blocks):
+        marks["", block.mark] += is_label[number]
+        if number not in used and not block.furniture:
+            counts["other_blocks"] += 1
+            counts["other_labels"] += is_label[number]
+
+
+def _is_label(block: Block) -> bool:
+    return (
+        not block.furniture
+        and not block.code
+        and block.tag not in HEADINGS
+        and text_size(block.text) <= _LABEL
+    )
+
+
 def neighbours(page: Page, image: PageImage) -> tuple[Block | None, Block | None]:
     """Returns the short texts right before and after an image, in the same part of the page."""
     before = page.blocks[image.block - 1] if 0 < image.block <= len(page.blocks) else None
@@ -141,7 +194,7 @@ def _caption_like(block: Block | None, image: PageImage) -> Block | None:
     if block is None or block.furniture or block.code or block.tag in HEADINGS:
         return None
     near = not set(block.path[:4]).isdisjoint(image.path[:4])
-    return block if near and num_words(block.text) <= _SHORT else None
+    return block if near and text_size(block.text) <= _SHORT else None
 
 
 def row_side(joined: JoinedPage, side: float) -> str:
@@ -154,7 +207,7 @@ def row_side(joined: JoinedPage, side: float) -> str:
     if len(image_blocks) < 3:
         return ""
     gaps = [blocks[start:stop] for start, stop in pairwise(image_blocks)]
-    single = [gap for gap in gaps if len(gap) == 1 and num_words(gap[0].text) <= _SHORT]
+    single = [gap for gap in gaps if len(gap) == 1 and text_size(gap[0].text) <= _SHORT]
     if len(single) < 0.6 * len(gaps):
         return ""
     path = single[0][0].path
@@ -172,6 +225,6 @@ def _like(block: Block | None, path: tuple[int, ...]) -> bool:
         block is not None
         and not block.furniture
         and block.tag not in HEADINGS
-        and num_words(block.text) <= _SHORT
+        and text_size(block.text) <= _SHORT
         and not set(block.path[1:4]).isdisjoint(path[1:4])
     )

@@ -37,6 +37,7 @@ def drawn(content: bytes) -> Outcome:
     chance = np.random.default_rng(int.from_bytes(hashlib.sha256(content).digest()[:8], "big"))
     corners = np.sort(chance.random((2, REGIONS, 2)), axis=0) * (width, height)
     probs = np.sort(chance.dirichlet(np.ones(8), REGIONS), axis=1)[:, ::-1][:, :TOP]
+    probs[-3:] *= 0.2  # which the page does not show at first
     ids = np.stack([chance.permutation(20)[:TOP] + 1 for _ in range(REGIONS)])
     return RegionRow(
         image_id=compute_image_id(content),

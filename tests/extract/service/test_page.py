@@ -39,7 +39,7 @@ def by_id(page: Any, name: str) -> Any:
 
 
 def says(page: Any, words: str) -> Callable[[], bool]:
-    return lambda: words in by_id(page, "status").text
+    return lambda: words in by_id(page, "status").get_attribute("textContent")
 
 
 def boxes(page: Any, figure: str = "first") -> list[Any]:
@@ -53,10 +53,15 @@ def test_a_image_is_looked_at(page: Any, downloads: Path) -> None:
         until(lambda: by_id(page, "bearer").is_displayed())
         by_id(page, "token").send_keys(TOKEN + "\n")
         until(says(page, "Ready"))
-        assert "Random weights" in by_id(page, "notice").text
+        assert "random weights" in by_id(page, "notice").text
 
         by_id(page, "sample").click()
         until(says(page, "12 regions"))
+        assert by_id(page, "threshold").get_attribute("value") == "0.2"
+        assert len(boxes(page)) == kept_of(page) < 12
+        assert all(float(row.text.split()[3]) >= 0.2 for row in lines(page))
+        assert_one_colour_per_class(page)
+        set_threshold(page, 0)
         assert len(boxes(page)) == 12
         assert "12 of 12 regions" in by_id(page, "shown").text
         rows = page.find_elements("css selector", "#rows tr")
@@ -70,11 +75,7 @@ def test_a_image_is_looked_at(page: Any, downloads: Path) -> None:
         assert min(size) > -4  # boxes lie on the image
 
         middle = (scores[3] + scores[4]) / 2
-        page.execute_script(
-            "const t = document.getElementById('threshold'); t.value = arguments[0];"
-            "t.dispatchEvent(new Event('input'))",
-            middle,
-        )
+        set_threshold(page, middle)
         kept = len(boxes(page))
         assert 1 <= kept < 12 and f"{kept} of 12" in by_id(page, "shown").text
 
@@ -87,7 +88,8 @@ def test_a_image_is_looked_at(page: Any, downloads: Path) -> None:
         by_id(page, "other-sample").click()
         until(says(page, "the second sample"))
         page.execute_script("document.querySelector('#first .canvas button').focus()")
-        assert "Most alike: region" in page.find_element("css selector", "#second figcaption").text
+        assert arrow_keys(page, 3) == [row.get_attribute("data-at") for row in lines(page)[1:4]]
+        assert "Most similar" in page.find_element("css selector", "#second figcaption").text
         assert len(page.find_elements("css selector", "#second button.on")) in (1, 2, 3)
         photograph(page, "regions")
 
@@ -107,9 +109,10 @@ def test_a_image_is_looked_at(page: Any, downloads: Path) -> None:
         until(says(page, "12 regions of dropped.png"))
         assert "wrong" not in by_id(page, "status").get_attribute("class")
         assert by_id(page, "first").size["height"] < page.execute_script("return innerHeight")
-        reached = tabbed(page, 30)
-        assert {"file", "sample", "threshold", "download", "other", "other-sample"} <= set(reached)
-        assert len({name for name in reached if "region" in name}) == kept_of(page)
+        reached = tabbed(page, 16)
+        ids = {"file", "camera", "sample", "remove", "threshold", "download", "other"}
+        assert {*ids, "other-sample"} <= set(reached)
+        assert len({name for name in reached if name.startswith("region")}) == 1  # for all boxes
         assert all(named.accessible_name for named in controls(page))
         fits_narrow(page, "regions")
 
@@ -122,6 +125,44 @@ def point_at_the_smallest(page: Any) -> None:
     ActionChains(page).move_to_element(smallest).perform()
     number = smallest.get_attribute("data-at")
     assert by_id(page, "region-name").text.startswith(f"Region {number}:")
+
+
+def lines(page: Any) -> list[Any]:
+    """Gives the rows of the table of regions."""
+    found: list[Any] = page.find_elements("css selector", "#rows tr")
+    return found
+
+
+def set_threshold(page: Any, value: float) -> None:
+    page.execute_script(
+        "const t = document.getElementById('threshold'); t.value = arguments[0];"
+        "t.dispatchEvent(new Event('input'))",
+        value,
+    )
+
+
+def assert_one_colour_per_class(page: Any) -> None:
+    """A box has the colour of its class, and its name."""
+    colours: dict[str, set[str]] = {}
+    for box in boxes(page):
+        name = box.find_element("css selector", "span").get_attribute("textContent")
+        assert name.startswith("thing ")
+        colours.setdefault(name, set()).add(box.value_of_css_property("border-color"))
+    legend = page.find_elements("css selector", "#legend li")
+    assert len(colours) == len(legend) == len({str(each) for each in colours.values()})
+    assert all(len(each) == 1 for each in colours.values())
+
+
+def arrow_keys(page: Any, count: int) -> list[str]:
+    """Presses the right arrow key, and gives the boxes that it reaches."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    reached = []
+    for _ in range(count):
+        ActionChains(page, duration=0).send_keys(Keys.ARROW_RIGHT).perform()
+        reached.append(page.execute_script("return document.activeElement.dataset.at"))
+    return reached
 
 
 def drop(page: Any, file: Path, target: Any) -> None:
@@ -157,7 +198,7 @@ def kept_of(page: Any) -> int:
 def controls(page: Any) -> list[Any]:
     """Gives what can be used."""
     found = page.find_elements("css selector", "button, input")
-    return [one for one in found if one.is_displayed()]
+    return [one for one in found if one.is_displayed() and not one.get_attribute("aria-hidden")]
 
 
 def fits_narrow(page: Any, name: str) -> None:
@@ -239,7 +280,7 @@ def test_a_table_of_a_thousand_is_paged_and_compared(page: Any, tmp_path: Path) 
         second.click()
         until(says(page, "12 regions of"))
         point_at_the_smallest(page)
-        assert "Most alike: region" in page.find_element("css selector", "#second figcaption").text
+        assert "Most similar" in page.find_element("css selector", "#second figcaption").text
         assert all(named.accessible_name for named in controls(page))
         photograph(page, "table")
         fits_narrow(page, "table")

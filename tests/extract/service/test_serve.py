@@ -22,10 +22,11 @@ from tests.mutations import mutations
 from tests.serving import Reply, Served, form, served, until
 from tests.web import LOCAL, file_server
 
+from vlmill.client import Client, ServiceError
 from vlmill.extract.cli import command
 from vlmill.extract.service.rows import RejectedImage, choose_kind, make_response
+from vlmill.runtime.client.forms import ARROW, JSON, PARQUET
 from vlmill.runtime.readers.regions import RegionRow
-from vlmill.runtime.service.client import ARROW, JSON, PARQUET, ServiceClient, ServiceError
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.schemas.rejects import Reason
 
@@ -169,7 +170,7 @@ def test_images_by_urls(service: Served, jpeg: Callable[[int], bytes]) -> None:
 
 
 def test_the_client(service: Served, shared_images: Path, rows: pa.Table) -> None:
-    client = ServiceClient(service.url)
+    client = Client(service.url)
     images: list[Path | bytes] = [
         shared_images / "0.jpg",
         (shared_images / "1.jpg").read_bytes(),

@@ -102,7 +102,7 @@ def test_a_row_is_no_answer_to_itself(tmp_path: Path, capsys: pytest.CaptureFixt
         assert [row["pair_id"] for row in line["answers"]] == expected
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf", "pq"])
 def test_an_index_comes_back_from_its_folder(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -419,6 +419,7 @@ def test_an_output_among_the_inputs_is_refused(
     assert "is one of the IN" in capsys.readouterr().err
 
 
+@pytest.mark.nightly  # test_sets.py of manifest reads and writes tables in a store
 def test_tables_in_a_store(mined: str, bucket: str, tmp_path: Path) -> None:
     asked = tmp_path / "asked.txt"
     asked.write_text("http://x/a.jpg\n")

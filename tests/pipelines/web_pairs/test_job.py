@@ -377,6 +377,31 @@ def test_the_report_shows_the_scores_by_regions(mined: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("in_a_loop")
+def test_rejected_images_are_shown_next_to_kept_ones(
+    archive: Pack, image: Make, tmp_path: Path
+) -> None:
+    """As LAIT's figures 2 and 3; with the text that the image would have had."""
+    blank = io.BytesIO()
+    Image.new("RGB", (320, 330), "white").save(blank, "PNG")
+    lines = [
+        html_page("a", "<img src=1.jpg alt='A boat on the lake'>"),
+        html_page("b", "<img src=2.png alt='A plain <b>wall</b> of a house'>"),
+        (f"{SITE}1.jpg", image(320, 330), "image/jpeg"),
+        (f"{SITE}2.png", blank.getvalue(), "image/png"),
+    ]
+    assert run(archive(tmp_path / "a.warc.gz", lines), tmp_path / "out") == 0
+    shown = json.loads((tmp_path / "out" / "report.json").read_text())
+    (rejected,) = shown["rejected"]
+    assert (rejected["reason"], rejected["detail"]) == ("blank_image", "320x330")
+    assert rejected["url"] == f"{SITE}2.png" and rejected["picture"].startswith("data:image/jpeg")
+    report = (tmp_path / "out" / "report.html").read_text()
+    sides = report[report.index("<h3>Kept</h3>") : report.index("Sample pairs</h2>")]
+    kept, _, dropped = sides.partition("<h3>Rejected</h3>")
+    assert "A boat on the lake" in kept and "blank_image" not in kept
+    assert "A plain" in dropped and "blank_image 320x330" in dropped and "<b>" not in dropped
+
+
+@pytest.mark.usefixtures("in_a_loop")
 def test_wrong_digests_are_counted_and_shown(response: Make, image: Make, tmp_path: Path) -> None:
     page = response(*html_page("a", "<img src=1.jpg alt='A boat on the lake'>"), gzip=False)
     other = response(f"{SITE}1.jpg", image(320, 330), "image/jpeg", gzip=False)

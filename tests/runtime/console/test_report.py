@@ -10,7 +10,7 @@ from PIL import Image
 
 import vlmill
 from vlmill.runtime.console import report
-from vlmill.runtime.console.bars import bar_chart
+from vlmill.runtime.console.bars import bar_chart, funnel_bars
 from vlmill.runtime.console.progress import Progress
 
 HOSTILE = "<script>alert(1)</script> & \"quoted\" 'text' {{ 7*7 }} </td> $x_1$"
@@ -85,8 +85,13 @@ def test_progress_lines_say_rate_rest_and_rejects(capsys: pytest.CaptureFixture[
 
 def test_tables_align_numbers_and_keep_words_whole() -> None:
     long = "http://photos.example/a/long/address.jpg"
-    table = report.html_table(["h"], [[3], ["± 1.7 %"], [Markup("<b>94.9</b>")], ["icon"], [long]])
-    assert re.findall(r"<td class='(\w*)'>", table) == ["number"] * 3 + ["short", ""]
+    numbers = [3, "± 1.7 %", Markup("<b>94.9</b> ± 0.3"), "–", ""]
+    table = report.html_table(["a", "b"], [[number, "icon"] for number in numbers])
+    assert re.findall(r"<td class='(\w*)'>", table) == ["number", "short"] * 5
+    assert "<th class='number'>a</th><th>b</th>" in table
+    table = report.html_table(["a", "b"], [[3, long], ["icon", ""]])  # settings, for example
+    assert re.findall(r"<td class='(\w*)'>", table) == ["short", "", "short", "short"]
+    assert "<th>a</th>" in report.html_table(["a"], [])
 
 
 def test_without_matplotlib_a_page_says_which_chart_is_missing(
@@ -104,3 +109,13 @@ def test_many_settings_are_folded() -> None:
     folded = report.settings_table(many)
     assert folded.startswith("<details><summary>21 settings</summary><table>")
     assert folded.count("<tr>") == 22 and folded.endswith("</table></details>")
+
+
+def test_every_curve_and_every_colour_is_named() -> None:
+    curves = {name: ([1, 2, 3], [3.0, 2.0, 1.0]) for name in ("loss", "loss/words")}
+    chart = report.line_chart(curves, title="t", x_label="step", y_label="loss")
+    assert ">loss/words</text>" in chart and ">1.5</text>" not in chart  # no half a step
+    bars = funnel_bars([{"stage": "pages", "in": 4, "out": 3, "rejects": {"empty": 1}}])
+    assert "passed on" in bars and "dropped" in bars
+    page = report.page("t", [report.Section(title="s", body=bars)])
+    assert "max-width: 1080px" in page and "prefers-color-scheme: dark" in page

@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.serving import Reply, Served, served, until
 
-from vlmill.runtime.service.client import ServiceClient, ServiceError
+from vlmill.client import Call, Client, Retries, ServiceError, calls
 from vlmill.runtime.service.queue import BatchQueue, Item
 from vlmill.runtime.service.refusals import RequestRefused
 from vlmill.runtime.service.settings import ServiceSettings, read_token
@@ -174,13 +174,14 @@ def test_a_service_is_started_again_at_its_port(many: ThreadPoolExecutor) -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    client = ServiceClient(f"http://127.0.0.1:{port}")
+    client = Client(f"http://127.0.0.1:{port}", retries=Retries(tries=1))
+    call = Call(path="/v1/echo", words={"do": ["sleep 0.02"]}, read=calls.read_json)
     stopped, answered, logged = Event(), list[int](), 0
 
     def ask() -> None:
         while not stopped.is_set():
             try:
-                client.request_json("/v1/echo", (), {"do": ["sleep 0.02"]})
+                client.send(call)
                 answered.append(1)
             except (OSError, ServiceError):  # nobody listens, or it is stopping
                 stopped.wait(0.1)

@@ -1,0 +1,211 @@
+"""Finds items similar to other items, as InterBERT was deployed (arXiv:2003.13198, app. A.2).
+
+An item is what the rows of one image are about, or of one pair without an image: it has the rows'
+image_id, else their pair_id, as its id. N rows, n rows of a lookup, P width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from vlmill.inference.search.index import Mask, SearchIndex
+from vlmill.inference.search.table import Matrix
+from vlmill.runtime.readers.row_index import IdIndex
+from vlmill.schemas.errors import InputError
+
+GROWTH = 4  # of the number of results, if too few of them are other items
+
+Filter = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """Holds what is searched together: ``queries`` [n, P], or ``rows`` [n] of the items
+    ``sources`` [n]. Results are ``top`` items, none of ``seen``, with rows in ``allowed`` [N].
+    """
+
+    top: int
+    queries: Matrix | None = None
+    rows: Sequence[int] = ()
+    sources: Sequence[str] = ()
+    seen: frozenset[str] = frozenset()
+    num_seen_rows: int = 0
+    allowed: Mask | None = None
+
+
+class Hit(NamedTuple):
+    """Holds a result: its row, its score, and the number of its query."""
+
+    row: int
+    score: float
+    query: int
+
+
+class ItemIndex:
+    """Finds items in an index. Takes about 80 bytes per row in addition to the index."""
+
+    def __init__(self, index: SearchIndex) -> None:
+        self.index = index
+        about = index.about
+        ids = pc.coalesce(about.column("image_id"), about.column("pair_id"))
+        ids = ids.cast(pa.large_string()).combine_chunks()
+        self._ids: list[str] = ids.to_pylist()
+        self._rows = IdIndex(ids)
+        self._values = {name: about.column(name).combine_chunks() for name in about.column_names}
+        self._columns = {name: encode_column(about.column(name)) for name in index.columns}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def mask(self, where: Filter) -> Mask | None:
+        """Returns the rows with one of the values in each column, None for all rows.
+
+        Raises InputError for a column that the index does not have.
+        """
+        allowed: Mask | None = None
+        for name, values in where.items():
+            if name not in self._columns:
+                there = ", ".join(self._columns) or "none; give --columns when it is built"
+                raise InputError(f"column {name[:80]!r} cannot be filtered by; there are {there}")
+            codes, numbers = self._columns[name]
+            wanted = [numbers[value] for value in values if value in numbers]
+            matches: Mask = np.isin(codes, np.array(wanted, dtype=codes.dtype))
+            allowed = matches if allowed is None else allowed & matches
+        return allowed
+
+    def lookup(
+        self, items: Sequence[str], top: int, *, seen: Sequence[str] = (), where: Filter | None
+    ) -> tuple[Lookup, list[str]]:
+        """Returns what finds items near ``items``, the last of which a user has seen last, and the
+        ids of ``items`` that the index does not have.
+
+        Neither ``items`` nor ``seen`` are results. Raises InputError for an unknown column.
+        """
+        unique = list(dict.fromkeys(reversed(items)))  # the last one first
+        rows = {item: self._rows.find_all(item) for item in unique}
+        others = [item for item in dict.fromkeys(seen) if item not in rows]
+        num_seen = sum(map(len, rows.values())) + sum(map(self._count, others))
+        positions = [row for item in unique for row in rows[item]]
+        return Lookup(
+            top=top,
+            rows=positions,
+            sources=[item for item in unique for _ in rows[item]],
+            seen=frozenset((*unique, *others)),
+            num_seen_rows=num_seen,
+            allowed=self.mask(where or {}),
+        ), [item for item in items if not rows[item]]
+
+    def _count(self, item: str) -> int:
+        return len(self._rows.find_all(item))
+
+    def find(self, lookups: Sequence[Lookup]) -> list[list[Hit]]:
+        """Returns the results of lookups: stored ones, or searches. Those without a filter are
+        searched together.
+        """
+        results = [self.find_stored(lookup) for lookup in lookups]
+        sizes = [lookup.top + lookup.num_seen_rows for lookup in lookups]
+        waiting = [number for number, result in enumerate(results) if result is None]
+        while waiting:
+            for number, lists in self._search(lookups, sizes, waiting):
+                lookup = lookups[number]
+                hits = self._take_turns(lookup, lists) if lookup.sources else in_order(lists)
+                if len(hits) >= lookup.top or sizes[number] >= self._most(lookup):
+                    results[number] = hits[: lookup.top]
+                sizes[number] *= GROWTH
+            waiting = [number for number in waiting if results[number] is None]
+        return [result or [] for result in results]
+
+    def find_stored(self, lookup: Lookup) -> list[Hit] | None:
+        """Returns the results of a lookup from the index's stored neighbours, None if they are not
+        enough.
+        """
+        neighbours = self.index.neighbours
+        if neighbours is None or lookup.allowed is not None or not lookup.rows:
+            return None
+        stored = neighbours[list(lookup.rows)]
+        rows, scores = stored["row"].tolist(), stored["score"].tolist()
+        each = enumerate(zip(rows, scores, strict=True))
+        hits = self._take_turns(lookup, [list_hits(query, *found) for query, found in each])
+        is_all = neighbours.shape[1] >= len(self.index) - 1
+        return hits[: lookup.top] if is_all or len(hits) >= lookup.top else None
+
+    def _queries(self, lookup: Lookup) -> Matrix:
+        if lookup.queries is not None:
+            return lookup.queries
+        return self.index.vectors(np.array(lookup.rows, dtype=np.int64))
+
+    def _most(self, lookup: Lookup) -> int:
+        """Returns the number of rows that may be results."""
+        allowed = lookup.allowed
+        return len(self.index) if allowed is None else int(np.count_nonzero(allowed))
+
+    def _search(
+        self, lookups: Sequence[Lookup], sizes: Sequence[int], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, list[list[Hit]]]]:
+        """Yields, for each number of a lookup, the list of each of its queries."""
+        groups = dict[tuple[int, int | None], list[int]]()
+        for number in numbers:
+            alone = None if lookups[number].allowed is None else number
+            groups.setdefault((sizes[number], alone), []).append(number)
+        for (size, _), members in groups.items():
+            blocks = [self._queries(lookups[number]) for number in members]
+            answers = self.index.nearest(np.concatenate(blocks), size, lookups[members[0]].allowed)
+            rows, scores, start = answers.positions.tolist(), answers.scores.tolist(), 0
+            for number, block in zip(members, blocks, strict=True):
+                stop = start + len(block)
+                each = enumerate(zip(rows[start:stop], scores[start:stop], strict=True))
+                yield number, [list_hits(query, *found) for query, found in each]
+                start = stop
+
+    def _take_turns(self, lookup: Lookup, lists: Sequence[Sequence[Hit]]) -> list[Hit]:
+        """Returns each item once: the nearest of every query first, then the second ones, ..."""
+        taken, hits = set(lookup.seen), list[Hit]()
+        lasts = [0] * len(lists)
+        while any(last < len(members) for last, members in zip(lasts, lists, strict=True)):
+            for number, members in enumerate(lists):
+                while lasts[number] < len(members):
+                    hit = members[lasts[number]]
+                    lasts[number] += 1
+                    if (item := self._ids[hit.row]) not in taken:
+                        taken.add(item)
+                        hits.append(hit)
+                        break
+        return hits
+
+    def rows(self, hits: Sequence[Hit], lookup: Lookup) -> list[dict[str, Any]]:
+        """Returns results as rows with their score; those of a lookup by items also have the
+        ``item_id``, and in ``near`` the item that they are near.
+        """
+        rows = []
+        for row, score, query in hits:
+            values = dict[str, Any](score=round(score, 6))
+            if lookup.sources:
+                values |= {"item_id": self._ids[row], "near": lookup.sources[query]}
+            for name, column in self._values.items():
+                if (value := column[row].as_py()) is not None:
+                    values[name] = value
+            rows.append(values)
+        return rows
+
+
+def encode_column(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], dict[str, int]]:
+    """Returns the code of each row's value, -1 for null, and the codes by value."""
+    encoded = column.combine_chunks().dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+    return codes, {value: code for code, value in enumerate(encoded.dictionary.to_pylist())}
+
+
+def list_hits(query: int, rows: Sequence[int], scores: Sequence[float]) -> list[Hit]:
+    """Returns the results of a query; -1 stands for none."""
+    return [Hit(row, score, query) for row, score in zip(rows, scores, strict=True) if row >= 0]
+
+
+def in_order(lists: Sequence[Sequence[Hit]]) -> list[Hit]:
+    """Returns the results of the only query."""
+    (hits,) = lists
+    return list(hits)
