@@ -33,8 +33,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
 class ImageFacts:
     """Holds a readable image's facts: SHA-256 of the bytes, upright size in pixels, format.
 
-    The format is in lower case. ``phash`` is the perceptual hash, if that was requested. The scores
-    are those of the image filters that are on, 0 to 1.
+    The format is in lower case. ``phash`` is the perceptual hash, if that was requested. The image
+    filters that are on give the scores, 0 to 1.
     """
 
     image_id: str
@@ -50,7 +50,7 @@ class ImageFacts:
 class ArchivedImage:
     """Holds an accepted image, and its location: the record at ``offset`` of ``archive``.
 
-    The scores are those of ImageFacts; None until it has been decoded.
+    The scores have the same meaning as in ImageFacts, and are None until it has been decoded.
     """
 
     image_id: str

@@ -1,4 +1,4 @@
-"""Reads lists of words and phrases that no caption may have: those that vlmill ships, by language.
+"""Reads lists of words and phrases that no caption may have; vlmill ships some for each language.
 
 ``word_lists/KIND/LANGUAGE.txt`` have one word or phrase per line, in the format of
 ``--blocked-words``. A text is compared with the lists of its language and with the English ones,

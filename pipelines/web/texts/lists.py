@@ -105,7 +105,7 @@ def read_lists(
     """Reads files of one word or phrase a line; ignores empty lines and text after #.
 
     In ``blocked`` a final * matches any ending. ``vocabulary`` may also be a table of pairs,
-    whose words are counted, or ``wordfreq``; None and ``none`` are no vocabulary. ``kinds`` has the
+    whose words are counted, or ``wordfreq``; None and ``none`` switch this off. ``kinds`` has the
     values of --adult-words and --spam-words: a file that replaces vlmill's lists, ``none``, or None
     for vlmill's. Raises InputError for a file that cannot be read or has no word.
     """
@@ -122,7 +122,7 @@ def read_lists(
 
 
 def describe_lists(vocabulary: str | None, kinds: Mapping[str, str | None]) -> dict[str, str]:
-    """Returns what the filters of words are, by their names, for plans and reports."""
+    """Returns descriptions of the filters of words by their names, for plans and reports."""
     described = {
         "vocabulary_filter": OFF
         if vocabulary in (None, NONE)

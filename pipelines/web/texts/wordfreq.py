@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "wordfreq"
-# Our words are not those of the tables: Korean words have endings that the tables split off.
+# vlmill splits Korean texts into words with endings, which the tables split off.
 UNLIKE = frozenset({"ko"})
 TABLES = {"no": "nb", "iw": "he", "tl": "fil"}  # by the codes of language detectors
 

@@ -33,7 +33,7 @@ def scored(shop: Shop) -> Path:
     return shop.folder / "scored"
 
 
-@pytest.mark.parametrize("name", ["vilbert", "vlbert", "interbert"])
+@pytest.mark.parametrize("name", ["vilbert", "interbert", "vilbert-tasks"])
 def test_a_score_is_the_probability_of_the_matching_head(name: str, tmp_path: Path) -> None:
     shop = Shop(tmp_path, name)
     assert score(shop) == 0 and not verify_folder(scored(shop))
@@ -98,4 +98,4 @@ def test_pairs_without_an_image_are_rejects(
     rejects = read_table(scored(shop), REJECTS).to_pylist()
     assert {row["image_id"] for row in rows} == {names[0]}
     assert len(rows) + len(rejects) == len(TEXTS)
-    assert {row["reason"] for row in rejects} == {"no_image"}
+    assert {row["reason"] for row in rejects} == {"no_picture"}
