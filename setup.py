@@ -118,6 +118,8 @@ EXTRAS = {
         "kubernetes-validate>=1.30",
         # The notebook of examples/, in a kernel.
         "ipykernel>=6.29",
+        # Responses of services are compared with their OpenAPI documents.
+        "jsonschema>=4.20",
         "mlflow-skinny>=3.1",
         "moto[s3]>=5.1",
         "mypy>=1.15",
