@@ -202,6 +202,8 @@ def _side(
                     return
                 if in_row and not is_named_by(text, image):
                     continue
+                if step < 0 and sentences_away > 1 and block.tag in HEADINGS:
+                    continue  # a heading: _headings yields it
                 yield _near(
                     kind,
                     text,
