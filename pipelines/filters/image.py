@@ -19,6 +19,7 @@ from vlmill.pipelines.filters.flags import NONE, OFF, OPEN_NSFW, PHOTOGRAPHS
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.open_nsfw import OpenNsfw
 from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_copy
+from vlmill.pipelines.web.pages.images import ImageScores
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.units.funnel import Drop
@@ -214,20 +215,20 @@ class ImageFilters:
             and self.safety.look(small if isinstance(self.safety, ImageFilter) else image),
         )
 
-    def judge(self, looks: Sequence[Looks]) -> list[Drop | dict[str, float]]:
-        """Returns why each image is dropped, or its scores by the columns of ``pairs``.
+    def judge(self, looks: Sequence[Looks]) -> list[Drop | ImageScores]:
+        """Returns why each image is dropped, or its scores.
 
         An image is dropped below the realism model's threshold, and from the safety model's
         threshold on. The costlier safety model rates only the images that pass.
         """
-        verdicts: list[Drop | dict[str, float]] = [{} for _ in looks]
+        verdicts: list[Drop | ImageScores] = [ImageScores() for _ in looks]
         if self.realism is not None:
             vectors = [one.realism for one in looks if one.realism is not None]
             for number, natural in enumerate(self.realism.scores(vectors)):
                 verdicts[number] = (
                     Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")
                     if natural < self.realism.threshold
-                    else {"realism_score": natural}
+                    else ImageScores(realism_score=natural)
                 )
         if self.safety is not None:
             passing = [n for n, verdict in enumerate(verdicts) if not isinstance(verdict, Drop)]
@@ -238,6 +239,6 @@ class ImageFilters:
                 verdicts[number] = (
                     Drop(Reason.RACY_IMAGE, f"{racy:.3f}")
                     if racy >= self.safety.threshold
-                    else verdict | {"nsfw_score": racy}
+                    else replace(verdict, nsfw_score=racy)
                 )
         return verdicts

@@ -57,6 +57,8 @@ class OpenNsfw:
 
     def scores(self, looks: Sequence[Pixels]) -> list[float]:
         """Returns the probability, 0 to 1, that each image is not safe for work."""
+        if not looks:
+            return []
         session = _session()
         parts = [
             session.run(

@@ -5,7 +5,7 @@ only proof that an image is complete, and the most expensive step.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -65,14 +65,22 @@ class ArchivedImage:
     realism_score: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageScores:
+    """Holds an image's scores by filters, 0 to 1; None for a filter that is off."""
+
+    nsfw_score: float | None = None
+    realism_score: float | None = None
+
+
 class ImageJudge(Protocol):
     """Judges decoded images in batches."""
 
     def look(self, image: Image.Image) -> Any:
         """Returns the inputs of :meth:`judge` for a decoded image. May raise Rejected."""
 
-    def judge(self, looks: Sequence[Any]) -> Sequence[Drop | Mapping[str, float]]:
-        """Returns for each image why it is dropped, or its scores by fields of ImageFacts."""
+    def judge(self, looks: Sequence[Any]) -> Sequence[Drop | ImageScores]:
+        """Returns for each image why it is dropped, or its scores."""
 
 
 # Formats whose further frames are an animation. A TIFF's frames are pages, and a camera's JPEG
@@ -204,7 +212,9 @@ def examine_images(
             if isinstance(verdict, Drop) or isinstance(facts, Drop):
                 outcomes[number] = verdict if isinstance(verdict, Drop) else facts
             else:
-                outcomes[number] = replace(facts, **verdict)
+                outcomes[number] = replace(
+                    facts, nsfw_score=verdict.nsfw_score, realism_score=verdict.realism_score
+                )
     return outcomes
 
 
