@@ -152,15 +152,21 @@ def small_examples(count: int, width: int) -> Examples:
 def test_alignment_finds_the_image_of_a_caption(model: str) -> None:
     torch.manual_seed(0)
     config = CONFIGS[model](
-        vocab_size=40, width=24, num_heads=6, intermediate_width=48, region_width=16
+        vocab_size=40,
+        width=24,
+        num_heads=6,
+        intermediate_width=48,
+        region_width=16,
+        init_std=0.2,
+        dropout=0.0,
     )
     settings = Alignment(
         model=model,
         config=config,
         feeding=make_feeding(),
-        steps=60,
+        steps=200,
         batch_size=8,
-        lr=3e-3,
+        lr=2e-3,
         trained=("layers.0", "interaction_layers", "text_layers", "text_embedding"),
         old_rate=1.0,
     )

@@ -279,12 +279,12 @@ def start_task_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) ->
 def trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import end_to_end_losses
-    from vlmill.train.recipes.training import VariantTraining
+    from vlmill.train.recipes.training import VariantTraining, continue_pretrained
 
     stored = VariantTraining(start_task=start_task)
     pixels = VariantTraining(start_task=start_task_end_to_end)
     return {
-        "vl-bert": VariantTraining(feeding=vlbert_feeding),
+        "vl-bert": VariantTraining(feeding=vlbert_feeding, start_task=continue_pretrained),
         "vl-bert-end-to-end": VariantTraining(losses=end_to_end_losses),
         **dict.fromkeys(("vl-bert-refcoco", "vl-bert-vcr", "vl-bert-vqa"), stored),
         **dict.fromkeys(("vl-bert-refcoco-end-to-end", "vl-bert-vcr-end-to-end"), pixels),

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, get_type_hints
 
 import pytest
 
 from vlmill.models.published import FAMILIES
 from vlmill.models.registry import FAMILY_NAMES, MODELS, PAPERS, VARIANTS, find_variant, get_variant
+from vlmill.models.vlbert.config import vlbert_small
 from vlmill.runtime.console.log import read_log
 from vlmill.train.recipes import PAPERS as TRAINED_PAPERS
 from vlmill.train.recipes import get_training
@@ -159,6 +161,16 @@ def test_rows_of_tasks_name_what_is_there() -> None:
     for name, row in TASKS.items():
         assert row.recipe.task == name and get_type_hints(row.recipe)["settings"]
         assert all(type(recipe) is row.recipe for recipe in row.make_recipes())
+
+
+def test_vl_bert_keeps_its_pretraining_in_retrieval() -> None:
+    """Retrieval trains the pretrained model itself, which has no trunk inside."""
+    sizes = {"vocab_size": 30, "width": 16, "num_layers": 1, "num_heads": 2, "region_width": 8}
+    fresh, pretrained = (VARIANTS["vl-bert"].model(vlbert_small(**sizes)) for _ in range(2))
+    init = SimpleNamespace(variant="vl-bert", model=pretrained)
+    get_training("vl-bert").start_task(fresh, init, ())  # type: ignore[arg-type]
+    expected = pretrained.state_dict()
+    assert all(value.equal(expected[name]) for name, value in fresh.state_dict().items())
 
 
 def test_a_model_of_no_list_has_no_name() -> None:
