@@ -85,6 +85,7 @@ docs: $(READY) ## the site of the documentation: build/site/index.html
 dist: $(READY) ## wheel and source of a release: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 test-nightly: $(READY) ## what make test leaves to one of its kind: more kills, stores, models, installs; benchmarks, the harness of parity; GPUs' tests, on the CPU where there is none
 	$(TEST) --nightly -m "nightly or gpu" --durations 15

@@ -1,5 +1,7 @@
 """Packaging: the folders at the top install as ``vlmill.<folder>`` (README, "Folders")."""
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -68,7 +70,12 @@ EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
 ONNX = ["onnx>=1.19", "onnxruntime>=1.22", "onnxscript>=0.5"]
 
-DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
+DOCS = [
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings-python>=1.16",
+    "packaging>=24",
+]
 
 EXTRAS = {
     "extract": EXTRACT,
@@ -111,6 +118,8 @@ EXTRAS = {
         "kubernetes-validate>=1.30",
         # The notebook of examples/, in a kernel.
         "ipykernel>=6.29",
+        # Responses of services are compared with their OpenAPI documents.
+        "jsonschema>=4.20",
         "mlflow-skinny>=3.1",
         "moto[s3]>=5.1",
         "mypy>=1.15",
@@ -119,12 +128,15 @@ EXTRAS = {
         "psutil>=6.0",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
+        "readme-renderer[md]>=44",
         "ruff>=0.11",
         "scipy-stubs>=1.15",
         # Drives the Chromium of the system through the services' page.
         "selenium>=4.27",
         "sparse-dot-topn>=1.1",
         "transformers>=4.48",
+        # Checks that a package index can show the README.
+        "twine>=6.1",
         "types-pyyaml>=6.0",
         "types-tqdm>=4.66",
         "wandb>=0.19",
@@ -141,13 +153,53 @@ if "editable_wheel" in sys.argv and all((HERE / "src/vlmill" / f).is_dir() for f
     # would find that folder. A checkout without symbolic links keeps the hook: its src/ is empty.
     PACKAGES, PACKAGE_DIR = ["vlmill"], {"": "src"}
 
+# A package index shows the README without the repository, and a workflow of a release names the
+# repository: links and images then lead there. Elsewhere they become their texts.
+REPOSITORY = os.environ.get("VLMILL_REPOSITORY", "").rstrip("/")
+VERSION = "0.2.0"
+
+
+def with_absolute_links(markdown: str) -> str:
+    """Returns the README with links to files of this version in the repository."""
+
+    def link(found: re.Match[str]) -> str:
+        mark, text, target = found.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return found.group()
+        if not REPOSITORY:
+            return "" if mark else text
+        return f"{mark}[{text}]({REPOSITORY}/{'raw' if mark else 'blob'}/v{VERSION}/{target})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)", link, markdown)
+
+
 setup(
     name="vlmill",
-    version="0.1.0",
+    version=VERSION,
     description="Web pages to vision-and-language transformers: pairs, regions, pretraining.",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=with_absolute_links((HERE / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    author="The vlmill authors",
+    keywords=["vision-and-language", "region features", "retrieval", "pretraining", "web mining"],
+    project_urls={
+        name: f"{REPOSITORY}{path}"
+        for name, path in (
+            ("Source", ""),
+            ("Documentation", f"/tree/v{VERSION}/docs"),
+            ("Changelog", f"/blob/v{VERSION}/CHANGELOG.md"),
+            ("Issues", "/issues"),
+        )
+        if REPOSITORY
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+    ],
     python_requires=">=3.11",
     install_requires=REQUIRES,
     extras_require=EXTRAS,

@@ -4,7 +4,7 @@ Reading order: ``settings`` (settings as plain YAML), ``extras`` (modules that o
 need), ``bus_errors`` (mapped files that shrink), ``cores`` and ``processes`` (of workers),
 ``bounded_calls`` (calls in processes with a deadline and a memory limit), ``files`` (tables that
 are written completely and found again), ``readers`` (a row by its id), ``net`` (a guarded HTTP
-client), ``console`` (commands, progress, reports), ``units`` (the engine of all jobs), ``weights``
-(weights by name) and ``service`` (the shell of the HTTP services). It imports only
-``vlmill.schemas``.
+client), ``console`` (commands, progress, reports), ``client`` (of the services, which
+`vlmill.client` exports), ``units`` (the engine of all jobs), ``weights`` (weights by name) and
+``service`` (the shell of the HTTP services). It imports only ``vlmill.schemas``.
 """

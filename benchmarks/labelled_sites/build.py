@@ -31,7 +31,6 @@ KB = 1 << 10
 MAX_IMAGE = 600 * KB
 MAX_READ = 800  # pages that are read to find those with images
 MAX_USES = 8  # pages that name an image which is not one of the whole site
-PAGE_SHARE = 1 / 6  # of the archive, that the images of one page may take
 _PAGE = re.compile(r"\.html?$", re.IGNORECASE)
 _IMAGE = re.compile(r"\.(?:jpe?g|png|gif|webp|bmp)$", re.IGNORECASE)
 _LIST = re.compile(r"(?:^|/)(?:tags?|categor(?:y|ies)|archives?|page|search)/|(?:^|/)404")
@@ -153,8 +152,8 @@ def draw_pages(
 ) -> list[PageImages]:
     """``first``, then pages in a seeded order till ``most`` or the archive's bytes are used up.
 
-    Of a page the images ``keep`` are packed, then the first ones, to a share of the archive; 1 page
-    of 10 may have none but those of many pages (logos).
+    Of a page the images ``keep`` are packed, then the first ones, to a sixth of the archive (half
+    of it for all of ``first``); 1 page of 10 may have none but those of many pages (logos).
     """
     left = budget
     uses = Counter(path for page in pages for path in {path for _, path in page.images})
@@ -169,9 +168,10 @@ def draw_pages(
         if page.path not in first and (len(drawn) == most or plain > max(2, most // 10)):
             break
         images, cost = [], 0
+        share = budget // (2 * max(3, len(first))) if page.path in first else budget // 6
         for url, path in sorted(page.images, key=lambda image: image[0] not in keep):
             new = 0 if path in packed else files[path].size
-            if url in keep or cost + new <= int(budget * PAGE_SHARE):
+            if url in keep or cost + new <= share:
                 images.append((url, path))
                 cost += new
         size = files[page.path].size // 4 + cost

@@ -168,6 +168,7 @@ ALIGNED = {
     "imagebert": ("layers.2",),
     "vl-bert": ("layers.2",),
 }
+STEPS = {"interbert": 700, "imagebert": 120, "vl-bert": 200}
 
 
 def alignment(model: str, *, seed: int = 0) -> Alignment:
@@ -176,7 +177,7 @@ def alignment(model: str, *, seed: int = 0) -> Alignment:
         model=model,
         config=CONFIGS[model](region_width=DIM),
         feeding=make_feeding(max_regions=FEW_REGIONS),
-        steps=800 if model == "interbert" else 200,
+        steps=STEPS[model],
         trained=ALIGNED[model],
         seed=seed,
     )
@@ -215,9 +216,9 @@ TASK_VARIANTS = {
 }
 RETRIEVAL = {
     "vilbert": Training(steps=700, batch_size=64, lr=5e-4, heads=("text_layers",)),
-    "interbert": Training(steps=100, batch_size=12, lr=2e-4, heads=("layers",)),
-    "imagebert": Training(steps=150, batch_size=12, lr=2e-4),
-    "vl-bert": Training(steps=150, batch_size=12, lr=2e-4),
+    "interbert": Training(steps=60, batch_size=12, lr=2e-4, heads=("layers",)),
+    "imagebert": Training(steps=60, batch_size=12, lr=2e-4),
+    "vl-bert": Training(steps=60, batch_size=12, lr=2e-4),
     "vlmo": Training(steps=200, batch_size=64, lr=5e-4),
 }
 # What a model that reads pairs still learns then, by parts of names; the others learn all.

@@ -24,6 +24,7 @@ from vlmill.inference.search.queries import (
     load_query_encoder,
     table_queries,
 )
+from vlmill.inference.search.reranking import Reranker, open_reranker
 from vlmill.inference.search.table import get_row_key
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.report import (
@@ -128,14 +129,22 @@ def _search(options: SearchOptions) -> int:
         )
     if not (options.text or options.image or options.item or options.queries):
         return 0
-    index = on_device(index, options)
+    index, reranker = on_device(index, options), make_reranker(options)
     num_queries = num_errors = 0
     first_answers: list[AnsweredQuery] = []
     with open_lines(options.output) as lines:
         for answered in chain(
             answer_items(index, options),
-            answer_queries(index, make_queries(options, index), options.top, options.where),
+            answer_queries(
+                index,
+                make_queries(options, index),
+                max(options.top, options.rerank or 0),
+                options.where,
+            ),
         ):
+            if reranker is not None and answered.query.text is not None:
+                rows = reranker.rerank(answered.query.text, answered.answers)[: options.top]
+                answered = replace(answered, answers=rows)
             lines.write(answered.line() + "\n")
             num_queries += 1
             num_errors += answered.query.error is not None
@@ -146,6 +155,20 @@ def _search(options: SearchOptions) -> int:
     answered_count = format_count(num_queries - num_errors, "query", "queries")
     print_status(f"{answered_count} answered, {num_errors} could not be read")
     return 1 if num_errors == num_queries else 0
+
+
+def make_reranker(options: SearchOptions) -> Reranker | None:
+    """Opens the model of ``--rerank``."""
+    if options.rerank is None:
+        return None
+    assert options.reranker is not None
+    return open_reranker(
+        options.reranker,
+        options.rerank,
+        regions=options.regions,
+        images=options.images,
+        device=options.device,
+    )
 
 
 def on_device(index: SearchIndex, options: SearchOptions) -> SearchIndex:

@@ -283,7 +283,24 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of results per query (default: 10)",
     )
-    add("--images", metavar="TABLE", help="table of images, to show them on a page in --output")
+    add(
+        "--rerank",
+        type=int_at_least(1),
+        metavar="N",
+        help="rank the N best results of each text again, with --reranker",
+    )
+    add(
+        "--reranker",
+        type=path_or_name,
+        metavar="DIR",
+        help="checkpoint with a matching head, which reads a text and an image together",
+    )
+    add("--regions", metavar="TABLE", help="table of the images' regions, for --reranker")
+    add(
+        "--images",
+        metavar="TABLE",
+        help="table of images, for --reranker, and to show them on a page in --output",
+    )
     add(
         "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
     )
@@ -332,7 +349,12 @@ def run_search(args: argparse.Namespace) -> int:
         raise InputError(
             "nothing to do: give --text, --image, --item or --queries, or --save-index"
         )
-    if args.images is not None and (args.output is None or not has_queries):
+    if (args.rerank is None) != (args.reranker is None):
+        raise InputError("--rerank N and --reranker DIR need each other")
+    if args.rerank is not None and (args.image or args.item or not (args.text or args.queries)):
+        raise InputError("--rerank ranks results of texts; give --text or --queries with texts")
+    needs_page = args.images is not None and args.rerank is None
+    if needs_page and (args.output is None or not has_queries):
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
         raise InputError(f"--save-index {args.save_index} exists already; give a new folder")
@@ -340,7 +362,8 @@ def run_search(args: argparse.Namespace) -> int:
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS
 
-    require_tables({"--vectors": args.vectors, "--append": args.append, "--images": args.images})
+    tables = {"--vectors": args.vectors, "--append": args.append}
+    require_tables({**tables, "--images": args.images, "--regions": args.regions})
     if args.queries is not None:
         find_shards(args.queries, VECTORS, "--queries")
     from vlmill.inference.search.answering import search

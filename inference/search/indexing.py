@@ -69,6 +69,8 @@ def change_index(index: SearchIndex, options: SearchOptions) -> SearchIndex:
     if options.append is not None:
         kind = index.settings["of"]
         count = count_kinds(options.append, "--append").get(kind, 0)
+        if not count:
+            raise InputError(f"--append {options.append}: no vectors of {kind}s, as the index has")
         vectors = read_vectors(options.append, kind, count, "--append")
         about = vectors.about
         if index.columns:

@@ -18,6 +18,7 @@ from vlmill.inference.search.table import Matrix
 from vlmill.runtime.readers.row_index import IdIndex
 from vlmill.schemas.errors import InputError
 
+MOST_READ = 16_384  # rows whose values are kept: about 1 KB each
 GROWTH = 4  # of the number of results, if too few of them are other items
 
 Filter = Mapping[str, Sequence[str]]
@@ -56,7 +57,9 @@ class ItemIndex:
         ids = ids.cast(pa.large_string()).combine_chunks()
         self._ids: list[str] = ids.to_pylist()
         self._rows = IdIndex(ids)
-        self._values = {name: about.column(name).combine_chunks() for name in about.column_names}
+        names = [name for name in about.column_names if name != "kind"]  # of all rows the same
+        self._values = {name: about.column(name).combine_chunks() for name in names}
+        self._read_rows = dict[int, dict[str, Any]]()
         self._columns = {name: encode_column(about.column(name)) for name in index.columns}
 
     def __len__(self) -> int:
@@ -165,17 +168,19 @@ class ItemIndex:
     def _take_turns(self, lookup: Lookup, lists: Sequence[Sequence[Hit]]) -> list[Hit]:
         """Returns each item once: the nearest of every query first, then the second ones, ..."""
         taken, hits = set(lookup.seen), list[Hit]()
-        lasts = [0] * len(lists)
-        while any(last < len(members) for last, members in zip(lasts, lists, strict=True)):
-            for number, members in enumerate(lists):
-                while lasts[number] < len(members):
-                    hit = members[lasts[number]]
-                    lasts[number] += 1
-                    if (item := self._ids[hit.row]) not in taken:
-                        taken.add(item)
-                        hits.append(hit)
-                        break
+        turns = [iter(members) for members in lists]
+        while turns and len(hits) < lookup.top:
+            turns = [members for members in turns if self._take_next(members, taken, hits)]
         return hits
+
+    def _take_next(self, members: Iterator[Hit], taken: set[str], hits: list[Hit]) -> bool:
+        """Adds the next item that is not taken; returns whether there was one."""
+        for hit in members:
+            if (item := self._ids[hit.row]) not in taken:
+                taken.add(item)
+                hits.append(hit)
+                return True
+        return False
 
     def rows(self, hits: Sequence[Hit], lookup: Lookup) -> list[dict[str, Any]]:
         """Returns results as rows with their score; those of a lookup by items also have the
@@ -186,11 +191,21 @@ class ItemIndex:
             values = dict[str, Any](score=round(score, 6))
             if lookup.sources:
                 values |= {"item_id": self._ids[row], "near": lookup.sources[query]}
+            rows.append(values | self._read(row))
+        return rows
+
+    def _read(self, row: int) -> dict[str, Any]:
+        """Returns the values of a row, without nulls; keeps those of the latest rows."""
+        values = self._read_rows.get(row)
+        if values is None:
+            values = {"kind": self.index.settings["of"]}
             for name, column in self._values.items():
                 if (value := column[row].as_py()) is not None:
                     values[name] = value
-            rows.append(values)
-        return rows
+            if len(self._read_rows) >= MOST_READ:
+                self._read_rows.clear()
+            self._read_rows[row] = values
+        return values
 
 
 def encode_column(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], dict[str, int]]:

@@ -26,6 +26,9 @@ class SearchOptions:
     where: Mapping[str, Sequence[str]] = field(default_factory=dict)
     queries: str | None = None
     top: int = 10
+    rerank: int | None = None
+    reranker: Path | None = None
+    regions: str | None = None
     images: str | None = None
     output: Path | None = None
     checkpoint: Path | None = None

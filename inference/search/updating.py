@@ -36,10 +36,10 @@ def append_rows(index: SearchIndex, vectors: Vectors, about: pa.Table) -> Search
         raise InputError(f"--append has vectors {vectors.matrix.shape[1]} wide, not {index.width}")
     new_keys = set(row_keys(about))
     same = np.fromiter((key in new_keys for key in row_keys(index.about)), np.bool_, len(index))
-    index = remove_rows(index, same)
     index.faiss_index.add(vectors.matrix)
-    rows = about.cast(index.about.schema) if about.num_rows else about
-    return with_rows(index, pa.concat_tables([index.about, rows]).combine_chunks())
+    rows = pa.concat_tables([index.about, about.cast(index.about.schema)]).combine_chunks()
+    replaced = np.concatenate([same, np.zeros(len(about), dtype=np.bool_)])
+    return remove_rows(with_rows(index, rows), replaced)
 
 
 def remove_rows(index: SearchIndex, removed: Mask) -> SearchIndex:

@@ -3,8 +3,7 @@
 Reading order: ``settings``, ``refusals`` (responses with 4xx and 503), ``queue``,
 ``overload`` (estimates waiting times), ``workers``, ``metrics``, ``logs``, ``connections``,
 ``guard`` (limits of every request), ``bodies``, ``json_rows`` (rows as JSON),
-``fetching`` (images named by URLs), ``shell`` (the application), ``protocol`` and
-``server``.
-``client`` is for programs that send requests. All but ``settings``, ``refusals`` and ``client``
-need the extra with the name of this package.
+``fetching`` (images named by URLs), ``openapi``, ``page``, ``shell`` (the application),
+``protocol`` and ``server``. All but ``settings`` and ``refusals`` need the extra with the name of
+this package.
 """

@@ -43,8 +43,17 @@ _FILE_NAME = re.compile(
 )
 
 
+_URL = re.compile(r"(?:https?://|\bwww\.)\S+", re.IGNORECASE)
+_HUMPED = re.compile(r"\w*[a-z][A-Z]\w*", re.ASCII)
+
+
 def says_nothing(text: str, phrases: Phrases) -> bool:
-    """Returns whether a text is a file name, a word for any image, a number or a date."""
+    """Returns whether a text is a file name, a word for any image, a number, a date or an address.
+
+    Words of an address are often those of a file name, and describe nothing.
+    """
+    if ("://" in text or "www." in text) and 2 * len(_URL.sub("", text)) < len(text):
+        return True
     letters = sum(map(str.isalpha, text[:400]))
     return (
         letters < 2
@@ -98,7 +107,6 @@ class Candidate:
     position: int = 0  # of the sentence in its block, from its start
     linked: float = 0.0
     own_box: float = 0.0
-    mark: str = ""  # of its block
 
 
 def find_candidates(
@@ -152,6 +160,11 @@ def _explicit(image: PageImage, phrases: Phrases) -> Iterator[Candidate]:
         kind: text for kind, text in texts_by_kind.items() if not says_nothing(text, phrases)
     }
     # An alt text that a program made from the file name is worse than any other.
+    texts_by_kind = {
+        kind: text
+        for kind, text in texts_by_kind.items()
+        if not (_HUMPED.fullmatch(text) and f"/{text}." in image.urls[0])
+    }
     name = name_subject(image.urls[0])
     more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}
     for kind, text in (more or texts_by_kind).items():
@@ -189,6 +202,8 @@ def _side(
                     return
                 if in_row and not is_named_by(text, image):
                     continue
+                if step < 0 and sentences_away > 1 and block.tag in HEADINGS:
+                    continue  # a heading: _headings yields it
                 yield _near(
                     kind,
                     text,
@@ -250,7 +265,6 @@ def _near(
         position=position,
         linked=block.linked,
         own_box=own_box(image, common, boxes),
-        mark=block.mark,
     )
 
 

@@ -193,7 +193,6 @@ def scenes(
         if not isinstance(verdict, Drop)
     ]
     boxes = count_boxes(joined.page, [image.path for image in contents]) if contents else NO_BOXES
-    first = contents[0].order if contents else -1
     return [
         Scene(
             page=joined.page,
@@ -204,7 +203,6 @@ def scenes(
             row=row,
             num_pages_with=_pages_with(joined, image.order, site),
             num_images=len(contents),
-            is_first=image.order == first,
             candidates=()
             if isinstance(verdict, Drop)
             else [

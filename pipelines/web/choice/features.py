@@ -31,7 +31,6 @@ class Scene:
     row: str  # "before" or "after" if images and short texts alternate, "" elsewhere
     num_pages_with: int  # of the site, which show the image
     num_images: int  # available content images on the page
-    is_first: bool
     candidates: Sequence[Candidate]
 
 
@@ -57,7 +56,6 @@ def _place(candidate: Candidate, scene: Scene) -> dict[str, float]:
             "heading_between": kind == "heading" and between,
             "second_heading": kind == "heading" and candidate.sentences_away == 2,
             "lone_image": scene.num_images == 1,
-            "headed": kind == "heading" and candidate.blocks_away == 1,
         }
     if kind not in _SIDES:
         return {}
@@ -67,25 +65,19 @@ def _place(candidate: Candidate, scene: Scene) -> dict[str, float]:
         candidate.is_whole
         and not is_heading
         and candidate.sentences_away == 1
-        and not between
         and text_size(candidate.text) <= _LABEL_SIZE
     )
-    habit = scene.site.habit(kind)
     return {
         "distance": min(1.0, (candidate.sentences_away - 1) / 4),
         "other_block": candidate.blocks_away > 1,
-        "picture_between": between,
         "heading_beside": is_heading,
         "label": is_label,
-        "label_habit": habit if is_label else 0.0,
-        "mark_habit": scene.site.mark_habit(kind, candidate.mark) if is_label else 0.0,
         "label_side": sign * scene.side if is_label else 0.0,
         "in_row": kind == scene.row and candidate.sentences_away == 1,
         "off_row": bool(scene.row) and kind != scene.row,
         "own_box": candidate.own_box,
         "linked": candidate.linked,
         "many_images": min(1.0, math.log2(max(1, scene.num_images)) / 4),
-        "first_image": scene.is_first,
     }
 
 
@@ -100,14 +92,12 @@ def _wording(candidate: Candidate, phrases: Phrases) -> dict[str, float]:
         "points": phrases.points.search(lower) is not None,
         "figure_number": phrases.figure.match(lower) is not None,
         "byline": phrases.bylines.search(lower) is not None,
-        "speaks": phrases.speaks.search(lower) is not None,
         "leads": beside and leads(text, candidate.kind),
         "is_question": text[-1:] in "?？؟",
         "short": min(1.0, max(0.0, -size / 4)) if beside else 0.0,
         "long": min(1.0, max(0.0, size / 4)) if beside else 0.0,
         "unended_whole": beside and candidate.is_whole and not ended,
         "unended_part": beside and not candidate.is_whole and not ended,
-        "digits": sum(map(str.isdigit, text)) / max(1, len(text)),
     }
 
 
@@ -119,15 +109,20 @@ def _agreement(candidate: Candidate, scene: Scene) -> dict[str, float]:
     heads = [c.text for c in scene.candidates if c.kind == "heading"]
     by_name = compute_overlap(text_subject, name_subject(image.urls[0]))
     by_spoken = compute_overlap(text_subject, _subjects(spoken, text))
+    by_head = compute_overlap(text_subject, _subjects(heads, text))
+    by_title = compute_overlap(text_subject, subject(scene.page.title))
+    is_spoken, is_head = kind in EXPLICIT, candidate.tag in HEADINGS and kind in _SIDES
     return {
         "name_overlap": by_name,
         "spoken_overlap": by_spoken,
-        "heading_overlap": compute_overlap(text_subject, _subjects(heads, text)),
-        "title_overlap": compute_overlap(text_subject, subject(scene.page.title))
-        if kind != "page_title"
-        else 0.0,
+        # An alt text that repeats the page's title, and a title beside the image.
+        "spoken_title": max(by_head, by_title) if is_spoken else 0.0,
+        "head_title": by_title if is_head else 0.0,
+        "heading_overlap": 0.0 if is_spoken else by_head,
+        "title_overlap": 0.0 if is_spoken or is_head or kind == "page_title" else by_title,
+        "one_word": is_spoken and text.isascii() and " " not in text,
         "said_elsewhere": min(1.0, 3 * scene.site.share_with(text)),
-        "has_spoken": kind in ("before", "after") and bool(spoken),
+        "has_spoken": kind in _SIDES and bool(spoken),
         "head_alone": kind == "metadata" and not by_name and not by_spoken,
         "on_many_pages": min(1.0, (scene.num_pages_with - 1) / 5),
     }

@@ -19,9 +19,6 @@ _ABSENT = Drop(Reason.MISSING_IMAGE)
 _MAX_COUNTED = 200_000  # distinct images or texts of a site; the rare ones are dropped first
 _REPEATED_PAGES, _REPEATED_SHARE = 5, 0.4
 _GENERIC_IMAGES = 5
-_FEW_IMAGES = 4
-_FEW_LABELS = 3
-_LABEL = 15  # words: a block of at most this length is a label
 _SHORT = 25  # words: a text of at most this length may be a caption
 
 
@@ -37,26 +34,6 @@ class Site:
     )  # hash of an alt text -> images
     above: float = 0.0  # evidence that captions are above their images
     below: float = 0.0
-    labels: Counter[str] = field(default_factory=Counter)  # counts of count_labels
-    marks: Counter[tuple[str, str]] = field(default_factory=Counter)  # (where, mark) -> labels
-
-    def habit(self, kind: str) -> float:
-        """Returns how much more often than elsewhere labels are ``before`` or ``after`` images.
-
-        In -1..1: the share of the site's images with a label there, less the share of labels
-        among its other blocks; towards 0 on sites with few images.
-        """
-        counts = self.labels
-        usual = (counts["other_labels"] + 1) / (counts["other_blocks"] + 2)
-        images = counts["images"]
-        return (counts[kind] - usual * images) / (images + _FEW_IMAGES)
-
-    def mark_habit(self, kind: str, mark: str) -> float:
-        """Returns the share of the site's labels with this markup that are right at an image.
-
-        Of those that are ``before`` or ``after`` one; towards 0 for rare markup.
-        """
-        return self.marks[kind, mark] / (self.marks["", mark] + _FEW_LABELS)
 
     def pages_with(self, image_id: str) -> int:
         """Returns how many pages show the image."""
@@ -89,11 +66,10 @@ def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
         site.images.update(list(dict.fromkeys(ids)))
         site.texts.update(list(dict.fromkeys(texts)))
         _note_names(joined, site)
-        count_labels(joined, site)
         above, below = sides(joined)
         site.above += above
         site.below += below
-        for counter in (site.images, site.texts, site.marks):
+        for counter in (site.images, site.texts):
             if len(counter) > _MAX_COUNTED:
                 _forget(counter)
     return site
@@ -152,35 +128,6 @@ def sides(joined: JoinedPage) -> tuple[float, float]:
             below += compute_overlap(subject(after.text), image_subject)
             below += 0.5 * (before is None)
     return above, below
-
-
-def count_labels(joined: JoinedPage, site: Site) -> None:
-    """Counts a page's images, those with a label ``before`` and ``after``, and other blocks."""
-    blocks = joined.page.blocks
-    is_label = [_is_label(block) for block in blocks]
-    counts, marks = site.labels, site.marks
-    used: set[int] = set()
-    for position in sorted(set(find_image_blocks(joined))):
-        counts["images"] += 1
-        for kind, number in (("before", position - 1), ("after", position)):
-            if 0 <= number < len(blocks):
-                used.add(number)
-                counts[kind] += is_label[number]
-                marks[kind, blocks[number].mark] += is_label[number]
-    for number, block in enumerate(blocks):
-        marks["", block.mark] += is_label[number]
-        if number not in used and not block.furniture:
-            counts["other_blocks"] += 1
-            counts["other_labels"] += is_label[number]
-
-
-def _is_label(block: Block) -> bool:
-    return (
-        not block.furniture
-        and not block.code
-        and block.tag not in HEADINGS
-        and text_size(block.text) <= _LABEL
-    )
 
 
 def neighbours(page: Page, image: PageImage) -> tuple[Block | None, Block | None]:

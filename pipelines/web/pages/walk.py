@@ -91,8 +91,6 @@ _CONTENT = frozenset(("article", "main"))
 _CHANGING = _FURNITURE | _CONTENT | {"a", "button", "figure", "figcaption", "header"}
 _MARKED = 8  # elements above an image whose classes are recorded
 _ANCESTORS = 12  # tags above an image that are recorded
-_EMPHASIS = frozenset(("em", "i", "small", "strong", "b", "cite"))
-_MARK_CHARS = 40  # of an element's classes that are recorded for its text
 _LEVELS = 6  # how far above an image its caption's common ancestor may be
 _INLINE_PX = 50  # a smaller image is inside a line of text
 
@@ -108,7 +106,6 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     figure: int = 0  # serial number of the figure around it, or 0
     code: bool = False  # a listing, or the credit in a caption: not a text about an image
     linked: float = 0.0  # share of its characters that are links
-    mark: str = ""  # tag and classes of the block element, and the inline element that begins it
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,9 +128,8 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 # part), its link's target, and whether it is a caption's credit.
 _State = tuple[int, int, int, bool, str, bool]
 
-# An open element: the one around it, its tag, the nearest block element's tag and classes
-# ("p.note"), its path, its state. Both are plain tuples: they are created for every element that
-# the walk enters.
+# An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
+# Both are plain tuples: they are created for every element that the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
 _OUTSIDE: _Open = (None, "", "", (), (0, 0, 0, False, "", False))
 
@@ -152,7 +148,6 @@ class _Walk:
     marks: dict[int, str] = field(default_factory=dict)
     furniture: dict[int, int] = field(default_factory=dict)  # serial -> the furniture around it
     sure: set[int] = field(default_factory=set)  # serials of furniture that holds no main text
-    lead: str = ""  # tag of the inline element that begins ``parts``
 
     def flush(self, open_element: _Open, *, code: bool = False) -> None:
         """Ends the run of text; it belongs to the innermost element, ``open_element``."""
@@ -163,19 +158,14 @@ class _Walk:
         else:
             text = fold(text, self.max_chars)
         if text:
-            _, _, mark, path, (furniture, caption, figure, _, _, credit) = open_element
-            tag = "pre" if code else mark.partition(".")[0]
-            if self.lead:
-                mark = f"{mark}>{self.lead}"
+            _, _, block_tag, path, (furniture, caption, figure, _, _, credit) = open_element
+            tag = "pre" if code else block_tag
             linked = min(1.0, self.linked / len(text)) if self.linked else 0.0
             # Positional arguments, for speed: this is done for every paragraph.
             code = code or credit
-            self.blocks.append(
-                Block(text, path, tag, furniture, caption, figure, code, linked, mark)
-            )
+            self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
         parts.clear()
         self.linked = 0
-        self.lead = ""
 
     def add_image(self, node: LexborNode, open_element: _Open) -> None:
         """Records an image and its position, in ``open_element``."""
@@ -291,6 +281,7 @@ def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
     an id; results are cached, as both repeat.
     """
     furniture, caption, credit = roles(classes)
+    caption = caption and tag not in _FURNITURE  # a table of contents with a class of captions
     is_noted = caption or credit or tag in _OPENED
     changes = furniture or caption or credit or tag in _CHANGING
     return is_noted, caption, furniture, credit, changes
@@ -369,12 +360,8 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 changes = tag in _CHANGING
             if is_noted:
                 around = open_element
-                _, _, mark, path, state = around
+                _, _, block_tag, path, state = around
                 is_block = tag in _BLOCKS
-                if is_block:
-                    mark = f"{tag}.{classes[:_MARK_CHARS]}" if classes else tag
-                    if not parts:
-                        walk.lead = ""
                 if parts and (is_block or caption or credit):
                     walk.flush(open_element)
                 serial += 1
@@ -388,9 +375,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                         if tag in _SURE_FURNITURE:
                             walk.sure.add(serial)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
-                open_element = (around, tag, mark, path, state)
-            elif not parts and tag in _EMPHASIS:
-                walk.lead = tag
+                open_element = (around, tag, tag if is_block else block_tag, path, state)
             above.append((node, around))
             node = child
             continue

@@ -57,7 +57,8 @@ export function post(path, fields, image) {
   return requestJson(path, { method: "POST", body });
 }
 
-// Runs a task, which returns its message, or { spoken } for one that the page shows anyway. A later task ends the requests of an earlier one, whose results are dropped.
+// Runs a task, which returns its message, or { spoken } for one that the page shows anyway. A
+// later task ends the requests of an earlier one, whose results are dropped.
 export async function attempt(label, task) {
   current.abort();
   const own = current = new AbortController();

@@ -20,8 +20,9 @@ function position(button, box, row) {
   button.style.height = `${(100 * (box[3] - box[1])) / row.height}%`;
 }
 
-// Draws the regions of `view.list`, the most important first. `view.marked` are emphasised, `view.words`
-// gives more text for a label, and `onSelect` is called with the region that is pointed at or reached.
+// Draws the regions of `view.list`, the most important first. `view.marked` are emphasised,
+// `view.words` gives more text for a label, and `onSelect` is called with the region that is
+// pointed at or reached.
 export function drawBoxes(figure, view, onSelect) {
   const canvas = figure.querySelector(".canvas");
   clearBoxes(figure);

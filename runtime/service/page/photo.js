@@ -70,7 +70,8 @@ async function openCamera() {
     $("capture").click();
     return "Ready.";
   }
-  const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+  const wanted = { video: { facingMode: "environment" } };
+  const stream = await navigator.mediaDevices.getUserMedia(wanted);
   $("video").srcObject = stream;
   $("camera-dialog").showModal();
   return "The camera is on.";

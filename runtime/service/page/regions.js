@@ -34,7 +34,8 @@ export function showFirst(regions, url, name, losses = null) {
   $("compare-bar").hidden = Boolean(losses) || $("pager").hidden === false;
   $("download").hidden = Boolean(losses) || $("pager").hidden === false;
   chooseThreshold(regions);
-  showImage($("first"), regions, url, `${name}, ${regions.row.width} × ${regions.row.height} pixels`);
+  const size = `${regions.row.width} × ${regions.row.height} pixels`;
+  showImage($("first"), regions, url, `${name}, ${size}`);
   clearSelection();
   draw();
 }
@@ -157,14 +158,15 @@ function select(at) {
   const { name, score, attribute } = describe(view.first, at);
   emphasise(importantRegions());
   $("region-hint").hidden = true;
-  $("region-name").textContent = `Region ${at}: ${name}${score === null ? "" : `, ${score.toFixed(2)}`}`
-    + `${attribute && `; ${attribute}`}`;
+  $("region-name").textContent = `Region ${at}: ${name}`
+    + `${score === null ? "" : `, ${score.toFixed(2)}`}${attribute && `; ${attribute}`}`;
   const listed = distribution(view.first, at);
   $("distribution").replaceChildren(...listed.flatMap((entry) => [
     element("dt", { textContent: entry.name }),
     element("dd", {}, bar(entry.value), entry.value.toFixed(3))]));
   if (!listed.length) {
-    $("region-hint").textContent = "The table has no class distribution; --class-probs topk:10 keeps one.";
+    $("region-hint").textContent =
+      "The table has no class distribution; --class-probs topk:10 keeps one.";
     $("region-hint").hidden = false;
   }
   if (view.second) drawSecond();
@@ -182,10 +184,14 @@ async function download() {
 }
 
 export function connectRegions() {
-  onFile($("other"), (file, name) => attempt("Reading the second image", () => openSecond(file, name)));
+  onFile($("other"), (file, name) =>
+    attempt("Reading the second image", () => openSecond(file, name)));
   $("other-sample").addEventListener("click", () => attempt("Reading the second sample",
     async () => openSecond(await drawSample(1), "the second sample")));
-  $("threshold").addEventListener("input", () => { $("tools").classList.remove("lowered"); draw(); });
+  $("threshold").addEventListener("input", () => {
+    $("tools").classList.remove("lowered");
+    draw();
+  });
   $("download").addEventListener("click", () => attempt("Downloading", download));
   let timer = 0;
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(draw, 150); });

@@ -4,8 +4,10 @@ import { photo } from "./photo.js";
 
 const FIRST = 24, MOST = 1000;
 const SCALES = {
-  cosine: "Scores are cosines: 1 for the same direction, 0 for unrelated ones. Bars run from 0 to 1.",
-  logit: "Scores are logits of the matching head: the higher, the better the match. They have no fixed range.",
+  cosine: "Scores are cosines: 1 for the same direction, 0 for unrelated ones."
+    + " Bars run from 0 to 1.",
+  logit: "Scores are logits of the matching head: the higher, the better the match."
+    + " They have no fixed range.",
 };
 let query = null; // { label, send(top), hash }
 
@@ -21,7 +23,8 @@ export function searchText(text) {
 export function searchImage() {
   const { blob, name } = photo;
   $("text").value = ""; // the results are not those of an earlier text
-  return run({ label: name, hash: "", send: (top) => post("/v1/search", { top, where: filter() }, blob) });
+  return run({ label: name, hash: "",
+    send: (top) => post("/v1/search", { top, where: filter() }, blob) });
 }
 
 export function searchItems(text) { // ids separated by commas
@@ -31,7 +34,8 @@ export function searchItems(text) { // ids separated by commas
 }
 
 function runSimilar(items, label) {
-  return run({ label, hash: `#${items.map((id) => `like=${encodeURIComponent(id)}`).join("&")}`,
+  const hash = `#${items.map((id) => `like=${encodeURIComponent(id)}`).join("&")}`;
+  return run({ label, hash,
     send: (top) => post("/v1/similar", { items, top, where: filter() }) });
 }
 

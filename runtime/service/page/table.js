@@ -24,9 +24,11 @@ export async function openPage(number) {
 function thumbnail(row) {
   const button = element("button", { type: "button", title: row.image_id });
   if (row.has_picture) {
-    button.append(element("img", { loading: "lazy", alt: "", src: `/v1/rows/${row.number}/picture` }));
+    const src = `/v1/rows/${row.number}/picture`;
+    button.append(element("img", { loading: "lazy", alt: "", src }));
   }
-  button.append(element("span", { textContent: short(row.image_id) }), count(row.num_boxes, "region"));
+  const id = element("span", { textContent: short(row.image_id) });
+  button.append(id, count(row.num_boxes, "region"));
   button.addEventListener("click", () => attempt("Opening", () => openRow(row, button)));
   return button;
 }

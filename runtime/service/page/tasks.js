@@ -3,15 +3,16 @@ import { $, attempt, bar, element, post, service } from "./api.js";
 import { photo, requireImage } from "./photo.js";
 import { highest, showFirst } from "./regions.js";
 import { describe, readRow } from "./rows.js";
-import { describeScale, hideResults, searchAddress, searchImage, searchItems, searchText, startSearch }
-  from "./search.js";
+import { describeScale, hideResults, searchAddress, searchImage, searchItems, searchText,
+  startSearch } from "./search.js";
 
 const MOST_CLASSES = 10;
 const TASKS = {
   search: { tab: "Search", button: "Search", label: "Search for a text",
     hint: "Press Enter to search. An image that you choose is searched for immediately.",
     doing: "Searching", run: searchText },
-  similar: { tab: "Similar", button: "Search", label: "Id of an item, or several with commas between",
+  similar: { tab: "Similar", button: "Search",
+    label: "Id of an item, or several with commas between",
     hint: "Of several items, the one at the end was seen last: what is near it comes first.",
     doing: "Searching", run: searchItems },
   score: { tab: "Match", button: "Score", label: "A text to compare with the image",
@@ -79,7 +80,8 @@ async function entail(entered) {
 function showClasses({ labels, probabilities }) {
   const words = labels.join(", ") || "no class";
   const listed = Object.entries(probabilities);
-  const rest = listed.length > MOST_CLASSES ? ` The likeliest ${MOST_CLASSES} of ${listed.length} are shown.` : "";
+  const rest = listed.length > MOST_CLASSES
+    ? ` The likeliest ${MOST_CLASSES} of ${listed.length} are shown.` : "";
   showAnswer("Class", words, `Probabilities are from 0 to 1.${rest}`);
   $("classes").tBodies[0].replaceChildren(...listed.slice(0, MOST_CLASSES).map(([name, share]) =>
     element("tr", {}, element("td", { textContent: name }),
@@ -136,7 +138,8 @@ export function startTasks() {
   if (!names.length) return;
   $("tabs").hidden = names.length === 1;
   $("tabs").replaceChildren(...names.map((name) => {
-    const tab = element("button", { type: "button", id: `tab-${name}`, textContent: TASKS[name].tab });
+    const tab = element("button",
+      { type: "button", id: `tab-${name}`, textContent: TASKS[name].tab });
     tab.dataset.task = name;
     tab.setAttribute("role", "tab");
     tab.setAttribute("aria-controls", "panel");
@@ -163,7 +166,10 @@ function byImage() {
 export async function openAddress() { // a search that the address names
   const { text, items } = searchAddress(), { methods } = service.about;
   const name = items.length ? "similar" : "search";
-  if (!(text || items.length) || !methods || !methods.includes(name)) return "";
+  if (!(text || items.length) || !methods || !methods.includes(name)) {
+    hideAnswers(); // of a search that the Back button has left
+    return "";
+  }
   selectTask(name);
   $("text").value = text || items.join(", ");
   return TASKS[name].run($("text").value);

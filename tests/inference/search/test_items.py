@@ -8,13 +8,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from tests.inference.search.test_embed import Shop
 from tests.inference.search.test_search import answers, unit_vectors, write_vectors
+from tests.train.tasks.retrieval.cases import RANKED
+from tests.train.tasks.retrieval.test_matching import NAMES, TEXTS, TOKENIZER
 
 from vlmill.inference.search.building import choose_effort
 from vlmill.inference.search.index import SETTINGS, open_index
 from vlmill.inference.search.items import ItemIndex
+from vlmill.inference.search.table import Vectors
+from vlmill.inference.search.updating import append_rows
 from vlmill.runtime.console import threads
+from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.cli import main
+from vlmill.train.tasks.retrieval.candidates import encode_texts
+from vlmill.train.tasks.retrieval.inputs import RegionImages
+from vlmill.train.tasks.retrieval.job import get_max_elements
+from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
 COUNT = 300
 WAYS = ("flat", "hnsw", "ivf", "pq")
@@ -136,15 +147,20 @@ def test_rows_come_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
     assert "with other weights" in capsys.readouterr().err
 
 
-def test_an_appended_graph_finds_the_new_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    index = save(tmp_path, kind="hnsw")
-    rows = unit_vectors(40, seed=5)
-    table = write_vectors(tmp_path / "more", rows, kind="text")
+def test_a_graph_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = save(tmp_path, kind="hnsw")
+    rows = unit_vectors(40, seed=5).astype(np.float32)
+    index = open_index(saved)
+    names = [f"new{at}" for at in range(40)]
+    about = index.about.slice(0, 40).set_column(1, "image_id", pa.array(names))
+    about = about.set_column(2, "pair_id", pa.array(names))
+    grown = append_rows(index, Vectors(matrix=rows, about=about, origin=index.settings), about)
+    assert len(grown) == len(grown.about) == grown.settings["vectors"] == COUNT + 40
+    assert (grown.nearest(rows, 1).positions[:, 0] == np.arange(COUNT, COUNT + 40)).mean() > 0.9
+    table = write_vectors(tmp_path / "texts", rows, kind="text")
     words = ["--append", table, "--save-index", str(tmp_path / "new")]
-    assert main(["search", "--index", str(index), *words]) == 2  # it has pairs
-    assert "--append" in capsys.readouterr().err
+    assert main(["search", "--index", str(saved), *words]) == 2
+    assert "no vectors of pairs" in capsys.readouterr().err
 
 
 def test_the_candidates_of_pq_are_the_fewest_that_suffice(tmp_path: Path) -> None:
@@ -210,3 +226,26 @@ def test_a_gpu_searches_where_faiss_has_one(
         found = threads.nearest_vectors(rows[:4], rows, 3, gpu)[1]
         assert (found[:, 0] == np.arange(4)).all()
     assert calls == [1]
+
+
+def test_a_model_of_pairs_ranks_the_results_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fusion").mkdir()
+    fusion, shop = Shop(tmp_path / "fusion", "interbert"), Shop(tmp_path)
+    assert shop.embed() == 0
+    words = ["search", "--vectors", str(shop.vectors), "--text", TEXTS[1], "--top", "2"]
+    words += ["--rerank", "4", "--reranker", str(fusion.folder / "checkpoint")]
+    assert main(words) == 2
+    assert "--regions is missing" in capsys.readouterr().err
+    assert main([*words, "--regions", str(fusion.folder / "regions")]) == 0
+    (line,) = answers(capsys)
+    case, cpu = RANKED["interbert"], torch.device("cpu")
+    images = RegionImages(RegionReader(fusion.folder / "regions"), case.feeding)
+    tokens = encode_texts(TOKENIZER, [TEXTS[1]], case.feeding.max_tokens or 8).tokens
+    scorer = make_scorer(fusion.model, get_max_elements(case.feeding))
+    logits = match_scores(scorer, tokens, NAMES, images, device=cpu, batch_size=4)[:, 0]
+    best = np.argsort(-logits)[:2]
+    assert [row["image_id"] for row in line["answers"]] == [NAMES[at] for at in best]
+    np.testing.assert_allclose([row["match"] for row in line["answers"]], logits[best], atol=1e-4)
+    assert main([*words[:-2], "--image", "a.jpg"]) == 2

@@ -1,12 +1,12 @@
 """``/v1/similar``: the items of an index, without a checkpoint, and another index meanwhile."""
 
+import asyncio
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 from tests.inference.search.test_items import save
@@ -85,24 +85,28 @@ def test_another_index_takes_over_without_a_lost_request(tmp_path: Path) -> None
     link = tmp_path / "current"
     link.symlink_to(tmp_path / "a" / "index")
     index = ServedIndex(link, seconds=1_000)
-    client = open_service(index)
     index._is_quick = False  # so that requests wait for threads
-    stopped, statuses = threading.Event(), list[int]()
+    client = open_service(index)
+    statuses, is_done = list[int](), False
 
-    def send() -> None:
-        while not stopped.is_set():
-            statuses.append(client.post("/v1/similar", json={"items": ["i4"]}).status_code)
+    async def send(http: httpx.AsyncClient) -> None:
+        while not is_done:
+            reply = await http.post("/v1/similar", json={"items": ["i4", "i5"]})
+            statuses.append(reply.status_code)
 
-    with ThreadPoolExecutor(4) as pool:
-        senders = [pool.submit(send) for _ in range(4)]
-        try:
+    async def replace_index() -> None:
+        nonlocal is_done
+        transport = httpx.ASGITransport(app=client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            senders = [asyncio.create_task(send(http)) for _ in range(4)]
+            await asyncio.sleep(0.1)
             switch(link, tmp_path / "b" / "index")
-            index.refresh()
-        finally:
-            stopped.set()
-        for sender in senders:
-            sender.result()
-    assert set(statuses) == {200} and ask(client, items=["i399"])["answers"]
+            await asyncio.to_thread(index.refresh)
+            is_done = True
+            await asyncio.gather(*senders)
+
+    asyncio.run(replace_index())
+    assert statuses and set(statuses) == {200} and ask(client, items=["i399"])["answers"]
     assert client.get("/v1/about").json()["index"]["vectors"] == 400
 
 
@@ -126,9 +130,9 @@ def change_weights(folder: Path) -> None:
 def test_an_index_that_does_not_fit_is_not_used(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
-    for name in "ab":
+    for name, count in (("a", 300), ("b", 400)):
         (tmp_path / name).mkdir()
-        save(tmp_path / name)
+        save(tmp_path / name, count=count)
     link = tmp_path / "current"
     link.symlink_to(tmp_path / "a" / "index")
     index = ServedIndex(link, seconds=1_000)
