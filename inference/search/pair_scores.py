@@ -187,7 +187,7 @@ def _cosines(setup: EmbeddingSetup, chosen: Sequence[int], advance: Advance) -> 
     there = [name for name in groups if name not in missing]
     embedded = image_vectors(model, there, images, device=device, batch_size=batch_size)
     tokens = [setup.texts.tokens[index] for index in chosen]
-    texts: Sequence[NDArray[np.float32]] = text_vectors(
+    texts: NDArray[np.float32] = text_vectors(
         model, tokens, device=device, batch_size=batch_size, advance=advance
     )
     by_row = dict(zip(chosen, texts, strict=True))

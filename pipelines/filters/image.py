@@ -209,11 +209,11 @@ class ImageFilters:
         fitted = [one for one in (self.realism, self.safety) if isinstance(one, ImageFilter)]
         side = max((decode_side(one.has_backbone) for one in fitted), default=0)
         small = small_copy(image, side) if fitted else image
-        return Looks(
-            realism=self.realism and self.realism.look(small),
-            safety=self.safety
-            and self.safety.look(small if isinstance(self.safety, ImageFilter) else image),
-        )
+        realism = None if self.realism is None else self.realism.look(small)
+        if self.safety is None:
+            return Looks(realism=realism)
+        source = small if isinstance(self.safety, ImageFilter) else image
+        return Looks(realism=realism, safety=self.safety.look(source))
 
     def judge(self, looks: Sequence[Looks]) -> list[Drop | ImageScores]:
         """Returns why each image is dropped, or its scores.
