@@ -362,8 +362,10 @@ def run_search(args: argparse.Namespace) -> int:
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS
 
-    tables = {"--vectors": args.vectors, "--append": args.append}
-    require_tables({**tables, "--images": args.images, "--regions": args.regions})
+    tables = {"--vectors": args.vectors, "--images": args.images, "--regions": args.regions}
+    require_tables(tables)
+    if args.append is not None:
+        find_shards(args.append, VECTORS, "--append")
     if args.queries is not None:
         find_shards(args.queries, VECTORS, "--queries")
     from vlmill.inference.search.answering import search

@@ -7,6 +7,7 @@ may lower it.
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,19 +62,21 @@ def remove_rows(index: SearchIndex, removed: Mask) -> SearchIndex:
         for part in (faiss.downcast_index(whole.base_index), flat_part(whole)):
             part.remove_ids(positions)
         whole.ntotal = whole.base_index.ntotal
+    elif index.settings["type"] == "ivf":
+        remove_from_cells(whole, removed)
     else:
         whole.remove_ids(positions)
-    if index.settings["type"] == "ivf":
-        renumber_cells(whole, removed)
     return with_rows(index, index.about.filter(pa.array(~removed)).combine_chunks())
 
 
-def renumber_cells(whole: object, removed: Mask) -> None:
-    """Gives the remaining rows of `ivf` their new positions, in place."""
+def remove_from_cells(whole: Any, removed: Mask) -> None:
+    """Removes rows of `ivf`, and gives the others their new positions."""
     import faiss
 
+    whole.set_direct_map_type(faiss.DirectMap.NoMap)  # made again when a vector is read
+    whole.remove_ids(np.flatnonzero(removed))
     new_positions = np.cumsum(~removed) - 1
-    lists = whole.invlists  # type: ignore[attr-defined]
+    lists = whole.invlists
     for cell in range(lists.nlist):
         if size := lists.list_size(cell):
             ids: NDArray[np.int64] = faiss.rev_swig_ptr(lists.get_ids(cell), size)
