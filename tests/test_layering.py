@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,15 +47,14 @@ EXCEPTIONS: dict[str, set[str]] = {
     "pipelines/filters/backbone.py": {"models", "torch", "torchvision"},
     # Curves of the runs that train, in whichever folder.
     "runtime/console/trackers.py": {"accelerate"},
-    # Threads of the library that two jobs search with.
+    # Threads and devices of the library that two jobs search with.
     "runtime/console/threads.py": {"faiss"},
     # How their processes are brought together, and whether one of them was asked to stop.
     "runtime/console/process_group.py": {"accelerate", "torch"},
     "runtime/console/stopping.py": {"accelerate", "torch"},
     # RoIAlign with gradients.
     "train/detector/losses.py": {"torchvision"},
-    # Distances of vectors, and the unpickler of strangers' files.
-    "pipelines/nearest_images/search.py": {"faiss"},
+    # The unpickler of strangers' files.
     "pipelines/nearest_images/published.py": {"models"},
     "pipelines/manifest/sets/refcoco.py": {"models"},
     # The two command lines are the top floor, above all folders.
@@ -155,10 +155,15 @@ def imports(source: str, name: str) -> Iterator[tuple[int, str]]:
         yield line, module.removeprefix("vlmill.").split(".")[0]
 
 
-def modules(source: str, name: str) -> Iterator[tuple[int, str]]:
+@cache
+def modules(source: str, name: str) -> tuple[tuple[int, str], ...]:
     """(line, module) of every import of a file, by a string too; of ours also the name, which
     may be a module.
     """
+    return tuple(_modules(source, name))
+
+
+def _modules(source: str, name: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source, name)):
         match node:
             case ast.Import(names=aliases):

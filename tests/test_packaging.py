@@ -96,7 +96,7 @@ def test_the_source_has_what_its_pages_speak_of(built: tuple[Path, Path]) -> Non
     assert [name for name in shipped if name.startswith("tests")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_commands_of_the_wheel_run(built: tuple[Path, Path], tmp_path: Path) -> None:
     """From the wheel alone, in a process that sees no checkout."""
     wheel, _ = built
@@ -141,7 +141,7 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkout, env / "bin/python"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_editable_install_is_a_path_that_type_checkers_read(
     editable: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -158,7 +158,7 @@ def test_an_editable_install_is_a_path_that_type_checkers_read(
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_commands_of_an_editable_install_run_in_the_folder_above(
     editable: tuple[Path, Path],
 ) -> None:
@@ -170,7 +170,7 @@ def test_commands_of_an_editable_install_run_in_the_folder_above(
     assert done.stdout.startswith("usage: ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkout_without_links_is_editable_by_an_import_hook(
     editable: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_the_road_of_captions(world: Path, capsys: pytest.CaptureFixture[str]) -
         assert np.isfinite(scores).all() and scores.shape == (2, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_road_of_questions(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = type_all("Questions")
     assert "recipe vqa-vlmo-small: the one for a vlmo of this size" in capsys.readouterr().err
@@ -178,7 +178,7 @@ def test_the_road_of_questions(world: Path, capsys: pytest.CaptureFixture[str]) 
         assert client.answer(image, "which colour has the circle?") in COLOURS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_road_of_labels(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = type_all("Labels")
     assert "recipe classification-vlmo-small: the one" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_each_requirement_has_its_licence() -> None:
     assert "| fastavro |" not in asked
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # make docs builds it, too
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """A page that no menu names, a link to no page or to no heading is one."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]

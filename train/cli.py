@@ -10,10 +10,13 @@ from vlmill.inference.export.command import EXPORT_HELP, add_export_arguments, r
 from vlmill.inference.push.command import PUSH_HELP, add_push_arguments, run_push
 from vlmill.inference.search.command import (
     EMBED_HELP,
+    SCORE_HELP,
     SEARCH_HELP,
     add_embed_arguments,
+    add_score_arguments,
     add_search_arguments,
     run_embed,
+    run_score,
     run_search,
 )
 from vlmill.inference.service.command import SERVE_HELP, add_serve_arguments, run_serve
@@ -140,6 +143,8 @@ def _run(args: argparse.Namespace, extras: list[str]) -> int:
         return run_show(args)
     if args.command == "embed":
         return run_embed(args)
+    if args.command == "score":
+        return run_score(args)
     if args.command == "search":
         return run_search(args)
     if args.command == "serve":
@@ -170,6 +175,10 @@ def _parser() -> Parser:
         "embed", help="write the vectors of a checkpoint", description=EMBED_HELP
     )
     add_embed_arguments(embed)
+    score = commands.add_parser(
+        "score", help="score pairs with a checkpoint", description=SCORE_HELP
+    )
+    add_score_arguments(score)
     search = commands.add_parser("search", help="find the nearest vectors", description=SEARCH_HELP)
     add_search_arguments(search)
     serve = commands.add_parser(

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 
 from labelled_sites.mined import Example
 
-STRENGTH = 1.0  # inverse of the L2 penalty, as scikit-learn counts it
+STRENGTH = 0.3  # inverse of the L2 penalty, as scikit-learn counts it
 # A text that nobody judged stood farther away than those that were: mostly it does not describe.
 SAMPLE_WEIGHTS = {"right": 1.0, "wrong": 1.0, "not_judged": 0.7}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labelled_sites.labels import Label, read_labels, verdict_of
+from labelled_sites.labels import Label, verdict_of
 from labelled_sites.reading import by_host, joined_pages
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.choose import choose, scenes
@@ -15,6 +15,7 @@ from vlmill.pipelines.web.choice.joined_page import JoinedPage, TextSource
 from vlmill.pipelines.web.choice.survey import Site, survey_site
 from vlmill.runtime.net.urls import join_key
 from vlmill.runtime.units.funnel import Drop
+from vlmill.schemas.rejects import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,20 @@ class Kept:
     source: TextSource
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A label, what is kept of its image, and why nothing is."""
+
+    label: Label
+    kept: Kept | None
+    reason: str = ""  # of a reject, or ``absent``: the page does not show the image
+
+    @property
+    def text(self) -> str | None:
+        """The kept text."""
+        return self.kept.text if self.kept else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A candidate text of a labelled image: its features, and whether it describes it."""
@@ -44,12 +59,19 @@ class Example:
     verdict: str
 
 
-def read_sites(folder: Path, rules: WebPairRules) -> list[LabelledSite]:
-    """Reads every labelled archive of a folder with ``labels.jsonl``."""
-    labels = read_labels(folder / "labels.jsonl")
+def read_sites(
+    labels: Sequence[Label], folders: Sequence[Path], rules: WebPairRules
+) -> list[LabelledSite]:
+    """Reads the labelled archives, each from the first folder that has it.
+
+    An archive that no folder has is left out, with its labels.
+    """
     sites = []
     for archive in sorted({label.archive for label in labels}):
-        hosts = by_host(joined_pages(folder / archive, rules)).values()
+        path = next((p for folder in folders if (p := folder / archive).is_file()), None)
+        if path is None:
+            continue
+        hosts = by_host(joined_pages(path, rules)).values()
         sites.append(
             LabelledSite(
                 archive=archive,
@@ -60,44 +82,39 @@ def read_sites(folder: Path, rules: WebPairRules) -> list[LabelledSite]:
     return sites
 
 
-def mine(
-    site: LabelledSite, rules: WebPairRules, weights: Mapping[str, float]
-) -> list[tuple[Label, Kept | None]]:
-    """Each label with what is kept of its image, None for nothing.
+def mine(site: LabelledSite, rules: WebPairRules, weights: Mapping[str, float]) -> list[Outcome]:
+    """Each label with what is kept of its image, or why nothing is.
 
     An image has one text, the best of all pages that show it; a text of more images than
     ``rules.max_images_per_text`` is dropped.
     """
     best: dict[str, Kept] = {}
+    drops: dict[tuple[str, str], str] = {}
     for surveyed, pages in site.hosts:
         for joined in pages:
-            for image_id, kept in _kept(joined, surveyed, rules, weights):
-                if image_id not in best or kept.score > best[image_id].score:
-                    best[image_id] = kept
+            choices = choose(joined, surveyed, rules, weights=weights)
+            for image, choice in zip(joined.page.images, choices, strict=True):
+                if isinstance(choice, Drop):
+                    drops |= {(joined.page.url, join_key(u)): choice.reason for u in image.urls}
+                    continue
+                archived, text = joined.images[image.order], choice.texts[0]
+                assert not isinstance(archived, Drop)
+                kept = best.get(archived.image_id)
+                if kept is None or text.score > kept.score:
+                    best[archived.image_id] = Kept(text.score, text.text, text.source)
     uses = Counter(kept.text.casefold() for kept in best.values())
-    outcomes: list[tuple[Label, Kept | None]] = []
+    outcomes = []
     for label in site.labels:
         pairs = [best[i] for i in _image_ids(site, label) if i in best]
         pair = max(pairs, key=lambda one: one.score, default=None)
-        if pair is not None and uses[pair.text.casefold()] > rules.max_images_per_text:
-            pair = None
-        outcomes.append((label, pair))
+        if pair is None:
+            key = (label.page_url, join_key(label.image_url))
+            outcomes.append(Outcome(label, None, drops.get(key, "absent")))
+        elif uses[pair.text.casefold()] > rules.max_images_per_text:
+            outcomes.append(Outcome(label, None, Reason.SHARED_TEXT))
+        else:
+            outcomes.append(Outcome(label, pair))
     return outcomes
-
-
-def _kept(
-    joined: JoinedPage, site: Site, rules: WebPairRules, weights: Mapping[str, float]
-) -> list[tuple[str, Kept]]:
-    """(image id, its best text on this page)."""
-    pairs = []
-    for choice in choose(joined, site, rules, weights=weights):
-        if isinstance(choice, Drop):
-            continue
-        image = joined.images[choice.order]
-        assert not isinstance(image, Drop)
-        best = choice.texts[0]
-        pairs.append((image.image_id, Kept(best.score, best.text, best.source)))
-    return pairs
 
 
 def _image_ids(site: LabelledSite, label: Label) -> set[str]:

@@ -1,11 +1,12 @@
 """The runs of the benchmark: five models, and for one of them seeds and ablations."""
 
-from dataclasses import replace
 from typing import Any
 
 from real.recipes import (
+    GROUPS,
     MODELS,
     TASKS,
+    alignment,
     fine_tuning,
     make_feeding,
     pretraining,
@@ -15,74 +16,74 @@ from real.recipes import (
 from real.runs import Part, Run, with_seed
 from real.tables import Tables
 from real.task_tables import find_set
-from vlmill.train.settings.parts import Masking, Optimizer
 from vlmill.train.tasks.retrieval.settings import RetrievalSettings
 
-BASE = "base"
-ABLATED = "interbert"  # the region model whose papers' ablations are repeated
-SEEDS = (0, 1, 2)
+BASE, SHORT = "base", "short"
+ABLATED = "vilbert"  # whose steps cost least: `short` runs of it are compared with each other
+SHORT_STEPS, SEEDS = 400, (0, 1, 2)
 
 
 def base(tables: Tables, model: str) -> Run:
-    """Returns a model's run: pretraining, then retrieval."""
-    parts = (Part(recipe=pretraining(model)), *retrieval_parts(model))
-    return Run(name=f"{model}/{BASE}", seed=0, parts=parts, tables=tables)
-
-
-def retrieval_parts(model: str, **changes: Any) -> tuple[Part, ...]:
-    """Returns the fine-tuning of a model. ViLBERT's co-attention is off: all pairs of a step then
-    cost no more than its texts and images.
+    """Returns a model's run. ViLBERT has no pretraining, VLMo none either; models that read pairs
+    are aligned first.
     """
-    if model != "vilbert":
-        return (Part(recipe=fine_tuning(model, **changes)),)
-    alone = task_config(model, co_attention=False)
-    return (Part(recipe=fine_tuning(model, config=alone, **changes), co_attention=False),)
+    return Run(name=f"{model}/{BASE}", seed=0, parts=parts_of(model), tables=tables)
 
 
-def vilbert_runs(tables: Tables) -> list[Run]:
-    """Returns how ViLBERT does without pretraining, in fewer steps and with co-attention."""
-    short = retrieval_parts("vilbert", steps=400)
-    joined = Part(
-        recipe=fine_tuning("vilbert", steps=600, batch_size=16, optimizer=Optimizer(lr=1e-4)),
-        co_attention=True,
-    )
-    run = Run(name="", seed=0, parts=(), tables=tables, small=True)
-    return [
-        replace(run, name="vilbert/without-pretraining-400-steps", parts=short),
-        replace(run, name="vilbert/without-pretraining", parts=retrieval_parts("vilbert")),
-        replace(run, name="vilbert/co-attention", parts=(*base(tables, "vilbert").parts, joined)),
-    ]
+def parts_of(model: str) -> tuple[Part, ...]:
+    """Returns the parts of a model's run."""
+    if model == "vilbert":
+        return vilbert_parts()
+    if model == "vlmo":
+        return (Part(recipe=fine_tuning(model)),)
+    return Part(recipe=alignment(model)), Part(recipe=fine_tuning(model))
 
 
-def ablations(tables: Tables) -> list[Run]:
-    """Returns the ablations of one model, each with one thing changed."""
-    run, model = base(tables, ABLATED), ABLATED
-    first, *rest = run.parts
+def vilbert_parts(**changes: Any) -> tuple[Part, ...]:
+    """Returns ViLBERT's fine-tuning. Its co-attention is off: all pairs of a step then cost no more
+    than its texts and images.
+    """
+    alone = task_config("vilbert", co_attention=False)
+    return (Part(recipe=fine_tuning("vilbert", config=alone, **changes), co_attention=False),)
 
-    def changed(name: str, *parts: Part) -> Run:
-        return replace(run, name=f"{model}/{name}", parts=parts, small=True)
 
-    return [
-        changed("without-pretraining", *rest),
-        changed(
-            "hard-negatives",
-            Part(recipe=pretraining(model, hard_negative_share=0.2), hard_negatives=True),
-            *rest,
-        ),
-        changed("single-masks", Part(recipe=pretraining(model, masking=Masking())), *rest),
+def short_runs(tables: Tables) -> list[Run]:
+    """Returns short runs of one model: seeds, and ablations with one thing changed."""
+
+    def run(name: str, *parts: Part) -> Run:
+        return Run(name=f"{ABLATED}/{name}", seed=0, parts=parts, tables=tables, small=True)
+
+    short = run(SHORT, *vilbert_parts(steps=SHORT_STEPS))
+    seeds = [with_seed(short, seed) for seed in SEEDS[1:]]
+    changed = [
         *(
-            changed(f"loss-{loss}", first, *retrieval_parts(model, settings=with_loss(loss)))
+            run(f"{SHORT}-loss-{loss}", *vilbert_parts(steps=SHORT_STEPS, settings=with_loss(loss)))
             for loss in ("binary", "triplet")
         ),
         *(
-            changed(
-                f"{count}-regions",
-                Part(recipe=pretraining(model, feeding=make_feeding(max_regions=count))),
-                *retrieval_parts(model, feeding=make_feeding(max_regions=count)),
+            run(
+                f"{SHORT}-{count}-regions",
+                *vilbert_parts(steps=SHORT_STEPS, feeding=make_feeding(max_regions=count)),
             )
             for count in (6, 32)
         ),
+        *(
+            run(f"{SHORT}-{name}", part, *vilbert_parts(steps=SHORT_STEPS))
+            for name, part in pretrainings().items()
+        ),
     ]
+    return [short, *seeds, *changed]
+
+
+def pretrainings() -> dict[str, Part]:
+    """Returns ViLBERT's pretraining, and the same with one thing changed."""
+    return {
+        "pretrained": Part(recipe=pretraining(ABLATED)),
+        "hard-negatives": Part(
+            recipe=pretraining(ABLATED, hard_negative_share=0.2), hard_negatives=True
+        ),
+        "groups": Part(recipe=pretraining(ABLATED, masking=GROUPS)),
+    }
 
 
 def with_loss(loss: Any) -> RetrievalSettings:
@@ -93,16 +94,14 @@ def with_loss(loss: Any) -> RetrievalSettings:
 def all_runs(tables: Tables) -> list[Run]:
     """Returns all runs, the five models first."""
     models = [base(tables, model) for model in MODELS]
-    ablated = base(tables, ABLATED)
-    seeds = [replace(with_seed(ablated, seed), small=True) for seed in SEEDS[1:]]
-    return [*models, *vilbert_runs(tables), *seeds, *ablations(tables), *task_runs(tables)]
+    return [*models, *short_runs(tables), *task_runs(tables)]
 
 
 def task_runs(tables: Tables) -> list[Run]:
     """Returns ViLBERT's runs of the task sets that are there: pretrained and blind, each from the
     same start.
     """
-    first = base(tables, "vilbert").parts[0]
+    first = pretrainings()["pretrained"]
     return [
         Run(
             name=f"{name}/{'blind' if blind else 'vilbert'}",

@@ -9,6 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from real.alignment import Alignment, align
+from real.ranking import rank_pairs
+from real.recipes import TASK_VARIANTS
 from real.tables import Tables, Test
 from real.task_tables import TaskTables
 from real.zero_shot import ZERO_SHOT, measure_zero_shot
@@ -17,7 +20,7 @@ from vlmill.runtime.files.manifest import MANIFEST
 from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.plain_json import read_json
 from vlmill.train.checkpoints.files import CheckpointRecord, load_checkpoint, save_checkpoint
-from vlmill.train.checkpoints.folders import saved_steps
+from vlmill.train.checkpoints.folders import SETTINGS, saved_steps
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.settings.spec import Recipe
@@ -34,14 +37,15 @@ RECALLS = tuple(f"{way}_retrieval/r{k}" for way in ("text", "image") for k in (1
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A pretraining or a fine-tuning that starts from the part before, or from MiniLM.
+    """A pretraining or a fine-tuning that starts from the part before, or from MiniLM; or an
+    alignment, which is always the first part.
 
     ``co_attention`` switches ViLBERT's co-attention on or off in the checkpoint that it starts
     from; None: as it is there. ``examples`` is the task set that it learns from; None: the
     captions.
     """
 
-    recipe: Recipe | TaskRecipe
+    recipe: Recipe | TaskRecipe | Alignment
     hard_negatives: bool = False
     co_attention: bool | None = None
     examples: str | None = None
@@ -92,7 +96,7 @@ def train(run: Run) -> Line:
     for count, part in enumerate(run.parts, 1):
         folder = run.folder(count)
         kept = folder.parent / f"{folder.name}.json"
-        if (folder / MANIFEST).exists():
+        if is_finished(part, folder):
             minutes.append(json.loads(kept.read_text()) if kept.exists() else None)
             continue
         continued, clock = bool(saved_steps(folder)), time.process_time()
@@ -103,13 +107,31 @@ def train(run: Run) -> Line:
     return {"cpu_minutes": minutes}
 
 
+def is_finished(part: Part, folder: Path) -> bool:
+    """Returns whether a part is trained. An alignment's folder appears complete."""
+    return (folder / (SETTINGS if isinstance(part.recipe, Alignment) else MANIFEST)).exists()
+
+
 def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
-    """Trains one part; what it prints goes to ``log.txt`` beside its folder."""
+    """Trains one part; what it prints goes to a log beside its folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.parent / f"{folder.name}.log"
+    with log.open("a", encoding="utf-8") as text, redirect_stdout(text), redirect_stderr(text):
+        if isinstance(part.recipe, Alignment):
+            align(part.recipe, run.tables, folder)
+        else:
+            train_recipe(run, part, part.recipe, folder, before)
+
+
+def train_recipe(
+    run: Run, part: Part, recipe: Recipe | TaskRecipe, folder: Path, before: Path | None
+) -> None:
+    """Trains one part by a recipe."""
     start = before or (run.tables.bert if run.from_text else None)
     if before is not None and part.co_attention is not None:
         start = folder.parent / f"{folder.name}-start"
         switch_co_attention(before, start, on=part.co_attention)
-    recipe, feeding = part.recipe, part.recipe.stages[0].feeding
+    feeding = recipe.stages[0].feeding
     tables: dict[str, Any] = {
         "regions": str(run.tables.regions) if feeding.reads_regions else None,
         "images": str(run.tables.pairs) if feeding.reads_images else None,
@@ -117,20 +139,16 @@ def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
     }
     if recipe.variant == "vlmo" and before is None:
         tables |= {"init": None, "vocab": str(run.tables.bert / "vocab.txt")}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.parent / f"{folder.name}.log"
-    with log.open("a", encoding="utf-8") as text, redirect_stdout(text), redirect_stderr(text):
-        if isinstance(recipe, Recipe):
-            negatives = str(run.tables.negatives) if part.hard_negatives else None
-            pairs = Inputs(pairs=str(run.tables.pairs), negatives=negatives, **tables)
-            pretrain(recipe, pairs, folder)
-        else:
-            examples = run.tables.pairs
-            if part.examples is not None:
-                sets = TaskTables(tables=run.tables)
-                examples = sets.examples(part.examples)
-                tables["regions"] = str(sets.regions(part.examples))
-            finetune(recipe, TaskInputs(examples=str(examples), **tables), folder)
+    if isinstance(recipe, Recipe):
+        negatives = str(run.tables.negatives) if part.hard_negatives else None
+        pretrain(recipe, Inputs(pairs=str(run.tables.pairs), negatives=negatives, **tables), folder)
+        return
+    examples = run.tables.pairs
+    if part.examples is not None:
+        sets = TaskTables(tables=run.tables)
+        examples = sets.examples(part.examples)
+        tables["regions"] = str(sets.regions(part.examples))
+    finetune(recipe, TaskInputs(examples=str(examples), **tables), folder)
 
 
 def switch_co_attention(before: Path, folder: Path, *, on: bool) -> None:
@@ -154,7 +172,12 @@ def test_run(run: Run, test: Test) -> dict[str, float]:
         return test_task(run, test)
     if test.name in ZERO_SHOT:
         return measure_zero_shot(run.checkpoint, test)
-    kind = run.parts[-1].recipe.stages[0].feeding
+    recipe = run.parts[-1].recipe
+    assert isinstance(recipe, TaskRecipe)
+    kind = recipe.stages[0].feeding
+    if kind.reads_regions and recipe.variant != TASK_VARIANTS["vilbert"]:
+        metrics = rank_pairs(run.checkpoint, test)
+        return {name: metrics[name] for name in RECALLS}
     metrics = evaluate_retrieval(
         RetrievalOptions(
             checkpoint=run.checkpoint,

@@ -1,10 +1,14 @@
-"""Adds pages to the site of ``docs/``: files outside it, commands, tables and recipes.
+"""Adds pages to the site of ``docs/``: files outside it, the notebook, commands, the Python
+interface, tables and recipes.
 
 The pages of commands come from ``--help`` and the pages of tables from their contracts, so both are
 always up to date. A link to a file that is not a page of the site becomes the file's name.
 """
 
+import base64
 import io
+import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stdout
@@ -44,6 +48,19 @@ OUTSIDE_PAGES = {
     "benchmarks/RESULTS.md": "results.md",
     "docker/README.md": "images.md",
 }
+NOTEBOOK = "examples/own_images.ipynb"
+SOURCES = {**OUTSIDE_PAGES, NOTEBOOK: "notebook.md"}
+# What users import: the page of the Python interface has their docstrings.
+PUBLIC = {
+    "The package": ("vlmill.load", "vlmill.open_table"),
+    "What `load` returns": (
+        "vlmill.inference.load.public.Pretrained",
+        "vlmill.inference.load.answering.Classes",
+        "vlmill.inference.load.answering.Grounded",
+        "vlmill.inference.load.explaining.Explanation",
+    ),
+    "The services' clients": ("vlmill.client.Client", "vlmill.client.AsyncClient"),
+}
 Main = Callable[[Sequence[str]], object]
 COMMANDS: dict[str, Main] = {
     "extract-rois": lambda words: extract_cli.parser().parse_args(words),
@@ -82,11 +99,24 @@ _LINK = re.compile(r"(!?)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^()\s]+)\)")
 _SUBCOMMANDS = re.compile(r"^positional arguments:\n  \S+\n((?:    .*\n)+)", re.M)
 
 
+def on_config(config: Any) -> Any:
+    """Links the pages to the repository that a workflow of a host builds them for."""
+    server, name = (os.environ.get(f"GITHUB_{part}") for part in ("SERVER_URL", "REPOSITORY"))
+    if server and name:
+        config.repo_url, config.repo_name = f"{server}/{name}", name
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Adds the pages that are not in ``docs/``."""
     for source, page_path in OUTSIDE_PAGES.items():
         files.append(File.generated(config, page_path, content=(ROOT / source).read_text("utf-8")))
+    text, images = notebook_page((ROOT / NOTEBOOK).read_text("utf-8"))
+    files.append(File.generated(config, "notebook.md", content=text))
+    for name, content in images.items():
+        files.append(File.generated(config, name, content=content))
     files.append(File.generated(config, "commands.md", content=commands_page()))
+    files.append(File.generated(config, "api.md", content=api_page()))
     files.append(File.generated(config, "contracts.md", content=tables_page()))
     files.append(File.generated(config, "switches.md", content=switches_page()))
     files.append(File.generated(config, "model-cards.md", content=model_cards_page()))
@@ -98,7 +128,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Converts links between files of the repository to links between pages."""
     page_path = page.file.src_uri
     source = next(
-        (path for path, page_name in OUTSIDE_PAGES.items() if page_name == page_path),
+        (path for path, page_name in SOURCES.items() if page_name == page_path),
         f"docs/{page_path}",
     )
     pages = {file.src_uri for file in files}
@@ -114,7 +144,7 @@ def with_links(markdown: str, source: str, page_path: str, pages: set[str]) -> s
             return found.group()
         path, _, part = target.partition("#")
         file_path = normpath((PurePosixPath(source).parent / path).as_posix())
-        target_page = OUTSIDE_PAGES.get(file_path, file_path.removeprefix("docs/"))
+        target_page = SOURCES.get(file_path, file_path.removeprefix("docs/"))
         if target_page not in pages:
             return text if text.startswith("`") else f"{text} (`{file_path}`)"
         where = relpath(target_page, PurePosixPath(page_path).parent.as_posix())
@@ -142,6 +172,36 @@ def helps(name: str, main: Main, words: tuple[str, ...] = ()) -> Iterator[tuple[
     listed = _SUBCOMMANDS.search(text)
     for sub in re.findall(r"^    ([a-z]\S*)", listed.group(1), re.M) if listed else ():
         yield from helps(name, main, (*words, sub))
+
+
+def notebook_page(content: str) -> tuple[str, dict[str, bytes]]:
+    """Returns a notebook with its saved outputs as a page, and the images of the outputs."""
+    parts, images = [], dict[str, bytes]()
+    for cell in json.loads(content)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"notebook-{len(images) + 1}.png"
+                images[name] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![Output of the cell above]({name})")
+            else:
+                text = "".join(output.get("text", data.get("text/plain", "")))
+                parts.append(f"```text\n{text.rstrip()}\n```")
+    parts.append(f"The notebook itself is `{NOTEBOOK}`.\n")
+    return "\n\n".join(parts), images
+
+
+def api_page() -> str:
+    """Returns the page of the Python interface: directives for mkdocstrings."""
+    parts = ["# The Python interface\n", "The docstrings of what users import.\n"]
+    for title, names in PUBLIC.items():
+        parts += [f"## {title}\n", *(f"::: {name}\n" for name in names)]
+    return "\n".join(parts)
 
 
 def commands_page() -> str:

@@ -6,23 +6,26 @@ A page shows queries with the images that answer them.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from markupsafe import Markup
 
-from vlmill.inference.search.building import build_index, measured_index
 from vlmill.inference.search.index import SearchIndex, open_index, save_index
-from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
+from vlmill.inference.search.indexing import change_index, index_vectors
+from vlmill.inference.search.items import ItemIndex
+from vlmill.inference.search.options import SearchOptions
 from vlmill.inference.search.queries import (
     AnsweredQuery,
     Query,
     load_query_encoder,
     table_queries,
 )
-from vlmill.inference.search.table import count_kinds, get_row_key, read_vectors
+from vlmill.inference.search.reranking import Reranker, open_reranker
+from vlmill.inference.search.table import get_row_key
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.report import (
     Section,
@@ -31,7 +34,7 @@ from vlmill.runtime.console.report import (
     thumbnail_uri,
     write_page,
 )
-from vlmill.runtime.console.threads import faiss_threads
+from vlmill.runtime.console.threads import faiss_threads, gpu_number, move_to_gpu
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.paths import to_path
 from vlmill.schemas.errors import InputError
@@ -39,6 +42,7 @@ from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.report import CARD_PX, read_thumbnails
 
+ON_GPU = ("flat", "ivf")
 MOST_SHOWN = 50  # queries on a page
 
 
@@ -103,27 +107,6 @@ def _section(answered: AnsweredQuery, uris: Mapping[str, str]) -> Section:
 ANSWERS, PAGE = "answers.jsonl", "report.html"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Holds the options of ``train-vl search``."""
-
-    index: Path | None = None
-    vectors: str | None = None
-    of: str | None = None
-    type: str = "flat"
-    effort: int | None = None
-    save_index: Path | None = None
-    text: Sequence[str] = ()
-    image: Sequence[str] = ()
-    queries: str | None = None
-    top: int = 10
-    images: str | None = None
-    output: Path | None = None
-    checkpoint: Path | None = None
-    device: str = "cpu"
-    threads: int | None = None
-
-
 def search(options: SearchOptions) -> int:
     """Builds or opens the index, saves it if requested, and answers queries; returns the exit
     status.
@@ -137,17 +120,31 @@ def search(options: SearchOptions) -> int:
 
 def _search(options: SearchOptions) -> int:
     index = index_vectors(options) if options.index is None else open_index(options.index)
+    if options.append is not None or options.delete is not None:
+        index = change_index(index, options)
     if options.save_index is not None:
         save_index(index, options.save_index)
         print_status(
             f"{options.save_index}: {index.settings['type']} index of {describe_index(index)}"
         )
-    if not (options.text or options.image or options.queries):
+    if not (options.text or options.image or options.item or options.queries):
         return 0
+    index, reranker = on_device(index, options), make_reranker(options)
     num_queries = num_errors = 0
     first_answers: list[AnsweredQuery] = []
     with open_lines(options.output) as lines:
-        for answered in answer_queries(index, make_queries(options, index), options.top):
+        for answered in chain(
+            answer_items(index, options),
+            answer_queries(
+                index,
+                make_queries(options, index),
+                max(options.top, options.rerank or 0),
+                options.where,
+            ),
+        ):
+            if reranker is not None and answered.query.text is not None:
+                rows = reranker.rerank(answered.query.text, answered.answers)[: options.top]
+                answered = replace(answered, answers=rows)
             lines.write(answered.line() + "\n")
             num_queries += 1
             num_errors += answered.query.error is not None
@@ -158,6 +155,36 @@ def _search(options: SearchOptions) -> int:
     answered_count = format_count(num_queries - num_errors, "query", "queries")
     print_status(f"{answered_count} answered, {num_errors} could not be read")
     return 1 if num_errors == num_queries else 0
+
+
+def make_reranker(options: SearchOptions) -> Reranker | None:
+    """Opens the model of ``--rerank``."""
+    if options.rerank is None:
+        return None
+    assert options.reranker is not None
+    return open_reranker(
+        options.reranker,
+        options.rerank,
+        regions=options.regions,
+        images=options.images,
+        device=options.device,
+    )
+
+
+def on_device(index: SearchIndex, options: SearchOptions) -> SearchIndex:
+    """Returns the index on the device of the search. Raises InputError if it cannot be there."""
+    number = gpu_number(options.search_device)
+    if number is None:
+        return index
+    where = f"--search-device {options.search_device}"
+    if index.settings["type"] not in ON_GPU:
+        raise InputError(
+            f"{where}: FAISS has no index of type {index.settings['type']} on a GPU; use "
+            f"{' or '.join(ON_GPU)}"
+        )
+    if options.item or options.where:
+        raise InputError(f"{where}: --item and --where search on the CPU; remove it")
+    return replace(index, faiss_index=move_to_gpu(index.faiss_index, number))
 
 
 @contextmanager
@@ -174,30 +201,16 @@ def open_lines(output: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def index_vectors(options: SearchOptions) -> SearchIndex:
-    """Builds the index of ``--vectors``; measures an approximate one against all vectors."""
-    assert options.vectors is not None
-    kinds = count_kinds(options.vectors, "--vectors")
-    indexed_kind = options.of or next((k for k in (IMAGE, PAIR, TEXT) if kinds.get(k)), None)
-    if indexed_kind is None or not kinds.get(indexed_kind):
-        there = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no row"
-        raise InputError(
-            f"--vectors {options.vectors}: no vectors for --of {indexed_kind}; it has {there}"
-        )
-    vectors = read_vectors(options.vectors, indexed_kind, kinds[indexed_kind], "--vectors")
-    index = build_index(vectors, options.type, options.effort)
-    if options.type == "flat":
-        return index
-    # Queries of another kind are preferred: their distribution differs from the vectors'.
-    other = next(
-        (k for k in (TEXT, IMAGE, PAIR) if k != indexed_kind and kinds.get(k)), indexed_kind
-    )
-    query_vectors = vectors
-    if other != indexed_kind:
-        query_vectors = read_vectors(options.vectors, other, kinds[other], "--vectors")
-    return measured_index(
-        index, vectors.matrix, query_vectors.matrix, kind=other, effort=options.effort
-    )
+def answer_items(index: SearchIndex, options: SearchOptions) -> Iterator[AnsweredQuery]:
+    """Yields the items near those of ``--item``, a user's history."""
+    if not options.item:
+        return
+    items = ItemIndex(index)
+    lookup, missing = items.lookup(options.item, options.top, where=options.where)
+    name, known = " ".join(options.item), len(options.item) > len(missing)
+    query = Query(kind="items", name=name, error=None if known else "no_such_item")
+    (hits,) = items.find([lookup]) if known else ([],)
+    yield AnsweredQuery(query=query, answers=items.rows(hits, lookup))
 
 
 def describe_index(index: SearchIndex) -> str:
@@ -235,16 +248,20 @@ def read_file(file: str) -> bytes:
 
 
 def answer_queries(
-    index: SearchIndex, blocks: Iterator[list[Query]], top: int
+    index: SearchIndex,
+    blocks: Iterator[list[Query]],
+    top: int,
+    where: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[AnsweredQuery]:
-    """Yields each query's results, without its own row."""
+    """Yields each query's results among the rows of ``where``, without its own row."""
+    allowed = ItemIndex(index).mask(where) if where else None
     for block in blocks:
         good = [query for query in block if query.vector is not None]
         rows: dict[int, list[dict[str, Any]]] = {}
         if good:
             matrix = np.stack([query.vector for query in good if query.vector is not None])
             neighbours = index.nearest(
-                matrix, top + any(query.row_key is not None for query in good)
+                matrix, top + any(query.row_key is not None for query in good), allowed
             )
             for query, scores, positions in zip(
                 good, neighbours.scores, neighbours.positions, strict=True

@@ -7,12 +7,20 @@ arXiv:1812.09162; FAISS calls it PQ64x4fs,RFlat).
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.inference.search.index import FORMAT, MEASURED_TOP, SearchIndex, flat_part
+from vlmill.inference.search.index import (
+    FORMAT,
+    MEASURED_TOP,
+    NEIGHBOUR,
+    SearchIndex,
+    flat_part,
+)
 from vlmill.inference.search.table import Matrix, Vectors
 from vlmill.schemas.errors import InputError
 
@@ -29,6 +37,7 @@ CODEBOOK_ROWS = 16_384  # vectors that pq's 16 centroids per part are trained on
 TARGET = 0.99  # recall that pq's number of candidates is chosen for
 MOST_EFFORT = 256  # candidates of pq per result
 MEASURED = 1_000  # queries whose recall is measured
+ROWS_AT_ONCE = 1_024  # rows whose neighbours are searched together
 
 
 def build_index(vectors: Vectors, kind: str, effort: int | None = None) -> SearchIndex:
@@ -199,7 +208,28 @@ def measured_index(
     else:
         recall = measure_recall(index, matrix, sample_rows(queries), same=same)
     settings |= {"recall_at_10": recall, "recall_of_queries": kind}
-    return SearchIndex(faiss_index=index.faiss_index, about=index.about, settings=settings)
+    return replace(index, settings=settings)
+
+
+def find_neighbours(
+    index: SearchIndex, count: int, advance: Callable[[int], None] = lambda _: None
+) -> SearchIndex:
+    """Returns the index with the ``count`` nearest rows of each row, as its search finds them."""
+    neighbours = np.zeros((len(index), count), dtype=NEIGHBOUR)
+    neighbours["row"] = -1
+    for start in range(0, len(index), ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, len(index)))
+        answers = index.nearest(index.vectors(rows), count + 1)
+        # Without itself, or without the last one if it was not found.
+        order = np.argsort(answers.positions == rows[:, None], axis=1, kind="stable")[:, :count]
+        there = neighbours[rows, : order.shape[1]]
+        there["row"] = np.take_along_axis(answers.positions, order, axis=1)
+        there["score"] = np.take_along_axis(answers.scores, order, axis=1)
+        itself = there["row"] == rows[:, None]
+        there["row"][itself] = -1
+        neighbours[rows, : order.shape[1]] = there
+        advance(len(rows))
+    return replace(index, neighbours=neighbours)
 
 
 def flat_matrix(index: SearchIndex) -> Matrix:

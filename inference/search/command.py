@@ -1,6 +1,7 @@
 """Declares the arguments of ``train-vl embed`` and ``train-vl search``, and runs them."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 
 from vlmill.runtime.console.command import add_lock_seconds, int_at_least, path_or_url
@@ -27,6 +28,23 @@ products are cosines. The inputs are prepared as in the checkpoint's training.
 The same command continues a killed run, shard by shard. Memory: the texts, about 500 bytes each,
 and one shard of vectors.
 """
+SCORE_HELP = """\
+Score image-text pairs with a checkpoint: how well each text describes its image.
+
+examples:
+  train-vl score --checkpoint runs/vlmo --pairs mined --images mined --output scored
+  train-vl score --checkpoint demo/trained --pairs demo/pairs --regions demo/regions \\
+      --output demo/scored
+  python -m vlmill.pipelines.tables filter scored --min-score 0.8 --output better
+
+Writes the table pairs with the column `score` replaced: by the probability of the matching head (0
+to 1), or by the cosine of text and image (-1 to 1) if the checkpoint has a contrastive head. Pairs
+that cannot be scored are listed in `rejects`. The inputs are prepared as in the checkpoint's
+training. `tables filter --min-score` keeps the pairs from a score on.
+
+The same command continues a killed run, shard by shard. Memory: the texts, about 500 bytes each,
+and one shard of pairs.
+"""
 SEARCH_HELP = """\
 Find the nearest vectors of `train-vl embed`.
 
@@ -35,15 +53,21 @@ examples:
   train-vl search --vectors own-vectors --type hnsw --save-index own-index
   train-vl search --index own-index --image query.jpg --images own --output answers
   train-vl search --vectors demo/vectors --queries demo/vectors --output items
+  train-vl search --vectors item-vectors --type pq --columns category --columns-from items \\
+      --neighbours 20 --save-index items-index
+  train-vl search --index items-index --item 17 --item 3 --where category=dress
+  train-vl search --index items-index --append new-vectors --columns-from new-items \\
+      --delete sold-out.txt --save-index items-index-2
 
 Each query gives one line of JSON with its results, the nearest first, on standard output, or in
 DIR/answers.jsonl with --output. With --images there is also DIR/report.html, which shows the
 images. --queries are vectors of the same checkpoint. If the table has vectors of another kind
 than the index, these are the queries (texts search for images). A row is never its own result.
 
-flat is exact. hnsw and ivf search only a part of the vectors; their recall is measured on 1,000
-queries when they are built, and printed. Memory: 4 bytes per number of the vectors, twice while an
-index is built.
+flat is exact. hnsw and ivf search only a part of the vectors, pq compares short codes of all, and
+the best ones exactly. Their recall is measured on 1,000 queries when they are built, and printed.
+pq takes as few candidates as give a recall of 0.99. Memory: 4 bytes per number of the vectors,
+twice while an index is built or changed.
 """
 
 
@@ -54,13 +78,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
     add_allow_address(parser)
     add("--pairs", metavar="TABLE", help="table of texts, or of image-text pairs")
-    add(
-        "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
-    )
-    add("--images", metavar="TABLE", help="table of images, for VLMo")
-    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
-    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
-    add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
+    _add_shared_arguments(parser)
     add(
         "--vectors-per-shard",
         type=int,
@@ -69,6 +87,52 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of vectors per shard; a killed run loses at most one unfinished shard "
         "(default: 10000)",
     )
+    add_cost_arguments(parser)
+
+
+def add_score_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of ``train-vl score``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
+    add_allow_address(parser)
+    add("--pairs", required=True, metavar="TABLE", help="table of image-text pairs")
+    _add_shared_arguments(parser)
+    add(
+        "--rows-per-shard",
+        dest="vectors_per_shard",
+        type=int_at_least(1),
+        default=10_000,
+        metavar="N",
+        help="number of pairs per shard; a killed run loses at most one unfinished shard "
+        "(default: 10000)",
+    )
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Runs ``train-vl score``; returns the exit status."""
+    find_checkpoint(args.checkpoint)
+    # pyarrow and torch load slowly: import them only after the arguments are checked.
+    from vlmill.runtime.files.reading import require_tables
+
+    require_tables({"--pairs": args.pairs, "--regions": args.regions, "--images": args.images})
+    from vlmill.inference.search.embedding_inputs import EmbedOptions
+    from vlmill.inference.search.pair_scores import score_pairs
+
+    names = {field.name for field in fields(EmbedOptions)}
+    return score_pairs(EmbedOptions(**{n: v for n, v in vars(args).items() if n in names}))
+
+
+def _add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that ``embed`` and ``score`` share."""
+    add = parser.add_argument
+    add(
+        "--regions", metavar="TABLE", help="table of the images' regions, for models that read them"
+    )
+    add("--images", metavar="TABLE", help="table of images, for VLMo")
+    add("--output", type=path_or_url, required=True, metavar="DIR", help="folder for the output")
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add("--batch-size", type=int, default=64, help="number of rows in a forward pass (default: 64)")
     add(
         "--max-regions",
         type=int,
@@ -78,7 +142,6 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--fresh", action="store_true", help="delete the output of an earlier run and start over")
     add_lock_seconds(parser)
-    add_cost_arguments(parser)
 
 
 def run_embed(args: argparse.Namespace) -> int:
@@ -107,6 +170,28 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--vectors", metavar="TABLE", help="table of vectors to build an index from"
     )
+    add_index_arguments(parser)
+    add_query_arguments(parser)
+    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
+    add(
+        "--search-device",
+        default="cpu",
+        metavar="DEVICE",
+        help="device of the search: cpu, or cuda, cuda:1, ... for flat and ivf with faiss-gpu "
+        "(default: cpu)",
+    )
+    add(
+        "--threads",
+        type=int_at_least(1),
+        metavar="N",
+        help="number of FAISS threads (default: one per core)",
+    )
+    add_allow_address(parser)
+
+
+def add_index_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares how an index is built, changed and saved."""
+    add = parser.add_argument
     add(
         "--of",
         choices=("image", "text", "pair"),
@@ -122,15 +207,51 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--effort",
         type=int,
         metavar="N",
-        help="number of candidates of hnsw (default: 128) or of cells of ivf (default: "
-        "32); more is slower and finds more",
+        help="number of candidates of hnsw (default: 128), of cells of ivf (default: 32), or of "
+        "candidates per result of pq (default: the fewest with a recall of 0.99); more is slower "
+        "and finds more",
+    )
+    add(
+        "--columns",
+        type=column_names,
+        default=[],
+        metavar="NAMES",
+        help="with --vectors: columns that results can be filtered by: category,brand",
+    )
+    add(
+        "--columns-from",
+        metavar="TABLE",
+        help="table of --columns: a folder with the table pairs, or Parquet files with image_id or "
+        "pair_id; with --append: that of the new rows",
+    )
+    add(
+        "--neighbours",
+        type=int_at_least(0),
+        metavar="K",
+        help="number of nearest rows to store for each row, so that similar items are looked up "
+        "(default: 0)",
+    )
+    add(
+        "--append",
+        metavar="TABLE",
+        help="with --index: table of vectors to add; they replace rows that have the same id",
+    )
+    add(
+        "--delete",
+        metavar="FILE",
+        help="with --index: file with the image_id or pair_id of rows to remove, one per line",
     )
     add(
         "--save-index",
         type=path_or_url,
         metavar="DIR",
-        help="with --vectors: folder to save the index in",
+        help="folder to save the new or changed index in",
     )
+
+
+def add_query_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what is searched for, and where the results are written."""
+    add = parser.add_argument
     add("--text", action="append", default=[], metavar="T", help="text to search for (repeatable)")
     add(
         "--image",
@@ -138,6 +259,21 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="F",
         help="image file to search for (repeatable)",
+    )
+    add(
+        "--item",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="image_id of an item to find similar items of, or its pair_id if it has no image; "
+        "repeat it for a user's history, the last one at the end",
+    )
+    add(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COLUMN=VALUE",
+        help="only results with this value; repeat it for other values of the column, or columns",
     )
     add("--queries", metavar="TABLE", help="table of query vectors from the same checkpoint")
     add(
@@ -147,7 +283,24 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of results per query (default: 10)",
     )
-    add("--images", metavar="TABLE", help="table of images, to show them on a page in --output")
+    add(
+        "--rerank",
+        type=int_at_least(1),
+        metavar="N",
+        help="rank the N best results of each text again, with --reranker",
+    )
+    add(
+        "--reranker",
+        type=path_or_name,
+        metavar="DIR",
+        help="checkpoint with a matching head, which reads a text and an image together",
+    )
+    add("--regions", metavar="TABLE", help="table of the images' regions, for --reranker")
+    add(
+        "--images",
+        metavar="TABLE",
+        help="table of images, for --reranker, and to show them on a page in --output",
+    )
     add(
         "--output", type=path_or_url, metavar="DIR", help="folder for answers.jsonl and report.html"
     )
@@ -157,24 +310,51 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="checkpoint that encodes --text and --image (default: that of the vectors)",
     )
-    add("--device", default="cpu", help="device: cpu, cuda, cuda:1, ... (default: cpu)")
-    add(
-        "--threads",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of FAISS threads (default: one per core)",
-    )
-    add_allow_address(parser)
+
+
+def column_names(text: str) -> list[str]:
+    """Parses names that are separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_where(words: Sequence[str]) -> dict[str, list[str]]:
+    """Parses ``COLUMN=VALUE``, values by column. Raises InputError."""
+    where = dict[str, list[str]]()
+    for word in words:
+        column, equals, value = word.partition("=")
+        if not column or not equals:
+            raise InputError(f"--where {word}: expected COLUMN=VALUE")
+        where.setdefault(column, []).append(value)
+    return where
 
 
 def run_search(args: argparse.Namespace) -> int:
     """Runs ``train-vl search``; returns the exit status."""
-    has_queries = bool(args.text or args.image or args.queries)
-    if args.index is not None and (args.save_index or args.of or args.effort):
-        raise InputError("--index is built already; --save-index, --of, --effort go with --vectors")
+    has_queries = bool(args.text or args.image or args.item or args.queries)
+    changes = args.append is not None or args.delete is not None
+    if args.index is not None and (args.of or args.effort or args.columns):
+        raise InputError("--index is built already; --of, --effort and --columns go with --vectors")
+    if args.index is not None and not changes and (args.save_index or args.neighbours is not None):
+        raise InputError(
+            "--index is built already; --save-index and --neighbours go with --vectors, --append "
+            "or --delete"
+        )
+    if changes and (args.index is None or args.save_index is None):
+        raise InputError(
+            "--append and --delete need --index DIR and --save-index DIR, a new folder"
+        )
+    if args.columns and args.columns_from is None:
+        raise InputError("--columns needs --columns-from TABLE, which has them")
     if not has_queries and args.save_index is None:
-        raise InputError("nothing to do: give --text, --image or --queries, or --save-index")
-    if args.images is not None and (args.output is None or not has_queries):
+        raise InputError(
+            "nothing to do: give --text, --image, --item or --queries, or --save-index"
+        )
+    if (args.rerank is None) != (args.reranker is None):
+        raise InputError("--rerank N and --reranker DIR need each other")
+    if args.rerank is not None and (args.image or args.item or not (args.text or args.queries)):
+        raise InputError("--rerank ranks results of texts; give --text or --queries with texts")
+    needs_page = args.images is not None and args.rerank is None
+    if needs_page and (args.output is None or not has_queries):
         raise InputError("--images needs --output DIR and a query: the page is written there")
     if args.save_index is not None and args.save_index.exists():
         raise InputError(f"--save-index {args.save_index} exists already; give a new folder")
@@ -182,10 +362,13 @@ def run_search(args: argparse.Namespace) -> int:
     from vlmill.runtime.files.reading import find_shards, require_tables
     from vlmill.schemas.tables import VECTORS
 
-    require_tables({"--vectors": args.vectors, "--images": args.images})
+    tables = {"--vectors": args.vectors, "--append": args.append}
+    require_tables({**tables, "--images": args.images, "--regions": args.regions})
     if args.queries is not None:
         find_shards(args.queries, VECTORS, "--queries")
-    from vlmill.inference.search.answering import SearchOptions, search
+    from vlmill.inference.search.answering import search
+    from vlmill.inference.search.options import SearchOptions
 
     names = {field.name for field in fields(SearchOptions)}
-    return search(SearchOptions(**{n: v for n, v in vars(args).items() if n in names}))
+    values = {n: v for n, v in vars(args).items() if n in names}
+    return search(SearchOptions(**{**values, "where": parse_where(args.where)}))

@@ -25,9 +25,12 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 
 INDEX, ROWS, SETTINGS = "index.faiss", "rows.parquet", "index.json"
+NEIGHBOURS = "neighbours.npy"  # with `--neighbours`: the nearest rows of each row
 FORMAT = 1
 MEASURED_TOP = 10  # results of a query whose recall is measured
 EXACT_SHARE = 50  # with a filter, 1 row of so many is compared exactly rather than searched
+
+NEIGHBOUR = np.dtype([("row", "<i4"), ("score", "<f4")])
 
 Mask = NDArray[np.bool_]
 
@@ -44,11 +47,16 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchIndex:
-    """Holds a FAISS index, its rows with their columns, and its settings."""
+    """Holds a FAISS index, its rows with their columns, and its settings.
+
+    ``neighbours`` [N, K] has the nearest rows of each row, other than itself: ``row`` int32, -1 for
+    none, and ``score`` float32.
+    """
 
     faiss_index: Any
     about: pa.Table
     settings: Mapping[str, Any]
+    neighbours: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return int(self.faiss_index.ntotal)
@@ -75,6 +83,8 @@ class SearchIndex:
         else:
             found = search_allowed(self, queries, count, allowed)
         scores, positions = found
+        if (scores[:, 1:] < scores[:, :-1]).all():  # no equal scores
+            return Answers(scores=scores[:, :count], positions=positions[:, :count])
         order = np.lexsort((positions, -scores), axis=1)[:, :count]
         return Answers(
             scores=np.take_along_axis(scores, order, axis=1),
@@ -137,7 +147,11 @@ def save_index(index: SearchIndex, folder: Path) -> None:
     with atomic_folder(folder, last=SETTINGS) as temporary:
         faiss.write_index(index.faiss_index, str(temporary / INDEX))
         pq.write_table(index.about, temporary / ROWS)
-        files = record_files(temporary, (INDEX, ROWS))
+        names = [INDEX, ROWS]
+        if index.neighbours is not None:
+            np.save(temporary / NEIGHBOURS, index.neighbours, allow_pickle=False)
+            names.append(NEIGHBOURS)
+        files = record_files(temporary, names)
         content = {**index.settings, "software": SOFTWARE, FILE_RECORD: files}
         (temporary / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -160,7 +174,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 def open_index(folder: str | Path) -> SearchIndex:
-    """Opens an index of :func:`save_index`. Its file is mapped, so processes share its memory.
+    """Opens an index of :func:`save_index`.
 
     Raises InputError for a folder without an index, or with changed files, because FAISS trusts its
     input.
@@ -171,9 +185,14 @@ def open_index(folder: str | Path) -> SearchIndex:
     settings = read_settings(folder)
     try:
         require_unchanged(path, parse_record(settings[FILE_RECORD]), f"--index {folder}")
-        index = faiss.read_index(os.fspath(path / INDEX), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(os.fspath(path / INDEX))
         columns = [*ABOUT, *settings.get("columns", ())]
         about = pq.read_table(readable(path / ROWS)).select(columns).combine_chunks()
+        neighbours = None
+        if NEIGHBOURS in settings[FILE_RECORD]:
+            neighbours = np.load(path / NEIGHBOURS, allow_pickle=False)
+            if neighbours.dtype != NEIGHBOUR or neighbours.shape[:1] != (len(about),):
+                raise ValueError(f"{NEIGHBOURS} has not the neighbours of each row")
         sizes = (index.d, index.ntotal, about.num_rows)
         if sizes != (settings["width"], settings["vectors"], settings["vectors"]):
             raise ValueError(f"its sizes {sizes} differ from the recorded ones")
@@ -183,7 +202,7 @@ def open_index(folder: str | Path) -> SearchIndex:
         raise
     except (ValueError, KeyError, TypeError, RuntimeError, pa.ArrowException) as error:
         raise damaged_index(folder, error) from None
-    return SearchIndex(faiss_index=index, about=about, settings=settings)
+    return SearchIndex(faiss_index=index, about=about, settings=settings, neighbours=neighbours)
 
 
 def missing_index(folder: str | Path, error: Exception) -> InputError:

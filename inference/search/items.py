@@ -6,7 +6,7 @@ image_id, else their pair_id, as its id. N rows, n rows of a lookup, P width.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from vlmill.inference.search.table import Matrix
 from vlmill.runtime.readers.row_index import IdIndex
 from vlmill.schemas.errors import InputError
 
+MOST_READ = 16_384  # rows whose values are kept: about 1 KB each
 GROWTH = 4  # of the number of results, if too few of them are other items
 
 Filter = Mapping[str, Sequence[str]]
@@ -25,20 +26,20 @@ Filter = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """Holds what is searched together: ``queries`` [n, P], each from ``sources``, the names of its
-    item; results are ``top`` items, none of ``seen``, whose rows are in ``allowed`` [N].
+    """Holds what is searched together: ``queries`` [n, P], or ``rows`` [n] of the items
+    ``sources`` [n]. Results are ``top`` items, none of ``seen``, with rows in ``allowed`` [N].
     """
 
-    queries: Matrix
     top: int
+    queries: Matrix | None = None
+    rows: Sequence[int] = ()
     sources: Sequence[str] = ()
     seen: frozenset[str] = frozenset()
     num_seen_rows: int = 0
     allowed: Mask | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hit:
+class Hit(NamedTuple):
     """Holds a result: its row, its score, and the number of its query."""
 
     row: int
@@ -47,24 +48,22 @@ class Hit:
 
 
 class ItemIndex:
-    """Finds items in an index. Opening takes 16 bytes per row, and 100 while ids are read."""
+    """Finds items in an index. Takes about 80 bytes per row in addition to the index."""
 
     def __init__(self, index: SearchIndex) -> None:
         self.index = index
         about = index.about
         ids = pc.coalesce(about.column("image_id"), about.column("pair_id"))
-        self._ids = ids.cast(pa.large_string()).combine_chunks()
-        if isinstance(self._ids, pa.ChunkedArray):  # of no or several chunks
-            self._ids = pa.concat_arrays(self._ids.chunks)
-        self._rows = IdIndex(self._ids)
+        ids = ids.cast(pa.large_string()).combine_chunks()
+        self._ids: list[str] = ids.to_pylist()
+        self._rows = IdIndex(ids)
+        names = [name for name in about.column_names if name != "kind"]  # of all rows the same
+        self._values = {name: about.column(name).combine_chunks() for name in names}
+        self._read_rows = dict[int, dict[str, Any]]()
         self._columns = {name: encode_column(about.column(name)) for name in index.columns}
 
     def __len__(self) -> int:
         return len(self.index)
-
-    def id_of(self, row: int) -> str:
-        """Returns the id of a row's item."""
-        return str(self._ids[row].as_py())
 
     def mask(self, where: Filter) -> Mask | None:
         """Returns the rows with one of the values in each column, None for all rows.
@@ -96,8 +95,8 @@ class ItemIndex:
         num_seen = sum(map(len, rows.values())) + sum(map(self._count, others))
         positions = [row for item in unique for row in rows[item]]
         return Lookup(
-            queries=self.index.vectors(np.array(positions, dtype=np.int64)),
             top=top,
+            rows=positions,
             sources=[item for item in unique for _ in rows[item]],
             seen=frozenset((*unique, *others)),
             num_seen_rows=num_seen,
@@ -108,10 +107,12 @@ class ItemIndex:
         return len(self._rows.find_all(item))
 
     def find(self, lookups: Sequence[Lookup]) -> list[list[Hit]]:
-        """Returns the results of lookups; those without a filter are searched together."""
-        results = list[list[Hit] | None]([None] * len(lookups))
+        """Returns the results of lookups: stored ones, or searches. Those without a filter are
+        searched together.
+        """
+        results = [self.find_stored(lookup) for lookup in lookups]
         sizes = [lookup.top + lookup.num_seen_rows for lookup in lookups]
-        waiting = list(range(len(lookups)))
+        waiting = [number for number, result in enumerate(results) if result is None]
         while waiting:
             for number, lists in self._search(lookups, sizes, waiting):
                 lookup = lookups[number]
@@ -121,6 +122,25 @@ class ItemIndex:
                 sizes[number] *= GROWTH
             waiting = [number for number in waiting if results[number] is None]
         return [result or [] for result in results]
+
+    def find_stored(self, lookup: Lookup) -> list[Hit] | None:
+        """Returns the results of a lookup from the index's stored neighbours, None if they are not
+        enough.
+        """
+        neighbours = self.index.neighbours
+        if neighbours is None or lookup.allowed is not None or not lookup.rows:
+            return None
+        stored = neighbours[list(lookup.rows)]
+        rows, scores = stored["row"].tolist(), stored["score"].tolist()
+        each = enumerate(zip(rows, scores, strict=True))
+        hits = self._take_turns(lookup, [list_hits(query, *found) for query, found in each])
+        is_all = neighbours.shape[1] >= len(self.index) - 1
+        return hits[: lookup.top] if is_all or len(hits) >= lookup.top else None
+
+    def _queries(self, lookup: Lookup) -> Matrix:
+        if lookup.queries is not None:
+            return lookup.queries
+        return self.index.vectors(np.array(lookup.rows, dtype=np.int64))
 
     def _most(self, lookup: Lookup) -> int:
         """Returns the number of rows that may be results."""
@@ -136,11 +156,11 @@ class ItemIndex:
             alone = None if lookups[number].allowed is None else number
             groups.setdefault((sizes[number], alone), []).append(number)
         for (size, _), members in groups.items():
-            queries = np.concatenate([lookups[number].queries for number in members])
-            answers = self.index.nearest(queries, size, lookups[members[0]].allowed)
+            blocks = [self._queries(lookups[number]) for number in members]
+            answers = self.index.nearest(np.concatenate(blocks), size, lookups[members[0]].allowed)
             rows, scores, start = answers.positions.tolist(), answers.scores.tolist(), 0
-            for number in members:
-                stop = start + len(lookups[number].queries)
+            for number, block in zip(members, blocks, strict=True):
+                stop = start + len(block)
                 each = enumerate(zip(rows[start:stop], scores[start:stop], strict=True))
                 yield number, [list_hits(query, *found) for query, found in each]
                 start = stop
@@ -148,49 +168,56 @@ class ItemIndex:
     def _take_turns(self, lookup: Lookup, lists: Sequence[Sequence[Hit]]) -> list[Hit]:
         """Returns each item once: the nearest of every query first, then the second ones, ..."""
         taken, hits = set(lookup.seen), list[Hit]()
-        lasts = [0] * len(lists)
-        while any(last < len(members) for last, members in zip(lasts, lists, strict=True)):
-            for number, members in enumerate(lists):
-                while lasts[number] < len(members):
-                    hit = members[lasts[number]]
-                    lasts[number] += 1
-                    if (item := self.id_of(hit.row)) not in taken:
-                        taken.add(item)
-                        hits.append(hit)
-                        break
+        turns = [iter(members) for members in lists]
+        while turns and len(hits) < lookup.top:
+            turns = [members for members in turns if self._take_next(members, taken, hits)]
         return hits
+
+    def _take_next(self, members: Iterator[Hit], taken: set[str], hits: list[Hit]) -> bool:
+        """Adds the next item that is not taken; returns whether there was one."""
+        for hit in members:
+            if (item := self._ids[hit.row]) not in taken:
+                taken.add(item)
+                hits.append(hit)
+                return True
+        return False
 
     def rows(self, hits: Sequence[Hit], lookup: Lookup) -> list[dict[str, Any]]:
         """Returns results as rows with their score; those of a lookup by items also have the
         ``item_id``, and in ``near`` the item that they are near.
         """
-        found = self.index.about.take([hit.row for hit in hits]).to_pylist()
         rows = []
-        for row, hit in zip(found, hits, strict=True):
-            values = {name: value for name, value in row.items() if value is not None}
-            items = {}
+        for row, score, query in hits:
+            values = dict[str, Any](score=round(score, 6))
             if lookup.sources:
-                items = {"item_id": self.id_of(hit.row), "near": lookup.sources[hit.query]}
-            rows.append({"score": round(hit.score, 6), **items, **values})
+                values |= {"item_id": self._ids[row], "near": lookup.sources[query]}
+            rows.append(values | self._read(row))
         return rows
+
+    def _read(self, row: int) -> dict[str, Any]:
+        """Returns the values of a row, without nulls; keeps those of the latest rows."""
+        values = self._read_rows.get(row)
+        if values is None:
+            values = {"kind": self.index.settings["of"]}
+            for name, column in self._values.items():
+                if (value := column[row].as_py()) is not None:
+                    values[name] = value
+            if len(self._read_rows) >= MOST_READ:
+                self._read_rows.clear()
+            self._read_rows[row] = values
+        return values
 
 
 def encode_column(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], dict[str, int]]:
     """Returns the code of each row's value, -1 for null, and the codes by value."""
     encoded = column.combine_chunks().dictionary_encode()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
     return codes, {value: code for code, value in enumerate(encoded.dictionary.to_pylist())}
 
 
 def list_hits(query: int, rows: Sequence[int], scores: Sequence[float]) -> list[Hit]:
     """Returns the results of a query; -1 stands for none."""
-    return [
-        Hit(row=row, score=score, query=query)
-        for row, score in zip(rows, scores, strict=True)
-        if row >= 0
-    ]
+    return [Hit(row, score, query) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
 def in_order(lists: Sequence[Sequence[Hit]]) -> list[Hit]:

@@ -47,7 +47,7 @@ def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> P
     pairs, rejects = setup.loaded_pairs.pairs, list[dict[str, object]]()
     chosen = []
     for index in range(part.start, part.stop):
-        reason = _fault(setup, index, part.kind)
+        reason = find_row_fault(setup, index, part.kind)
         if reason is None:
             chosen.append(index)
         else:
@@ -66,7 +66,7 @@ def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> P
     return _rows(rows, [vectors[index] for index in chosen if index in vectors], rejects)
 
 
-def _fault(setup: EmbeddingSetup, index: int, kind: str) -> Reason | None:
+def find_row_fault(setup: EmbeddingSetup, index: int, kind: str) -> Reason | None:
     """Returns why a row of the pairs has no vector, from the pair alone."""
     assert setup.loaded_pairs is not None and setup.texts is not None
     if index in setup.repeated:

@@ -1,10 +1,12 @@
 """Searches an index in the front process of a service, and replaces it by a new one meanwhile.
 
-Requests that arrive while others are searched are searched together. A request is answered by the
-index that was current when its search began.
+A search that takes a millisecond or two is run at once, since a thread would need as long to
+start, and so are stored neighbours looked up. Other searches are run in threads, those that wait
+together. A request is answered by the index that was current when its search began.
 """
 
 import asyncio
+import dataclasses
 import json
 import threading
 import time
@@ -18,8 +20,8 @@ import numpy as np
 from fastapi import Response
 from numpy.typing import NDArray
 
-from vlmill.inference.search.index import SETTINGS, SearchIndex, open_index
-from vlmill.inference.search.items import ItemIndex, Lookup
+from vlmill.inference.search.index import MEASURED_TOP, SETTINGS, SearchIndex, open_index
+from vlmill.inference.search.items import Hit, ItemIndex, Lookup
 from vlmill.inference.service.captions import Captions
 from vlmill.inference.service.questions import SIMILAR, Question
 from vlmill.runtime.cores import all_cores
@@ -29,6 +31,8 @@ from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.schemas.errors import InputError
 
+QUICK_SECONDS = 0.002  # of a search that is run at once
+FEW = 100  # results, with the omitted ones
 AT_ONCE = 64  # requests that are searched together
 SHOWN = ("type", "vectors", "of", "width", "variant", "recall_at_10", "recall_of_queries")
 
@@ -38,8 +42,15 @@ class Task:
     """Holds a request that waits for a search; ``vector`` [P] is the query of a text or image."""
 
     question: Question
-    future: "asyncio.Future[bytes]"
     vector: NDArray[np.float32] | None = None
+    future: "asyncio.Future[bytes] | None" = None
+
+    @property
+    def is_light(self) -> bool:
+        """Returns whether it is one search without a filter, for few results."""
+        question = self.question
+        few = len(question.items) <= 1 and question.top + len(question.seen) <= FEW
+        return few and not question.where
 
 
 class ServedIndex:
@@ -60,7 +71,7 @@ class ServedIndex:
         self._folder, self._seconds, self._limit = folder, seconds, limit
         self._captions = captions
         self._stamp = self._read_stamp()
-        self._items = ItemIndex(open_index(folder))
+        self._use(ItemIndex(open_index(folder)))
         self._waiting: list[Task] = []
         self._free = max(1, all_cores() // 2)
         self._threads = ThreadPoolExecutor(
@@ -68,6 +79,14 @@ class ServedIndex:
         )
         self._stopped = threading.Event()
         self.num_loaded, self.num_refused, self._refusal = 1, 0, ""
+
+    def _use(self, items: ItemIndex) -> None:
+        query, seconds = items.index.vectors(np.zeros(1, dtype=np.int64)), list[float]()
+        for _ in range(3):
+            begin = time.thread_time()
+            items.index.nearest(query, MEASURED_TOP)
+            seconds.append(time.thread_time() - begin)
+        self._is_quick, self._items = min(seconds) < QUICK_SECONDS, items
 
     @property
     def about(self) -> dict[str, Any]:
@@ -90,14 +109,22 @@ class ServedIndex:
         self, question: Question, deadline: float, *, vector: NDArray[np.float32] | None = None
     ) -> Response:
         """Returns the response to a search. Raises RequestRefused."""
+        task = Task(question=question, vector=vector)
+        content = None
+        if (
+            self._captions is None
+        ):  # captions are read from a file, which only a thread may wait for
+            content = answer_now(self._items, task, may_search=self._is_quick)
+        if content is not None:
+            return Response(content, media_type="application/json")
         if len(self._waiting) >= self._limit:
             raise RequestRefused(429, "busy", "the queue is full; retry later", retry_after=1)
         loop = asyncio.get_running_loop()
-        task = Task(question=question, vector=vector, future=loop.create_future())
-        self._waiting.append(task)
+        future: asyncio.Future[bytes] = loop.create_future()
+        self._waiting.append(dataclasses.replace(task, future=future))
         self._begin(loop)
         try:
-            content = await asyncio.wait_for(task.future, max(0.0, deadline - time.monotonic()))
+            content = await asyncio.wait_for(future, max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise RequestRefused(
                 503, "too_slow", "not searched in time; retry later", retry_after=1
@@ -109,7 +136,6 @@ class ServedIndex:
         if not self._free or not self._waiting:
             return
         batch, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
-        batch = [task for task in batch if not task.future.done()]  # else its client is late
         self._free -= 1
         self._threads.submit(self._run, batch, loop)
 
@@ -124,7 +150,7 @@ class ServedIndex:
         def settle() -> None:
             self._free += 1
             for task, outcome in zip(batch, outcomes, strict=True):
-                if task.future.done():
+                if task.future is None or task.future.done():  # its client was told that it is late
                     continue
                 if isinstance(outcome, Exception):
                     task.future.set_exception(outcome)
@@ -156,7 +182,8 @@ class ServedIndex:
                 self.num_refused += 1
                 log("index_refused", error=self._refusal)
             return
-        self._items, self._stamp, self._refusal = items, stamp, ""
+        self._use(items)
+        self._stamp, self._refusal = stamp, ""
         self.num_loaded += 1
         log("index_loaded", vectors=len(items), seconds=round(time.monotonic() - begin, 3))
 
@@ -192,6 +219,17 @@ def require_same_model(current: SearchIndex, other: SearchIndex) -> None:
             )
 
 
+def answer_now(items: ItemIndex, task: Task, *, may_search: bool) -> bytes | None:
+    """Returns the JSON of a response that needs few steps, else None. Raises RequestRefused."""
+    if not task.is_light:
+        return None
+    lookup, missing = make_lookup(items, task)
+    hits = items.find_stored(lookup)
+    if hits is None and may_search:
+        (hits,) = items.find([lookup])
+    return None if hits is None else encode_answers(items, task, lookup, missing, hits)
+
+
 def answer_batch(
     items: ItemIndex, batch: Sequence[Task], captions: Captions | None = None
 ) -> list[bytes | Exception]:
@@ -204,12 +242,24 @@ def answer_batch(
             outcomes[number] = why
     results = items.find([lookup for lookup, _ in lookups.values()])
     for (number, (lookup, missing)), hits in zip(lookups.items(), results, strict=True):
-        rows = items.rows(hits, lookup)
-        content: dict[str, Any] = {"answers": rows if captions is None else captions.add_to(rows)}
-        if batch[number].question.method == SIMILAR:
-            content["missing"] = missing
-        outcomes[number] = json.dumps(content, ensure_ascii=False).encode()
+        outcomes[number] = encode_answers(items, batch[number], lookup, missing, hits, captions)
     return [outcomes[number] for number in range(len(batch))]
+
+
+def encode_answers(
+    items: ItemIndex,
+    task: Task,
+    lookup: Lookup,
+    missing: Sequence[str],
+    hits: Sequence[Hit],
+    captions: Captions | None = None,
+) -> bytes:
+    """Returns the JSON of a response; with ``captions``, which are read from their table."""
+    rows = items.rows(hits, lookup)
+    content: dict[str, Any] = {"answers": rows if captions is None else captions.add_to(rows)}
+    if task.question.method == SIMILAR:
+        content["missing"] = list(missing)
+    return json.dumps(content, ensure_ascii=False).encode()
 
 
 def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:

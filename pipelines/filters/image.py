@@ -1,11 +1,11 @@
 """Defines image filters, which estimate whether an image is racy or a photograph.
 
-A filter reads the statistics of a small copy, and the network's vector if it was fitted with a
-backbone. Both filters share the copy.
+A fitted filter reads the statistics of a small copy, and the network's vector if it was fitted with
+a backbone; two of them share the copy. Filters judge images in batches.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,21 @@ import numpy.typing as npt
 from PIL import Image
 
 from vlmill.pipelines.filters import statistics
+from vlmill.pipelines.filters.flags import NONE, OFF, OPEN_NSFW, PHOTOGRAPHS
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
+from vlmill.pipelines.filters.open_nsfw import OpenNsfw
 from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_copy
+from vlmill.pipelines.web.pages.images import ImageScores
 from vlmill.runtime.extras import require_extra
+from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 
 ANY, SAFETY, REALISM = "picture", "safety", "realism"
 BACKBONE = "backbone."  # prefix of a network's arrays in the file
 BACKBONE_PX = 224
+# Fitted by benchmarks/realism.py, which lists the images' sources and licences.
+SHIPPED_REALISM = Path(__file__).with_name("realism.model")
 
 Vector = npt.NDArray[np.float32]
 
@@ -51,6 +57,7 @@ class ImageFilter:
     """Applies a fitted filter; can be sent to another process."""
 
     model: Model
+    digest: str = ""  # SHA-256 of its file
 
     @classmethod
     def load(
@@ -65,7 +72,7 @@ class ImageFilter:
         width = len(model.features) - len(statistics.NAMES)
         names = (*statistics.NAMES, *backbone_names(width if model.arrays else 0))
         require_features(model, names, f"{flag} {path}")
-        image_filter = cls(model)
+        image_filter = cls(model, hash_file(Path(path)))
         if image_filter.has_backbone:
             image_filter.open_network(f"{flag} {path}")
         return image_filter
@@ -96,73 +103,142 @@ class ImageFilter:
         return self.open_network() if self.has_backbone else None
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {"model": self.model}  # another process opens the network itself
+        return {
+            "model": self.model,
+            "digest": self.digest,
+        }  # another process opens the network itself
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
+
+    @property
+    def description(self) -> str:
+        """Returns the kind and the beginning of the digest of the model."""
+        return f"{self.model.kind} model {self.digest[:12]}"
 
     def judge(self, pixels: npt.NDArray[np.uint8]) -> float:
         """Returns the probability, 0 to 1, that an image, RGB uint8 [H, W, 3], has label 1.
 
         Label 1 is racy for a safety model, and natural for a realism model.
         """
-        return self.judge_image(Image.fromarray(pixels))
+        return self.scores([self.look(Image.fromarray(pixels))])[0]
 
-    def judge_image(self, image: Image.Image) -> float:
-        """Returns :meth:`judge` of an RGB image."""
-        values = compute_features(image, self._vector)
-        return float(self.model.trees.probabilities(values[None])[0])
+    def look(self, small: Image.Image) -> Vector:
+        """Returns the features of an RGB image, float32 [F]."""
+        return compute_features(small, self._vector)
+
+    def scores(self, looks: Sequence[Vector]) -> list[float]:
+        """Returns the probability of label 1 for each image's features."""
+        if not looks:
+            return []
+        values: list[float] = self.model.trees.probabilities(np.stack(looks)).tolist()
+        return [round(value, 6) for value in values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """Holds the inputs of an image's filters; None for a filter that is off."""
+
+    realism: Vector | None = None
+    safety: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFilters:
-    """Holds the filters of a run; None if a flag is ``none``."""
+    """Holds the filters of a run; None for a filter that is off.
 
-    safety: ImageFilter | None = None
+    ``look`` is called on each decoded image, and ``judge`` on batches of its results.
+    """
+
+    safety: ImageFilter | OpenNsfw | None = None
     realism: ImageFilter | None = None
 
     @classmethod
-    def load(cls, files: Mapping[str, Path | None]) -> "ImageFilters":
-        """Reads the files of ``filter_files``. Raises InputError for a file of another kind."""
-        filters = {
-            kind: ImageFilter.load(path, flag=flag, kind=kind)
-            for flag, kind in (("--safety-model", SAFETY), ("--realism-model", REALISM))
-            if (path := files[flag]) is not None
-        }
-        return cls(**filters)
+    def load(
+        cls,
+        safety: str,
+        realism: str,
+        *,
+        safety_threshold: float | None = None,
+        realism_threshold: float | None = None,
+    ) -> "ImageFilters":
+        """Returns the filters by the values of --safety-model and --realism-model.
+
+        A threshold replaces that of the model. Raises InputError for a file of another kind.
+        """
+
+        def load_file(path: str, flag: str, kind: str, threshold: float | None) -> ImageFilter:
+            image_filter = ImageFilter.load(path, flag=flag, kind=kind)
+            if threshold is None:
+                return image_filter
+            return replace(image_filter, model=replace(image_filter.model, threshold=threshold))
+
+        return cls(
+            safety=None
+            if safety == NONE
+            else OpenNsfw.load(safety_threshold)
+            if safety == OPEN_NSFW
+            else load_file(safety, "--safety-model", SAFETY, safety_threshold),
+            realism=None
+            if realism == NONE
+            else load_file(
+                str(SHIPPED_REALISM) if realism == PHOTOGRAPHS else realism,
+                "--realism-model",
+                REALISM,
+                realism_threshold,
+            ),
+        )
+
+    def __bool__(self) -> bool:
+        return self.safety is not None or self.realism is not None
 
     def settings(self) -> dict[str, Any]:
-        """Returns the thresholds for the manifest."""
+        """Returns the models and thresholds for plans, manifests and reports."""
         return {
+            "safety_filter": OFF if self.safety is None else self.safety.description,
             "safety_threshold": self.safety and self.safety.threshold,
+            "realism_filter": OFF if self.realism is None else self.realism.description,
             "realism_threshold": self.realism and self.realism.threshold,
         }
 
-    @property
-    def judge(self) -> Callable[[Image.Image], Drop | None] | None:
-        """Returns :meth:`check_image`; None without filters."""
-        return None if self.safety is None and self.realism is None else self.check_image
+    def look(self, image: Image.Image) -> Looks:
+        """Returns the filters' inputs for a decoded image, as it is stored.
 
-    def check_image(self, image: Image.Image) -> Drop | None:
-        """Returns why a decoded image is dropped, or None. Raises Rejected for
-        pixels that are floating-point numbers.
-
-        An image is racy from the safety model's threshold on, and not a photograph below the
-        realism model's threshold.
+        Raises Rejected for pixels that are floating-point numbers.
         """
-        filters = [
-            image_filter for image_filter in (self.safety, self.realism) if image_filter is not None
-        ]
-        if not filters:
-            return None
-        side = max(decode_side(image_filter.has_backbone) for image_filter in filters)
-        small = small_copy(image, side)
-        if self.safety is not None:
-            racy = self.safety.judge_image(small)
-            if racy >= self.safety.threshold:
-                return Drop(Reason.RACY_IMAGE, f"{racy:.3f}")
+        fitted = [one for one in (self.realism, self.safety) if isinstance(one, ImageFilter)]
+        side = max((decode_side(one.has_backbone) for one in fitted), default=0)
+        small = small_copy(image, side) if fitted else image
+        return Looks(
+            realism=self.realism and self.realism.look(small),
+            safety=self.safety
+            and self.safety.look(small if isinstance(self.safety, ImageFilter) else image),
+        )
+
+    def judge(self, looks: Sequence[Looks]) -> list[Drop | ImageScores]:
+        """Returns why each image is dropped, or its scores.
+
+        An image is dropped below the realism model's threshold, and from the safety model's
+        threshold on. The costlier safety model rates only the images that pass.
+        """
+        verdicts: list[Drop | ImageScores] = [ImageScores() for _ in looks]
         if self.realism is not None:
-            natural = self.realism.judge_image(small)
-            if natural < self.realism.threshold:
-                return Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")
-        return None
+            vectors = [one.realism for one in looks if one.realism is not None]
+            for number, natural in enumerate(self.realism.scores(vectors)):
+                verdicts[number] = (
+                    Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")
+                    if natural < self.realism.threshold
+                    else ImageScores(realism_score=natural)
+                )
+        if self.safety is not None:
+            passing = [n for n, verdict in enumerate(verdicts) if not isinstance(verdict, Drop)]
+            inputs = [look for n in passing if (look := looks[n].safety) is not None]
+            for number, racy in zip(passing, self.safety.scores(inputs), strict=True):
+                verdict = verdicts[number]
+                assert not isinstance(verdict, Drop)
+                verdicts[number] = (
+                    Drop(Reason.RACY_IMAGE, f"{racy:.3f}")
+                    if racy >= self.safety.threshold
+                    else replace(verdict, nsfw_score=racy)
+                )
+        return verdicts

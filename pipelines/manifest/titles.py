@@ -26,7 +26,7 @@ def clean_title(title: str, rules: TitleRules) -> str | Drop:
     """
     if not _CHINESE.search(title):
         return Drop(Reason.OTHER_LANGUAGE, "no Chinese character")
-    blocked = rules.lists.blocks(title)
+    blocked = rules.lists.blocks(title, "zh")
     if blocked is not None:
         return Drop(Reason.BLOCKED_WORD, blocked)
     words = [word for part in title.split() for word in chinese_words(part)]

@@ -93,6 +93,13 @@ def parser() -> Parser:
         help="number of threads; the rows stay the same (default: %(default)s)",
     )
     p.add_argument(
+        "--search-device",
+        default="cpu",
+        metavar="DEVICE",
+        help="device of the search: cpu, or cuda, cuda:1, ... with faiss-gpu; the rows stay the "
+        "same (default: cpu)",
+    )
+    p.add_argument(
         "--images-per-shard",
         type=int_at_least(1),
         default=10_000,

@@ -36,6 +36,7 @@ from vlmill.pipelines.nearest_images.splits import (
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate, require_disk_space
 from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.console.threads import gpu_number
 from vlmill.runtime.files.atomic import local_folder, remove_leftovers
 from vlmill.runtime.files.digests import file_input, table_input
 from vlmill.runtime.files.inputs import Input
@@ -67,6 +68,7 @@ class Job:
     first: int  # first region that counts
     top: int
     threads: int
+    gpu: int | None  # that searches
     images_per_shard: int
     producer: Mapping[str, Any]
     scratch: Path  # a folder on this machine
@@ -102,7 +104,9 @@ class Job:
         if split not in self.indexes:
             self.indexes.clear()
             rows, path = self.grouped[0][split].rows, self.scratch / "vectors.npy"
-            self.indexes[split] = NearestIndex(self.means, rows, path, threads=self.threads)
+            self.indexes[split] = NearestIndex(
+                self.means, rows, path, threads=self.threads, gpu=self.gpu
+            )
         return self.indexes[split]
 
 
@@ -152,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_search(args: argparse.Namespace) -> int:
     """Writes the nearest images by the vectors of ``--regions``."""
+    gpu_number(args.search_device)  # an unusable one is refused before any work
     regions = RegionReader(args.regions)
     if regions.feature_dim < 1:
         raise InputError(f"--regions {args.regions}: its features have no numbers")
@@ -224,6 +229,7 @@ def _search(
             first=settings["first_region"],
             top=args.top,
             threads=args.threads,
+            gpu=gpu_number(args.search_device),
             images_per_shard=args.images_per_shard,
             producer={"job": STAGE, **settings, **fingerprint},
             scratch=scratch,

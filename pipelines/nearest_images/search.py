@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
 from vlmill.pipelines.nearest_images.means import Means, Numbers, Vectors
-from vlmill.runtime.console.threads import faiss_threads
+from vlmill.runtime.console.threads import faiss_threads, nearest_vectors
 
 Distances = npt.NDArray[np.float32]
 SPARE = 24  # candidates in addition to the requested ones
@@ -49,7 +48,9 @@ class NearestIndex:
     has the vectors minus their mean: differences stay the same, and FAISS's error is smaller.
     """
 
-    def __init__(self, means: Means, rows: Numbers, path: Path, *, threads: int) -> None:
+    def __init__(
+        self, means: Means, rows: Numbers, path: Path, *, threads: int, gpu: int | None = None
+    ) -> None:
         self._means, self._rows = means, rows
         self._unique_of, members = group_rows(means, rows)
         self._order = np.argsort(self._unique_of, kind="stable")
@@ -57,7 +58,7 @@ class NearestIndex:
         # A group has its first image's vector.
         self._first = self._order[self._starts[:-1]]
         self._vectors = centre_vectors(means, rows[self._first], path)
-        self._threads = threads
+        self._threads, self._gpu = threads, gpu
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -90,7 +91,8 @@ class NearestIndex:
             for begin in range(0, len(waiting), block_size):
                 block = np.array(waiting[begin : begin + block_size])
                 with faiss_threads(self._threads):
-                    scores, near = faiss.knn(self._vectors[block], self._vectors, width)
+                    queries = self._vectors[block]
+                    scores, near = nearest_vectors(queries, self._vectors, width, self._gpu)
                 ranked = threads.map(partial(self._ranked, count), block, near, scores)
                 for query, nearest in zip(block.tolist(), ranked, strict=True):
                     if nearest is None:

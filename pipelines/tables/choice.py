@@ -59,6 +59,18 @@ class ConditionFilter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreFilter:
+    """Drops rows of the main table with a lower score, or without one."""
+
+    min_score: float
+
+    def __call__(self, table: Table, rows: pa.Table) -> Dropped:
+        """Returns the rows to drop."""
+        scores = rows.column("score").to_numpy()
+        return {Reason.LOW_SCORE: ~(np.asarray(scores, dtype=np.float64) >= self.min_score)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleFilter:
     """Drops rows of the main table whose id's hash with the seed is above a limit.
 

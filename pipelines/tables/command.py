@@ -1,6 +1,7 @@
 """Concatenates tables and removes rows: python -m vlmill.pipelines.tables --help"""
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from vlmill.pipelines.tables.choice import (
     Choose,
     ConditionFilter,
     SampleFilter,
+    ScoreFilter,
     find_limit,
     make_related_filter,
 )
@@ -55,9 +57,10 @@ others are rejects: `duplicate`, or `id_conflict` if the content differs. Region
 detectors are refused. Memory: about 20 MB per table; ids are on disk.
 """
 FILTER = """\
-Keeps the rows of the main table that fulfil a condition, and the rows of other tables about their
-images. The main table is pairs, else the examples of a task, else boxes, regions or images. A
-comparison with null is false. Memory: 8 bytes for each kept image and pair.
+Keeps the rows of the main table that fulfil a condition or have a score of at least S, and the
+rows of other tables about their images. The main table is pairs, else the examples of a task, else
+boxes, regions or images. A comparison with null is false. Memory: 8 bytes for each kept image and
+pair.
 """
 SAMPLE = """\
 Samples rows of the main table by their ids and --seed only, so any shards in any order give the
@@ -74,6 +77,7 @@ EPILOG = """\
 examples:
   python -m vlmill.pipelines.tables concat cc sbu coco --output pretraining
   python -m vlmill.pipelines.tables filter mined --where 'score > 0.5' --output better
+  python -m vlmill.pipelines.tables filter scored --min-score 0.8 --output better
   python -m vlmill.pipelines.tables sample cc --rows 100000 --seed 1 --output small
   python -m vlmill.pipelines.tables remove mined --urls asked.txt --output rest \\
       --checkpoints trained
@@ -99,12 +103,19 @@ def _add_shared(p: argparse.ArgumentParser) -> None:
 
 
 def _add_filter(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
+    rule = p.add_mutually_exclusive_group(required=True)
+    rule.add_argument(
         "--where",
-        required=True,
         metavar="CONDITION",
         help="condition: comparisons of columns with values (== != < <= > >= in, not in, "
         "is None), combined by and, or, not",
+    )
+    rule.add_argument(
+        "--min-score",
+        type=float,
+        metavar="S",
+        help="lowest score of a pair, such as train-vl score writes it; others are dropped as "
+        "`low_score`",
     )
     _add_table(p)
 
@@ -156,8 +167,14 @@ def _plan_concat(*_: object) -> Plan:
 
 
 def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
-    condition = Condition(args.where)
     name = main_table(tables, args.table)
+    if args.min_score is not None:
+        if "score" not in tables[name].table.fields or math.isnan(args.min_score):
+            raise InputError(
+                f"--min-score {args.min_score}: {name} has no such scores; use --where"
+            )
+        return _add_related(tables, name, ScoreFilter(min_score=args.min_score)), None
+    condition = Condition(args.where)
     condition.check(tables[name].table)
     return _add_related(tables, name, ConditionFilter(condition=condition)), None
 
@@ -224,7 +241,7 @@ def parser() -> Parser:
 
 def read_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings that determine the rows."""
-    known = ("where", "rows", "fraction", "seed", "table")
+    known = ("where", "min_score", "rows", "fraction", "seed", "table")
     return {
         "verb": args.verb,
         "inputs": args.inputs,

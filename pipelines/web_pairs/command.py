@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vlmill.pipelines.filters.flags import (
     add_filter_arguments,
     add_scoring_arguments,
-    filter_files,
+    choose_filters,
     scores_again,
 )
 from vlmill.pipelines.rules import DETECTORS, WebPairRules
@@ -43,8 +43,7 @@ def parser() -> Parser:
         "given languages, their dominant images of more than 300 pixels a side, and "
         "the best text of each image.",
         epilog="Example:\n"
-        "  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' --output out/pairs "
-        "--safety-model none --realism-model none\n"
+        "  python -m vlmill.pipelines.web_pairs --warc 'crawl/*.warc.gz' --output out/pairs\n"
         "From Common Crawl's list of archives, or from the records of an index only:\n"
         "  --warc @warc.paths.gz\n"
         "  --index cdx-00000.gz\n"
@@ -238,7 +237,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     file = read_rules_file(args.rules)
     rules = build_rules(args, file)
-    filter_files(args)
+    choose_filters(args)
     require_archives(args)
     if args.fetch:
         if args.contact is None:

@@ -176,6 +176,8 @@ def decode_images(job: Job, unit: Unit) -> Result:
                             width=outcome.width,
                             height=outcome.height,
                             phash=outcome.phash,
+                            nsfw_score=outcome.nsfw_score,
+                            realism_score=outcome.realism_score,
                         )
                         decoded.add(replace(pair, image=image), body)
                 batch = []

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmill.pipelines.filters.flags import filter_files
+from vlmill.pipelines.filters.flags import named_files, word_flags
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
-from vlmill.pipelines.web.texts.lists import TextLists, read_lists
+from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import steps, webdataset
 from vlmill.pipelines.web_pairs.archives import (
@@ -88,8 +88,14 @@ def run(
         paths={"--warc": args.warc, "--output": str(args.output)},
         share=args.part,
     )
-    filters = ImageFilters.load(filter_files(args))
-    lists = read_lists(args.blocked_words, args.vocabulary, languages)
+    filters = ImageFilters.load(
+        args.safety_model,
+        args.realism_model,
+        safety_threshold=rules.safety_threshold,
+        realism_threshold=rules.realism_threshold,
+    )
+    kinds = word_flags(args)
+    lists = read_lists(args.blocked_words, args.vocabulary, languages, kinds=kinds)
     output = to_path(args.output)
     index, archives = resolve_archives(args)
     if args.dry_run:
@@ -156,19 +162,11 @@ def read_settings(
     args: argparse.Namespace, rules: WebPairRules, filters: ImageFilters
 ) -> dict[str, Any]:
     """Returns the settings that determine the output, except the archives, which may grow."""
-    lists = [
-        *args.blocked_words,
-        *args.blocked_pages,
-        *([args.vocabulary] if args.vocabulary else []),
-    ]
+    lists = [*args.blocked_words, *args.blocked_pages]
     return {
         "lists": {path: file_input("", path).digest for path in lists},
-        **{
-            flag.strip("-"): path and file_input(flag, path).digest
-            for flag, path in filter_files(args).items()
-        },
+        **describe_lists(args.vocabulary, word_flags(args)),
         **({} if args.scorer is None else {"scorer": file_input("", args.scorer).digest}),
-        **filters.settings(),
         **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
         **({"fetch": build_policy(args).as_settings()} if args.fetch else {}),
         "shards": args.shards,
@@ -176,6 +174,7 @@ def read_settings(
         "exclude": list(args.exclude),
         "exclude_hash": list(args.exclude_hash),
         **rules.as_settings(),
+        **filters.settings(),  # with the thresholds of the models
     }
 
 
@@ -254,15 +253,18 @@ def _lists(output: Path, job: Job) -> bool:
 def collect_inputs(args: argparse.Namespace) -> list[Input]:
     """Returns the inputs of the job, for its manifest."""
     files = {
-        **{flag: [path] if path else [] for flag, path in filter_files(args).items()},
+        **{flag: [path] for flag, path in named_files(args).items()},
         "--blocked-words": args.blocked_words,
         "--blocked-pages": args.blocked_pages,
-        "--vocabulary": [args.vocabulary] if args.vocabulary else [],
         "--rules": [args.rules] if args.rules else [],
         "--scorer": [args.scorer] if args.scorer else [],
         "--exclude": [path for path in args.exclude if Path(path).is_file()],
     }
-    read = [file_input(flag, path) for flag, paths in files.items() for path in paths]
+    read = [
+        (path_input if Path(path).is_dir() else file_input)(flag, path)
+        for flag, paths in files.items()
+        for path in paths
+    ]
     images = [path_input("--exclude-hash", path) for path in args.exclude_hash]
     return [archives_input(args), *read, *images]
 

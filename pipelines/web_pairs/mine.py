@@ -260,7 +260,7 @@ def examining(
         hashed=not headers,
         headers=headers,
         blank=False,
-        judge=None if headers else filters.judge,
+        judge=filters if filters and not headers else None,
     )
 
 
@@ -296,6 +296,8 @@ def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
         height=facts.height,
         format=facts.format,
         phash=facts.phash,
+        nsfw_score=facts.nsfw_score,
+        realism_score=facts.realism_score,
         archive=record.archive,
         offset=record.offset,
     )

@@ -38,6 +38,7 @@ _SIDES = template(
     "{% endfor %}</div>"
 )
 SHOWN = "report.json"
+FILTER = "_filter"  # the end of the names of settings that describe filters
 
 
 def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | None" = None) -> None:
@@ -78,10 +79,29 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
                 body=html_table(["stage", "reason", "key", "detail"], content["rejects"]),
                 intro="A few of each stage and reason, sampled at random.",
             ),
+            Section(
+                title="Filters",
+                body=html_table(["filter", "what was on"], filter_rows(settings)),
+                intro="Each is switched off by its flag, such as --safety-model none.",
+            ),
             Section(title="Settings", body=settings_table(settings)),
         ],
         subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} archives",
     )
+
+
+def filter_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the filters of a run by the job's settings, and what was on for each."""
+    rows = []
+    for name, value in settings.items():
+        if name.endswith(FILTER):
+            kind = name.removesuffix(FILTER)
+            threshold = settings.get(f"{kind}_threshold")
+            text = str(value) if threshold is None else f"{value}, threshold {threshold}"
+            rows.append((kind.replace("_", " "), text))
+    lists = ", ".join(settings.get("lists", {})) or "none"
+    personal = "kept" if settings.get("keep_personal_data") else "dropped"
+    return [*rows, ("your lists of words and pages", lists), ("personal data", personal)]
 
 
 @dataclass(frozen=True, kw_only=True)

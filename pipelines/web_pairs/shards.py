@@ -104,6 +104,8 @@ def pair_row(pair: Pair, split: str) -> dict[str, Any]:
         "page_url": pair.page_url,
         "image_url": pair.image.url,
         "license": pair.license,
+        "nsfw_score": pair.image.nsfw_score,
+        "realism_score": pair.image.realism_score,
     }
 
 
@@ -123,6 +125,8 @@ def candidate_rows(pair: Pair, split: str) -> Iterator[dict[str, Any]]:
             "image_url": pair.image.url,
             "license": text.license,
             "features": None if text.features is None else json.dumps(text.features),
+            "nsfw_score": pair.image.nsfw_score,
+            "realism_score": pair.image.realism_score,
         }
 
 

@@ -56,7 +56,7 @@ def _is_contact(text: str) -> bool:
 
 
 def user_agent(contact: str | None) -> str:
-    """Returns the user agent: ``vlmill/0.1.0 (+me@example.org)``, or without contact."""
+    """Returns the user agent: ``vlmill/0.2.0 (+me@example.org)``, or without contact."""
     return f"vlmill/{__version__}" if contact is None else f"vlmill/{__version__} (+{contact})"
 
 

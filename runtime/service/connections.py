@@ -15,8 +15,8 @@ CONNECTION = "vlmill.connection"  # the key of the connection in the state of a 
 SPARE = 32  # connections above the limit, for health checks
 ACCEPTS = 16  # connections accepted in one iteration of the event loop
 # File descriptors that ordinary connections may not use: they are for the spare connections, for
-# pipes to workers, files, and connections accepted before older ones have been closed
-# been closed.
+# pipes to workers, files, and connections accepted before older ones have been
+# closed.
 RESERVED = 2 * SPARE + 2 * ACCEPTS
 REPORT_SECONDS = 60.0
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vlmill.inference.load.public import Pretrained
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def load(

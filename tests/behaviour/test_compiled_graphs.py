@@ -39,7 +39,7 @@ for name, config in models.items():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # train/objectives/test_no_waits.py traces steps
 def test_each_variant_is_one_graph() -> None:
     """In another process: checking shapes while tests run is nothing that can be traced."""
     done = run_script(COMPILED)

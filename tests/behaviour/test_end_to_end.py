@@ -140,7 +140,7 @@ def test_random_weights_are_not_kept_constant(
     assert convert(tmp_path, "--output", str(tmp_path / "start"), *free) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchvisions_resnet_101_is_trained_on(
     tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,7 +161,7 @@ def test_a_model_with_global_features_is_trained_and_ranks_by_them(
     assert "image-0 has no global_feature" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_from_images_by_three_networks_to_metrics(tables: Tables, tmp_path: Path) -> None:
     """All of ImageBERT's networks, and the recipe of its table 4 made small."""
     networks = ["--global-cnn", "densenet121,resnet152,googlenet"]

@@ -1,13 +1,14 @@
 """What answers at once loads nothing that takes seconds: help texts and a user's mistakes.
 
-An import of torch costs two seconds of a CPU and 200 MB, one of Beam a second. Each case runs in a
-process of its own, which prints what it has loaded of a closed list.
+An import of torch costs two seconds of a CPU and 200 MB, one of Beam a second. Each program runs
+its cases in a process of its own, which reports what it has loaded of a closed list after each.
 """
 
+import json
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,8 @@ COMMANDS = {
     (TRAIN, "convert", "--help"): 0,
     (TRAIN, "embed", "--help"): 0,
     (TRAIN, "embed", "--checkpoint", "none", "--output", "b"): 2,
+    (TRAIN, "score", "--help"): 0,
+    (TRAIN, "score", "--checkpoint", "none", "--pairs", "a", "--output", "b"): 2,
     (TRAIN, "search", "--help"): 0,
     (TRAIN, "search", "--vectors", "a"): 2,  # nothing to do
     (TRAIN, "serve", "--help"): 0,
@@ -171,22 +174,52 @@ READERS = {
     (REGIONS, "--images", "none", "--output", "b"): 2,
 }
 PROGRAM = """
-import atexit, runpy, sys
-report, heavy = sys.argv[1], sys.argv[2].split()
-loaded = lambda: open(report, "w").write(" ".join(n for n in heavy if n in sys.modules))
-atexit.register(loaded)
-sys.argv = sys.argv[3:]
+import json, runpy, sys
+report, heavy, cases = sys.argv[1], sys.argv[2].split(), json.loads(sys.argv[3])
+def run(words):
+    sys.argv = words
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+def load(words):
+    import importlib
+    for name in words:
+        importlib.import_module(name)
+    return 0
+answers = []
+for words in cases:
+    status = {TRIED}(words)
+    answers.append((sorted(n for n in heavy if n in sys.modules), status))
+    with open(report, "w") as file:
+        json.dump(answers, file)
 """
-IMPORT = PROGRAM + "import importlib; [importlib.import_module(name) for name in sys.argv]"
-RUN = PROGRAM + "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+IMPORT, RUN = (PROGRAM.replace("{TRIED}", name) for name in ("load", "run"))
+Words = Sequence[str]
 
 
-def loaded_by(program: str, words: Sequence[str], folder: Path) -> tuple[set[str], int]:
-    """What a new process has loaded of the list when it ends, and its exit status."""
-    report = folder / "loaded"
-    arguments = [sys.executable, "-c", program, str(report), " ".join(HEAVY), *words]
-    status = subprocess.run(arguments, capture_output=True, check=False).returncode
-    return set(report.read_text().split()), status
+def answers_of(program: str, cases: Sequence[Words], folder: Path) -> list[tuple[set[str], int]]:
+    """What a new process has loaded of the list after each case, and the case's exit status."""
+    report = folder / "answers.json"
+    arguments = [sys.executable, "-c", program, str(report), " ".join(HEAVY), json.dumps(cases)]
+    done = subprocess.run(arguments, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    return [(set(loaded), status) for loaded, status in json.loads(report.read_text())]
+
+
+def loaded_by(program: str, words: Words, folder: Path) -> tuple[set[str], int]:
+    """The same of one case in a process of its own."""
+    (answer,) = answers_of(program, [words], folder)
+    return answer
+
+
+def by_program(cases: Mapping[tuple[str, ...], int]) -> dict[str, list[tuple[str, ...]]]:
+    """The cases of each program. None loads anything heavy, so that they can share a process."""
+    programs: dict[str, list[tuple[str, ...]]] = {}
+    for words in cases:
+        programs.setdefault(words[0], []).append(words)
+    return programs
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -194,17 +227,19 @@ def test_importing_a_face_loads_nothing_heavy(module: str, tmp_path: Path) -> No
     assert loaded_by(IMPORT, [module], tmp_path) == (set(), 0)
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_what_answers_at_once_loads_nothing_heavy(words: Sequence[str], tmp_path: Path) -> None:
-    assert loaded_by(RUN, words, tmp_path) == (set(), COMMANDS[tuple(words)])
+@pytest.mark.parametrize("program", by_program(COMMANDS))
+def test_what_answers_at_once_loads_nothing_heavy(program: str, tmp_path: Path) -> None:
+    cases = by_program(COMMANDS)[program]
+    answers = answers_of(RUN, cases, tmp_path)
+    for words, answer in zip(cases, answers, strict=True):
+        assert answer == (set(), COMMANDS[words]), " ".join(words)
 
 
-@pytest.mark.parametrize("words", READERS, ids=" ".join)
-def test_a_reader_of_tables_loads_neither_torch_nor_beam(
-    words: Sequence[str], tmp_path: Path
-) -> None:
-    loaded, status = loaded_by(RUN, words, tmp_path)
-    assert status == READERS[tuple(words)] and loaded <= {"numpy", "PIL", "pyarrow"}
+@pytest.mark.parametrize("program", by_program(READERS))
+def test_a_reader_of_tables_loads_neither_torch_nor_beam(program: str, tmp_path: Path) -> None:
+    cases = by_program(READERS)[program]
+    for words, (loaded, status) in zip(cases, answers_of(RUN, cases, tmp_path), strict=True):
+        assert status == READERS[words] and loaded <= {"numpy", "PIL", "pyarrow"}, " ".join(words)
 
 
 def test_showing_a_folder_loads_no_torch(tmp_path: Path) -> None:

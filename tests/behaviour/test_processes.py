@@ -84,8 +84,8 @@ def train(
 @pytest.mark.parametrize(
     "changes",
     [
-        ["accumulation=2"],
         ["shard=true", "average=0.9"],
+        pytest.param(["accumulation=2"], marks=pytest.mark.nightly),
         pytest.param(["shard=true", "accumulation=2"], marks=pytest.mark.long),
     ],
 )
@@ -100,7 +100,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     assert {"rng.cpu.0", "rng.cpu.1"} <= set(state)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_divided_layers_are_gathered_in_bfloat16(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -118,7 +118,7 @@ def test_divided_layers_are_gathered_in_bfloat16(
         assert line["loss"] == pytest.approx(other["loss"], rel=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # parity has VLMo's two ranks
 def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
     tables: Tables, tmp_path: Path
 ) -> None:
@@ -155,7 +155,7 @@ def test_vlmo_draws_the_negatives_of_one_process_and_replaces_the_same_images(
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("vqa-vilbert-small", ["average=0.9"]),
+        pytest.param("vqa-vilbert-small", ["average=0.9"], marks=pytest.mark.nightly),
         pytest.param("vqa-vl-bert-small", ["shard=true"], marks=pytest.mark.long),
         pytest.param("vqa-vlmo-small", ["accumulation=2"], marks=pytest.mark.long),
     ],
@@ -196,7 +196,7 @@ def assert_same(one: Path, two: Path) -> None:
         torch.testing.assert_close(value, expected[name], atol=5e-6, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_continue_what_two_left(
     tables: Tables, recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -212,7 +212,7 @@ def test_two_processes_continue_what_two_left(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_number_of_processes_continues_with_a_warning(
     tables: Tables, recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ Recipes that are the same when they are small, as base and large, are tried once
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,7 @@ def shrunk(name: str) -> list[str]:
     return changes
 
 
+@cache
 def forms() -> list[str]:
     """The published recipes, but for those that are another one's when they are small."""
     names: dict[str, str] = {}

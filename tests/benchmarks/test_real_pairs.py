@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import real_pairs
+import torch
 from published.omitted import OMITTED, omitted_section
+from real.alignment import (
+    Alignment,
+    Examples,
+    parameter_groups,
+    passes,
+    pool_read,
+    read_below,
+    run_steps,
+    score_passes,
+)
 from real.arms import all_runs
 from real.photographs import ALL, FIRST, SMALL, baseline_images, find_images, read_rows
-from real.recipes import MODELS
+from real.recipes import CONFIGS, MODELS, make_feeding
 from real.regions import fixed_boxes, grid_boxes, network_sides
 from real.runs import RECALLS, agrees, make_key, with_seed
 from real.tables import Tables
 
+from vlmill.models import VARIANTS
 from vlmill.schemas.errors import InputError
 from vlmill.train.settings.spec import Recipe
 
@@ -74,16 +87,19 @@ def test_runs_differ_in_what_they_are_known_by(tmp_path: Path) -> None:
     labels = [run.label for run in runs]
     settings = {json.dumps(run.settings(), sort_keys=True) for run in runs}
     assert len(set(labels)) == len(settings) == len(runs)
-    base = runs[0]
+    base = runs[MODELS.index("interbert")]
     assert base.folder(1) != base.folder(2) and base.checkpoint == base.folder(len(base.parts))
-    longer = next(run for run in runs if run.name == "vilbert/co-attention")
-    assert longer.folder(2) == base.checkpoint  # it continues the run that is there
+    pretrained, grouped = (
+        next(run for run in runs if run.name == f"vilbert/short-{name}")
+        for name in ("pretrained", "groups")
+    )
+    assert pretrained.folder(1) != grouped.folder(1)
     other = with_seed(base, 1)
     assert all(part.recipe.seed == 1 for part in other.parts)
     assert other.folder(1) != base.folder(1)
     for run in runs:
-        kinds = [isinstance(part.recipe, Recipe) for part in run.parts]
-        assert kinds == sorted(kinds, reverse=True)  # pretraining comes first
+        kinds = [isinstance(part.recipe, Recipe | Alignment) for part in run.parts]
+        assert kinds == sorted(kinds, reverse=True)  # pretraining or alignment comes first
 
 
 def test_what_is_missing_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +131,79 @@ def test_task_sets_are_runs_where_they_are_there(tmp_path: Path) -> None:
     runs = [run for run in all_runs(tables) if run.parts[-1].examples]
     assert [run.name for run in runs] == ["nlvr/vilbert", "nlvr/blind"]
     assert [run.parts[-1].recipe.blind for run in runs] == [False, True]  # type: ignore[union-attr]
-    assert runs[0].folder(1) == all_runs(tables)[0].folder(1)  # ViLBERT's own pretraining
+    pretrained = next(run for run in all_runs(tables) if run.name == "vilbert/short-pretrained")
+    assert runs[0].folder(1) == pretrained.folder(1)
+
+
+def small_examples(count: int, width: int) -> Examples:
+    """Pairs whose image has one feature per pair, and whose caption has one word per pair."""
+    features = torch.zeros(count, 2, width)
+    features[torch.arange(count), :, torch.arange(count)] = 1.0
+    return Examples(
+        tokens=tuple(np.array([1, 10 + number, 2]) for number in range(count)),
+        owners=np.arange(count),
+        features=features.half(),
+        locations=torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]).expand(count, 2, 5),
+        masks=torch.ones(count, 2, dtype=torch.bool),
+    )
+
+
+@pytest.mark.parametrize("model", ["interbert", "imagebert", "vl-bert"])
+def test_alignment_finds_the_image_of_a_caption(model: str) -> None:
+    torch.manual_seed(0)
+    config = CONFIGS[model](
+        vocab_size=40, width=24, num_heads=6, intermediate_width=48, region_width=16
+    )
+    settings = Alignment(
+        model=model,
+        config=config,
+        feeding=make_feeding(),
+        steps=60,
+        batch_size=8,
+        lr=3e-3,
+        trained=("layers.0", "interaction_layers", "text_layers", "text_embedding"),
+        old_rate=1.0,
+    )
+    network = VARIANTS[model].model(config)
+    examples = small_examples(8, 16)
+    run_steps(network, settings, examples)
+    with torch.inference_mode():
+        inputs = passes(network, examples, np.arange(8))
+        scores = score_passes(network, *map(network, inputs))
+    assert (scores.argmax(1) == torch.arange(8)).float().mean() >= 0.75
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_captions_that_were_read_below_pool_alike() -> None:
+    config = CONFIGS["interbert"](
+        vocab_size=40, width=24, num_heads=6, intermediate_width=48, region_width=16
+    )
+    network = VARIANTS["interbert"].model(config).eval()
+    examples = small_examples(8, 16)
+    texts = [*examples.tokens[:7], np.array([1, 5, 6, 7, 2])]  # one is longer
+    examples = replace(examples, tokens=tuple(texts))
+    with torch.inference_mode():
+        whole = network(passes(network, examples, np.arange(8))[0]).pooled
+        read = pool_read(network, read_below(network, examples.tokens))
+    assert torch.allclose(whole, read, atol=2e-3) and whole.std() > 0.01
+
+
+def test_alignment_keeps_what_it_does_not_train() -> None:
+    config = CONFIGS["imagebert"](
+        vocab_size=40, width=24, num_heads=6, intermediate_width=48, region_width=16
+    )
+    settings = Alignment(
+        model="imagebert", config=config, feeding=make_feeding(), steps=3, trained=("layers.2",)
+    )
+    network = VARIANTS["imagebert"].model(config)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    run_steps(network, settings, small_examples(8, 16))
+    changed = {n for n, value in network.state_dict().items() if not value.equal(before[n])}
+    assert any(name.startswith("layers.2") for name in changed)
+    assert any(name.startswith("region_embedding") for name in changed)
+    assert not any(name.startswith(("layers.0", "layers.1", "text_embedding")) for name in changed)
+    rates = {group["lr"] for group in parameter_groups(network, settings)}
+    assert rates == {settings.lr, settings.lr * settings.old_rate}
 
 
 def test_a_record_outlives_new_fields() -> None:

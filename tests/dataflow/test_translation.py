@@ -29,6 +29,8 @@ from vlmill.runtime.units.launch.options import beam_options
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.stored import StoredJob
 
+# The engine on Beam is tried in pipelines/web_pairs/test_job.py, on a cluster in tests/flink.
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 OUTPUT = "gs://bucket/output"
 ENGINE = {"runtime.units.run_beam.RunUnits"}

@@ -153,7 +153,7 @@ def environment(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_of_images_installs_on_this_machine(tmp_path: Path) -> None:
     """vlmill from its source, beside the packages that are here: no index is asked."""
     source = tmp_path / "source"  # a copy: builds leave folders behind

@@ -69,7 +69,7 @@ def test_the_table_is_read_as_it_was_written(example: ModuleType, tmp_path: Path
     assert example.read_neighbours(tmp_path) == table
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_goes_all_the_way(
     example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

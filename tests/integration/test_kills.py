@@ -4,9 +4,9 @@
 undisturbed run took, drawn by the moment's number: a failure's number tells where to look. The jobs
 of one engine (``vlmill.runtime.units``) are three that differ: many steps in processes, shards that
 one process writes in the background, and rounds whose units have no records. ``make test`` kills
-the first two and pretraining, as one job of the one trainer; ``make test-nightly`` the third and
-the other trainings, whose continuing without a kill is tested in ``tests/train``; ``make
-test-long`` the others of the engine. Flink's kills are in ``tests/flink``.
+the first and pretraining, as one job of the one trainer; ``make test-nightly`` the other two and
+the other trainings, whose continuing without a kill is tested in ``tests/extract`` and
+``tests/train``; ``make test-long`` the others of the engine. Flink's kills are in ``tests/flink``.
 """
 
 import json
@@ -109,7 +109,7 @@ def command_of(name: str, inputs: Path) -> list[str]:
 ENGINE = ("web_pairs", "extract", "crawl")
 ENGINE_TOO = ("hard_negatives", "nearest_images", "manifest", "tables", "regions")
 TRAINING = ("train", "pretrain", "finetune")
-NIGHTLY = ("crawl", "train", "finetune")
+NIGHTLY = ("extract", "crawl", "train", "finetune")
 
 
 def jobs(names: Sequence[str]) -> list[Any]:

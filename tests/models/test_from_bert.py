@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models.bert_files import LAYOUTS, large, published, tiny, transformers, write
+from tests.nightly import stand_for
 from torch import Tensor, nn
 
 from vlmill.models.from_bert import BERT_SOURCES, Origin, initialise_from_bert
@@ -218,7 +219,7 @@ def test_the_text_side_is_berts_in_every_layout(
     same_texts(model, text_side, theirs, 50)
 
 
-@pytest.mark.parametrize("variant", BASE)
+@pytest.mark.parametrize("variant", stand_for(BASE, "vl-bert"))
 def test_the_text_side_is_berts_at_the_published_size(variant: str, tmp_path: Path) -> None:
     build, text_side, layout, suffix = BASE[variant]
     theirs = published()

@@ -19,6 +19,8 @@ from vlmill.models.detector.config import DetectorConfig, airsplay, milvlg
 from vlmill.models.detector.faster_rcnn import Detections
 from vlmill.models.detector.proposals import ProposalGenerator
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 SCORE_BOUND, BOX_BOUND, SEEDS = 2e-3, 0.2, 30
 LIMITS = torch.tensor([[199.0, 149.0, 199.0, 149.0]])
 FRAMES = Frames(

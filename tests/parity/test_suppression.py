@@ -7,6 +7,8 @@ import torch
 from tests.parity.suppression import Suppression, above, among_best, matching, order_margins
 from torch import Tensor
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 NEAR = 0.1  # how far scores may be off; edges may be by a tenth of that
 
 

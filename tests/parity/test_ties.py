@@ -15,6 +15,8 @@ from tests.parity.ties import settle
 from tests.parity.variants_detector import small_set
 from torch import Tensor
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 ROWS = ("pred_boxes", "scores", "classes", "kept", "final_boxes", "final_scores", "final_classes")
 DETECTOR, TOKENIZER = "frcnn/d2_r50c4", "vlmo/dvae_customized"

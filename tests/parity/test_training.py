@@ -9,6 +9,8 @@ from tests.parity.golden import GoldenSet, numbers, read_index
 from tests.parity.handlers import compare
 from torch import Tensor
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 SETS = {golden.name: golden for golden in read_index(GOLDEN, "training")}
 
 

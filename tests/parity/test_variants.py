@@ -21,6 +21,8 @@ from tests.parity.variants import (
 )
 from torch import Tensor
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 MODEL = {"part": "models", "kind": "model"}
 

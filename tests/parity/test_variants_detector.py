@@ -26,6 +26,8 @@ from torchvision.ops import roi_align, roi_pool
 
 from vlmill.models.detector.config import DetectorConfig
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 Array = npt.NDArray[np.float64]
 
 

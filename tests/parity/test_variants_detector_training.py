@@ -27,6 +27,8 @@ from torch import Tensor
 from vlmill.train.detector.settings import RoiRules, RpnRules, Solver
 from vlmill.train.detector.step import DetectorStep
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 ENTRY = {"part": "detector-training", "family": "frcnn"}
 NO_SAMPLE_TOO_LARGE = {
     "IOU_THRESHOLDS": [0.5],

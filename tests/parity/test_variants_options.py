@@ -28,6 +28,8 @@ from torch.nn import functional as F
 
 from vlmill.models.published import FAMILIES
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 TEXTS = ("input_ids", "token_type_ids", "attention_mask")
 
 

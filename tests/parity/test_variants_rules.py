@@ -23,6 +23,8 @@ from torchvision.ops import roi_align, roi_pool
 from vlmill.train.detector.solver import rate_factor
 from vlmill.train.loading.masking.words import Replacement
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 
 

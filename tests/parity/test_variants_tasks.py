@@ -11,6 +11,8 @@ from tests.parity.handlers import compare
 from tests.parity.test_variants_rules import changed_copy, expect_passed
 from torch import Tensor
 
+pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py
+
 EXPRESSIONS = "vilbert/data_cases"
 
 

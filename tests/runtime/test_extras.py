@@ -4,7 +4,8 @@ import ast
 import re
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -57,16 +58,27 @@ def declared() -> dict[str, set[str]]:
     }
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """The distributions that have each module; reading all of them takes a second."""
+    return packages_distributions()
+
+
 def distribution(module: str) -> str:
     """The name in setup.py of what installs a module."""
     if module in COMES_WITH:
         return COMES_WITH[module]
-    (name,) = set(packages_distributions()[module])
+    (name,) = set(installed()[module])
     return name.lower().replace("_", "-")
 
 
-def imported_modules() -> Iterator[tuple[str, str]]:
+@cache
+def imported_modules() -> list[tuple[str, str]]:
     """(file, module) of each import of another project."""
+    return list(_imported_modules())
+
+
+def _imported_modules() -> Iterator[tuple[str, str]]:
     ours = {"vlmill", *sys.stdlib_module_names}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

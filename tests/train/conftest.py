@@ -25,11 +25,30 @@ def tables(tmp_path: Path) -> Tables:
 
 @pytest.fixture
 def stage() -> Stage:
-    return Stage(name="pairs", steps=6, batch_size=4, optimizer=Optimizer(lr=1e-3))
+    return tiny_stage()
 
 
 @pytest.fixture
 def recipe(stage: Stage) -> Recipe:
+    return tiny_recipe(stage)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of the recipe on the tables as they are written; not to be changed."""
+    from vlmill.train.run.job import pretrain
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    pretrain(tiny_recipe(tiny_stage()), Tables(folder).write(), folder / "out")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return folder / "out"
+
+
+def tiny_stage() -> Stage:
+    return Stage(name="pairs", steps=6, batch_size=4, optimizer=Optimizer(lr=1e-3))
+
+
+def tiny_recipe(stage: Stage) -> Recipe:
     """Two small layers with dropout, so that random numbers matter."""
     return Recipe(
         name="tiny",

@@ -21,6 +21,7 @@ class TaskRow:
     # Its recipes other than the papers'; the registry adds those (``train/tasks/recipes``).
     recipes: Mapping[str, Callable[[], TaskRecipe]] = field(default_factory=dict)
     keeps_labels: bool = True  # whether a run has the list of labels that its --init has, if any
+    num_images: int | None = None  # images of an example, where tasks share a table by it
     negatives: str = ""  # the table that ``--negatives`` holds; empty: the task reads none
     # Evaluates the task with the command's arguments; None: its examples are predicted one by one.
     evaluate: Callable[[Namespace], int] | None = None

@@ -78,6 +78,9 @@ def run_own(args: argparse.Namespace) -> int:
     rejects = format_rejects(reject_counts(job.output))
     unit = job.example_kind.unit
     print(f"{done}: {counts[job.kind]} {unit}{images}, {rejects}: {job.output}")
+    if not job.rows:
+        where = "rows below its first line" if job.table.header else "rows"
+        print_status(f"warning: --input {job.table.path} has no {where}; give a file with rows")
     return 0 if counts[job.kind] or not job.rows else 1
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from vlmill.pipelines.filters.flags import add_word_arguments, word_flags
 from vlmill.pipelines.manifest.cleaning import NamedClaims, clean_text, note_repairs, validate_text
 from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading, first_paths
 from vlmill.pipelines.manifest.reading.rows import (
@@ -20,7 +21,7 @@ from vlmill.pipelines.manifest.reading.rows import (
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.titles import TitleRules, clean_title
-from vlmill.pipelines.web.texts.lists import read_lists
+from vlmill.pipelines.web.texts.lists import describe_lists, read_lists
 from vlmill.runtime.console.command import path_or_url
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.readers.images import ImageReader
@@ -178,8 +179,9 @@ def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="InterBERT's rules: drop titles without a Chinese character, split into "
         "words, keep at most 36 characters of full words, and drop titles that contain "
-        "a word of --blocked-words",
+        "a blocked word",
     )
+    add_word_arguments(p)
     p.add_argument(
         "--blocked-words",
         type=path_or_url,
@@ -189,10 +191,13 @@ def _add_tao_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
-    if args.blocked_words is not None and not args.tao_clean:
-        raise InputError("--blocked-words: only --tao-clean reads it; add that flag")
+    kinds = word_flags(args)
+    for flag in ("blocked_words", *(f"{kind}_words" for kind in kinds)):
+        if getattr(args, flag) is not None and not args.tao_clean:
+            name = flag.replace("_", "-")
+            raise InputError(f"--{name}: only --tao-clean reads it; add that flag")
     blocked = [] if args.blocked_words is None else [str(args.blocked_words)]
-    rules = TitleRules(lists=read_lists(blocked, None)) if args.tao_clean else None
+    rules = TitleRules(lists=read_lists(blocked, None, kinds=kinds)) if args.tao_clean else None
     sources = _sources(folder)
     columns = {s.name: _columns(s, TAO_COLUMNS, ("item_id", "title", "image")) for s in sources}
 
@@ -208,6 +213,7 @@ def _open_tao(folder: Folder, args: argparse.Namespace) -> Reading:
         entries=entries,
         image_folders=("img", "images"),
         own_images=folder.has_any(first_paths(entries())),
+        resolved=describe_lists(None, kinds) if args.tao_clean else {},
     )
 
 
@@ -262,6 +268,6 @@ and split (default: train). image_id is tao/<item_id>. For the paper's regions u
     tables=(PAIRS,),
     open=_open_tao,
     add_arguments=_add_tao_arguments,
-    options=("tao_clean", "blocked_words"),
+    options=("tao_clean", "blocked_words", "adult_words", "spam_words"),
     papers=(("InterBERT, section on TaoMultimodal", "3.1M pairs, 200K more for fine-tuning"),),
 )

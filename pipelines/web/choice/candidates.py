@@ -2,12 +2,14 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import Literal, NamedTuple
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
-from vlmill.pipelines.web.choice.likeness import name_subject, num_words, subject
+from vlmill.pipelines.web.choice.likeness import name_subject, subject
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.pages.walk import Block
@@ -41,8 +43,17 @@ _FILE_NAME = re.compile(
 )
 
 
+_URL = re.compile(r"(?:https?://|\bwww\.)\S+", re.IGNORECASE)
+_HUMPED = re.compile(r"\w*[a-z][A-Z]\w*", re.ASCII)
+
+
 def says_nothing(text: str, phrases: Phrases) -> bool:
-    """Returns whether a text is a file name, a word for any image, a number or a date."""
+    """Returns whether a text is a file name, a word for any image, a number, a date or an address.
+
+    Words of an address are often those of a file name, and describe nothing.
+    """
+    if ("://" in text or "www." in text) and 2 * len(_URL.sub("", text)) < len(text):
+        return True
     letters = sum(map(str.isalpha, text[:400]))
     return (
         letters < 2
@@ -51,6 +62,33 @@ def says_nothing(text: str, phrases: Phrases) -> bool:
         or bool(_FILE_NAME.match(text))
         or bool(phrases.generic.match(text))
     )
+
+
+class Boxes(NamedTuple):
+    """Counts the available images and the blocks of text in each element of a page by serial."""
+
+    images: Counter[int]
+    blocks: Counter[int]
+
+
+NO_BOXES = Boxes(Counter(), Counter())
+
+
+def count_boxes(page: Page, paths: Iterable[tuple[int, ...]]) -> Boxes:
+    """Returns the counts of a page whose available images have ``paths``."""
+    return Boxes(
+        Counter(chain.from_iterable(paths)),
+        Counter(chain.from_iterable(block.path for block in page.blocks)),
+    )
+
+
+def own_box(image: PageImage, common: int, boxes: Boxes) -> float:
+    """Returns 1 for the only text in an element with the image alone, less for one of several.
+
+    ``common`` is the index of that element above the image. 0 if other images are in it.
+    """
+    serial = image.path[common] if common < len(image.path) else 0
+    return 0.0 if boxes.images[serial] != 1 else 1 / max(1, boxes.blocks[serial])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +105,8 @@ class Candidate:
     block: int = -1  # index of its block on the page, for surrounding texts
     is_whole: bool = False  # a block of one sentence
     position: int = 0  # of the sentence in its block, from its start
-    block_words: float = 0.0
     linked: float = 0.0
+    own_box: float = 0.0
 
 
 def find_candidates(
@@ -79,6 +117,7 @@ def find_candidates(
     *,
     is_card: bool = False,
     max_in_row: int = 2,
+    boxes: Boxes = NO_BOXES,
 ) -> list[Candidate]:
     """Returns every text that may describe the image, each once, the most explicit kind first.
 
@@ -90,9 +129,9 @@ def find_candidates(
     """
     texts = [
         *_explicit(image, phrases),
-        *_side(page.blocks, image, images, -1, max_in_row),
-        *_side(page.blocks, image, images, 1, max_in_row),
-        *_headings(page.blocks, image, images, max_in_row),
+        *_side(page.blocks, image, images, -1, max_in_row, boxes),
+        *_side(page.blocks, image, images, 1, max_in_row, boxes),
+        *_headings(page.blocks, image, images, max_in_row, boxes),
         *_title(page),
         *(Candidate(kind="metadata", text=text) for text in image.metadata[:4]),
     ]
@@ -121,6 +160,11 @@ def _explicit(image: PageImage, phrases: Phrases) -> Iterator[Candidate]:
         kind: text for kind, text in texts_by_kind.items() if not says_nothing(text, phrases)
     }
     # An alt text that a program made from the file name is worse than any other.
+    texts_by_kind = {
+        kind: text
+        for kind, text in texts_by_kind.items()
+        if not (_HUMPED.fullmatch(text) and f"/{text}." in image.urls[0])
+    }
     name = name_subject(image.urls[0])
     more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}
     for kind, text in (more or texts_by_kind).items():
@@ -128,7 +172,12 @@ def _explicit(image: PageImage, phrases: Phrases) -> Iterator[Candidate]:
 
 
 def _side(
-    blocks: Sequence[Block], image: PageImage, images: Sequence[int], step: int, max_in_row: int
+    blocks: Sequence[Block],
+    image: PageImage,
+    images: Sequence[int],
+    step: int,
+    max_in_row: int,
+    boxes: Boxes,
 ) -> Iterator[Candidate]:
     """Yields sentences before (step -1) or after (step 1) the image, the nearest first."""
     kind: Kind = "before" if step < 0 else "after"
@@ -153,6 +202,8 @@ def _side(
                     return
                 if in_row and not is_named_by(text, image):
                     continue
+                if step < 0 and sentences_away > 1 and block.tag in HEADINGS:
+                    continue  # a heading: _headings yields it
                 yield _near(
                     kind,
                     text,
@@ -163,6 +214,7 @@ def _side(
                     position,
                     len(cut),
                     _between(images, image.block, number),
+                    boxes,
                     own_block=number,
                 )
         number += step
@@ -196,6 +248,7 @@ def _near(
     position: int,
     num_sentences: int,
     between: int,
+    boxes: Boxes,
     own_block: int = -1,
 ) -> Candidate:
     common = next((i for i, serial in enumerate(image.path) if serial in block.path), 9)
@@ -210,13 +263,13 @@ def _near(
         block=own_block,
         is_whole=num_sentences == 1,
         position=position,
-        block_words=num_words(block.text),
         linked=block.linked,
+        own_box=own_box(image, common, boxes),
     )
 
 
 def _headings(
-    blocks: Sequence[Block], image: PageImage, images: Sequence[int], max_in_row: int
+    blocks: Sequence[Block], image: PageImage, images: Sequence[int], max_in_row: int, boxes: Boxes
 ) -> Iterator[Candidate]:
     """Yields the nearest headings above the image, regardless of the blocks between."""
     in_row = _in_a_row(images, image.block) > max_in_row
@@ -240,6 +293,7 @@ def _headings(
                 0,
                 1,
                 _between(images, image.block, number),
+                boxes,
             )
 
 

@@ -7,7 +7,14 @@ from functools import cache
 from typing import NamedTuple
 
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.choice.candidates import SOURCES, Candidate, find_candidates, is_named_by
+from vlmill.pipelines.web.choice.candidates import (
+    NO_BOXES,
+    SOURCES,
+    Candidate,
+    count_boxes,
+    find_candidates,
+    is_named_by,
+)
 from vlmill.pipelines.web.choice.dominance import judge_images
 from vlmill.pipelines.web.choice.features import EXPLICIT, Scene, features, total
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
@@ -180,7 +187,12 @@ def scenes(
     side = (above - below) / (above + below + 2)
     row = row_side(joined, side)
     phrases = lists.phrases
-    num_images = sum(not isinstance(verdict, Drop) for verdict in judged)
+    contents = [
+        image
+        for image, verdict in zip(joined.page.images, judged, strict=True)
+        if not isinstance(verdict, Drop)
+    ]
+    boxes = count_boxes(joined.page, [image.path for image in contents]) if contents else NO_BOXES
     return [
         Scene(
             page=joined.page,
@@ -190,7 +202,7 @@ def scenes(
             side=side,
             row=row,
             num_pages_with=_pages_with(joined, image.order, site),
-            num_images=num_images,
+            num_images=len(contents),
             candidates=()
             if isinstance(verdict, Drop)
             else [
@@ -202,6 +214,7 @@ def scenes(
                     phrases,
                     is_card=_is_card(joined, image, site),
                     max_in_row=rules.max_images_in_row,
+                    boxes=boxes,
                 )
                 if candidate.kind not in EXPLICIT or not site.is_generic(candidate.text)
             ],

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
+from vlmill.pipelines.web.choice.likeness import text_size
 from vlmill.pipelines.web.choice.survey import Site
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web.texts.words import word_set
@@ -59,14 +60,15 @@ _CONTENT_CLASSES = word_set(
 )
 _STRIP_PX = 400  # a lower strip is a banner, a higher one a panorama
 _NEAR_MARKS = 4  # elements around an image that may be an advertisement
-_SPOKEN = 4  # words of an alt text; icons have shorter ones
+# Sizes of alt texts, in words of English: icons have shorter ones than _SPOKEN.
+_SPOKEN, _DESCRIBED, _SEVERAL = 3.0, 2.5, 1.2
 
 WEIGHTS: Mapping[str, float] = {
     "shown": 0.3,  # available, of the minimum size, and not ruled out
     "area_share": 0.3,  # of the page's largest available image
     "named_by_page": 0.3,  # og:image, twitter:image, itemprop: the page's own choice
     "captioned": 0.3,
-    "described": 0.2,  # alt or title of three words: decoration has no description
+    "described": 0.2,  # alt or title of about three words: decoration has no description
     "in_content": 0.3,
     "in_figure": 0.2,
     "links_to_picture": 0.2,
@@ -94,7 +96,7 @@ class _PageStats:
         alt text, or different ones.
         """
         texts = self.texts.get(image_id, set())
-        return len(texts) == 1 and len(next(iter(texts)).split()) > 1
+        return len(texts) == 1 and text_size(next(iter(texts))) > _SEVERAL
 
 
 def judge_images(joined: JoinedPage, site: Site, rules: WebPairRules) -> list[float | Drop]:
@@ -177,12 +179,11 @@ def _ad_words(image: PageImage) -> set[str]:
 
 def _icon_words(image: PageImage, archived: Measured, rules: WebPairRules) -> set[str]:
     """Returns the words that mark an image as an icon, unless size or alt text outweighs them."""
-    if len(image.alt.split()) >= _SPOKEN and not _SURE_ICON_WORDS.intersection(
-        _TOKENS.split(image.alt.lower())
-    ):
+    is_spoken = text_size(image.alt) >= _SPOKEN
+    if is_spoken and not _SURE_ICON_WORDS.intersection(_TOKENS.split(image.alt.lower())):
         return set()
     words = set(_ICON_WORDS.intersection(_TOKENS.split(" ".join(image.marks[:2]))))
-    if len(image.alt.split()) < _SPOKEN:
+    if not is_spoken:
         name = urlsplit(image.urls[0]).path.rsplit("/", 1)[-1].lower()
         words |= _ICON_FILE_WORDS.intersection(_TOKENS.split(name))
     is_large = min(archived.width, archived.height) >= rules.min_large_px
@@ -227,7 +228,7 @@ def dominance_features(
         "area_share": archived.width * archived.height / largest,
         "named_by_page": image.is_metadata,
         "captioned": bool(image.caption),
-        "described": max(len(image.alt.split()), len(image.title.split())) >= 3,
+        "described": max(text_size(image.alt), text_size(image.title)) >= _DESCRIBED,
         "in_content": not {"article", "main"}.isdisjoint(image.ancestors)
         or not _CONTENT_CLASSES.isdisjoint(classes),
         "in_figure": not {"figure", "picture"}.isdisjoint(image.ancestors),

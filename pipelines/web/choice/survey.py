@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
-from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, num_words, subject
+from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.pages.walk import Block
@@ -141,7 +141,7 @@ def _caption_like(block: Block | None, image: PageImage) -> Block | None:
     if block is None or block.furniture or block.code or block.tag in HEADINGS:
         return None
     near = not set(block.path[:4]).isdisjoint(image.path[:4])
-    return block if near and num_words(block.text) <= _SHORT else None
+    return block if near and text_size(block.text) <= _SHORT else None
 
 
 def row_side(joined: JoinedPage, side: float) -> str:
@@ -154,7 +154,7 @@ def row_side(joined: JoinedPage, side: float) -> str:
     if len(image_blocks) < 3:
         return ""
     gaps = [blocks[start:stop] for start, stop in pairwise(image_blocks)]
-    single = [gap for gap in gaps if len(gap) == 1 and num_words(gap[0].text) <= _SHORT]
+    single = [gap for gap in gaps if len(gap) == 1 and text_size(gap[0].text) <= _SHORT]
     if len(single) < 0.6 * len(gaps):
         return ""
     path = single[0][0].path
@@ -172,6 +172,6 @@ def _like(block: Block | None, path: tuple[int, ...]) -> bool:
         block is not None
         and not block.furniture
         and block.tag not in HEADINGS
-        and num_words(block.text) <= _SHORT
+        and text_size(block.text) <= _SHORT
         and not set(block.path[1:4]).isdisjoint(path[1:4])
     )

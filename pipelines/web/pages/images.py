@@ -5,11 +5,12 @@ only proof that an image is complete, and the most expensive step.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -32,7 +33,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF")
 class ImageFacts:
     """Holds a readable image's facts: SHA-256 of the bytes, upright size in pixels, format.
 
-    The format is in lower case. ``phash`` is the perceptual hash, if that was requested.
+    The format is in lower case. ``phash`` is the perceptual hash, if that was requested. The image
+    filters that are on give the scores, 0 to 1.
     """
 
     image_id: str
@@ -40,11 +42,16 @@ class ImageFacts:
     height: int
     format: str
     phash: int | None = None
+    nsfw_score: float | None = None
+    realism_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedImage:
-    """Holds an accepted image, and its location: the record at ``offset`` of ``archive``."""
+    """Holds an accepted image, and its location: the record at ``offset`` of ``archive``.
+
+    The scores have the same meaning as in ImageFacts, and are None until it has been decoded.
+    """
 
     image_id: str
     url: str
@@ -54,6 +61,26 @@ class ArchivedImage:
     phash: int | None  # vlmill.schemas.images.hashes; None until it has been decoded
     archive: str
     offset: int
+    nsfw_score: float | None = None
+    realism_score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageScores:
+    """Holds an image's scores by filters, 0 to 1; None for a filter that is off."""
+
+    nsfw_score: float | None = None
+    realism_score: float | None = None
+
+
+class ImageJudge(Protocol):
+    """Judges decoded images in batches."""
+
+    def look(self, image: Image.Image) -> Any:
+        """Returns the inputs of :meth:`judge` for a decoded image. May raise Rejected."""
+
+    def judge(self, looks: Sequence[Any]) -> Sequence[Drop | ImageScores]:
+        """Returns for each image why it is dropped, or its scores."""
 
 
 # Formats whose further frames are an animation. A TIFF's frames are pages, and a camera's JPEG
@@ -109,7 +136,7 @@ def settle(
 
 
 class Examiner:
-    """Examines images by :func:`examine_image` in processes that can be killed. Thread-safe.
+    """Examines images by :func:`examine_images` in processes that can be killed. Thread-safe.
 
     Images are sent in batches: sent one by one, small images take a quarter longer.
     """
@@ -152,7 +179,7 @@ class Examiner:
 def open_examiner(
     workers: int = 1, limits: CallLimits | None = None, **settings: Any
 ) -> Iterator[Examiner]:
-    """Opens an examiner with the settings of :func:`examine_image`.
+    """Opens an examiner with the settings of :func:`examine_images`.
 
     Its processes start with the first image.
     """
@@ -164,7 +191,35 @@ def open_examiner(
 
 def start_examining(settings: dict[str, Any]) -> Callable[[list[bytes]], Outcomes]:
     """Returns the function by which a process examines images."""
-    return lambda images: [examine_image(data, **settings) for data in images]
+    return lambda images: examine_images(images, **settings)
+
+
+def examine_images(
+    images: Sequence[bytes], *, judge: ImageJudge | None = None, **settings: Any
+) -> Outcomes:
+    """Returns the result of :func:`examine_image` for each image. Never raises.
+
+    ``judge`` sees each image that is accepted, as it is decoded, and then judges all of them.
+    """
+    outcomes: Outcomes = []
+    looks: dict[int, Any] = {}
+    for number, data in enumerate(images):
+        look = None if judge is None else partial(_look, judge, looks, number)
+        outcomes.append(examine_image(data, look=look, **settings))
+    if judge is not None and looks:
+        for number, verdict in zip(looks, judge.judge(list(looks.values())), strict=True):
+            facts = outcomes[number]
+            if isinstance(verdict, Drop) or isinstance(facts, Drop):
+                outcomes[number] = verdict if isinstance(verdict, Drop) else facts
+            else:
+                outcomes[number] = replace(
+                    facts, nsfw_score=verdict.nsfw_score, realism_score=verdict.realism_score
+                )
+    return outcomes
+
+
+def _look(judge: ImageJudge, looks: dict[int, Any], number: int, image: Image.Image) -> None:
+    looks[number] = judge.look(image)
 
 
 def examine_image(
@@ -176,7 +231,7 @@ def examine_image(
     headers: bool = False,
     blank: bool = True,
     formats: tuple[str, ...] = FORMATS,
-    judge: Callable[[Image.Image], Drop | None] | None = None,
+    look: Callable[[Image.Image], None] | None = None,
 ) -> ImageFacts | Drop:
     """Returns facts about the image in ``data``, or why it is dropped. Never raises.
 
@@ -184,8 +239,7 @@ def examine_image(
     300 pixels). The image is decoded once. An animation is dropped: the text may describe any of
     its frames. ``hashed`` requests the perceptual hash. ``headers`` decodes only images that seem
     to be cut. An image of one colour is dropped unless ``blank`` is true. ``formats`` are the
-    accepted formats. ``judge`` receives the decoded image, as it is stored, and returns why it is
-    dropped, or None.
+    accepted formats. ``look`` receives the decoded image, as it is stored, if it is accepted.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
@@ -204,8 +258,8 @@ def examine_image(
             # All pixels are compared only if the hash shows no contrast.
             if not blank and phash in _FLAT_HASHES | {None} and _is_blank(image):
                 return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
-            if judge is not None and (drop := judge(image)) is not None:
-                return drop
+            if look is not None:
+                look(image)
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
             return Drop(Reason.UNREADABLE_IMAGE)  # usually not an image file

@@ -168,7 +168,7 @@ def _images(
                 link=spot.link[:_MAX_LINK],
                 is_metadata=(attributes.get("itemprop") or "").lower() == "image",
                 is_background=spot.node.tag not in (*IMAGE_TAGS, "video"),
-                is_furniture=spot.furniture,
+                is_furniture=spot.furniture > 0,
                 links_to_picture=IMAGE_NAME.search(spot.link) is not None,
             )
         )

@@ -7,11 +7,13 @@ An element's attributes give its sides in pixels and the marks of its classes.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.web.pages.addresses import (
@@ -83,6 +85,8 @@ _TEXT = "-text"  # the parser's tag for text nodes
 # The walk skips the children of these.
 _SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
 _FURNITURE = frozenset(("nav", "footer", "aside"))  # and "header", of a page
+_SURE_FURNITURE = frozenset(("nav", "footer", "button"))
+_MAIN_SHARE = 0.5  # of a page's text: an element with more is its main part, whatever its class
 _CONTENT = frozenset(("article", "main"))
 _CHANGING = _FURNITURE | _CONTENT | {"a", "button", "figure", "figcaption", "header"}
 _MARKED = 8  # elements above an image whose classes are recorded
@@ -97,7 +101,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     text: str
     path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
     tag: str = ""  # the nearest block element around it, or ""
-    furniture: bool = False  # in a menu, a footer or the like
+    furniture: int = 0  # serial number of the menu, footer or the like around it, or 0
     caption: int = 0  # serial number of the caption element around it, or 0
     figure: int = 0  # serial number of the figure around it, or 0
     code: bool = False  # a listing, or the credit in a caption: not a text about an image
@@ -116,18 +120,18 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[str, ...]  # class and id, lower-case: its own, then its parents' upwards
     link: str  # its target, or ""
     figure: int = 0  # serial number of the figure around it, or 0
-    furniture: bool = False  # in a menu, a footer or the like, by tags and classes
+    furniture: int = 0  # serial number of the menu, footer or the like around it, or 0
 
 
-# The state in an element, inherited by its descendants unless they change it: whether it is
-# furniture, its caption, its figure, whether it is content (in an article or in the page's main
+# The state in an element, inherited by its descendants unless they change it: its furniture, its
+# caption, its figure, whether it is content (in an article or in the page's main
 # part), its link's target, and whether it is a caption's credit.
-_State = tuple[bool, int, int, bool, str, bool]
+_State = tuple[int, int, int, bool, str, bool]
 
 # An open element: the one around it, its tag, the nearest block element's tag, its path, its state.
 # Both are plain tuples: they are created for every element that the walk enters.
 _Open = tuple["_Open | None", str, str, tuple[int, ...], _State]
-_OUTSIDE: _Open = (None, "", "", (), (False, 0, 0, False, "", False))
+_OUTSIDE: _Open = (None, "", "", (), (0, 0, 0, False, "", False))
 
 
 @dataclass(slots=True)
@@ -142,6 +146,8 @@ class _Walk:
     parts: list[str] = field(default_factory=list)
     linked: int = 0  # characters of ``parts`` in links
     marks: dict[int, str] = field(default_factory=dict)
+    furniture: dict[int, int] = field(default_factory=dict)  # serial -> the furniture around it
+    sure: set[int] = field(default_factory=set)  # serials of furniture that holds no main text
 
     def flush(self, open_element: _Open, *, code: bool = False) -> None:
         """Ends the run of text; it belongs to the innermost element, ``open_element``."""
@@ -239,7 +245,32 @@ def walk_page(
     body = tree.body
     if body is not None:
         _descend(walk, tree, body)
+        if any(spot.furniture for spot in walk.spots):
+            _release_main_part(walk)
     return walk.blocks, walk.spots, walk.num_beyond
+
+
+def _release_main_part(walk: _Walk) -> None:
+    """Treats an element as content that is furniture by its class, but has most of the text."""
+    masses: Counter[int] = Counter()
+    for block in walk.blocks:
+        serial, mass = block.furniture, round(len(block.text) * (1 - block.linked))
+        masses[0] += mass
+        while serial:
+            masses[serial] += mass
+            serial = walk.furniture[serial]
+    least = _MAIN_SHARE * masses.pop(0, 0)
+    main = {serial for serial, mass in masses.items() if mass > least} - walk.sure
+    if not main:
+        return
+
+    def furniture(serial: int) -> int:
+        while serial in main:
+            serial = walk.furniture[serial]
+        return serial
+
+    walk.blocks = [replace(b, furniture=furniture(b.furniture)) for b in walk.blocks]
+    walk.spots = [replace(s, furniture=furniture(s.furniture)) for s in walk.spots]
 
 
 @lru_cache(maxsize=4_096)
@@ -250,6 +281,7 @@ def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
     an id; results are cached, as both repeat.
     """
     furniture, caption, credit = roles(classes)
+    caption = caption and tag not in _FURNITURE  # a table of contents with a class of captions
     is_noted = caption or credit or tag in _OPENED
     changes = furniture or caption or credit or tag in _CHANGING
     return is_noted, caption, furniture, credit, changes
@@ -268,10 +300,11 @@ def _inside(
     in_furniture, in_caption, in_figure, in_content, _, in_credit = state
     return (
         # The header of an article holds its headline, the header of a page its banner.
-        in_furniture
-        or tag in _FURNITURE
+        serial
+        if tag in _FURNITURE
         or (tag == "header" and not in_content)
-        or (furniture and tag not in _CONTENT and tag != "body"),
+        or (furniture and tag not in _CONTENT and tag != "body")
+        else in_furniture,
         serial if caption or tag == "figcaption" else in_caption,
         serial if tag == "figure" else in_figure,
         in_content or tag in _CONTENT,
@@ -337,6 +370,10 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                     if tag == "button" and node.css_first("img") is None:
                         furniture = True  # otherwise it enlarges the image
                     state = _inside(state, tag, serial, furniture, caption, credit, link)
+                    if state[0] == serial:
+                        walk.furniture[serial] = around[4][0]
+                        if tag in _SURE_FURNITURE:
+                            walk.sure.add(serial)
                 path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
                 open_element = (around, tag, tag if is_block else block_tag, path, state)
             above.append((node, around))

@@ -1,5 +1,6 @@
 """Cleans and judges the texts of pairs.
 
 Reading order: ``words``, ``sentences``, ``phrases`` (the word lists of each language), ``balance``,
-``personal`` and ``lists``, ``captions`` (which uses them all) and ``language``.
+``personal``, ``blocked`` and ``wordfreq`` (lists of words), ``lists``, ``captions`` (which uses
+them all) and ``language``.
 """

@@ -133,21 +133,6 @@ _BOILERPLATE = re.compile(
     r"|^\d+ (?:comments?|likes?|views?|shares?|replies|reviews?)\b(?! of\b)",
     _I,
 )
-# Short on purpose: words that in captions nearly always mean pornography or spam. Words with a
-# second meaning ("escorts", "torrent", "XXX") count only next to words that exclude it.
-_BLOCKED = re.compile(
-    r"\b(?:porn\w*|(?-i:xxx)|xxx[- ](?:rated|videos?|movies?|porn|tube|pics?|sex|girls?)|"
-    r"hentai|milfs?|blowjobs?|cumshots?|camgirls?|gangbang|deepthroat|"
-    r"nude teens?|sex (?:cams?|chat|tapes?|videos?)|"
-    r"escort(?:s? (?:services?|girls?|agenc\w+)|ing (?:services?|girls?))|"
-    r"(?:female|vip|independent|cheap|call[- ]girls?|hot|russian|local) escorts?|"
-    r"viagra|cialis|levitra|payday loans?|"
-    r"casino bonus\w*|online casinos?|replica watches|cheap (?:nike|nfl|jerseys|viagra|essays?)|"
-    r"essay writing service|free download(?:s|ing)?|full crack|keygens?|"
-    r"(?:download|bit ?|u|free|movie|hd) ?torrents?|torrents? (?:downloads?|files?|links?|sites?)|"
-    r"weight loss pills?|forex signals?)\b",
-    _I,
-)
 
 
 def clean(text: str, max_chars: int = 2_000) -> str:
@@ -229,7 +214,7 @@ def fault(
     is_name = is_designation(sentence)
     if not is_name and _FILE_NAME.fullmatch(sentence):
         return Reason.FILE_NAME
-    if _BLOCKED.search(sentence) or lists.blocks(sentence):
+    if lists.blocks(sentence, language):
         return Reason.BLOCKED_WORD
     if not rules.keep_personal_data and personal_data(sentence):
         return Reason.PERSONAL_DATA
@@ -239,11 +224,11 @@ def fault(
         return Reason.TOO_SHORT
     if len(words) > rules.max_words:
         return Reason.TOO_LONG
-    return None if is_name else _form_fault(sentence, words, rules, lists)
+    return None if is_name else _form_fault(sentence, words, rules, lists, language)
 
 
 def _form_fault(
-    sentence: str, words: list[str], rules: WebPairRules, lists: TextLists
+    sentence: str, words: list[str], rules: WebPairRules, lists: TextLists, language: str | None
 ) -> Reason | None:
     """Returns the fault in the letters, marks or words of a sentence with acceptable content."""
     plain_letters = without_marks(sentence)  # vowel signs and accents belong to their letters
@@ -265,7 +250,7 @@ def _form_fault(
         return Reason.PUNCTUATION
     if stray_marks(sentence):
         return Reason.UNBALANCED
-    if lists.unknown_share(words) > rules.max_unknown_words:
+    if lists.unknown_share(words, language) > rules.max_unknown_words:
         return Reason.UNKNOWN_WORDS
     return None
 

@@ -28,3 +28,21 @@ def sentences(text: str) -> Iterator[str]:
             start = match.end()
     if remainder := text[start:].strip():
         yield remainder
+
+
+_CLOSING = "\"'”’」』）)]»›"
+_ENDERS = frozenset(".!?…。！？．｡؟۔।॥።፧។៕၊။᠃᠉՜՞։")
+
+
+def ends_sentence(text: str) -> bool:
+    """Returns whether a text ends as a sentence of its script does; captions mostly do not."""
+    return text.rstrip(_CLOSING)[-1:] in _ENDERS
+
+
+_LEADS = {"before": frozenset(":：︰﹕↓▼⇓👇→"), "after": frozenset("↑▲△⇑👆←")}
+
+
+def leads(text: str, kind: str) -> bool:
+    """Returns whether a text before or after an image points to it by a colon or an arrow."""
+    marks = _LEADS[kind]
+    return text[-1:] in marks or text[:1] in marks

@@ -73,7 +73,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the engine's are in runtime/units
 def test_parts_of_an_array_job_with_one_killed(start: Start, images: Path, tmp_path: Path) -> None:
     """What comes out is what one process makes, bit for bit."""
     tasks = [start(1), start(2, KILLED + MAIN), start(3)]

@@ -18,7 +18,7 @@ from tests.inference.convert.test_command import VOCABULARY
 from vlmill.inference.export import job
 from vlmill.models import VARIANTS, preset
 from vlmill.models.inputs import VLInputs
-from vlmill.models.registry import get_variant
+from vlmill.models.registry import PRESETS, get_variant
 from vlmill.models.rows import get_part
 from vlmill.runtime.settings.plain_fields import override
 from vlmill.train.checkpoints.files import CheckpointRecord, TrainingRecord, save_checkpoint
@@ -31,8 +31,22 @@ SIZES = {
         "first_vl_layer=1",
     ],
     "imagebert": ["width=16", "num_layers=2", "num_heads=2", "intermediate_width=32"],
+    "vilbert-single-stream": [
+        *("width=16", "num_layers=2", "num_heads=2", "intermediate_width=32")
+    ],
+    "vl-bert": ["width=16", "num_layers=2", "num_heads=2", "intermediate_width=32"],
+    "vilbert": [
+        *("width=16", "num_layers=4", "num_heads=2", "intermediate_width=32", "co_width=16"),
+        *("visual_width=16", "visual_num_heads=2", "visual_intermediate_width=32"),
+        "co_num_heads=2",
+    ],
+    "interbert": [
+        *("width=16", "num_heads=2", "intermediate_width=32", "pooled_width=16"),
+        *("visual_num_heads=2", "visual_intermediate_width=32", "num_interaction_layers=2"),
+    ],
     "bert": ["width=16", "num_layers=1", "num_heads=2", "intermediate_width=32"],
 }
+REGION_MODELS = ["imagebert", "vilbert", "vl-bert", "interbert", "vilbert-single-stream"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +61,8 @@ def write(folder: Path, variant: str) -> tuple[Path, Any]:
     """A checkpoint with random weights, and its model."""
     torch.manual_seed(0)
     words = [*SIZES[variant], f"vocab_size={len(VOCABULARY)}"]
-    sizes = override(preset(f"{variant}-small"), words)
-    if variant == "imagebert":
+    sizes = override(preset(variant if variant in PRESETS else f"{variant}-small"), words)
+    if variant in REGION_MODELS:
         sizes = dataclasses.replace(sizes, region_width=8)
     model = VARIANTS[variant].model(sizes).eval()
     for parameter in model.parameters():  # as large as trained ones, so that differences show
@@ -100,11 +114,12 @@ def test_a_dual_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert export(checkpoint, out, "--onnx") == 0  # again, in place of the first
 
 
-@pytest.mark.slow
-def test_the_scores_of_a_model_of_regions(tmp_path: Path) -> None:
-    checkpoint, model = write(tmp_path, "imagebert")
+@pytest.mark.nightly
+@pytest.mark.parametrize("variant", REGION_MODELS)
+def test_the_scores_of_a_model_of_regions(variant: str, tmp_path: Path) -> None:
+    checkpoint, model = write(tmp_path, variant)
     assert export(checkpoint, tmp_path / "onnx", "--onnx") == 0
-    variant = get_variant("imagebert")
+    row = get_variant(variant)
     torch.manual_seed(1)
     for rows, regions in ((2, 3), (6, 40)):
         texts, mask = make_texts(rows, 6)
@@ -118,8 +133,8 @@ def test_the_scores_of_a_model_of_regions(tmp_path: Path) -> None:
             "region_mask": region_mask,
         }
         with torch.inference_mode():
-            pooled = variant.get_body(model)(VLInputs(**inputs)).pooled
-            expected = get_part(model, variant.match_logit)(pooled).numpy()
+            pooled = row.get_body(model)(VLInputs(**inputs)).pooled
+            expected = get_part(model, row.match_logit)(pooled).numpy()
         found = run(tmp_path / "onnx" / "scores.onnx", **inputs)
         np.testing.assert_allclose(found, expected, atol=1e-4)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.factories import write_photographs
+from tests.nightly import stand_for
 from tests.train.tasks.expressions import tiny as refcoco
 from tests.train.tasks.questions import tiny as vqa
 from tests.train.tasks.retrieval.cases import RANKED, tiny_model
@@ -73,7 +74,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", stand_for(PUBLISHED, "vilbert", "vlmo"))
 def test_a_published_model_scores(
     name: str, images: list[Any], weights: Path, tmp_path: Path
 ) -> None:

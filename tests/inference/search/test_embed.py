@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.nightly import stand_for
 from tests.train.tasks.retrieval.cases import RANKED, tiny_model
 from tests.train.tasks.retrieval.test_matching import (
     NAMES,
@@ -75,7 +76,7 @@ class Shop(Workplace):
         )
 
 
-@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize("name", stand_for(PAIRED, "imagebert", "interbert", "vilbert-tasks"))
 def test_a_pairs_vector_is_what_its_head_reads(name: str, tmp_path: Path) -> None:
     shop = Shop(tmp_path, name)
     assert shop.embed() == 0 and not verify_folder(shop.vectors)

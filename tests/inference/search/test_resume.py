@@ -40,7 +40,7 @@ def parquet(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_was_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     assert shop.embed("--vectors-per-shard", "2") == 0

@@ -16,6 +16,8 @@ import vlmill
 from vlmill.client import Client, ServiceError
 from vlmill.inference.load.public import Pretrained
 from vlmill.inference.load.region_weights import measure_region_effects, without
+from vlmill.inference.search.index import open_index
+from vlmill.inference.search.items import ItemIndex
 from vlmill.inference.service.app import (
     answer_question,
     classify_question,
@@ -112,7 +114,9 @@ def test_what_cannot_be_answered_is_said(service: Served, images: list[bytes]) -
     body, kind = form([("a.jpg", images[0])])
     assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
     about = service.ask("GET", "/v1/about").json()
-    assert about["methods"] == ["embed", "score", "search"] and not about["random"]
+    assert about["methods"] == ["embed", "score", "search", "similar"] and not about["random"]
+    similar = client.request_json("/v1/similar", [], {"items": ["image-0"], "top": ["2"]})
+    assert len(similar["answers"]) == 2
     document = service.ask("GET", "/openapi.json").json()
     assert {"/v1/score", "/v1/embed", "/v1/search", "/v1/answer"} <= document["paths"].keys()
 
@@ -148,6 +152,20 @@ def test_a_checkpoint_serves_what_it_has_heads_for(
     opened = open_model(ModelOptions(checkpoint=shop.folder / "checkpoint"), "cpu")
     (said,) = opened.compute([Question(method="embed", texts=TEXTS)])
     assert len(said["texts"]) == 2
+
+
+def test_an_index_of_pairs_is_served_without_search(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "interbert")
+    assert shop.embed() == 0
+    index = tmp_path / "index"
+    assert main(["search", "--vectors", str(shop.vectors), "--save-index", str(index)]) == 0
+    model = vlmill.load(tmp_path / "checkpoint")
+    assert "search" not in make_methods(model._engine, index)
+    assert len(ItemIndex(open_index(index))) == len(shop.rows())
+    next(shop.model.parameters()).data += 1
+    shop.save()
+    with pytest.raises(InputError, match="is not the checkpoint that computed the vectors"):
+        make_methods(vlmill.load(tmp_path / "checkpoint")._engine, index)
 
 
 def test_what_loading_warns_of_is_in_the_log(
@@ -186,10 +204,7 @@ def test_questions_of_a_batch_are_answered_each_by_itself(
         if isinstance(alone, NoAnswer):
             assert said == alone
         elif question.method == "search":
-            assert [row["image_id"] for row in said["answers"]] == [
-                row["image_id"] for row in alone["answers"]
-            ]
-            assert len(said["answers"]) == question.top
+            np.testing.assert_allclose(said, alone, atol=1e-6)  # a vector, which is searched for
         else:
             for name, rows in alone.items():
                 np.testing.assert_allclose(said[name], rows, atol=1e-6)
@@ -197,7 +212,9 @@ def test_questions_of_a_batch_are_answered_each_by_itself(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classification", "entailment"])
+@pytest.mark.parametrize(
+    "task", ["classification", pytest.param("entailment", marks=pytest.mark.nightly)]
+)
 def test_classes_are_those_of_the_loaded_object(tmp_path: Path, task: str) -> None:
     make, method = {
         "classification": (labels.labelled, "classify"),

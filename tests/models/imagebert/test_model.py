@@ -380,7 +380,7 @@ torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-4)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_and_bert_compile_without_a_break_and_once_for_several_lengths() -> None:
     """In another process: checking shapes while tests run is nothing that can be traced."""
     done = run_script(COMPILED)

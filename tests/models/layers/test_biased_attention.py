@@ -20,11 +20,11 @@ from vlmill.models.positions import Cells
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not there for this system")
 @pytest.mark.parametrize(
     "case",
-    ["numbers", *(pytest.param(c, marks=pytest.mark.nightly) for c in ("interpret", "compile"))],
+    ["numbers", "interpret", "compile"],
 )
 def test_kernels(case: str, tmp_path: Path) -> None:
     """In another process: Triton is told to interpret before it sees a kernel."""

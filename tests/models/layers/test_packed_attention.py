@@ -259,7 +259,7 @@ assert len(graphs) == 2, len(graphs)  # forward and backward
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bias_is_traced_once_for_all_lengths() -> None:
     """In another process: checking shapes while tests run is nothing that can be traced."""
     done = run_script(COMPILED)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.nightly import stand_for
 from torch import nn
 
 from vlmill.models.published import FAMILIES, export_reference
@@ -72,7 +73,10 @@ def expected(model: str) -> dict[str, tuple[int, ...]]:
     return names
 
 
-@pytest.fixture(scope="module", params=PUBLISHED)
+KEPT = ("pretrain_multitask_base_prec", "refcoco_base")
+
+
+@pytest.fixture(scope="module", params=stand_for(PUBLISHED, *KEPT))
 def published(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
     """A model of the published size, without its numbers."""
     with torch.device("meta"):

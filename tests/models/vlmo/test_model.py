@@ -262,7 +262,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torch_compile_traces_a_whole_forward_once_for_all_lengths() -> None:
     # In a process of its own, without the import hook that checks shapes.
     run = run_script(COMPILED)

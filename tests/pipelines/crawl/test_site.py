@@ -182,7 +182,7 @@ def most_asked_again(fresh: Served) -> int:
     return max(again.values(), default=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the kill above is of workers of one run
 def test_parts_crawl_their_hosts_and_a_killed_part_goes_on(tmp_path: Path, fresh: Served) -> None:
     """Two parts at the same time; the second is killed while it fetches, and started again."""
     listed = write_list(tmp_path / "urls", fresh.site.urls())

@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from vlmill.pipelines.filters.image import ImageFilter, ImageFilters
 from vlmill.pipelines.fit_image_filter.command import main
-from vlmill.pipelines.web.pages.images import examine_image
+from vlmill.pipelines.web.pages.images import ImageFacts, examine_images
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
@@ -70,23 +70,29 @@ def test_filters_hold_on_images_that_they_have_not_seen(models: Path) -> None:
 
 def test_the_mining_job_is_told_what_to_drop(models: Path) -> None:
     rng = np.random.default_rng(5)
-    filters = ImageFilters.load(
-        {"--safety-model": models / "safety.model", "--realism-model": models / "realism.model"}
-    )
-    reasons: dict[str, Reason | None] = {}
-    for name, draw in {"photograph": photograph, "chart": chart, "skin": skin}.items():
-        facts = examine_image(
-            encoded(draw(rng)), min_side_px=0, max_pixels=10**6, judge=filters.judge
-        )
-        reasons[name] = facts.reason if isinstance(facts, Drop) else None
-    assert reasons == {
-        "photograph": None,
+    safety, realism = str(models / "safety.model"), str(models / "realism.model")
+    filters = ImageFilters.load(safety, realism)
+    names = {"photograph": photograph, "chart": chart, "skin": skin}
+    images = [encoded(draw(rng)) for draw in names.values()]
+    outcomes = examine_images(images, min_side_px=0, max_pixels=10**6, judge=filters)
+    facts = dict(zip(names, outcomes, strict=True))
+    kept = facts.pop("photograph")
+    assert isinstance(kept, ImageFacts)
+    assert kept.nsfw_score is not None and kept.nsfw_score < 0.5
+    assert kept.realism_score is not None and kept.realism_score >= 0.5
+    assert {name: one.reason for name, one in facts.items() if isinstance(one, Drop)} == {
         "chart": Reason.UNREALISTIC_IMAGE,
         "skin": Reason.RACY_IMAGE,
     }
-    assert filters.settings() == {"safety_threshold": 0.5, "realism_threshold": 0.5}
-    none = ImageFilters.load({"--safety-model": None, "--realism-model": None})
-    assert none.judge is None
+    settings = filters.settings()
+    assert settings["safety_threshold"] == settings["realism_threshold"] == 0.5
+    assert settings["safety_filter"].startswith("safety model ")
+    lenient = ImageFilters.load("none", realism, realism_threshold=0.0)
+    assert not isinstance(
+        examine_images(images[1:2], min_side_px=0, max_pixels=10**6, judge=lenient)[0], Drop
+    )
+    off = ImageFilters.load("none", "none")
+    assert not off and off.settings()["safety_filter"] == "off"
 
 
 def test_a_table_gives_the_same_model_as_a_folder(models: Path, tmp_path: Path) -> None:

@@ -470,3 +470,12 @@ def test_rows_travel_between_workers(tmp_path: Path) -> None:
     drop = Drop(Reason.NO_ID, "empty")
     write_frames(tmp_path / "x", [pack_row((3, row)), pack_row((4, drop))])
     assert [unpack_row(frame) for frame in read_frames(tmp_path / "x")] == [(3, row), (4, drop)]
+
+
+def test_a_table_without_rows_ends_with_a_warning(
+    own: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert own("a.csv", "image,caption\n", *CAPTIONS) == 0
+    captured = capsys.readouterr()
+    assert "done: 0 pairs, 0 rejects" in captured.out
+    assert "a.csv has no rows below its first line; give a file with rows" in captured.err

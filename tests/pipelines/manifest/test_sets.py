@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from markupsafe import Markup
+from tests.nightly import stand_for
 from tests.object_stores import download_folder, upload_folder
 from tests.pipelines.manifest.layouts import (
     FLICKR,
@@ -102,7 +103,7 @@ def test_rows_depend_on_neither_workers_nor_a_kill(make: Make, name: str) -> Non
     assert not list(out.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("name", ["coco", "imagenet22k", "webdataset", "hf"])
+@pytest.mark.parametrize("name", stand_for(["coco", "imagenet22k", "webdataset", "hf"], "coco"))
 def test_a_set_in_a_store_gives_the_bytes_of_one_on_a_disk(
     make: Make, name: str, bucket: str, tmp_path: Path
 ) -> None:

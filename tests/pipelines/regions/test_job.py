@@ -99,7 +99,7 @@ def test_batches_are_those_of_the_command(images: Path, tmp_path: Path) -> None:
     assert files_of(outputs[0]) == files_of(outputs[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_worker_processes_write_the_same_bytes(
     images: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -158,6 +158,21 @@ def test_each_table_s_rows_are_kept_or_counted_by_reason(
         assert stage["out"] == (read_table(tmp_path / "out", table).num_rows if found else 0)
 
 
+def test_filter_drops_pairs_of_low_scores(
+    mined: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["filter", mined, "--min-score", "0.7", "--output", str(out)]) == 0
+    assert ids(out, PAIRS) == ["p0", "p4"]
+    rejects = {r["key"]: r["reason"] for r in read_table(out, REJECTS).to_pylist()}
+    low = {key.rpartition(":")[2] for key, reason in rejects.items() if reason == "low_score"}
+    assert low == {"p1", "p2", "p3"}  # p2 has no score
+    assert ids(out, IMAGES, "image_id") == ["a"] and verify_folder(out) == []
+    wrong = ["--min-score", "0.7", "--table", "images", "--output", str(tmp_path / "no")]
+    assert main(["filter", mined, *wrong]) == 2
+    assert "images has no scores" in capsys.readouterr().err
+
+
 def test_filter_reads_earlier_versions_and_single_tables(tmp_path: Path, mined: str) -> None:
     out = tmp_path / "out"
     assert main(["filter", f"{mined}/pairs-*.parquet", "--where", "fold is None",
@@ -404,6 +419,7 @@ def test_an_output_among_the_inputs_is_refused(
     assert "is one of the IN" in capsys.readouterr().err
 
 
+@pytest.mark.nightly  # test_sets.py of manifest reads and writes tables in a store
 def test_tables_in_a_store(mined: str, bucket: str, tmp_path: Path) -> None:
     asked = tmp_path / "asked.txt"
     asked.write_text("http://x/a.jpg\n")

@@ -156,7 +156,7 @@ def test_it_needs_a_contact(archive: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--fetch needs --contact" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # that of manifest does the same
 def test_a_kill_repeats_nothing(archive: Path, site: Site, tmp_path: Path) -> None:
     """While images are fetched; the same command goes on, and ends as one that was not killed."""
     args = arguments(archive, tmp_path / "out", "--delay", "0.3")

@@ -50,7 +50,7 @@ def test_one_run_at_a_time(gs_bucket: str, capfd: pytest.CaptureFixture[str]) ->
     assert names_below(gs_bucket) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hard_negatives_has_the_rows_of_a_run_on_a_disk(gs_bucket: str, tmp_path: Path) -> None:
     Tables(tmp_path / "in").write(24)
     url = upload_folder(tmp_path / "in", f"{gs_bucket}/in")

@@ -349,7 +349,7 @@ def test_connections_are_kept_and_cookies_are_not() -> None:
         fetch(client, [Request(url=url)] * 5)
         assert (server.num_connections, len(server.heads)) == (1, 5)
         assert not any("cookie" in head.lower() for head in server.heads)
-        assert "User-Agent: vlmill/0.1.0 (+tests@example.org)" in server.heads[0]
+        assert "User-Agent: vlmill/0.2.0 (+tests@example.org)" in server.heads[0]
         assert server.heads[0].split("\r\n")[0] == "GET / HTTP/1.1"
 
 
@@ -439,7 +439,7 @@ def test_contacts_that_are_none(contact: str) -> None:
 
 
 def test_contacts() -> None:
-    assert user_agent("https://example.org/bot") == "vlmill/0.1.0 (+https://example.org/bot)"
+    assert user_agent("https://example.org/bot") == "vlmill/0.2.0 (+https://example.org/bot)"
 
 
 def test_settings_that_cannot_work() -> None:

@@ -5,9 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from vlmill.runtime.files.atomic import write_text
+from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.units.numbers import Numbers
+from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.share import Share, end_job
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
+
+MODULE = "tests.runtime.units.jobs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +61,16 @@ STEPS = (
 def log(job: Sums) -> list[str]:
     """The squares that were computed, in their order."""
     return Path(job.output, "log.txt").read_text().split()
+
+
+def run_part(output: str, number: int, count: int) -> None:
+    """Does a part of the sums; the first one says that it ends the job.
+
+    A process that starts with it imports this module alone.
+    """
+    share = Share(number=number, count=count)
+    with lock_output(output, part=share.name):
+        run_here(Sums(output=output), STEPS, workers=1, module=MODULE, share=share)
+        with end_job(output, share) as is_last:
+            if is_last:
+                Path(output, "ended.txt").write_text(str(number))

@@ -11,29 +11,16 @@ import pytest
 from tests.factories import NO_MODELS, Tables
 from tests.pipelines.conftest import make_image, write_archive
 from tests.pipelines.manifest.layouts import FLICKR
-from tests.runtime.units.jobs import STEPS, Sums, log
+from tests.runtime.units.jobs import MODULE, STEPS, Sums, log, run_part
 from tests.runtime.units.test_run import files
 
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.pipelines.web_pairs.command import main as web_pairs
-from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.units import run_here as run_here_module
 from vlmill.runtime.units.run_here import run_here
-from vlmill.runtime.units.share import Share, end_job
 
 ROOT = Path(__file__).parents[3]
-MODULE = "tests.runtime.units.jobs"
-
-
-def run_part(output: str, number: int, count: int) -> None:
-    """Does a part of the sums; the first one says that it ends the job."""
-    share = Share(number=number, count=count)
-    with lock_output(output, part=share.name):
-        run_here(Sums(output=output), STEPS, workers=1, module=MODULE, share=share)
-        with end_job(output, share) as is_last:
-            if is_last:
-                Path(output, "ended.txt").write_text(str(number))
 
 
 def test_parts_at_the_same_time_do_each_unit_once(tmp_path: Path) -> None:
@@ -105,7 +92,11 @@ def test_what_does_not_go_with_parts(
 @pytest.mark.parametrize(
     "name",
     [
-        *("web_pairs", "hard_negatives", "tables", "manifest sbu"),
+        "web_pairs",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("hard_negatives", "tables", "manifest sbu")
+        ),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("nearest_images", "manifest")),
     ],
 )

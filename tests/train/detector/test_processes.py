@@ -60,8 +60,11 @@ def run_two(command: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "processes"),
-    [([], 2), (["shard=true", "accumulation=2"], 2), (["accumulation=2"], 1)],
-    ids=["whole", "divided, in parts", "in parts"],
+    [
+        pytest.param([], 2, marks=pytest.mark.nightly, id="whole"),
+        pytest.param(["shard=true", "accumulation=2"], 2, id="divided, in parts"),
+        pytest.param(["accumulation=2"], 1, id="in parts"),
+    ],
 )
 def test_parts_and_processes_are_one_step_with_all_images(
     fields: list[str], processes: int, tmp_path: Path

@@ -111,24 +111,26 @@ def test_a_run_leaves_what_evaluation_needs(tables: Tables, recipe: Recipe, tmp_
 
 
 def test_the_same_command_gives_the_same_losses(
-    tables: Tables, recipe: Recipe, tmp_path: Path
+    tables: Tables, recipe: Recipe, undisturbed: Path, tmp_path: Path
 ) -> None:
     inputs = tables.write()
-    pretrain(recipe, inputs, tmp_path / "one")
     torch.manual_seed(123)  # what a process did before must not matter
     pretrain(recipe, inputs, tmp_path / "other")
-    assert_same_run(tmp_path / "one", tmp_path / "other")
+    assert_same_run(undisturbed, tmp_path / "other")
     pretrain(dataclasses.replace(recipe, seed=1), inputs, tmp_path / "seed")
-    assert logged(tmp_path / "seed")[0]["loss"] != logged(tmp_path / "one")[0]["loss"]
+    assert logged(tmp_path / "seed")[0]["loss"] != logged(undisturbed)[0]["loss"]
 
 
 @pytest.mark.parametrize("step", [2, *MORE_STEPS])
 def test_a_killed_run_continues_bit_for_bit(
-    step: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int,
+    tables: Tables,
+    recipe: Recipe,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs = tables.write()
-    pretrain(recipe, inputs, tmp_path / "whole")
-    killed = tmp_path / "killed"
+    inputs, killed = tables.write(), tmp_path / "killed"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_at(step, patch)
         pretrain(recipe, inputs, killed)
@@ -139,7 +141,7 @@ def test_a_killed_run_continues_bit_for_bit(
     half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"cut")
     pretrain(recipe, inputs, killed)
-    assert_same_run(killed, tmp_path / "whole")
+    assert_same_run(killed, undisturbed)
     assert not half.exists()
 
 

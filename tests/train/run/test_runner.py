@@ -194,10 +194,14 @@ def test_a_killed_run_continues_with_another_number_of_workers(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_the_same_command_goes_on(
-    number: int, tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int,
+    tables: Tables,
+    recipe: Recipe,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = tables.write()
-    pretrain(recipe, inputs, tmp_path / "whole")
     train_step = loop.train_step
 
     def asked_to_stop(at: int, *args: Any) -> dict[str, float]:
@@ -212,7 +216,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert signal.getsignal(number) == signal.SIG_DFL
     assert max(saved_steps(tmp_path / "out")) == 3
     pretrain(recipe, inputs, tmp_path / "out")
-    assert logged(tmp_path / "out") == logged(tmp_path / "whole")
+    assert logged(tmp_path / "out") == logged(undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,11 @@ def test_how_layers_are_computed_changes_no_loss(
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(
-    tables: Tables, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: Tables,
+    recipe: Recipe,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs, save = tables.write(), safetensors.torch.save_file
 
@@ -252,8 +260,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         pretrain(recipe, inputs, tmp_path / "out")
     assert sorted(saved_steps(tmp_path / "out")) == [2]
     pretrain(recipe, inputs, tmp_path / "out")
-    pretrain(recipe, inputs, tmp_path / "whole")
-    assert logged(tmp_path / "out") == logged(tmp_path / "whole")
+    assert logged(tmp_path / "out") == logged(undisturbed)
 
 
 def test_curves_are_written(tables: Tables, recipe: Recipe, tmp_path: Path) -> None:

@@ -19,5 +19,6 @@ ROW = TaskRow(
     examples="statements",
     recipe=EntailmentRecipe,
     make=make,
+    num_images=1,
     keeps_labels=False,
 )

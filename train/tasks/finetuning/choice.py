@@ -45,12 +45,23 @@ def find_task(examples: str) -> str:
             f"--examples {examples}: expected a table that `manifest` wrote ({known}); give one, "
             "or the TASK, whose error names the fault"
         )
+    if len(names) > 1 and len(tables) == 1:  # statements about two images, one, or none
+        num_images = _count_images(examples, tables[0])
+        names = [name for name in names if TASKS[name].num_images == num_images] or names
     if len(names) > 1:
         raise InputError(
             f"TASK: --examples {examples} holds {' and '.join(tables)}, which "
             f"{' and '.join(names)} read; give one of these before --init"
         )
     return names[0]
+
+
+def _count_images(examples: str, table: str) -> int:
+    """Returns the number of images of the table's first row; 0 if it has no row."""
+    from vlmill.runtime.files.reading import open_dataset
+
+    rows = open_dataset(examples, table).head(1, columns=["image_ids"]).to_pylist()
+    return len(rows[0]["image_ids"]) if rows else 0
 
 
 def count_examples(examples: str, table: str) -> int:

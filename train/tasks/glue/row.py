@@ -18,4 +18,5 @@ ROW = TaskRow(
     examples="statements",
     recipe=GlueRecipe,
     make=make,
+    num_images=0,
 )

@@ -18,4 +18,5 @@ ROW = TaskRow(
     examples="statements",
     recipe=Nlvr2Recipe,
     make=make,
+    num_images=2,
 )

@@ -1,6 +1,6 @@
 import pytest
 
-from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, num_words, subject
+from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
 
 
 def test_subjects_are_stems_in_latin_letters() -> None:
@@ -30,6 +30,15 @@ def test_shared_by_hand() -> None:
     assert compute_overlap(frozenset(), frozenset("a")) == 0
 
 
-def test_words_of_dense_scripts_count_by_their_characters() -> None:
-    assert num_words("a red fox") == 3
-    assert num_words("傍晚的三江桥 2012") == 4
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("The red fox", 11 / 6),
+        ("Лиса", 4 / 6),
+        ("三江桥 2012", 3 * 0.6 + 5 / 6),
+        ("きつね", 3 * 0.4),
+        ("여우", 2 * 0.4),
+    ],
+)
+def test_sizes_of_texts_by_their_scripts(text: str, size: float) -> None:
+    assert text_size(text) == pytest.approx(size)

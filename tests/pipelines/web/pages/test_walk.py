@@ -18,7 +18,7 @@ def test_blocks_are_runs_of_text_in_document_order() -> None:
         "Bare <b>text</b><p>one\n two</p><script>no</script><nav>menu</nav>"
         "<p class=caption>under it</p><p>" + "x" * 50
     )
-    assert [(b.text, b.tag, b.furniture, b.caption > 0) for b in blocks] == [
+    assert [(b.text, b.tag, b.furniture > 0, b.caption > 0) for b in blocks] == [
         ("Bare text", "body", False, False),
         ("one two", "p", False, False),
         ("menu", "nav", True, False),
@@ -48,13 +48,26 @@ def test_furniture_by_class_and_what_only_looks_like_it() -> None:
         "<div class='widget Blog'>post</div><div id=sidebar>side</div>"
         "<article><header>head</header></article><header>banner</header><a href=x>link</a>"
     )
-    assert [(b.text, b.furniture, b.linked) for b in blocks] == [
+    assert [(b.text, b.furniture > 0, b.linked) for b in blocks] == [
         ("post", False, 0.0),
         ("side", True, 0.0),
         ("head", False, 0.0),
         ("banner", True, 0.0),
         ("link", False, 1.0),
     ]
+
+
+def test_an_element_with_most_of_the_text_is_no_furniture() -> None:
+    blocks, (inside, outside) = walk(
+        "<div class=sidebar><nav>menu</nav><p>We walked along the coast for two days.<img></div>"
+        "<div class=related>Other posts<img></div>"
+    )
+    assert [(b.text[:4], b.furniture > 0) for b in blocks] == [
+        ("menu", True),
+        ("We w", False),
+        ("Othe", True),
+    ]
+    assert (inside.furniture > 0, outside.furniture > 0) == (False, True)
 
 
 def test_captions_in_inline_elements() -> None:

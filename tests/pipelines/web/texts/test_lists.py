@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.web.texts.lists import NO_LISTS, read_lists
+from vlmill.pipelines.web.texts.blocked import (
+    SHIPPED,
+    WORD_LISTS,
+    read_entries,
+    shipped_languages,
+)
+from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists, describe_lists, read_lists
+from vlmill.pipelines.web.texts.words import split_words
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
@@ -69,3 +76,56 @@ def test_files_that_are_no_lists(content: bytes, said: str, tmp_path: Path) -> N
     assert "\n" not in str(caught.value) and "--blocked-words" in str(caught.value)
     with pytest.raises(InputError, match="--vocabulary"):
         read_lists([], str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "blocked"),
+    [
+        ("Cheap VIAGRA for your cat", "de", True),  # English spam counts everywhere
+        ("Das beste Online-Casino der Stadt", "de", True),
+        ("Une salope au lit", "fr", True),
+        ("Une salopette bleue", "fr", False),
+        ("Kredit ohne Schufa", "en", False),  # of another language
+        ("澳门在线赌场的广告", "zh", True),
+        ("拉斯维加斯的赌场", "zh-TW", False),
+        ("無料ダウンロードはこちら", "ja", True),
+        ("Музей советских игровых автоматов", "ru", False),
+        ("An escort of ships", None, False),
+    ],
+)
+def test_shipped_words_count_by_language(text: str, language: str | None, blocked: bool) -> None:
+    assert (TextLists().blocks(text, language) is not None) == blocked
+    assert TextLists(shipped=()).blocks(text, language) is None
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_each_shipped_list_can_be_read_and_replaced(kind: str, tmp_path: Path) -> None:
+    languages = shipped_languages(kind)
+    assert {"de", "en", "es", "fr", "ja", "ru", "zh"} <= set(languages)
+    assert all(read_entries(WORD_LISTS / kind / f"{one}.txt", "") for one in languages)
+    own = tmp_path / "own.txt"
+    own.write_text("Kumquat\n", encoding="utf-8")
+    lists = read_lists([], None, kinds={kind: str(own)})
+    assert lists.blocks("a kumquat") and kind not in lists.shipped
+    described = describe_lists(None, {kind: "none"})
+    assert described[f"{kind}_words_filter"] == "off" == described["vocabulary_filter"]
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "share"),
+    [
+        ("The old bridge crosses the river", "en", 0),
+        ("Blorvik snarfel quumptious dranfeld", "en", 1),
+        ("Die alte Brücke führt über den Fluss", "de", 0),
+        ("一座古老的桥横跨河流", "zh", 0),
+        ("一座古老的橋橫跨河流", "zh-TW", 0),
+        ("古い橋が川にかかっている", "ja", 0),
+        ("En gammel bro over elven", "no", 0),
+        ("오래된 다리가 강을 가로지른다", "ko", 0),  # not judged
+        ("blorvik snarfel", None, 0),  # of no known language
+    ],
+)
+def test_wordfreq_knows_the_words(text: str, language: str | None, share: int) -> None:
+    lists = read_lists([], "wordfreq")
+    unknown = lists.unknown_share(split_words(text, language), language)
+    assert abs(unknown - share) < 0.2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from tests.nightly import stand_for
 from tests.train.tasks.labels import (
     CLASSES,
     ENTAILMENT,
@@ -139,7 +140,7 @@ def evaluate(name: str, run: Path, inputs: TaskInputs, output: Path, **more: Any
     return figures
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("model", stand_for(TINY, "vilbert", "vlmo"))
 def test_every_model_classifies(tmp_path: Path, model: str) -> None:
     inputs = world(tmp_path, [labelled(number) for number in range(24)])
     changes = ("validate_every=2", "settings.balanced=true", "settings.label_smoothing=0.1")
@@ -158,7 +159,7 @@ def test_every_model_classifies(tmp_path: Path, model: str) -> None:
     assert all(sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-5) for row in rows)
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("model", stand_for(TINY, "vilbert"))
 def test_every_model_entails(tmp_path: Path, model: str) -> None:
     rows = [statement(number) for number in range(12)]
     rows += [statement(12, image_ids=["image-1", "image-2"]), statement(13, label_id=-1)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.train.tasks.statements import statement, write_statements
 
 from vlmill.runtime.settings.plain_fields import to_plain
 from vlmill.schemas.errors import InputError
@@ -118,3 +119,19 @@ def test_the_table_names_the_task(tables: Tables, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="expected a table that `manifest` wrote"):
         find_task(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "task"),
+    [({}, "nlvr2"), ({"image_ids": ["a"]}, "entailment"), ({"image_ids": []}, "glue")],
+)
+def test_the_images_of_a_statement_name_the_task(
+    columns: dict[str, object], task: str, tmp_path: Path
+) -> None:
+    assert find_task(write_statements(tmp_path, [statement(0, **columns)])) == task
+
+
+def test_statements_about_three_images_need_the_task(tmp_path: Path) -> None:
+    examples = write_statements(tmp_path, [statement(0, image_ids=["a", "b", "c"])])
+    with pytest.raises(InputError, match="holds statements, which entailment and glue and nlvr2"):
+        find_task(examples)

@@ -58,7 +58,7 @@ def test_a_vocabulary_with_capitals_is_read_with_them() -> None:
     assert words.encode("The the é").tokens == ["[CLS]", "The", "the", "é", "[SEP]"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_titles_find_their_images(tmp_path: Path) -> None:
     flags = ["--input", str(write_items(tmp_path / "in")), "--output", str(tmp_path / "tao")]
     assert manifest(["tao", *flags, "--tao-clean"]) == 0

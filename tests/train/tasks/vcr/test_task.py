@@ -309,15 +309,18 @@ def test_what_a_model_cannot_learn_is_refused(tmp_path: Path) -> None:
         tiny("vcr-vilbert-small", "settings.subtasks=[q2r]")
 
 
+NIGHTLY = pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         ("settings.regions=masked", "settings.loss=softmax", "model.body.masked_region=vector"),
-        ("blind=true", "settings.regions=masked", "feeding.flip=0.5"),
-        ("settings.subtasks=[qa2r]", "feeding.boxes=joined"),
+        pytest.param(("blind=true", "settings.regions=masked", "feeding.flip=0.5"), marks=NIGHTLY),
+        pytest.param(("settings.subtasks=[qa2r]", "feeding.boxes=joined"), marks=NIGHTLY),
         ("settings.objects=named", "settings.regions=masked", "feeding.flip=0.5"),
-        ("settings.objects=named", "feeding.boxes=joined"),
-        ("settings.objects=named", "blind=true"),
+        pytest.param(("settings.objects=named", "feeding.boxes=joined"), marks=NIGHTLY),
+        pytest.param(("settings.objects=named", "blind=true"), marks=NIGHTLY),
     ],
 )
 def test_vl_berts_switches_train(tmp_path: Path, changes: tuple[str, ...]) -> None:

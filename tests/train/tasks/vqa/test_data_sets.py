@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.nightly import stand_for
 from tests.train.tasks.labels import TINY
 from tests.train.tasks.questions import USUAL, question, world, write_questions
 
@@ -88,7 +89,7 @@ def run(folder: Path, model: str, inputs: TaskInputs) -> None:
     finetune(change_recipe(recipe, [*TINY[model], *USUAL, "steps=2"]), inputs, folder)
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("model", stand_for(TINY, "vlmo"))
 def test_every_model_learns_own_answers(tmp_path: Path, model: str) -> None:
     rows = [own(number) for number in range(18)]
     inputs = dataclasses.replace(world(tmp_path), examples=write_questions(tmp_path / "own", rows))

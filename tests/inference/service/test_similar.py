@@ -1,0 +1,159 @@
+"""``/v1/similar``: the items of an index, without a checkpoint, and another index meanwhile."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+from tests.inference.search.test_items import save
+from tests.inference.search.test_search import answers, unit_vectors, write_vectors
+from tests.serving import form
+
+from vlmill.inference.search.index import INDEX
+from vlmill.inference.service.app import model_service
+from vlmill.inference.service.served_index import ServedIndex
+from vlmill.runtime.service.settings import ServiceSettings
+from vlmill.train.cli import main
+
+
+def open_service(index: ServedIndex) -> TestClient:
+    shell, application = model_service(ServiceSettings(), index=index)
+    assert not shell.workers
+    return TestClient(application, base_url="http://localhost")
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    return open_service(ServedIndex(save(tmp_path), seconds=1_000))
+
+
+def ask(client: TestClient, **words: Any) -> dict[str, Any]:
+    reply = client.post("/v1/similar", json=words)
+    assert reply.status_code == 200, reply.text
+    content: dict[str, Any] = reply.json()
+    return content
+
+
+def test_the_items_are_those_of_the_command(
+    client: TestClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["search", "--index", str(tmp_path / "index"), "--item", "i4", "--item", "i9"]
+    capsys.readouterr()
+    assert main([*argv, "--top", "6", "--where", "colour=red"]) == 0
+    (line,) = answers(capsys)
+    content = ask(client, items=["i4", "i9", "none"], top=6, where=["colour=red"])
+    assert content == {"answers": line["answers"], "missing": ["none"]}
+    body, kind = form([], items="i4", top="2")
+    reply = client.post("/v1/similar", content=body, headers={"content-type": kind})
+    assert reply.json() == ask(client, items="i4", top=2)
+    (first, *_) = ask(client, items=["i4"])["answers"]
+    assert first["item_id"] not in [
+        row["item_id"] for row in ask(client, items=["i4"], seen=[first["item_id"]])["answers"]
+    ]
+    about = client.get("/v1/about").json()
+    assert about["methods"] == ["similar"] and about["index"]["columns"] == ["colour"]
+    assert client.get("/readyz").status_code == 200
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no item": ({}, 400, "1 to 100 ids"),
+    "many items": ({"items": ["a"] * 101}, 400, "1 to 100 ids"),
+    "unknown item": ({"items": ["none"]}, 404, "none of the items"),
+    "top": ({"items": ["i4"], "top": 0}, 400, "top: expected"),
+    "where": ({"items": ["i4"], "where": "red"}, 400, "COLUMN=VALUE"),
+    "column": ({"items": ["i4"], "where": "size=1"}, 400, "there are colour"),
+    "field": ({"items": ["i4"], "texts": "a"}, 400, "unknown field"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_a_request_is_refused(name: str, client: TestClient) -> None:
+    words, status, said = REFUSED[name]
+    reply = client.post("/v1/similar", json=words)
+    assert (reply.status_code, said in reply.json()["error"]) == (status, True)
+    assert client.post("/v1/search", json={"text": "a"}).json()["reason"] == "no_such_method"
+
+
+def test_another_index_takes_over_without_a_lost_request(tmp_path: Path) -> None:
+    for name, count in (("a", 300), ("b", 400)):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, count=count)
+    link = tmp_path / "current"
+    link.symlink_to(tmp_path / "a" / "index")
+    index = ServedIndex(link, seconds=1_000)
+    index._is_quick = False  # so that requests wait for threads
+    client = open_service(index)
+    statuses, is_done = list[int](), False
+
+    async def send(http: httpx.AsyncClient) -> None:
+        while not is_done:
+            reply = await http.post("/v1/similar", json={"items": ["i4", "i5"]})
+            statuses.append(reply.status_code)
+
+    async def replace_index() -> None:
+        nonlocal is_done
+        transport = httpx.ASGITransport(app=client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            senders = [asyncio.create_task(send(http)) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            switch(link, tmp_path / "b" / "index")
+            await asyncio.to_thread(index.refresh)
+            is_done = True
+            await asyncio.gather(*senders)
+
+    asyncio.run(replace_index())
+    assert statuses and set(statuses) == {200} and ask(client, items=["i399"])["answers"]
+    assert client.get("/v1/about").json()["index"]["vectors"] == 400
+
+
+def switch(link: Path, folder: Path) -> None:
+    new = link.with_name("new")
+    new.symlink_to(folder)
+    new.replace(link)
+
+
+def damage(folder: Path) -> None:
+    (folder / "index" / INDEX).write_bytes(b"damaged")
+
+
+def change_weights(folder: Path) -> None:
+    settings = folder / "index" / "index.json"
+    content = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**content, "weights_sha256": "x"}))
+
+
+@pytest.mark.parametrize("spoil", [damage, change_weights])
+def test_an_index_that_does_not_fit_is_not_used(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    for name, count in (("a", 300), ("b", 400)):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, count=count)
+    link = tmp_path / "current"
+    link.symlink_to(tmp_path / "a" / "index")
+    index = ServedIndex(link, seconds=1_000)
+    client = open_service(index)
+    spoil(tmp_path / "b")
+    switch(link, tmp_path / "b" / "index")
+    index.refresh()
+    index.refresh()
+    assert (index.num_loaded, index.num_refused) == (1, 1)
+    assert "vlmill_index_refusals 1.0" in client.get("/metrics").text
+    assert ask(client, items=["i4"])["answers"]
+    switch(link, tmp_path / "a" / "index")
+    index.refresh()
+    assert index.num_loaded == 1  # it is the current one
+
+
+def test_what_cannot_be_served_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert "give --checkpoint DIR, --index DIR or both" in capsys.readouterr().err
+    assert main(["serve", "--index", str(tmp_path / "none")]) == 2
+    assert "has no index" in capsys.readouterr().err
+    table = write_vectors(tmp_path / "table", unit_vectors(9), kind="pair")
+    assert main(["search", "--vectors", table, "--append", table]) == 2
+    assert "--append and --delete need --index" in capsys.readouterr().err
