@@ -41,6 +41,7 @@ def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
         kind = "beside"
     values = (
         {"bias": 1.0, f"kind_{kind}": 1.0}
+        | ({"kind_alt": 1.0} if kind == "title" else {})  # kind_title is the difference to alt
         | _place(candidate, scene)
         | _wording(candidate, scene.phrases)
         | _agreement(candidate, scene)
