@@ -1,6 +1,6 @@
 """Finds items similar to other items, as InterBERT was deployed (arXiv:2003.13198, app. A.2).
 
-An item is what the rows of one image are about, or of one pair without an image: it has the rows'
+An item is the subject of the rows of one image, or of one pair without an image: it has the rows'
 image_id, else their pair_id, as its id. N rows, n rows of a lookup, P width.
 """
 
@@ -26,7 +26,7 @@ Filter = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """Holds what is searched together: ``queries`` [n, P], or ``rows`` [n] of the items
+    """Holds one search: ``queries`` [n, P], or ``rows`` [n] of the items
     ``sources`` [n]. Results are ``top`` items, none of ``seen``, with rows in ``allowed`` [N].
     """
 
@@ -84,8 +84,8 @@ class ItemIndex:
     def lookup(
         self, items: Sequence[str], top: int, *, seen: Sequence[str] = (), where: Filter | None
     ) -> tuple[Lookup, list[str]]:
-        """Returns what finds items near ``items``, the last of which a user has seen last, and the
-        ids of ``items`` that the index does not have.
+        """Returns the lookup of items near ``items``, in the order in which a user saw them, and
+        the ids of ``items`` that the index does not have.
 
         Neither ``items`` nor ``seen`` are results. Raises InputError for an unknown column.
         """
@@ -107,7 +107,7 @@ class ItemIndex:
         return len(self._rows.find_all(item))
 
     def find(self, lookups: Sequence[Lookup]) -> list[list[Hit]]:
-        """Returns the results of lookups: stored ones, or searches. Those without a filter are
+        """Returns the results of lookups: stored ones, or searches. Lookups without a filter are
         searched together.
         """
         results = [self.find_stored(lookup) for lookup in lookups]
@@ -183,7 +183,7 @@ class ItemIndex:
         return False
 
     def rows(self, hits: Sequence[Hit], lookup: Lookup) -> list[dict[str, Any]]:
-        """Returns results as rows with their score; those of a lookup by items also have the
+        """Returns results as rows with their score; results of a lookup by items also have the
         ``item_id``, and in ``near`` the item that they are near.
         """
         rows = []

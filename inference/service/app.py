@@ -76,10 +76,10 @@ HELP = {
     SIMILAR: (
         "Items similar to an item, or to a user's history",
         "Form: `items`, the ids of one item or of several, the one that was seen last at the end; "
-        "`seen`, further ids that are no results; `top`, 10 unless it is given; `where` as for "
+        "`seen`, further ids to exclude; `top`, 10 unless it is given; `where` as for "
         "search. An item's id is its image_id, or its pair_id if it has no image. Gives `answers`, "
         "rows with `item_id`, `score`, and `near`, the given item that it is near. The nearest of "
-        "each item come first, those of the last item before the others'. `missing` has the given "
+        "each item come first, beginning with the last item. `missing` has the given "
         "items that the index does not have.",
         sample(
             'client.request_json("/v1/similar", [], {"items": ["17"], "top": ["5"]})["answers"]'

@@ -64,7 +64,7 @@ def nearest_vectors(queries: Any, vectors: Any, count: int, gpu: int | None) -> 
     import faiss
 
     if gpu is None or count > MOST_ON_GPU:
-        found: tuple[Any, Any] = faiss.knn(queries, vectors, count)
+        results: tuple[Any, Any] = faiss.knn(queries, vectors, count)
     else:
-        found = faiss.knn_gpu(faiss.StandardGpuResources(), queries, vectors, count, device=gpu)
-    return found
+        results = faiss.knn_gpu(faiss.StandardGpuResources(), queries, vectors, count, device=gpu)
+    return results
