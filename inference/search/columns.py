@@ -40,12 +40,12 @@ def add_columns(about: pa.Table, argument: str, names: Sequence[str]) -> pa.Tabl
     return about.combine_chunks()
 
 
-def find_first(known: pa.ChunkedArray, wanted: pa.ChunkedArray) -> pa.Array:
-    """Returns the first row of each wanted id, null for an unknown one."""
+def find_first(known: pa.ChunkedArray, ids_to_find: pa.ChunkedArray) -> pa.Array:
+    """Returns the first row of each ids_to_find id, null for an unknown one."""
     ids = known.cast(pa.large_string()).fill_null("").combine_chunks()
     index = IdIndex(ids)
-    results = pa.array(index.find(wanted.cast(pa.string()).fill_null("").to_pylist()))
-    is_known = pc.and_(pc.not_equal(results, ABSENT), wanted.is_valid().combine_chunks())
+    results = pa.array(index.find(ids_to_find.cast(pa.string()).fill_null("").to_pylist()))
+    is_known = pc.and_(pc.not_equal(results, ABSENT), ids_to_find.is_valid().combine_chunks())
     return pc.if_else(is_known, results, None)
 
 

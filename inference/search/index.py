@@ -103,7 +103,7 @@ class SearchIndex:
 
 
 def search_allowed(index: SearchIndex, queries: Matrix, count: int, allowed: Mask) -> Any:
-    """Searches the rows of a mask: scores and positions [Q, count], -1 where there are no more.
+    """Searches the rows of a mask: scores and positions [Q, count], -1 for missing results.
 
     Few rows are compared exactly; else the index is searched for more results than requested.
     """

@@ -1,7 +1,6 @@
 """Adds rows to an index and removes rows from it, without training it again.
 
-Recall is measured again afterwards: vectors that differ from those that the index was trained on
-may lower it.
+Recall is measured again afterwards: vectors unlike the ones of its training may lower it.
 """
 
 from collections.abc import Iterable

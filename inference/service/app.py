@@ -131,15 +131,15 @@ def search_question(form: Form) -> Question:
 
 def similar_question(form: Form) -> Question:
     """Parses a request for items near others. Raises RequestRefused."""
-    items, seen = form.words.get("items", []), form.words.get("seen", [])
+    items, excluded = form.words.get("items", []), form.words.get("seen", [])
     if form.images:
         raise bad_request("expected ids of items, and no image")
     if not items or len(items) > MOST_ITEMS:
         raise bad_request(f"items: expected 1 to {MOST_ITEMS} ids")
-    if len(seen) > MOST_SEEN:
+    if len(excluded) > MOST_SEEN:
         raise bad_request(f"seen: expected at most {MOST_SEEN} ids")
     top, where = read_top(form), read_where(form)
-    return Question(method=SIMILAR, items=items, seen=seen, top=top, where=where)
+    return Question(method=SIMILAR, items=items, seen=excluded, top=top, where=where)
 
 
 def read_top(form: Form) -> int:
@@ -260,13 +260,13 @@ def model_service(
 
     def about() -> Mapping[str, Any]:
         limits = {"bytes": settings.max_bytes, "pictures": settings.max_images}
-        found: Mapping[str, Any] = {} if index is None else index.about
-        variant = shell.about.get("variant", found.get("variant"))
+        index_data: Mapping[str, Any] = {} if index is None else index.about
+        variant = shell.about.get("variant", index_data.get("variant"))
         names = {"classes": list(classes), "attributes": list(attributes)}
         page_data = {"has_pictures": shown_images is not None, **names, "random": False}
         page_data |= {**shell.about, "methods": methods()}
         if index is not None:
-            page_data["index"] = found
+            page_data["index"] = index_data
         return {"service": "model", "title": f"A model: {variant}", "limits": limits, **page_data}
 
     application = new_application(shell, "vlmill model", DESCRIPTION, about)

@@ -82,8 +82,8 @@ class ServedIndex:
     def about(self) -> dict[str, Any]:
         """Returns the description of the index."""
         index = self._items.index
-        shown = {name: index.settings[name] for name in SHOWN if name in index.settings}
-        return {**shown, "columns": index.columns}
+        values = {name: index.settings[name] for name in SHOWN if name in index.settings}
+        return {**values, "columns": index.columns}
 
     def watch(self, metrics: Metrics) -> None:
         """Shows the index in the metrics, and starts to look for a new one."""
@@ -249,7 +249,7 @@ def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:
             queries = np.asarray(task.vector, np.float32)[None]
             return Lookup(queries=queries, top=question.top, allowed=allowed), []
         lookup, missing = items.lookup(
-            question.items, question.top, seen=question.seen, where=question.where
+            question.items, question.top, excluded=question.seen, where=question.where
         )
     except InputError as error:
         raise bad_request(str(error), "no_such_column") from None

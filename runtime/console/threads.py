@@ -59,7 +59,7 @@ def move_to_gpu(index: Any, number: int) -> Any:
 def nearest_vectors(queries: Any, vectors: Any, count: int, gpu: int | None) -> tuple[Any, Any]:
     """Returns the squared distances and positions of each query's nearest vectors, both [Q, count].
 
-    On a GPU, unless it is None or cannot return so many results.
+    On the GPU with this number, except for more results than it can return.
     """
     import faiss
 
