@@ -33,20 +33,20 @@ def add_columns(about: pa.Table, argument: str, names: Sequence[str]) -> pa.Tabl
     rows: pa.Array = pa.nulls(about.num_rows, pa.int64())
     for key in KEYS:
         if key in table.column_names:
-            found = find_first(table.column(key), about.column(key))
-            rows = pc.coalesce(found, rows)
+            positions = find_first(table.column(key), about.column(key))
+            rows = pc.coalesce(positions, rows)
     for name in names:
         about = about.append_column(name, table.column(name).combine_chunks().take(rows))
     return about.combine_chunks()
 
 
-def find_first(known: pa.ChunkedArray, wanted: pa.ChunkedArray) -> pa.Array:
-    """Returns the first row of each wanted id, null for an unknown one."""
+def find_first(known: pa.ChunkedArray, row_ids: pa.ChunkedArray) -> pa.Array:
+    """Returns the first position of each of ``row_ids`` in ``known``, null for an unknown id."""
     ids = known.cast(pa.large_string()).fill_null("").combine_chunks()
     index = IdIndex(ids)
-    found = pa.array(index.find(wanted.cast(pa.string()).fill_null("").to_pylist()))
-    is_known = pc.and_(pc.not_equal(found, ABSENT), wanted.is_valid().combine_chunks())
-    return pc.if_else(is_known, found, None)
+    positions = pa.array(index.find(row_ids.cast(pa.string()).fill_null("").to_pylist()))
+    is_known = pc.and_(pc.not_equal(positions, ABSENT), row_ids.is_valid().combine_chunks())
+    return pc.if_else(is_known, positions, None)
 
 
 def read_columns(argument: str, names: Sequence[str]) -> pa.Table:

@@ -225,7 +225,7 @@ def format_title(about: Mapping[str, Any]) -> str:
 
 
 def format_subtitle(about: Mapping[str, Any]) -> str:
-    """Returns what is served, in a line."""
+    """Returns one line that describes the served index, or names the model."""
     index = about.get("index", {})
     if "vectors" not in index:
         return str(about["variant"])
@@ -268,7 +268,7 @@ def model_service(
 
     ``index`` is searched for vectors of the workers, and for items. ``images`` is the table of the
     images in search results. ``classes`` and ``attributes`` are the names of regions for the page,
-    which replace those that the detector's record has. Raises InputError for a table that cannot
+    which replace the names in the detector's record. Raises InputError for a table that cannot
     be read.
     """
     shell = Shell(settings=settings)
@@ -281,12 +281,15 @@ def model_service(
         return sorted([*there, SIMILAR] if index is not None else there)
 
     def about() -> Mapping[str, Any]:
-        found: Mapping[str, Any] = {} if index is None else index.about
+        index_about: Mapping[str, Any] = {} if index is None else index.about
         stored = stored_names(shell.about.get("producer", {}))
-        described = {"variant": found.get("variant"), **shell.about, "methods": methods()}
+        described = {"variant": index_about.get("variant"), **shell.about, "methods": methods()}
         if index is not None:
             scales = dict.fromkeys((SEARCH, SIMILAR), COSINE)
-            described |= {"index": found, "scales": {**shell.about.get("scales", {}), **scales}}
+            described |= {
+                "index": index_about,
+                "scales": {**shell.about.get("scales", {}), **scales},
+            }
         return {
             "service": "model",
             "title": format_title(described),

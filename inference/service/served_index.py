@@ -1,8 +1,9 @@
 """Searches an index in the front process of a service, and replaces it by a new one meanwhile.
 
-A search that takes a millisecond or two is run at once, since a thread would need as long to
-start, and so are stored neighbours looked up. Other searches are run in threads, those that wait
-together. A request is answered by the index that was current when its search began.
+A search that takes a millisecond or two is run immediately, since a thread would need as long
+to start, and so are stored neighbours looked up. Other searches are run in threads, which take
+several waiting requests together. A request is answered by the index that was current when its
+search began.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.schemas.errors import InputError
 
-QUICK_SECONDS = 0.002  # of a search that is run at once
+QUICK_SECONDS = 0.002  # of a search that is run immediately
 FEW = 100  # results, with the omitted ones
 AT_ONCE = 64  # requests that are searched together
 SHOWN = ("type", "vectors", "of", "width", "variant", "recall_at_10", "recall_of_queries")
@@ -92,8 +93,8 @@ class ServedIndex:
     def about(self) -> dict[str, Any]:
         """Returns the description of the index."""
         index = self._items.index
-        shown = {name: index.settings[name] for name in SHOWN if name in index.settings}
-        return {**shown, "columns": index.columns}
+        settings = {name: index.settings[name] for name in SHOWN if name in index.settings}
+        return {**settings, "columns": index.columns}
 
     def watch(self, metrics: Metrics) -> None:
         """Shows the index in the metrics, and starts to look for a new one."""
@@ -150,7 +151,7 @@ class ServedIndex:
         def settle() -> None:
             self._free += 1
             for task, outcome in zip(batch, outcomes, strict=True):
-                if task.future is None or task.future.done():  # its client was told that it is late
+                if task.future is None or task.future.done():  # refused as too slow
                     continue
                 if isinstance(outcome, Exception):
                     task.future.set_exception(outcome)
@@ -203,7 +204,7 @@ class ServedIndex:
 
 
 def use_one_thread() -> None:
-    """Makes FAISS use only the calling thread: requests are searched beside each other."""
+    """Makes FAISS use only the calling thread: several requests are searched in parallel."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -263,7 +264,7 @@ def encode_answers(
 
 
 def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:
-    """Returns what a request searches for, and the missing items. Raises RequestRefused."""
+    """Returns the lookup of a request, and the missing items. Raises RequestRefused."""
     question = task.question
     try:
         if task.vector is not None:
