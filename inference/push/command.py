@@ -36,7 +36,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="FILE",
         help="also upload the detector of the regions; optional weights file (default: "
-        "the file named in the metadata of the regions; random weights are created again)",
+        "the file named in the metadata of the regions, or the same random weights)",
     )
     add("--license", metavar="ID", help="licence of the weights, with the hub's name: apache-2.0")
     add("--data-license", metavar="TEXT", help="licence of the training data, for the card")

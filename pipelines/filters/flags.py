@@ -160,7 +160,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
         "--scorer",
         metavar="FILE",
         help="model of fit_scorer; with --warc it chooses among the texts of each image by text "
-        "and image content (default without --warc: agreement of texts with regions)",
+        "and image content (default without --warc: scores by how well texts agree with regions)",
     )
 
 

@@ -51,7 +51,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
     add_allow_address(parser)
     add("--pairs", help="retrieval: table of image-text pairs: a folder, a file or a glob")
-    add("--examples", help="other tasks: table of examples, the output of `manifest`")
+    add("--examples", help="all tasks except retrieval: table of examples, written by `manifest`")
     add(
         "--labels",
         type=path_or_url,
