@@ -122,7 +122,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "pipelines": (
-        "rules",
+        "rules judging",
         "web/texts",
         "web/pages filters",
         "web/archives web/choice",

@@ -297,7 +297,8 @@ FEWEST_QUESTIONS = 2  # of an answer of DAQUAR
 def task_training(name: str, *, blind: bool = False, seed: int = 0) -> TaskRecipe:
     """Returns ViLBERT's fine-tuning for a task set; a ``blind`` one is shown no image."""
     training = TASKS[name]
-    feeding = make_feeding(max_tokens=40)
+    # A blind ViLBERT needs a region, too: the mean of none.
+    feeding = make_feeding(max_tokens=40, whole_image="mean")
     stage = TrainingStage(
         name=name,
         steps=training.steps,

@@ -210,7 +210,7 @@ def test_task(run: Run, test: Test) -> dict[str, float]:
 
 def is_share(name: str, value: Any) -> bool:
     """Returns whether a task's figure is a share of right answers."""
-    return isinstance(value, float) and "accuracy" in name and 0 <= value <= 1
+    return isinstance(value, float) and name.endswith("accuracy") and 0 <= value <= 1
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -105,7 +105,7 @@ def make_pq(matrix: Matrix, effort: int | None) -> tuple[Any, dict[str, int]]:
     parts = max(number for number in range(1, PARTS + 1) if width % number == 0)
     if count < (least := 1 << PART_BITS):
         raise InputError(f"--type pq needs at least {least} vectors, not {count}; use --type flat")
-    codes = faiss.IndexPQFastScan(width, parts, PART_BITS, faiss.METRIC_INNER_PRODUCT)
+    codes: Any = faiss.IndexPQFastScan(width, parts, PART_BITS, faiss.METRIC_INNER_PRODUCT)
     codes.pq.cp.min_points_per_centroid = 1  # no warning for few vectors
     codes.train(training_rows(matrix))
     index = faiss.IndexRefineFlat(codes)

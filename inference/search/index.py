@@ -122,8 +122,9 @@ def search_allowed(index: SearchIndex, queries: Matrix, count: int, allowed: Mas
 
 def search_exactly(index: SearchIndex, queries: Matrix, count: int, allowed: Mask) -> Any:
     """Compares all rows of a mask: scores and positions [Q, count]."""
-    import faiss
+    import faiss as typed_faiss
 
+    faiss: Any = typed_faiss  # its stubs lack the wrappers for Python
     selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
     whole = index.faiss_index
     if index.settings["type"] == "ivf":

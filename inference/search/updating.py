@@ -59,7 +59,8 @@ def remove_rows(index: SearchIndex, removed: Mask) -> SearchIndex:
     if index.settings["type"] == "pq":
         import faiss
 
-        for part in (faiss.downcast_index(whole.base_index), flat_part(whole)):
+        parts: list[Any] = [faiss.downcast_index(whole.base_index), flat_part(whole)]
+        for part in parts:
             part.remove_ids(positions)
         whole.ntotal = whole.base_index.ntotal
     elif index.settings["type"] == "ivf":
@@ -71,8 +72,9 @@ def remove_rows(index: SearchIndex, removed: Mask) -> SearchIndex:
 
 def remove_from_cells(whole: Any, removed: Mask) -> None:
     """Removes rows of `ivf`, and gives the others their new positions."""
-    import faiss
+    import faiss as typed_faiss
 
+    faiss: Any = typed_faiss  # its stubs lack this class
     whole.set_direct_map_type(faiss.DirectMap.NoMap)  # made again when a vector is read
     whole.remove_ids(np.flatnonzero(removed))
     new_positions = np.cumsum(~removed) - 1

@@ -19,7 +19,7 @@ from vlmill.pipelines.filters.flags import NONE, OFF, OPEN_NSFW, PHOTOGRAPHS
 from vlmill.pipelines.filters.model_file import Model, read_model, require_features
 from vlmill.pipelines.filters.open_nsfw import OpenNsfw
 from vlmill.pipelines.filters.statistics import image_statistics, shrunk, small_copy
-from vlmill.pipelines.web.pages.images import ImageScores
+from vlmill.pipelines.judging import ImageScores
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.units.funnel import Drop

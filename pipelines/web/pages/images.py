@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
+from vlmill.pipelines.judging import ImageJudge
 from vlmill.runtime.bounded_calls import BoundedPool, CallLimits
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.ids import compute_image_id
@@ -63,24 +64,6 @@ class ArchivedImage:
     offset: int
     nsfw_score: float | None = None
     realism_score: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageScores:
-    """Holds an image's scores by filters, 0 to 1; None for a filter that is off."""
-
-    nsfw_score: float | None = None
-    realism_score: float | None = None
-
-
-class ImageJudge(Protocol):
-    """Judges decoded images in batches."""
-
-    def look(self, image: Image.Image) -> Any:
-        """Returns the inputs of :meth:`judge` for a decoded image. May raise Rejected."""
-
-    def judge(self, looks: Sequence[Any]) -> Sequence[Drop | ImageScores]:
-        """Returns for each image why it is dropped, or its scores."""
 
 
 # Formats whose further frames are an animation. A TIFF's frames are pages, and a camera's JPEG

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
+from vlmill.runtime import console
+
+FOLDER = Path(__file__).parent
 SCRIPTS = ("api", "rows", "boxes", "photo", "regions", "search", "tasks", "table", "main")
 # Paths that need no token: a browser sends none when it loads a page's files.
 MEDIA_TYPES: Mapping[str, str] = {
@@ -31,9 +35,8 @@ def read_page_files() -> list[PageFile]:
 
 
 def _read(path: str) -> bytes:
-    folder = resources.files("vlmill.runtime.service.page")
-    content = folder.joinpath(path.removeprefix("/") or "index.html").read_bytes()
+    content = FOLDER.joinpath(path.removeprefix("/") or "index.html").read_bytes()
     if path != "/page.css":
         return content
-    base = resources.files("vlmill.runtime.console").joinpath("base.css").read_bytes()
+    base = resources.files(console).joinpath("base.css").read_bytes()
     return base + b"\n" + content

@@ -115,8 +115,7 @@ def test_what_cannot_be_answered_is_said(service: Served, images: list[bytes]) -
     assert service.post("/v1/score", body, kind).json()["reason"] == "bad_request"
     about = service.ask("GET", "/v1/about").json()
     assert about["methods"] == ["embed", "score", "search", "similar"] and not about["random"]
-    similar = client.request_json("/v1/similar", [], {"items": ["image-0"], "top": ["2"]})
-    assert len(similar["answers"]) == 2
+    assert len(client.similar(["image-0"], top=2)) == 2
     document = service.ask("GET", "/openapi.json").json()
     assert {"/v1/score", "/v1/embed", "/v1/search", "/v1/answer"} <= document["paths"].keys()
 

@@ -111,7 +111,13 @@ async def post(application: Any, path: str, words: dict[str, Any]) -> int:
     body, statuses, is_read = json.dumps(words).encode(), list[int](), False
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
-    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "root_path": ""}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "root_path": "",
+    }
     scope |= {"raw_path": path.encode(), "query_string": b"", "scheme": "http", "state": {}}
 
     async def receive() -> dict[str, Any]:
