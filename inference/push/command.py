@@ -28,7 +28,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl push``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_url, required=True, help="output of a run or of `convert`")
     add("--to", required=True, metavar="hf://OWNER/NAME", help="repository to upload to")
     add(
         "--with-detector",
