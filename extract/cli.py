@@ -133,7 +133,10 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     compare.description = "Compares the detector with Detectron2, stage by stage."
     compare.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
     compare.add_argument(
-        "--weights", required=True, metavar="FILE", help="weights, like --weights of `run`"
+        "--weights",
+        required=True,
+        metavar="FILE",
+        help="detector weights, as for --weights of `run`",
     )
     add_allow_address(compare)
     compare.add_argument(

@@ -53,7 +53,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         "--weights",
         metavar="FILE",
         help="a published detector, whose keys identify its family (docs/detectors.md): a file "
-        "(.pth, .pkl, .bin, .safetensors, .caffemodel), a folder of the hub, "
+        "(.pth, .pkl, .bin, .safetensors, .caffemodel), a folder downloaded from the hub, "
         "hf://OWNER/NAME[/FILE][@REVISION] or https://... (`extract-rois weights` lists them); or "
         "the --output of `train` (default: RANDOM weights)",
     )

@@ -85,7 +85,7 @@ class Variant:
         return self.model(config)
 
     def get_body(self, model_or_config: Any) -> Any:
-        """Returns the part of a model, or of its configuration, that has words and regions."""
+        """Returns the part of a model, or of its configuration, that reads words and regions."""
         return attrgetter(self.body)(model_or_config) if self.body else model_or_config
 
     def with_body(self, config: Any, body: Any) -> Any:
@@ -93,7 +93,7 @@ class Variant:
         return _with_part(config, self.body, body) if self.body else body
 
     def with_sizes(self, config: Any, **sizes: int) -> Any:
-        """Returns ``config`` with other sizes of words and regions."""
+        """Returns ``config`` with other sizes of the part that reads words and regions."""
         return self.with_body(config, replace(self.get_body(config), **sizes))
 
 

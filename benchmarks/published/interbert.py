@@ -150,7 +150,7 @@ def interbert_tables() -> tuple[AblationTable, ...]:
             rows=(
                 Row(label="from BERT", published=(*FULL, *UNRANKED), subject=base),
                 Row(
-                    label="from drawn weights",
+                    label="from random weights",
                     published=(65.3, 64.4, None, *UNRANKED),
                     subject=interbert("interbert-without-bert", from_bert=False),
                 ),

@@ -18,26 +18,27 @@ whose combinations do not occur in training. The figures themselves are not comp
 have a few million parameters, and the world has few words. The page compares how a row changes
 relative to the base of its table. A change counts if it is larger than two standard errors, of the
 examples or of the seeds, whichever error is larger. The spread of seeds is pooled over the rows of
-a table. A table with one seed per row has no such estimate, which its note states, and may change
-with the next seed. Published figures have a spread as well, which the papers do not report (300
-images: 0.03 or less; the papers' 1,000: at most 1.6 points).
+a table. A table with one seed per row has no such estimate, as its note states, and its results
+may change with another seed. The papers do not report the spread of their figures. The error of the
+examples is at most 0.03 for 300 images, and at most 1.6 points for the papers' 1,000.
 
 Each cell has the figure in percent, with its standard deviation if several seeds were run, and the
-paper's figure in parentheses. `make reproduce` takes hours, runs missing rows and continues after
-an interruption. `python benchmarks/reproduce.py` is its short form, and `python
-benchmarks/reproduce.py --full --list` prints the missing rows. The paragraphs "Why" are based on
-the logs of the first seeds.
+paper's figure in parentheses. `make reproduce` runs the missing rows, which takes hours,
+and continues after an interruption. `python benchmarks/reproduce.py` runs a short version, and
+`python benchmarks/reproduce.py --full --list` prints the missing rows. The paragraphs "Why" are
+based on the logs of the first seeds.
 
-The steps of some tasks were raised once, for all rows of a table, after a first run of seed 0,
-because its losses had hardly begun to fall. With 400 steps for questions, ViLBERT with 2, 4 and 6
-layers answered 48.2, 49.1 and 40.4 %, the reverse of the paper; VL-BERT 54.3 %, and 53.2 % without
-pretraining. Expressions had 400 steps (VL-BERT 72.2 %, 80.3 % without pretraining), and entailment
-too (BERT 55.1 %, one stream 74.8 %, InterBERT 77.3 %). No figure of VLMo was known then.
+The number of steps of some tasks was raised once, for all rows of a table, after a first run of
+seed 0, because its losses had hardly begun to fall. With 400 steps for questions, ViLBERT with 2, 4
+and 6 layers answered 48.2, 49.1 and 40.4 % correctly, the reverse of the paper's order; VL-BERT
+answered 54.3 %, and 53.2 % without pretraining. Expressions also had 400 steps (VL-BERT 72.2 %,
+80.3 % without pretraining), and so had entailment (BERT 55.1 %, one stream 74.8 %, InterBERT
+77.3 %). VLMo had not been run when the steps were raised.
 """
-IMAGE = """![Changes relative to each table's base, here with two standard errors to both
+IMAGE = """![Changes relative to each table's base: here, with two standard errors on both
 sides, and in the paper](images/reproduction.svg)
 
-Points that a row gains or loses relative to the base of its table."""
+The chart shows how many points each row gains or loses relative to the base of its table."""
 ONE_SEED = "One seed per row: the errors are those of the examples only."
 ByTable = Mapping[str, Sequence[Comparison]]
 

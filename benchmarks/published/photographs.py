@@ -16,31 +16,34 @@ R1 = "image_retrieval/r1"
 BASELINE, SHORT = "baseline", "vilbert/short"
 INTRO = """## Real photographs
 
-`python benchmarks/real_pairs.py --data DIR` trains small models on real photographs with captions
-that people wrote (Flickr8k and COCO, 14,491 training captions) and ranks test images of Flickr8k:
-400 with one caption each, all 800 with their first caption, or all 800 with all 3,998 captions.
-Regions have features of EfficientNet-Lite0, and texts start from MiniLM. The baseline is a ridge
-regression from image features to sentence vectors, without vision-language training. A run has
-minutes of one core, so that the figures show what learns from little data in little time, not what
-the architectures reach. They are recalls in percent, from `benchmarks/results/real_pairs.jsonl`.
-The chance of R@1 is 0.25 among 400, and 0.125 among 800.
+`python benchmarks/real_pairs.py --data DIR` trains small models on real photographs with
+human-written captions (Flickr8k and COCO, 14,491 training captions) and ranks test images of
+Flickr8k. There are three tests: 400 images with one caption each (`400x1`), all 800 images with
+their first caption (`first`), and all 800 images with all 3,998 captions (`all`). Region features
+come from EfficientNet-Lite0, and text layers are initialised from MiniLM. The baseline is a ridge
+regression from image features to sentence vectors, without vision-language training. A run takes
+minutes on one core, so the figures show which models learn from little data in little time, not
+what the architectures can reach. They are recalls in percent, from
+`benchmarks/results/real_pairs.jsonl`. By chance R@1 is 0.25 among 400 images, and 0.125 among 800.
 
-ViLBERT ranks without its co-attention, so that a pair is the product of two vectors. Models that
-read pairs are aligned first: texts without regions and images without words are contrasted, which
-none of their papers does (`benchmarks/real/alignment.py`); they rank with bfloat16 layers. VLMo
-starts from random weights: the package index has no image network of its kind.
+ViLBERT ranks without its co-attention, so the score of a pair is the product of two vectors. Models
+that read pairs are aligned first: a contrastive loss compares texts encoded without regions with
+images encoded without words (`benchmarks/real/alignment.py`), which none of their papers does.
+These models rank with bfloat16 layers. VLMo starts from random weights, because the package index
+has no image network of its kind.
 """
-# What the records say, and what they do not.
+# What the records show, and what they do not.
 FINDINGS = """
 ### Where real photographs agree
 
-No ablation of the papers has been run on real photographs yet, so no row above can agree or
-disagree. What was seen: with the released codes' 1,024 numbers in a pooled vector and with dropout,
-ViLBERT's mean recall on the validation images is 47.5 %, with 384 numbers it is 42.5 % or less
-(`without-pretraining-400-steps` is such a run). The papers do not vary this width. VL-BERT's loss
-on pairs stays at chance in the 60 steps that it had; ImageBERT, VLMo, DAQUAR, e-SNLI-VE and NLVR
-have not been run. Of the 206 captions of SugarCrepe ViLBERT prefers 60.7 % to their negatives, and
-50.0 % with another image; the 28 statements of VSR are too few to tell from chance.
+The papers' ablations have not been run on real photographs yet, so no row above can agree or
+disagree. One other setting was compared: the width of the pooled vectors. With dropout and the
+width of the released code, 1,024, ViLBERT's mean recall on the validation images is 47.5 %; with a
+width of 384 it is 42.5 % or less (`without-pretraining-400-steps` is such a run). The papers do not
+vary this width. VL-BERT's loss on pairs stayed at chance during its 60 training steps. ImageBERT,
+VLMo, DAQUAR, e-SNLI-VE and NLVR have not been run. ViLBERT prefers the captions of SugarCrepe to
+their negatives in 60.7 % of 206 cases, and in 50.0 % with another image. The 28 statements of VSR
+are too few to distinguish the result from chance.
 """
 Line = Mapping[str, Any]
 
@@ -118,7 +121,7 @@ def photographs_section(records: Sequence[Line]) -> str:
     small = [line for line in recalls if line["test"]["name"] == TEST]
     parts = [INTRO, *_recall_table(recalls), "\n### Ablations\n", *_ablation_table(small)]
     if others:
-        parts += ["\n### Tasks, and pairs without training on them\n", *_task_table(others)]
+        parts += ["\n### Tasks, and zero-shot pairs\n", *_task_table(others)]
     parts.append(FINDINGS.rstrip())
     return "\n".join([*parts, ""])
 
@@ -129,7 +132,7 @@ def _recall_table(recalls: Sequence[Line]) -> Iterator[str]:
         return
     yield (
         "| test | run | captions for images, R@1 / 5 / 10 | images for captions, R@1 / 5 / 10 "
-        "| CPU minutes of each part |"
+        "| CPU minutes of each training stage |"
     )
     yield "|---|---|---|---|---|"
     for test in TESTS:
@@ -162,7 +165,7 @@ def _ablation_table(recalls: Sequence[Line]) -> Iterator[str]:
 
 
 def _task_table(lines: Sequence[Line]) -> Iterator[str]:
-    yield "A blind run is shown no image, or another one."
+    yield "In rows with `blind`, the model gets no image, or another image."
     yield "\n| test | run | figure | percent |\n|---|---|---|---|"
     for line in lines:
         for name, value in line["metrics"].items():

@@ -97,7 +97,7 @@ def vlbert_tables() -> tuple[AblationTable, ...]:
                     label="end to end",
                     published=UNPUBLISHED,
                     missing="pretraining from pixels has no small recipe; fine-tuning from "
-                    "pixels, from drawn weights, is measured by `learning_tasks.py`",
+                    "pixels, from random weights, is measured by `learning_tasks.py`",
                 ),
             ),
             about="The first version of the paper has no figures for these rows, so there is no "

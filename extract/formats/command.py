@@ -118,7 +118,7 @@ def add_export(command: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="PATH",
-        help="the file (lmdb, npy, npz, oscar: the folder), which must not exist yet",
+        help="file to write (lmdb, npy, npz, oscar: folder); it must not exist yet",
     )
     for name in ("classes", "attributes"):
         command.add_argument(

@@ -44,7 +44,7 @@ _NPZ = (
 
 
 def box_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields names and boxes in the form of the file or of VCR's metadata folder.
+    """Yields image names and their boxes, as stored in the file or in VCR's metadata folder.
 
     Raises InputError for another type of file, and OSError.
     """

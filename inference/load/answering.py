@@ -115,8 +115,8 @@ def answer_questions(
 def ground_expressions(
     answer_task: AnswerTask, folder: Path, expressions: Mapping[str, str], tables: Mapping[str, str]
 ) -> dict[str, Grounded]:
-    """Returns the boxes of images by how well the expressions fit them; names as in
-    :func:`answer_questions`.
+    """Returns the boxes of each image, ranked by how well its expression fits them. The keys are
+    as in :func:`answer_questions`.
 
     Raises InputError for a checkpoint of another task.
     """

@@ -28,7 +28,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``train-vl push``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--checkpoint", type=path_or_url, required=True, help="a run's output, or a converted one")
+    add("--checkpoint", type=path_or_url, required=True, help="output of a run or of `convert`")
     add("--to", required=True, metavar="hf://OWNER/NAME", help="repository to upload to")
     add(
         "--with-detector",
@@ -36,7 +36,7 @@ def add_push_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="FILE",
         help="also upload the detector of the regions; optional weights file (default: "
-        "the file named in the metadata of the regions; random weights are created again)",
+        "the file named in the metadata of the regions, or the same random weights)",
     )
     add("--license", metavar="ID", help="licence of the weights, with the hub's name: apache-2.0")
     add("--data-license", metavar="TEXT", help="licence of the training data, for the card")

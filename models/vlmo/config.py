@@ -92,7 +92,9 @@ def vlmo_base(**changes: Any) -> VlmoConfig:
 
 
 def vlmo_base_plus(**changes: Any) -> VlmoConfig:
-    """Returns the code's narrow and deep model, absolute positions; 185.0 million parameters."""
+    """Returns the narrow and deep model of the released code: absolute positions, 185.0 million
+    parameters.
+    """
     plus: dict[str, Any] = {
         "width": 544,
         "num_layers": 24,

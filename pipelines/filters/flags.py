@@ -22,7 +22,7 @@ def add_filter_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--safety-model",
         metavar=f"{OPEN_NSFW}|FILE|{NONE}",
-        help="model that drops racy images: Yahoo's open_nsfw by the package "
+        help="model that drops racy images: Yahoo's open_nsfw from the package "
         f"{OPEN_NSFW_PACKAGE}, or a model of fit_image_filter (default: {OPEN_NSFW} if "
         "installed)",
     )
@@ -160,7 +160,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
         "--scorer",
         metavar="FILE",
         help="model of fit_scorer; with --warc it chooses among the texts of each image by text "
-        "and image content (default without --warc: agreement of texts with regions)",
+        "and image content (default without --warc: scores by how well texts agree with regions)",
     )
 
 

@@ -78,9 +78,9 @@ def parser() -> Parser:
         type=int_at_least(1),
         default=1,
         metavar="P",
-        help="number of parts of an index that is larger than memory; same rows, up to the "
-        "square root of P times the work, and 12 bytes of disk per negative and part "
-        "(default: 1)",
+        help="number of parts to divide an index into that is larger than memory; the rows stay "
+        "the same, the work grows by at most the square root of P, and each negative takes "
+        "12 bytes of disk per part (default: 1)",
     )
     p.add_argument(
         "--workers",
@@ -88,7 +88,7 @@ def parser() -> Parser:
         default=all_cores(),
         metavar="N",
         help="number of processes that split words on this machine, and of threads that "
-        "search in each process; the bytes stay the same (default: one per core)",
+        "search in each process; the output stays the same (default: one per core)",
     )
     p.add_argument(
         "--pairs-per-shard",

@@ -82,7 +82,7 @@ def parser() -> Parser:
         "--full-image",
         choices=("auto", "first", "none"),
         default="auto",
-        help="treat row 0 of each image as the full image (first) or as a region (none) "
+        help="first: row 0 of each image is the full image; none: row 0 is a region "
         "(default: auto)",
     )
     p.add_argument(

@@ -114,8 +114,8 @@ def _add_filter(p: argparse.ArgumentParser) -> None:
         "--min-score",
         type=float,
         metavar="S",
-        help="lowest score of a pair, such as train-vl score writes it; others are dropped as "
-        "`low_score`",
+        help="lowest score of a pair, as written by train-vl score; pairs with lower scores are "
+        "dropped as `low_score`",
     )
     _add_table(p)
 

@@ -150,8 +150,9 @@ def _add_rules(p: Parser) -> None:
         "--keep-texts",
         type=int,
         metavar="N",
-        help="write the best N texts of each image with their features to the table candidates, "
-        f"for --candidates (default: {rules.keep_texts}, no table; with --scorer: {SCORED_TEXTS})",
+        help="number of texts of each image to write, with their features, to the table that "
+        f"--candidates reads (default: {rules.keep_texts}, which writes no table; with --scorer: "
+        f"{SCORED_TEXTS})",
     )
     group.add_argument(
         "--ignore-opt-outs",

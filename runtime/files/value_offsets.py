@@ -86,7 +86,9 @@ class ByteRangesWriter:
         self._gaps: dict[str, list[Offsets]] = {name: [] for name in self._sizes}
 
     def add(self, table: pa.Table, written: MappedRange) -> None:
-        """Finds the values of ``table`` in its row group, the written part of the file."""
+        """Finds the values of ``table`` in ``written``, the part of the file that holds its row
+        group.
+        """
         begin = written.begin
         for name in self._sizes:
             values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]

@@ -10,5 +10,5 @@ def add_allow_address(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CIDR",
-        help="for tests only: a private network that may be connected to",
+        help="private network to which connections are allowed (for tests only)",
     )

@@ -201,7 +201,7 @@ def plain_name(raw: bytes) -> str:
 
 
 def decode_text(content: bytes) -> str:
-    """Decodes a word. Raises RequestRefused."""
+    """Returns the text of a form field. Raises RequestRefused if it is not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:

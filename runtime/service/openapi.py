@@ -83,7 +83,7 @@ class ServiceApplication(FastAPI):
     """Describes errors and the token of every path in its OpenAPI document."""
 
     def openapi(self) -> Schema:
-        """Returns the document."""
+        """Returns the OpenAPI document of the service."""
         if self.openapi_schema is None:
             self.openapi_schema = complete(super().openapi())
         return self.openapi_schema

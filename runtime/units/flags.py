@@ -16,7 +16,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=int_at_least(1),
         metavar="N",
-        help="number of processes on this machine, without --runner; the bytes stay the "
+        help="number of processes on this machine, without --runner; the output stays the "
         "same (default: one per core)",
     )
 

@@ -72,8 +72,8 @@ def add_train(train: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="weights to start from: an ImageNet ResNet with the names of torchvision, "
         "Detectron2 or MSRA, a published detector, the --output of another training, "
-        "or a name accepted by --weights of `run`; rows of classes that both "
-        "vocabularies name are copied",
+        "or a name accepted by --weights of `run`; output weights are copied for classes "
+        "that are in both vocabularies",
     )
     add_allow_address(train)
     for flag, names in (("--classes", CLASSES), ("--attributes", ATTRIBUTES)):

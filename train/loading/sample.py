@@ -158,7 +158,8 @@ def take_regions(
     mask: Callable[[Array, RegionRow], MaskedRegions] | None = None,
     mirrored: bool = False,
 ) -> SampledRegions:
-    """Returns the regions that are read of row ``row_number`` of a group, all of them shown.
+    """Returns the regions of row ``row_number`` of a group that a model reads; all count as
+    shown (``num_shown``).
 
     Training, evaluation and probes all use this function. ``columns`` come from
     :func:`list_columns`. ``mask`` gets the boxes and the row; without it no region is masked.

@@ -51,7 +51,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=path_or_name, required=True, metavar="DIR", help=CHECKPOINT_HELP)
     add_allow_address(parser)
     add("--pairs", help="retrieval: table of image-text pairs: a folder, a file or a glob")
-    add("--examples", help="other tasks: table of examples, the output of `manifest`")
+    add("--examples", help="all tasks except retrieval: table of examples, written by `manifest`")
     add(
         "--labels",
         type=path_or_url,
@@ -63,8 +63,8 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="other tasks: what to do with examples without their image: end with an "
-        "error, or skip them and list them in `rejects` (default: error)",
+        help="all tasks except retrieval: end with an error if an example has no image, or skip "
+        "such examples and list them in `rejects` (default: error)",
     )
     add("--regions", help="table of the images' regions, for models that read them")
     add("--annotated-regions", help="table of regions at annotated boxes (RefCOCO+, VCR)")

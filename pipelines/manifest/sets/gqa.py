@@ -94,8 +94,8 @@ def _add_arguments(p: argparse.ArgumentParser) -> None:
         "--questions",
         choices=("balanced", "all"),
         default="balanced",
-        help="which files are read: the balanced questions, which accuracy is computed over, or "
-        "all, which consistency also needs (default: balanced)",
+        help="questions to read: balanced, which are enough for accuracy, or all, which "
+        "consistency also needs (default: balanced)",
     )
 
 

@@ -152,8 +152,8 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
 
 
 def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """Returns a recipe for a model that none of the task's recipes has: it was trained by a custom
-    one (``--config``). Evaluation reads the inputs that the checkpoint records.
+    """Returns a recipe for a model that was trained by a custom recipe (``--config``) and matches
+    none of the task's recipes. Evaluation reads the inputs that the checkpoint records.
     """
     stage = TrainingStage(
         name=loaded.training.stage, steps=0, batch_size=1, optimizer=Optimizer(lr=1.0)

@@ -109,7 +109,7 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
         "them and list them in `rejects` "
         "(default: skip)",
     )
-    add("--vocab", metavar="FILE", help="BERT vocab.txt, without --init")
+    add("--vocab", metavar="FILE", help="BERT vocab.txt (only without --init)")
     add_device_batch(parser)
     add("--output", type=path_or_url, required=True, metavar="DIR")
     add_lock_seconds(parser)

@@ -237,7 +237,7 @@ SCORERS: dict[str, Callable[..., PairScorer]] = {
 
 
 def make_scorer(model: Any, max_elements: int | None = None) -> PairScorer:
-    """Returns the scorer of a model with a head that ranks, or with such a model inside."""
+    """Returns the scorer of a model that has, or contains a model that has, a ranking head."""
     variant = get_variant(find_variant(model))
     body, logit = variant.get_body(model), get_part(model, variant.match_logit)
     if max_elements is not None:  # a text's length depends on the image, so no text is read ahead

@@ -166,8 +166,9 @@ TWO_HEADS = "match and score"  # each pair alone, and among candidates
 
 
 def pair_scores(model: Any, variant: str, pooled: Tensor) -> Float[Tensor, "B K"]:
-    """Returns the scores of pairs by a variant's heads: ImageBERT's of a pair alone and among
-    others; for all other variants by the head that ranks (`vlmill.models.rows`).
+    """Returns the scores of pairs by a variant's heads: for ImageBERT the scores by its two heads
+    (pairs alone, pairs among others), for other variants those by the ranking head
+    (`vlmill.models.rows`).
     """
     if get_variant(variant).heads.get(NAME) == TWO_HEADS:
         return torch.stack([model.match_logit(pooled), model.scores(pooled)], dim=-1)
