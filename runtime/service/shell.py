@@ -330,13 +330,14 @@ def new_application(
             request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
         )
 
-    statuses = {200: json_response("the status", object_schema({"status": STRING}))}
+    status = json_response("the status", object_schema({"status": STRING}))
+    statuses: dict[int | str, Any] = {200: status, 503: status}
 
     @application.get(
         "/healthz",
         summary="Whether the process responds and feeds its workers",
         operation_id="healthz",
-        responses={**statuses, 503: statuses[200]},
+        responses=statuses,
     )
     async def healthz() -> Response:
         unfed = [] if shell.is_draining else shell.list_unfed()
@@ -349,7 +350,7 @@ def new_application(
         "/readyz",
         summary="Whether requests will be computed",
         operation_id="readyz",
-        responses={**statuses, 503: statuses[200]},
+        responses=statuses,
     )
     async def readyz() -> Response:
         if shell.is_draining:

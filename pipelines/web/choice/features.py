@@ -36,7 +36,7 @@ class Scene:
 
 def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
     """Returns features in -1..1; zeros are omitted."""
-    kind = "alt" if candidate.kind == "label" else candidate.kind  # an alt text by another name
+    kind: str = "alt" if candidate.kind == "label" else candidate.kind  # an alt by another name
     if kind in _SIDES:
         kind = "beside"
     values = (
