@@ -2,6 +2,6 @@
 
 Each job is a folder with a ``__main__``. Several jobs share ``web`` (archives, pages, texts, the
 choice of pairs, downloads) and ``filters`` (models that judge images and pairs). All jobs are steps
-of ``vlmill.runtime.units``. ``rules`` defines every threshold of the web-pairs job, ``judging`` what
-a filter of images reports. Read ``rules``, ``web_pairs/job`` and ``web_pairs/steps``.
+of ``vlmill.runtime.units``. ``rules`` defines every threshold of the web-pairs job, ``judging`` the
+scores of a filter of images. Read ``rules``, ``web_pairs/job`` and ``web_pairs/steps``.
 """

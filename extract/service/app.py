@@ -12,7 +12,7 @@ from vlmill.extract.service.rows import KINDS, choose_kind, encode_response, mak
 from vlmill.runtime.client.forms import JSON, PARQUET
 from vlmill.runtime.readers.class_names import stored_names
 from vlmill.runtime.service.guard import Guard
-from vlmill.runtime.service.openapi import BINARY, REJECT, form_body, list_of, record_of
+from vlmill.runtime.service.openapi import BINARY, REJECT, form_body, list_schema, object_schema
 from vlmill.runtime.service.refusals import bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, account, guard_application, new_application
@@ -47,7 +47,7 @@ SAMPLES = [
     },
 ]
 ROW = {"type": "object", "additionalProperties": True}
-ROWS = record_of({"regions": list_of(ROW), "rejects": list_of(REJECT), "arrays": ROW})
+ROWS = object_schema({"regions": list_schema(ROW), "rejects": list_schema(REJECT), "arrays": ROW})
 OPENAPI = {
     "requestBody": {
         "required": True,

@@ -202,7 +202,7 @@ def open_lines(output: Path | None) -> Iterator[TextIO]:
 
 
 def answer_items(index: SearchIndex, options: SearchOptions) -> Iterator[AnsweredQuery]:
-    """Yields the items near those of ``--item``, a user's history."""
+    """Yields the results near the items of ``--item``, a user's history."""
     if not options.item:
         return
     items = ItemIndex(index)

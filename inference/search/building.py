@@ -103,8 +103,10 @@ def make_pq(matrix: Matrix, effort: int | None) -> tuple[Any, dict[str, int]]:
 
     count, width = matrix.shape
     parts = max(number for number in range(1, PARTS + 1) if width % number == 0)
-    if count < (least := 1 << PART_BITS):
-        raise InputError(f"--type pq needs at least {least} vectors, not {count}; use --type flat")
+    if count < (min_vectors := 1 << PART_BITS):
+        raise InputError(
+            f"--type pq needs at least {min_vectors} vectors, not {count}; use --type flat"
+        )
     codes: Any = faiss.IndexPQFastScan(width, parts, PART_BITS, faiss.METRIC_INNER_PRODUCT)
     codes.pq.cp.min_points_per_centroid = 1  # no warning for few vectors
     codes.train(training_rows(matrix))
@@ -119,8 +121,8 @@ MAKERS = {"flat": make_flat, "hnsw": make_hnsw, "ivf": make_ivf, "pq": make_pq}
 
 
 def training_rows(matrix: Matrix) -> Matrix:
-    """Returns at most :data:`CODEBOOK_ROWS` rows, evenly spread, none of which
-    :func:`sample_rows` returns if there are many.
+    """Returns at most :data:`CODEBOOK_ROWS` rows, evenly spread. If there are many,
+    :func:`sample_rows` returns none of them.
     """
     held_out = np.zeros(len(matrix), dtype=np.bool_)
     if len(matrix) > 4 * MEASURED:
@@ -184,8 +186,8 @@ def choose_effort(index: SearchIndex, matrix: Matrix, queries: Matrix, *, same: 
         ranks[row] = [known.get(position, len(matrix)) for position in best.tolist()]
     halves = np.arange(len(queries)) % 2
     for effort in range(1, MOST_EFFORT + 1):
-        found = ranks < effort * MEASURED_TOP
-        if min(found[halves == half].mean() for half in np.unique(halves)) >= TARGET:
+        is_found = ranks < effort * MEASURED_TOP
+        if min(is_found[halves == half].mean() for half in np.unique(halves)) >= TARGET:
             break
     refined.k_factor = effort
     held_out = halves == halves[-1]

@@ -33,20 +33,20 @@ def add_columns(about: pa.Table, argument: str, names: Sequence[str]) -> pa.Tabl
     rows: pa.Array = pa.nulls(about.num_rows, pa.int64())
     for key in KEYS:
         if key in table.column_names:
-            found = find_first(table.column(key), about.column(key))
-            rows = pc.coalesce(found, rows)
+            results = find_first(table.column(key), about.column(key))
+            rows = pc.coalesce(results, rows)
     for name in names:
         about = about.append_column(name, table.column(name).combine_chunks().take(rows))
     return about.combine_chunks()
 
 
-def find_first(known: pa.ChunkedArray, wanted: pa.ChunkedArray) -> pa.Array:
-    """Returns the first row of each wanted id, null for an unknown one."""
+def find_first(known: pa.ChunkedArray, ids_to_find: pa.ChunkedArray) -> pa.Array:
+    """Returns the first row of each ids_to_find id, null for an unknown one."""
     ids = known.cast(pa.large_string()).fill_null("").combine_chunks()
     index = IdIndex(ids)
-    found = pa.array(index.find(wanted.cast(pa.string()).fill_null("").to_pylist()))
-    is_known = pc.and_(pc.not_equal(found, ABSENT), wanted.is_valid().combine_chunks())
-    return pc.if_else(is_known, found, None)
+    results = pa.array(index.find(ids_to_find.cast(pa.string()).fill_null("").to_pylist()))
+    is_known = pc.and_(pc.not_equal(results, ABSENT), ids_to_find.is_valid().combine_chunks())
+    return pc.if_else(is_known, results, None)
 
 
 def read_columns(argument: str, names: Sequence[str]) -> pa.Table:

@@ -250,7 +250,7 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what is searched for, and where the results are written."""
+    """Declares the queries and the files of results."""
     add = parser.add_argument
     add("--text", action="append", default=[], metavar="T", help="text to search for (repeatable)")
     add(

@@ -118,8 +118,10 @@ def find_embedding_mode(loaded: LoadedCheckpoint) -> EmbeddingMode:
     body = variant.get_body(loaded.model)
     pools = getattr(config, "pooler", True) and hasattr(body, "encode")
     if not fits or not (pools or variant.contrasts):
-        pair_models = [n for n, one in VARIANTS.items() if not (one.kind or one.makes_features)]
-        names = [*pair_models, *(n for n, one in VARIANTS.items() if one.kind == "text")]
+        pair_models = [
+            n for n, other in VARIANTS.items() if not (other.kind or other.makes_features)
+        ]
+        names = [*pair_models, *(n for n, other in VARIANTS.items() if other.kind == "text")]
         raise InputError(
             f"{who}, which has no vector for a text with an image; use one of {', '.join(names)}"
         )

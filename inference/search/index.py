@@ -28,7 +28,7 @@ INDEX, ROWS, SETTINGS = "index.faiss", "rows.parquet", "index.json"
 NEIGHBOURS = "neighbours.npy"  # with `--neighbours`: the nearest rows of each row
 FORMAT = 1
 MEASURED_TOP = 10  # results of a query whose recall is measured
-EXACT_SHARE = 50  # with a filter, 1 row of so many is compared exactly rather than searched
+EXACT_SHARE = 50  # with a filter, rows are compared exactly if at most 1 of 50 is allowed
 
 NEIGHBOUR = np.dtype([("row", "<i4"), ("score", "<f4")])
 
@@ -79,10 +79,10 @@ class SearchIndex:
         count = min(top, len(self))
         if allowed is None:
             # The candidates of `pq` are a multiple of the results: of at least as many as measured.
-            found = self.faiss_index.search(queries, max(count, min(MEASURED_TOP, len(self))))
+            results = self.faiss_index.search(queries, max(count, min(MEASURED_TOP, len(self))))
         else:
-            found = search_allowed(self, queries, count, allowed)
-        scores, positions = found
+            results = search_allowed(self, queries, count, allowed)
+        scores, positions = results
         if (scores[:, 1:] < scores[:, :-1]).all():  # no equal scores
             return Answers(scores=scores[:, :count], positions=positions[:, :count])
         order = np.lexsort((positions, -scores), axis=1)[:, :count]
@@ -103,10 +103,9 @@ class SearchIndex:
 
 
 def search_allowed(index: SearchIndex, queries: Matrix, count: int, allowed: Mask) -> Any:
-    """Searches the rows of a mask: scores and positions [Q, count], -1 where there are no more.
+    """Searches the rows of a mask: scores and positions [Q, count], -1 for missing results.
 
-    Few rows are compared exactly; else the index is searched for so many results that enough of
-    them are allowed.
+    Few rows are compared exactly; else the index is searched for more results than requested.
     """
     matches = int(np.count_nonzero(allowed))
     if index.settings["type"] == "flat" or matches <= max(count, len(allowed) // EXACT_SHARE):
@@ -126,11 +125,13 @@ def search_exactly(index: SearchIndex, queries: Matrix, count: int, allowed: Mas
 
     faiss: Any = typed_faiss  # its stubs lack the wrappers for Python
     selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-    whole = index.faiss_index
+    faiss_index = index.faiss_index
     if index.settings["type"] == "ivf":
-        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=whole.nlist)
-        return whole.search(queries, count, params=parameters)
-    return flat_part(whole).search(queries, count, params=faiss.SearchParameters(sel=selector))
+        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=faiss_index.nlist)
+        return faiss_index.search(queries, count, params=parameters)
+    return flat_part(faiss_index).search(
+        queries, count, params=faiss.SearchParameters(sel=selector)
+    )
 
 
 def flat_part(index: Any) -> Any:

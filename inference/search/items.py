@@ -1,6 +1,6 @@
 """Finds items similar to other items, as InterBERT was deployed (arXiv:2003.13198, app. A.2).
 
-An item is what the rows of one image are about, or of one pair without an image: it has the rows'
+An item is the subject of the rows of one image, or of one pair without an image: it has the rows'
 image_id, else their pair_id, as its id. N rows, n rows of a lookup, P width.
 """
 
@@ -26,15 +26,15 @@ Filter = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """Holds what is searched together: ``queries`` [n, P], or ``rows`` [n] of the items
-    ``sources`` [n]. Results are ``top`` items, none of ``seen``, with rows in ``allowed`` [N].
+    """Holds one search: ``queries`` [n, P], or ``rows`` [n] of the items
+    ``sources`` [n]. Results are ``top`` items, none of ``excluded``, with rows in ``allowed`` [N].
     """
 
     top: int
     queries: Matrix | None = None
     rows: Sequence[int] = ()
     sources: Sequence[str] = ()
-    seen: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     num_seen_rows: int = 0
     allowed: Mask | None = None
 
@@ -76,29 +76,29 @@ class ItemIndex:
                 there = ", ".join(self._columns) or "none; give --columns when it is built"
                 raise InputError(f"column {name[:80]!r} cannot be filtered by; there are {there}")
             codes, numbers = self._columns[name]
-            wanted = [numbers[value] for value in values if value in numbers]
-            matches: Mask = np.isin(codes, np.array(wanted, dtype=codes.dtype))
+            allowed_codes = [numbers[value] for value in values if value in numbers]
+            matches: Mask = np.isin(codes, np.array(allowed_codes, dtype=codes.dtype))
             allowed = matches if allowed is None else allowed & matches
         return allowed
 
     def lookup(
-        self, items: Sequence[str], top: int, *, seen: Sequence[str] = (), where: Filter | None
+        self, items: Sequence[str], top: int, *, excluded: Sequence[str] = (), where: Filter | None
     ) -> tuple[Lookup, list[str]]:
-        """Returns what finds items near ``items``, the last of which a user has seen last, and the
-        ids of ``items`` that the index does not have.
+        """Returns the lookup of items near ``items``, in the order in which a user saw them, and
+        the ids of ``items`` that the index does not have.
 
-        Neither ``items`` nor ``seen`` are results. Raises InputError for an unknown column.
+        Neither ``items`` nor ``excluded`` are results. Raises InputError for an unknown column.
         """
         unique = list(dict.fromkeys(reversed(items)))  # the last one first
         rows = {item: self._rows.find_all(item) for item in unique}
-        others = [item for item in dict.fromkeys(seen) if item not in rows]
-        num_seen = sum(map(len, rows.values())) + sum(map(self._count, others))
+        seen_items = [item for item in dict.fromkeys(excluded) if item not in rows]
+        num_seen = sum(map(len, rows.values())) + sum(map(self._count, seen_items))
         positions = [row for item in unique for row in rows[item]]
         return Lookup(
             top=top,
             rows=positions,
             sources=[item for item in unique for _ in rows[item]],
-            seen=frozenset((*unique, *others)),
+            excluded=frozenset((*unique, *seen_items)),
             num_seen_rows=num_seen,
             allowed=self.mask(where or {}),
         ), [item for item in items if not rows[item]]
@@ -107,7 +107,7 @@ class ItemIndex:
         return len(self._rows.find_all(item))
 
     def find(self, lookups: Sequence[Lookup]) -> list[list[Hit]]:
-        """Returns the results of lookups: stored ones, or searches. Those without a filter are
+        """Returns the results of lookups: stored ones, or searches. Lookups without a filter are
         searched together.
         """
         results = [self.find_stored(lookup) for lookup in lookups]
@@ -133,7 +133,7 @@ class ItemIndex:
         stored = neighbours[list(lookup.rows)]
         rows, scores = stored["row"].tolist(), stored["score"].tolist()
         each = enumerate(zip(rows, scores, strict=True))
-        hits = self._take_turns(lookup, [list_hits(query, *found) for query, found in each])
+        hits = self._take_turns(lookup, [list_hits(query, *pair) for query, pair in each])
         is_all = neighbours.shape[1] >= len(self.index) - 1
         return hits[: lookup.top] if is_all or len(hits) >= lookup.top else None
 
@@ -162,12 +162,12 @@ class ItemIndex:
             for number, block in zip(members, blocks, strict=True):
                 stop = start + len(block)
                 each = enumerate(zip(rows[start:stop], scores[start:stop], strict=True))
-                yield number, [list_hits(query, *found) for query, found in each]
+                yield number, [list_hits(query, *pair) for query, pair in each]
                 start = stop
 
     def _take_turns(self, lookup: Lookup, lists: Sequence[Sequence[Hit]]) -> list[Hit]:
         """Returns each item once: the nearest of every query first, then the second ones, ..."""
-        taken, hits = set(lookup.seen), list[Hit]()
+        taken, hits = set(lookup.excluded), list[Hit]()
         turns = [iter(members) for members in lists]
         while turns and len(hits) < lookup.top:
             turns = [members for members in turns if self._take_next(members, taken, hits)]
@@ -183,7 +183,7 @@ class ItemIndex:
         return False
 
     def rows(self, hits: Sequence[Hit], lookup: Lookup) -> list[dict[str, Any]]:
-        """Returns results as rows with their score; those of a lookup by items also have the
+        """Returns results as rows with their score; results of a lookup by items also have the
         ``item_id``, and in ``near`` the item that they are near.
         """
         rows = []
@@ -195,7 +195,7 @@ class ItemIndex:
         return rows
 
     def _read(self, row: int) -> dict[str, Any]:
-        """Returns the values of a row, without nulls; keeps those of the latest rows."""
+        """Returns the values of a row, without nulls; keeps the values of the latest rows."""
         values = self._read_rows.get(row)
         if values is None:
             values = {"kind": self.index.settings["of"]}
@@ -216,7 +216,7 @@ def encode_column(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], dict[str,
 
 
 def list_hits(query: int, rows: Sequence[int], scores: Sequence[float]) -> list[Hit]:
-    """Returns the results of a query; -1 stands for none."""
+    """Returns the results of a query; -1 marks a missing one."""
     return [Hit(row, score, query) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 

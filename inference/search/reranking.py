@@ -62,8 +62,8 @@ class Reranker:
             for row in rows
             if row.get("image_id") in matches
         ]
-        others = [row for row in rows if row.get("image_id") not in matches]
-        return [*sorted(scored, key=lambda row: -row["match"]), *others]
+        unscored = [row for row in rows if row.get("image_id") not in matches]
+        return [*sorted(scored, key=lambda row: -row["match"]), *unscored]
 
 
 def open_reranker(
@@ -89,7 +89,7 @@ def open_reranker(
 def open_images(
     loaded: LoadedCheckpoint, feeding: Feeding, regions: str | None, images: str | None
 ) -> RegionImages | PixelImages:
-    """Opens what the model reads of images. Raises InputError if it is missing."""
+    """Opens the regions or images that the model reads. Raises InputError if they are missing."""
     who = with_article(loaded.variant)
     if feeding.kind == "pixels":
         if images is None:

@@ -1,7 +1,6 @@
 """Adds rows to an index and removes rows from it, without training it again.
 
-Recall is measured again afterwards: vectors that differ from those that the index was trained on
-may lower it.
+Recall is measured again afterwards: vectors unlike the ones of its training may lower it.
 """
 
 from collections.abc import Iterable
@@ -55,30 +54,30 @@ def remove_rows(index: SearchIndex, removed: Mask) -> SearchIndex:
     if removed.all():
         raise InputError("no row of the index would be left; build another one")
     positions = np.flatnonzero(removed)
-    whole = index.faiss_index
+    faiss_index = index.faiss_index
     if index.settings["type"] == "pq":
         import faiss
 
-        parts: list[Any] = [faiss.downcast_index(whole.base_index), flat_part(whole)]
+        parts: list[Any] = [faiss.downcast_index(faiss_index.base_index), flat_part(faiss_index)]
         for part in parts:
             part.remove_ids(positions)
-        whole.ntotal = whole.base_index.ntotal
+        faiss_index.ntotal = faiss_index.base_index.ntotal
     elif index.settings["type"] == "ivf":
-        remove_from_cells(whole, removed)
+        remove_from_cells(faiss_index, removed)
     else:
-        whole.remove_ids(positions)
+        faiss_index.remove_ids(positions)
     return with_rows(index, index.about.filter(pa.array(~removed)).combine_chunks())
 
 
-def remove_from_cells(whole: Any, removed: Mask) -> None:
+def remove_from_cells(faiss_index: Any, removed: Mask) -> None:
     """Removes rows of `ivf`, and gives the others their new positions."""
     import faiss as typed_faiss
 
     faiss: Any = typed_faiss  # its stubs lack this class
-    whole.set_direct_map_type(faiss.DirectMap.NoMap)  # made again when a vector is read
-    whole.remove_ids(np.flatnonzero(removed))
+    faiss_index.set_direct_map_type(faiss.DirectMap.NoMap)  # made again when a vector is read
+    faiss_index.remove_ids(np.flatnonzero(removed))
     new_positions = np.cumsum(~removed) - 1
-    lists = whole.invlists
+    lists = faiss_index.invlists
     for cell in range(lists.nlist):
         if size := lists.list_size(cell):
             ids: NDArray[np.int64] = faiss.rev_swig_ptr(lists.get_ids(cell), size)
@@ -86,7 +85,7 @@ def remove_from_cells(whole: Any, removed: Mask) -> None:
 
 
 def with_rows(index: SearchIndex, about: pa.Table) -> SearchIndex:
-    """Returns the index with other rows, whose neighbours are not known."""
+    """Returns the index with other rows, without stored neighbours."""
     settings = {**index.settings, "vectors": about.num_rows}
     return replace(index, about=about, settings=settings, neighbours=None)
 

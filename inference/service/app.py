@@ -78,10 +78,10 @@ HELP = {
     SIMILAR: (
         "Items similar to an item, or to a user's history",
         "Form: `items`, the ids of one item or of several, the one that was seen last at the end; "
-        "`seen`, further ids that are no results; `top`, 10 unless it is given; `where` as for "
+        "`seen`, further ids to exclude; `top`, 10 unless it is given; `where` as for "
         "search. An item's id is its image_id, or its pair_id if it has no image. Gives `answers`, "
         "rows with `item_id`, `score`, and `near`, the given item that it is near. The nearest of "
-        "each item come first, those of the last item before the others'. `missing` has the given "
+        "each item come first, beginning with the last item. `missing` has the given "
         "items that the index does not have.",
         sample('client.similar(["17"], top=5)'),
     ),
@@ -131,15 +131,15 @@ def search_question(form: Form) -> Question:
 
 def similar_question(form: Form) -> Question:
     """Parses a request for items near others. Raises RequestRefused."""
-    items, seen = form.words.get("items", []), form.words.get("seen", [])
+    items, excluded = form.words.get("items", []), form.words.get("seen", [])
     if form.images:
         raise bad_request("expected ids of items, and no image")
     if not items or len(items) > MOST_ITEMS:
         raise bad_request(f"items: expected 1 to {MOST_ITEMS} ids")
-    if len(seen) > MOST_SEEN:
+    if len(excluded) > MOST_SEEN:
         raise bad_request(f"seen: expected at most {MOST_SEEN} ids")
     top, where = read_top(form), read_where(form)
-    return Question(method=SIMILAR, items=items, seen=seen, top=top, where=where)
+    return Question(method=SIMILAR, items=items, seen=excluded, top=top, where=where)
 
 
 def read_top(form: Form) -> int:
@@ -281,12 +281,12 @@ def model_service(
         return sorted([*there, SIMILAR] if index is not None else there)
 
     def about() -> Mapping[str, Any]:
-        found: Mapping[str, Any] = {} if index is None else index.about
+        index_data: Mapping[str, Any] = {} if index is None else index.about
         stored = stored_names(shell.about.get("producer", {}))
-        described = {"variant": found.get("variant"), **shell.about, "methods": methods()}
+        described = {"variant": index_data.get("variant"), **shell.about, "methods": methods()}
         if index is not None:
             scales = dict.fromkeys((SEARCH, SIMILAR), COSINE)
-            described |= {"index": found, "scales": {**shell.about.get("scales", {}), **scales}}
+            described |= {"index": index_data, "scales": {**shell.about.get("scales", {}), **scales}}
         return {
             "service": "model",
             "title": format_title(described),

@@ -21,34 +21,34 @@ from vlmill.runtime.service.openapi import (
     file_response,
     form_body,
     json_response,
-    list_of,
+    list_schema,
     nullable,
-    record_of,
+    object_schema,
 )
 
-VECTORS = list_of(nullable(list_of(NUMBER)))
+VECTORS = list_schema(nullable(list_schema(NUMBER)))
 NUMBERS_BY_NAME = {"type": "object", "additionalProperties": NUMBER}
-RESULT = record_of(
+RESULT = object_schema(
     {"score": NUMBER, "kind": STRING},
     {"image_id": STRING, "pair_id": STRING, "text": STRING, "caption": STRING},
 )
-ITEM = record_of(
+ITEM = object_schema(
     {"score": NUMBER, "kind": STRING, "item_id": STRING, "near": STRING},
     {"image_id": STRING, "pair_id": STRING, "text": STRING, "caption": STRING},
 )
-CLASSES = record_of({"labels": list_of(STRING), "probabilities": NUMBERS_BY_NAME})
+CLASSES = object_schema({"labels": list_schema(STRING), "probabilities": NUMBERS_BY_NAME})
 ANY = {"type": "object", "additionalProperties": True}
 BODIES: dict[str, Schema] = {
-    SCORE: form_body({"texts": list_of(STRING)}, ("texts",)),
+    SCORE: form_body({"texts": list_schema(STRING)}, ("texts",)),
     ATTEND: form_body({"text": STRING}, ("text",)),
-    EMBED: form_body({"texts": list_of(STRING)}),
-    SEARCH: form_body({"text": STRING, "top": INTEGER, "where": list_of(STRING)}),
+    EMBED: form_body({"texts": list_schema(STRING)}),
+    SEARCH: form_body({"text": STRING, "top": INTEGER, "where": list_schema(STRING)}),
     SIMILAR: form_body(
         {
-            "items": list_of(STRING),
-            "seen": list_of(STRING),
+            "items": list_schema(STRING),
+            "seen": list_schema(STRING),
             "top": INTEGER,
-            "where": list_of(STRING),
+            "where": list_schema(STRING),
         },
         ("items",),
         images=False,
@@ -58,14 +58,14 @@ BODIES: dict[str, Schema] = {
     ENTAIL: form_body({"statement": STRING}, ("statement",)),
 }
 RESPONSES: dict[str, Schema] = {
-    SCORE: record_of({"scores": list_of(list_of(nullable(NUMBER)))}),
-    ATTEND: record_of(
-        {"score": NUMBER, "losses": list_of(NUMBER), "regions": list_of(ANY), "arrays": ANY}
+    SCORE: object_schema({"scores": list_schema(list_schema(nullable(NUMBER)))}),
+    ATTEND: object_schema(
+        {"score": NUMBER, "losses": list_schema(NUMBER), "regions": list_schema(ANY), "arrays": ANY}
     ),
-    EMBED: record_of({"pictures": VECTORS, "texts": VECTORS}),
-    SEARCH: record_of({"answers": list_of(RESULT)}),
-    SIMILAR: record_of({"answers": list_of(ITEM), "missing": list_of(STRING)}),
-    ANSWER: record_of({"answer": STRING}),
+    EMBED: object_schema({"pictures": VECTORS, "texts": VECTORS}),
+    SEARCH: object_schema({"answers": list_schema(RESULT)}),
+    SIMILAR: object_schema({"answers": list_schema(ITEM), "missing": list_schema(STRING)}),
+    ANSWER: object_schema({"answer": STRING}),
     CLASSIFY: CLASSES,
     ENTAIL: CLASSES,
 }

@@ -1,7 +1,7 @@
 """Searches an index in the front process of a service, and replaces it by a new one meanwhile.
 
-A search that takes a millisecond or two is run at once, since a thread would need as long to
-start, and so are stored neighbours looked up. Other searches are run in threads, those that wait
+A search that takes a millisecond or two is run immediately, since a thread would need as long to
+start, and so are stored neighbours looked up. Other searches are run in threads, waiting ones
 together. A request is answered by the index that was current when its search began.
 """
 
@@ -31,7 +31,7 @@ from vlmill.runtime.service.metrics import Metrics
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.schemas.errors import InputError
 
-QUICK_SECONDS = 0.002  # of a search that is run at once
+QUICK_SECONDS = 0.002  # of a search that is run immediately
 FEW = 100  # results, with the omitted ones
 AT_ONCE = 64  # requests that are searched together
 SHOWN = ("type", "vectors", "of", "width", "variant", "recall_at_10", "recall_of_queries")
@@ -92,8 +92,8 @@ class ServedIndex:
     def about(self) -> dict[str, Any]:
         """Returns the description of the index."""
         index = self._items.index
-        shown = {name: index.settings[name] for name in SHOWN if name in index.settings}
-        return {**shown, "columns": index.columns}
+        values = {name: index.settings[name] for name in SHOWN if name in index.settings}
+        return {**values, "columns": index.columns}
 
     def watch(self, metrics: Metrics) -> None:
         """Shows the index in the metrics, and starts to look for a new one."""
@@ -150,7 +150,7 @@ class ServedIndex:
         def settle() -> None:
             self._free += 1
             for task, outcome in zip(batch, outcomes, strict=True):
-                if task.future is None or task.future.done():  # its client was told that it is late
+                if task.future is None or task.future.done():  # its client already has a refusal
                     continue
                 if isinstance(outcome, Exception):
                     task.future.set_exception(outcome)
@@ -203,7 +203,7 @@ class ServedIndex:
 
 
 def use_one_thread() -> None:
-    """Makes FAISS use only the calling thread: requests are searched beside each other."""
+    """Makes FAISS use only the calling thread: requests are searched concurrently."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -263,7 +263,7 @@ def encode_answers(
 
 
 def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:
-    """Returns what a request searches for, and the missing items. Raises RequestRefused."""
+    """Returns the lookup of a request, and the missing items. Raises RequestRefused."""
     question = task.question
     try:
         if task.vector is not None:
@@ -271,7 +271,7 @@ def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:
             queries = np.asarray(task.vector, np.float32)[None]
             return Lookup(queries=queries, top=question.top, allowed=allowed), []
         lookup, missing = items.lookup(
-            question.items, question.top, seen=question.seen, where=question.where
+            question.items, question.top, excluded=question.seen, where=question.where
         )
     except InputError as error:
         raise bad_request(str(error), "no_such_column") from None

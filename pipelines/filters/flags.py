@@ -108,9 +108,9 @@ def choose_filters(args: argparse.Namespace) -> None:
 
 def filter_files(args: argparse.Namespace) -> dict[str, str]:
     """Returns the model files that the user named, by their flags."""
-    own = {OPEN_NSFW, PHOTOGRAPHS, NONE}
+    reserved = {OPEN_NSFW, PHOTOGRAPHS, NONE}
     flags = ("--safety-model", "--realism-model")
-    return {flag: value for flag in flags if (value := _value(args, flag)) not in own}
+    return {flag: value for flag in flags if (value := _value(args, flag)) not in reserved}
 
 
 def word_flags(args: argparse.Namespace) -> dict[str, str | None]:
@@ -122,8 +122,8 @@ def named_files(args: argparse.Namespace) -> dict[str, str]:
     """Returns the files of all filters that the user named, by their flags."""
     words = {"--vocabulary": args.vocabulary}
     words |= {f"--{kind}-words": path for kind, path in word_flags(args).items()}
-    own = {wordfreq.NAME, NONE, None}
-    return filter_files(args) | {f: path for f, path in words.items() if path not in own}
+    reserved = {wordfreq.NAME, NONE, None}
+    return filter_files(args) | {f: path for f, path in words.items() if path not in reserved}
 
 
 def _value(args: argparse.Namespace, flag: str) -> Any:

@@ -206,8 +206,8 @@ class ImageFilters:
 
         Raises Rejected for pixels that are floating-point numbers.
         """
-        fitted = [one for one in (self.realism, self.safety) if isinstance(one, ImageFilter)]
-        side = max((decode_side(one.has_backbone) for one in fitted), default=0)
+        fitted = [rater for rater in (self.realism, self.safety) if isinstance(rater, ImageFilter)]
+        side = max((decode_side(rater.has_backbone) for rater in fitted), default=0)
         small = small_copy(image, side) if fitted else image
         realism = None if self.realism is None else self.realism.look(small)
         if self.safety is None:
@@ -223,7 +223,7 @@ class ImageFilters:
         """
         verdicts: list[Drop | ImageScores] = [ImageScores() for _ in looks]
         if self.realism is not None:
-            vectors = [one.realism for one in looks if one.realism is not None]
+            vectors = [look.realism for look in looks if look.realism is not None]
             for number, natural in enumerate(self.realism.scores(vectors)):
                 verdicts[number] = (
                     Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")

@@ -94,7 +94,7 @@ class RejectExamples:
 class RejectedImages:
     """Collects a few images of each reason that were dropped after decoding, with their texts.
 
-    Racy images are left out: nobody should have to look at them in a report.
+    Racy images are excluded: nobody should have to look at them in a report.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ def write_shown(
 ) -> None:
     """Writes ``report.json``: counts by bins, samples with their images, examples of rejects.
 
-    ``written`` are the metrics of the shards, ``decoded`` those of the archives' images.
+    ``written`` has the metrics of the shards, ``decoded`` the metrics of the archives' images.
     """
     samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
     sample_rows = [_with_image(about, job) for _, about in samples[:SAMPLES]]
@@ -58,8 +58,8 @@ def _rejected_images(decoded: Sequence[Mapping[str, Any]], job: Job) -> list[dic
     examples = [example for turn in turns for example in turn if example is not None]
     rows = [{**row, "picture": _thumbnail(row, job)} for _, row in examples]
     hidden = ("archive", "offset")
-    shown = [{k: v for k, v in row.items() if k not in hidden} for row in rows if row["picture"]]
-    return shown[:SHOWN_IMAGES]
+    previews = [{k: v for k, v in row.items() if k not in hidden} for row in rows if row["picture"]]
+    return previews[:SHOWN_IMAGES]
 
 
 def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:

@@ -91,7 +91,7 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
 
 
 def filter_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the filters of a run by the job's settings, and what was on for each."""
+    """Returns the filters of a run from the job's settings, with the setting of each."""
     rows = []
     for name, value in settings.items():
         if name.endswith(FILTER):
@@ -166,7 +166,7 @@ def _compare_images(
     """Shows kept images on the left and rejected ones on the right, as LAIT's figures 2 and 3
     (ImageBERT, arXiv:2001.07966).
     """
-    kept = [
+    kept_cards = [
         {"uri": sample["picture"], "text": sample["text"], "about": ""}
         for sample in samples
         if sample["picture"]
@@ -182,7 +182,7 @@ def _compare_images(
     none = Markup("<p class='soft'>No image.</p>")
     sides = [
         (title, image_cards(cards[:SHOWN_IMAGES]) if cards else none)
-        for title, cards in (("Kept", kept), ("Rejected", dropped))
+        for title, cards in (("Kept", kept_cards), ("Rejected", dropped))
     ]
     return Markup(_SIDES.render(sides=sides))
 

@@ -108,7 +108,7 @@ class AsyncClient:
         return plan.join(results)
 
     async def about(self) -> dict[str, Any]:
-        """Returns what is served, and the limits of a request."""
+        """Returns the description of the served model, and the limits of a request."""
         return await self.send(calls.about())
 
     async def limits(self) -> Limits:
@@ -132,8 +132,8 @@ class AsyncClient:
     async def iter_regions(self, images: Iterable[ImageSource]) -> AsyncIterator[RegionBatch]:
         """Yields the regions of any number of images in batches, in the order of the images.
 
-        A batch names its rejected images by their positions in ``images``; the table of a batch
-        without a row is None.
+        A batch names its rejected images by their positions in ``images``, and has no table
+        (None) if it has no row.
         """
         batches = plans.RegionBatches(images, await self.limits())
         async for result in self.send_all(batches.calls()):

@@ -24,11 +24,11 @@ CONCURRENCY = 4
 
 
 class Client:
-    """Sends requests to the service at ``url``, and repeats those that it is too busy for.
+    """Sends requests to the service at ``url``, and repeats a request if it is busy.
 
     ``token`` is the service's token, ``timeout`` the seconds without a byte of a response, and
     ``concurrency`` the number of simultaneous requests of a batch. Thread-safe. Methods raise
-    ServiceError for a refused request, ServiceUnreachable, an OSError, if there is no response, and
+    ServiceError for a refused request, ServiceUnreachable, an OSError, for a missing response, and
     OSError for an image file that cannot be read.
     """
 
@@ -104,7 +104,7 @@ class Client:
         return plan.join(results)
 
     def about(self) -> dict[str, Any]:
-        """Returns what is served, and the limits of a request."""
+        """Returns the description of the served model, and the limits of a request."""
         return self.send(calls.about())
 
     @cached_property
@@ -127,8 +127,8 @@ class Client:
     def iter_regions(self, images: Iterable[ImageSource]) -> Iterator[RegionBatch]:
         """Yields the regions of any number of images in batches, in the order of the images.
 
-        A batch names its rejected images by their positions in ``images``; the table of a batch
-        without a row is None.
+        A batch names its rejected images by their positions in ``images``, and has no table
+        (None) if it has no row.
         """
         batches = plans.RegionBatches(images, self.limits)
         for result in self.send_all(batches.calls()):

@@ -1,4 +1,4 @@
-"""Defines a call for each path of the services: what is sent, and how the response is read.
+"""Defines a call for each path of the services: the request, and how its response is read.
 
 An image is a path or the bytes of a file.
 """
@@ -25,7 +25,7 @@ Vector = list[float] | None  # None: the image or text cannot be read
 class Call(Generic[Result]):
     """Holds a request, a form unless ``method`` is GET, and the function that reads its response.
 
-    ``body`` is sent as JSON in place of a form.
+    ``body`` is sent as JSON instead of a form.
     """
 
     path: str
@@ -69,7 +69,7 @@ def read_field(name: str) -> Callable[[Response], Any]:
 
 
 def about() -> Call[dict[str, Any]]:
-    """Asks what is served, and the limits of a request."""
+    """Asks for the description of the served model, and the limits of a request."""
     return Call(path="/v1/about", method="GET", read=read_json)
 
 
@@ -116,7 +116,7 @@ def search(
     top: int = 10,
     where: Where | None = None,
 ) -> Call[Rows]:
-    """Asks for the nearest rows of the index, of those that have one of the values of a column."""
+    """Asks for the nearest rows of the index among the rows that match ``where``."""
     words = {"top": [str(top)], "text": [] if text is None else [text], "where": conditions(where)}
     images = [] if image is None else [image]
     return Call(path="/v1/search", images=images, words=words, read=read_field("answers"))

@@ -78,7 +78,7 @@ def plan_scores(
 
     def join(results: Sequence[list[list[float | None]]]) -> list[list[float | None]]:
         width = len(text_parts)
-        rows = [results[at : at + width] for at in range(0, len(results), width or 1)]
+        rows = [results[start : start + width] for start in range(0, len(results), width or 1)]
         return [list(chain(*row)) for blocks in rows for row in zip(*blocks, strict=True)]
 
     return Plan(calls=blocks, join=join)
@@ -99,7 +99,7 @@ def plan_vectors(
 
 
 class RegionBatches:
-    """Divides any number of images into calls, and places the results in the whole input."""
+    """Divides any number of images into calls, and returns results for the full input."""
 
     def __init__(self, images: Iterable[ImageSource], limits: Limits) -> None:
         self._images, self._limits = images, limits
@@ -120,14 +120,14 @@ class RegionBatches:
         start, count = self._start, self._sizes.popleft()
         self._start += count
         if isinstance(result, RegionBatch):
-            table, found = result.table, [(row.index, row.reason) for row in result.rejects]
+            table, reasons = result.table, [(row.index, row.reason) for row in result.rejects]
         elif result.rejects:
-            table, found = None, [(row["picture"], row["reason"]) for row in result.rejects]
+            table, reasons = None, [(row["picture"], row["reason"]) for row in result.rejects]
         elif count == 1 and result.status == TOO_LARGE:  # refused before it was read
-            table, found = None, [(0, result.reason)]
+            table, reasons = None, [(0, result.reason)]
         else:
             raise result
-        rejects = [RejectedImage(index=start + index, reason=reason) for index, reason in found]
+        rejects = [RejectedImage(index=start + index, reason=reason) for index, reason in reasons]
         return RegionBatch(table=table, rejects=rejects)
 
 

@@ -26,9 +26,9 @@ def find_pause(
 ) -> float | None:
     """Returns the seconds until a request is sent again, or None if it is not.
 
-    ``attempt`` counts from 1, ``waited`` are the seconds of earlier pauses, and ``status`` is None
-    if the connection failed. A service's Retry-After is never undercut. A little is added to it,
-    because all clients of a busy service would otherwise return at the same moment.
+    ``attempt`` counts from 1, ``waited`` are the seconds of earlier pauses, and ``status`` has the
+    value None for a failed connection. A service's Retry-After is never undercut. A little is added
+    to it, because all clients of a busy service would otherwise return at the same moment.
     """
     if attempt >= retries.tries or (status is not None and status not in (*BUSY, *GATEWAY)):
         return None

@@ -20,7 +20,7 @@ def merge_names(names: Iterable[str]) -> list[str]:
 def _with_numbers(pattern: str, rows: Sequence[tuple[int, ...]]) -> str:
     for column in zip(*rows, strict=True):
         values = sorted(set(column))
-        whole = values == list(range(values[0], values[-1] + 1)) and len(values) > 1
-        text = f"{values[0]}-{values[-1]}" if whole else ",".join(map(str, values))
+        is_range = values == list(range(values[0], values[-1] + 1)) and len(values) > 1
+        text = f"{values[0]}-{values[-1]}" if is_range else ",".join(map(str, values))
         pattern = pattern.replace("*", text, 1)
     return pattern

@@ -59,12 +59,12 @@ def move_to_gpu(index: Any, number: int) -> Any:
 def nearest_vectors(queries: Any, vectors: Any, count: int, gpu: int | None) -> tuple[Any, Any]:
     """Returns the squared distances and positions of each query's nearest vectors, both [Q, count].
 
-    On a GPU, unless it is None or cannot return so many results.
+    On the GPU with this number, except for more results than it can return.
     """
     import faiss
 
     if gpu is None or count > MOST_ON_GPU:
-        found: tuple[Any, Any] = faiss.knn(queries, vectors, count)
+        results: tuple[Any, Any] = faiss.knn(queries, vectors, count)
     else:
-        found = faiss.knn_gpu(faiss.StandardGpuResources(), queries, vectors, count, device=gpu)
-    return found
+        results = faiss.knn_gpu(faiss.StandardGpuResources(), queries, vectors, count, device=gpu)
+    return results

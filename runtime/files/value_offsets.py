@@ -93,13 +93,13 @@ class ByteRangesWriter:
         for name in self._sizes:
             values = [value for chunk in table.column(name).chunks for value in slice_values(chunk)]
             filled = [value for value in values if value is not None and value.size]
-            found = find_values(filled, written.mapped, begin, written.end, table.num_rows)
-            if found is None:
+            positions = find_values(filled, written.mapped, begin, written.end, table.num_rows)
+            if positions is None:
                 self._sizes[name].append(np.full(len(values), UNKNOWN, dtype=np.int32))
                 continue
             sizes = [NULL if value is None else value.size for value in values]
             self._sizes[name].append(np.array(sizes, dtype=np.int32))
-            offsets = [written.start + position for position in found]
+            offsets = [written.start + position for position in positions]
             ends = [
                 0,
                 *(offset + value.size for offset, value in zip(offsets, filled, strict=True)),

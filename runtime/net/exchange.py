@@ -83,10 +83,10 @@ def referrer_for(url: str, page: str | None) -> str | None:
     """
     if page is None or (page.startswith("https:") and not url.startswith("https:")):
         return None
-    own, other = urlsplit(page), urlsplit(url)
-    if (own.scheme, own.netloc) == (other.scheme, other.netloc):
+    source, target = urlsplit(page), urlsplit(url)
+    if (source.scheme, source.netloc) == (target.scheme, target.netloc):
         return page
-    return f"{own.scheme}://{own.netloc}/"
+    return f"{source.scheme}://{source.netloc}/"
 
 
 @dataclass(frozen=True, kw_only=True)

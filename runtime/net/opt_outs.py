@@ -84,8 +84,8 @@ def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
     Statements of the group for ``agent`` count, else those for all robots; statements before the
     first group are for all.
     """
-    own: list[tuple[str, bool]] = []
-    others: list[tuple[str, bool]] = []
+    agent_rules: list[tuple[str, bool]] = []
+    general_rules: list[tuple[str, bool]] = []
     names, in_names = {"*"}, False
     for line in text.splitlines():
         if group := _AGENT_LINE.match(line):
@@ -96,12 +96,12 @@ def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
             if any(name in _TRAINING for name, _ in _USAGE.findall(signal[2].lower())):
                 rule = signal[1] or "/", forbids_training(signal[2])
                 if agent in names:
-                    own.append(rule)
+                    agent_rules.append(rule)
                 elif "*" in names:
-                    others.append(rule)
+                    general_rules.append(rule)
         elif line.strip() and not line.lstrip().startswith("#"):
             in_names = False
-    return own or others
+    return agent_rules or general_rules
 
 
 def signals_forbid(signals: Iterable[tuple[str, bool]], url: str) -> bool:

@@ -140,8 +140,8 @@ def _fetch_once(
 ) -> Answer:
     target = url
     for _ in range(REDIRECTS + 1):
-        told = authorization if urlsplit(target)[:2] == urlsplit(url)[:2] else None
-        answer = _answer(target, start, stop, tuple(allowed), told)
+        sent_authorization = authorization if urlsplit(target)[:2] == urlsplit(url)[:2] else None
+        answer = _answer(target, start, stop, tuple(allowed), sent_authorization)
         if answer.failure in (Reason.BAD_ADDRESS, Reason.BAD_URL):
             raise Unreachable(f"{url}: {answer.detail}; give a public address")
         if answer.failure not in (None, Reason.TOO_LARGE):

@@ -227,12 +227,12 @@ def too_long(name: str) -> RequestRefused:
 
 def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     """Reads a JSON object: ``images`` in base64, and lists of texts or single ones."""
-    rest, images = cut_images(body)
+    plain, images = cut_images(body)
     try:
-        content = json.loads(rest.decode("utf-8-sig"), parse_constant=_no_number)
+        content = json.loads(plain.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON", "bad_json") from None
-    del rest
+    del plain
     if not isinstance(content, Mapping):
         raise bad_request("the body is not a JSON object", "bad_json")
     for name, value in content.items():
@@ -270,7 +270,7 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
         raise bad_request("the body is not JSON", "bad_json")
     nonce = secrets.token_hex(16)  # no string of the body can equal such a name
-    rest, images, end = [], dict[str, memoryview](), 0
+    parts, images, end = [], dict[str, memoryview](), 0
     num_besides = num_text_bytes = 0  # outside strings, plus one byte of each; in other strings
     for match in STRING.finditer(body):
         num_besides += match.start() - end + 1
@@ -280,12 +280,12 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
         if is_image:
             name = f"{nonce}{len(images)}"
             images[name] = memoryview(body)[match.start() + 1 : match.end() - 1]
-            rest.append(body[end : match.start()] + f'"{name}"'.encode())
+            parts.append(body[end : match.start()] + f'"{name}"'.encode())
         else:
-            rest.append(body[end : match.end()])
+            parts.append(body[end : match.end()])
         end = match.end()
     require_little(num_besides + len(body) - end, num_text_bytes)
-    return b"".join([*rest, body[end:]]), images
+    return b"".join([*parts, body[end:]]), images
 
 
 def require_little(num_besides: int, num_text_bytes: int) -> None:

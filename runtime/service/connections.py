@@ -140,18 +140,18 @@ def raise_descriptor_limit(max_connections: int, reserved: int = RESERVED) -> in
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 64
-    wanted = max_connections + num_open + reserved
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed_files = max_connections + num_open + reserved
+    if soft != resource.RLIM_INFINITY and soft < needed_files:
+        limit = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            soft = limit
     if soft == resource.RLIM_INFINITY:
         return max_connections
     num_possible = min(max_connections, soft - num_open - reserved)
     if num_possible < 1:
         raise InputError(
             f"--max-connections {max_connections}: this process may open {soft} files, too few for "
-            f"a service; raise its limit to {wanted} (ulimit -n {wanted})"
+            f"a service; raise its limit to {needed_files} (ulimit -n {needed_files})"
         )
     return num_possible

@@ -22,7 +22,7 @@ WITHOUT_TOKEN = ("/healthz", "/readyz")
 JPEG = "image/jpeg"
 
 
-def list_of(items: Schema) -> Schema:
+def list_schema(items: Schema) -> Schema:
     """Returns the schema of a list."""
     return {"type": "array", "items": items}
 
@@ -32,7 +32,7 @@ def nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def record_of(
+def object_schema(
     required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
 ) -> Schema:
     """Returns the schema of an object with these fields, and possibly others."""
@@ -42,11 +42,11 @@ def record_of(
 
 STRING, NUMBER, INTEGER = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 BINARY = {"type": "string", "format": "binary"}
-FILES = list_of(BINARY)
-BASE64 = list_of({"type": "string", "contentEncoding": "base64"})
-REJECT = record_of({"picture": INTEGER, "name": STRING, "reason": STRING, "why": STRING})
-ERROR = record_of(
-    {"error": STRING, "reason": STRING, "request_id": STRING}, {"rejects": list_of(REJECT)}
+FILES = list_schema(BINARY)
+BASE64 = list_schema({"type": "string", "contentEncoding": "base64"})
+REJECT = object_schema({"picture": INTEGER, "name": STRING, "reason": STRING, "why": STRING})
+ERROR = object_schema(
+    {"error": STRING, "reason": STRING, "request_id": STRING}, {"rejects": list_schema(REJECT)}
 )
 
 
@@ -60,7 +60,7 @@ def form_body(
     form, plain = dict(fields), dict(fields)
     if images:
         form["pictures"] = FILES
-        plain |= {"pictures": BASE64, "urls": list_of(STRING)}
+        plain |= {"pictures": BASE64, "urls": list_schema(STRING)}
     more = {"required": list(required)} if required else {}
     content = {
         "multipart/form-data": {"schema": {"type": "object", "properties": form, **more}},
@@ -90,7 +90,7 @@ class ServiceApplication(FastAPI):
 
 
 def complete(document: Schema) -> Schema:
-    """Adds errors and the token to the document of FastAPI, in place."""
+    """Adds errors and the token to FastAPI's document, which it changes."""
     schema = {"$ref": "#/components/schemas/Error"}
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})

@@ -24,7 +24,7 @@ from vlmill.runtime.service.fetching import fetch_images
 from vlmill.runtime.service.guard import ACCOUNT, DEADLINE, HOLD, Guard
 from vlmill.runtime.service.logs import WRITER, log
 from vlmill.runtime.service.metrics import Metrics, resident_bytes
-from vlmill.runtime.service.openapi import STRING, ServiceApplication, json_response, record_of
+from vlmill.runtime.service.openapi import STRING, ServiceApplication, json_response, object_schema
 from vlmill.runtime.service.overload import Forecast, make_forecast
 from vlmill.runtime.service.page.files import PageFile, read_page_files
 from vlmill.runtime.service.queue import BatchQueue, Item
@@ -330,13 +330,13 @@ def new_application(
             request, RequestRefused(500, "internal_error", "an error of the server; it is logged")
         )
 
-    shown = {200: json_response("the status", record_of({"status": STRING}))}
+    statuses = {200: json_response("the status", object_schema({"status": STRING}))}
 
     @application.get(
         "/healthz",
         summary="Whether the process responds and feeds its workers",
         operation_id="healthz",
-        responses={**shown, 503: shown[200]},
+        responses={**statuses, 503: statuses[200]},
     )
     async def healthz() -> Response:
         unfed = [] if shell.is_draining else shell.list_unfed()
@@ -349,7 +349,7 @@ def new_application(
         "/readyz",
         summary="Whether requests will be computed",
         operation_id="readyz",
-        responses={**shown, 503: shown[200]},
+        responses={**statuses, 503: statuses[200]},
     )
     async def readyz() -> Response:
         if shell.is_draining:

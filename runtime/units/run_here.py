@@ -87,7 +87,7 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         for other in share.select_others()
         for number in other.select_shards(len(units))
     ]
-    begin, told = time.monotonic(), False
+    begin, is_reported = time.monotonic(), False
     while True:
         # In this order: a part may finish its last unit and exit between the two.
         working = parts_at_work(job.output, {other.name for other, _ in waiting})
@@ -96,9 +96,9 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
             return
         numbers = sorted({other.number for other, _ in waiting})
         names = ", ".join(f"{number}/{share.count}" for number in numbers)
-        if not told:
+        if not is_reported:
             print_status(f"{step.name}: waiting for {len(waiting)} units of --part {names}")
-            told = True
+            is_reported = True
         if not working and time.monotonic() - begin >= START_S:
             raise OSError(
                 f"step {step.name} lacks {len(waiting)} of {len(units)} units, of --part {names}, "

@@ -62,11 +62,11 @@ def end_job(output: str | Path, share: Share | None) -> Iterator[bool]:
         print_status(f"--part {share.number}/{share.count} is done; part 1 writes the manifest")
         yield False
         return
-    others = {other.name for other in share.select_others()}
+    other_parts = {other.name for other in share.select_others()}
     while True:
-        while parts_at_work(output, others):
+        while parts_at_work(output, other_parts):
             time.sleep(POLL_S)
         with wait_for_turn(output):
-            if not parts_at_work(output, others):
+            if not parts_at_work(output, other_parts):
                 yield True
                 return

@@ -50,7 +50,7 @@ _HUMPED = re.compile(r"\w*[a-z][A-Z]\w*", re.ASCII)
 def says_nothing(text: str, phrases: Phrases) -> bool:
     """Returns whether a text is a file name, a word for any image, a number, a date or an address.
 
-    Words of an address are often those of a file name, and describe nothing.
+    The words of an address are often parts of a file name, and describe nothing.
     """
     if ("://" in text or "www." in text) and 2 * len(_URL.sub("", text)) < len(text):
         return True

@@ -41,6 +41,7 @@ def features(candidate: Candidate, scene: Scene) -> dict[str, float]:
         kind = "beside"
     values = (
         {"bias": 1.0, f"kind_{kind}": 1.0}
+        | ({"kind_alt": 1.0} if kind == "title" else {})  # kind_title is the difference to alt
         | _place(candidate, scene)
         | _wording(candidate, scene.phrases)
         | _agreement(candidate, scene)
@@ -85,19 +86,19 @@ def _wording(candidate: Candidate, phrases: Phrases) -> dict[str, float]:
     """Returns features of the text's length, ending and wording."""
     text = candidate.text[:_READ_CHARS]
     lower = text.lower()
-    beside = candidate.kind in _SIDES
+    is_adjacent = candidate.kind in _SIDES
     size = math.log2(max(0.25, text_size(text)) / _USUAL_SIZE)
     ended = ends_sentence(text)
     return {
         "points": phrases.points.search(lower) is not None,
         "figure_number": phrases.figure.match(lower) is not None,
         "byline": phrases.bylines.search(lower) is not None,
-        "leads": beside and leads(text, candidate.kind),
+        "leads": is_adjacent and leads(text, candidate.kind),
         "is_question": text[-1:] in "?？؟",
-        "short": min(1.0, max(0.0, -size / 4)) if beside else 0.0,
-        "long": min(1.0, max(0.0, size / 4)) if beside else 0.0,
-        "unended_whole": beside and candidate.is_whole and not ended,
-        "unended_part": beside and not candidate.is_whole and not ended,
+        "short": min(1.0, max(0.0, -size / 4)) if is_adjacent else 0.0,
+        "long": min(1.0, max(0.0, size / 4)) if is_adjacent else 0.0,
+        "unended_whole": is_adjacent and candidate.is_whole and not ended,
+        "unended_part": is_adjacent and not candidate.is_whole and not ended,
     }
 
 
@@ -115,7 +116,7 @@ def _agreement(candidate: Candidate, scene: Scene) -> dict[str, float]:
     return {
         "name_overlap": by_name,
         "spoken_overlap": by_spoken,
-        # An alt text that repeats the page's title, and a title beside the image.
+        # An alt text that repeats the page's title, and a title next to the image.
         "spoken_title": max(by_head, by_title) if is_spoken else 0.0,
         "head_title": by_title if is_head else 0.0,
         "heading_overlap": 0.0 if is_spoken else by_head,

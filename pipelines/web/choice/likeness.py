@@ -81,7 +81,7 @@ _LETTERS_A_WORD, _IDEOGRAPH, _SYLLABLE = 6, 0.6, 0.4  # a space included; words 
 
 
 def text_size(text: str) -> float:
-    """Returns a text's length in English words that would say as much, in any script.
+    """Returns the number of English words that would express a text of any script.
 
     Six characters of an alphabet are a word, space included. An ideograph is 0.6 words, a kana or
     a Korean syllable 0.4: translations between these scripts and English have these ratios.
@@ -90,5 +90,5 @@ def text_size(text: str) -> float:
         return len(text) / _LETTERS_A_WORD
     ideographs = len(text) - len(_IDEOGRAPHS.sub("", text))
     syllables = len(text) - len(_SYLLABLES.sub("", text))
-    others = len(text) - ideographs - syllables
-    return others / _LETTERS_A_WORD + ideographs * _IDEOGRAPH + syllables * _SYLLABLE
+    letters = len(text) - ideographs - syllables
+    return letters / _LETTERS_A_WORD + ideographs * _IDEOGRAPH + syllables * _SYLLABLE

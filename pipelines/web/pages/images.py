@@ -51,7 +51,7 @@ class ImageFacts:
 class ArchivedImage:
     """Holds an accepted image, and its location: the record at ``offset`` of ``archive``.
 
-    The scores have the same meaning as in ImageFacts, and are None until it has been decoded.
+    The scores have the same meaning as in ImageFacts, and stay None until the image is decoded.
     """
 
     image_id: str

@@ -86,7 +86,7 @@ _TEXT = "-text"  # the parser's tag for text nodes
 _SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
 _FURNITURE = frozenset(("nav", "footer", "aside"))  # and "header", of a page
 _SURE_FURNITURE = frozenset(("nav", "footer", "button"))
-_MAIN_SHARE = 0.5  # of a page's text: an element with more is its main part, whatever its class
+_MAIN_SHARE = 0.5  # of a page's text: an element of any class with more is its main part
 _CONTENT = frozenset(("article", "main"))
 _CHANGING = _FURNITURE | _CONTENT | {"a", "button", "figure", "figcaption", "header"}
 _MARKED = 8  # elements above an image whose classes are recorded
@@ -259,8 +259,8 @@ def _release_main_part(walk: _Walk) -> None:
         while serial:
             masses[serial] += mass
             serial = walk.furniture[serial]
-    least = _MAIN_SHARE * masses.pop(0, 0)
-    main = {serial for serial, mass in masses.items() if mass > least} - walk.sure
+    min_mass = _MAIN_SHARE * masses.pop(0, 0)
+    main = {serial for serial, mass in masses.items() if mass > min_mass} - walk.sure
     if not main:
         return
 

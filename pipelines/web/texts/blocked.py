@@ -59,7 +59,7 @@ def compile_entries(entries: Sequence[str]) -> "re.Pattern[str]":
     Entries are grouped by their ends, so that a text is searched at the starts of words only.
     """
     words, prefixes, anywhere = list[str](), list[str](), list[str]()
-    for entry in sorted(set(entries), key=lambda one: (-len(one), one)):
+    for entry in sorted(set(entries), key=lambda entry: (-len(entry), entry)):
         stem = entry.rstrip("*").strip()
         if not stem:
             continue

@@ -110,8 +110,10 @@ def read_lists(
     for vlmill's. Raises InputError for a file that cannot be read or has no word.
     """
     kinds = {} if kinds is None else kinds
-    own = {f"--{kind}-words": path for kind, path in kinds.items() if path not in (None, NONE)}
-    files = [*(("--blocked-words", path) for path in blocked), *own.items()]
+    word_files = {
+        f"--{kind}-words": path for kind, path in kinds.items() if path not in (None, NONE)
+    }
+    files = [*(("--blocked-words", path) for path in blocked), *word_files.items()]
     entries = [entry for flag, path in files for entry in read_entries(str(path), flag)]
     return TextLists(
         blocked=compile_entries(entries) if entries else None,

@@ -99,7 +99,7 @@ def test_rows_of_one_image_are_one_item(tmp_path: Path) -> None:
     items = ItemIndex(
         type(index)(faiss_index=index.faiss_index, about=about, settings=index.settings)
     )
-    lookup, missing = items.lookup(["i3", "none"], 20, seen=["i5"], where=None)
+    lookup, missing = items.lookup(["i3", "none"], 20, excluded=["i5"], where=None)
     (hits,) = items.find([lookup])
     found = ids(items.rows(hits, lookup))
     assert missing == ["none"] and len(lookup.rows) == 5

@@ -84,7 +84,9 @@ def test_the_heading_of_a_list_describes_none_of_its_cards() -> None:
 
 
 def test_captions_above_belong_to_the_next_image() -> None:
-    rows = "".join(f"<p>Fox number {n} of them</p><p><img src=fox-{n}{n}.jpg></p>" for n in range(5))
+    rows = "".join(
+        f"<p>Fox number {n} of them</p><p><img src=fox-{n}{n}.jpg></p>" for n in range(5)
+    )
     page = joined(f"<main><div>{rows}</div></main>")
     assert [text for text in chosen(page)] == [f"Fox number {n} of them" for n in range(5)]
 
