@@ -286,7 +286,10 @@ def model_service(
         described = {"variant": index_data.get("variant"), **shell.about, "methods": methods()}
         if index is not None:
             scales = dict.fromkeys((SEARCH, SIMILAR), COSINE)
-            described |= {"index": index_data, "scales": {**shell.about.get("scales", {}), **scales}}
+            described |= {
+                "index": index_data,
+                "scales": {**shell.about.get("scales", {}), **scales},
+            }
         return {
             "service": "model",
             "title": format_title(described),
