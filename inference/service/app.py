@@ -139,7 +139,7 @@ def similar_question(form: Form) -> Question:
     if len(excluded) > MOST_SEEN:
         raise bad_request(f"seen: expected at most {MOST_SEEN} ids")
     top, where = read_top(form), read_where(form)
-    return Question(method=SIMILAR, items=items, seen=excluded, top=top, where=where)
+    return Question(method=SIMILAR, items=items, excluded=excluded, top=top, where=where)
 
 
 def read_top(form: Form) -> int:

@@ -30,7 +30,7 @@ class Question:
     images: Sequence[bytes] = ()
     texts: Sequence[str] = ()
     items: Sequence[str] = ()
-    seen: Sequence[str] = ()
+    excluded: Sequence[str] = ()
     where: Mapping[str, Sequence[str]] = field(default_factory=dict)
     top: int = 10
 

@@ -49,7 +49,7 @@ class Task:
     def is_light(self) -> bool:
         """Returns whether it is one search without a filter, for few results."""
         question = self.question
-        few = len(question.items) <= 1 and question.top + len(question.seen) <= FEW
+        few = len(question.items) <= 1 and question.top + len(question.excluded) <= FEW
         return few and not question.where
 
 
@@ -271,7 +271,7 @@ def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:
             queries = np.asarray(task.vector, np.float32)[None]
             return Lookup(queries=queries, top=question.top, allowed=allowed), []
         lookup, missing = items.lookup(
-            question.items, question.top, excluded=question.seen, where=question.where
+            question.items, question.top, excluded=question.excluded, where=question.where
         )
     except InputError as error:
         raise bad_request(str(error), "no_such_column") from None
