@@ -121,7 +121,7 @@ test-flink: $(READY) ## the jobs on a Flink cluster of this machine, through kil
 test-flink-short: $(READY) ## web_pairs there, through one kill
 	$(FLINK)
 
-BENCHMARKS := world extract formats loader manifest models finetuning hard_negatives nearest_images retrieval search serve learning learning_tasks reproduce detector_world tokenizer train_detector web_pairs workers growth crawl hostile_images
+BENCHMARKS := world extract formats loader manifest models finetuning hard_negatives nearest_images retrieval search serve serve_similar learning learning_tasks reproduce detector_world tokenizer train_detector web_pairs workers growth crawl hostile_images
 run_benchmarks = set -e; for name in $(BENCHMARKS); do \
 	echo "\# benchmarks/$$name.py" >&2; $(BIN)/python benchmarks/$$name.py $(1); done
 

@@ -91,8 +91,8 @@ class NearestIndex:
             for begin in range(0, len(waiting), block_size):
                 block = np.array(waiting[begin : begin + block_size])
                 with faiss_threads(self._threads):
-                    queries = self._vectors[block]
-                    scores, near = nearest_vectors(queries, self._vectors, width, self._gpu)
+                    vectors = self._vectors[block]
+                    scores, near = nearest_vectors(vectors, self._vectors, width, self._gpu)
                 ranked = threads.map(partial(self._ranked, count), block, near, scores)
                 for query, nearest in zip(block.tolist(), ranked, strict=True):
                     if nearest is None:

@@ -15,9 +15,9 @@ from shell import KEYS, parse_form, result_line
 from vlmill.runtime.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
-# Two on third-party data, in one form: labelled archives, and photographs with captions; and one
-# that runs others.
-OTHERS = ("mining", "real_pairs", "resilience")
+# In one form, on third-party data: labelled archives, photographs with captions, images for the
+# filters of images (one fits a model, one measures); and one that runs others.
+OTHERS = ("mining", "real_pairs", "realism", "image_filters", "resilience")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
@@ -47,6 +47,10 @@ SMALLEST = {
     "serve": [
         *["--requests", "4", "--concurrency", "2", "--long", "40"],
         *["--overload", "0", "--idle", "50", "--kills", "1"],
+    ],
+    "serve_similar": [
+        *("--vectors", "400", "--width", "16", "--type", "flat", "--neighbours", "2"),
+        *("--requests", "4", "--rounds", "1"),
     ],
     "tokenizer": ["--images", "20", "--tokenizer-steps", "2", "--steps", "2", "--output", "out"],
     "train_detector": [
