@@ -88,5 +88,5 @@ def test_the_files_of_the_project_have_every_list() -> None:
 def test_the_page_lists_every_rule_with_its_default() -> None:
     page = (Path(__file__).parents[3] / "docs" / "web-pairs.md").read_text(encoding="utf-8")
     for name, value in WebPairRules().as_settings().items():
-        shown = str(value).lower() if isinstance(value, bool) else value
+        shown = str(value).lower() if isinstance(value, bool | None) else value
         assert f"| `{name}` | {shown} |" in page, name
