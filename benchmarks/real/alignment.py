@@ -179,7 +179,7 @@ def run_steps(model: Any, settings: Alignment, examples: Examples) -> None:
         target = torch.arange(len(rows))
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -166,7 +166,7 @@ def test_a_generated_client_works(model: Served, tmp_path: Path) -> None:
     with served(REGIONS) as regions:
         for name, service in (("model", model), ("regions", regions)):
             (tmp_path / f"{name}.json").write_bytes(service.ask("GET", "/openapi.json").body)
-            command = [python.parent / "openapi-python-client", "generate", "--meta", "none"]
+            command = [str(python.parent / "openapi-python-client"), "generate", "--meta", "none"]
             command += ["--path", f"{name}.json", "--output-path", f"{name}_client"]
             command += ["--config", "config.yaml", "--fail-on-warning"]
             subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
@@ -195,7 +195,7 @@ def make_environment(folder: Path) -> Path:
     """Makes an environment with the generator; skips where it cannot be installed."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     python = folder / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", GENERATOR]
+    install = [str(python), "-m", "pip", "install", "--quiet", GENERATOR]
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{GENERATOR} cannot be installed here: {done.stderr.strip()[-200:]}")
