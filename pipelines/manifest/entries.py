@@ -81,6 +81,9 @@ class Entry:
     notes: tuple[str, ...] = ()
 
 
+FOOTER = "the file's footer"  # a source of counts: they are those of the input itself
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """Holds a published count of rows. Second-hand figures, only hints, are not ``verified``."""

@@ -77,7 +77,8 @@ class Progress:
         """Returns the plain line after ``seconds`` of work."""
         rate = (self.done - self._started_with) / seconds if seconds > 0 else 0.0
         total_suffix = "" if self.total is None else f"/{self.total}"
-        parts = [f"{self.label}: {self.done}{total_suffix} {self.unit}s", f"{rate:.3g}/s"]
+        plural = "" if self.total is None and self.done == 1 else "s"
+        parts = [f"{self.label}: {self.done}{total_suffix} {self.unit}{plural}", f"{rate:.3g}/s"]
         if self.total is not None and rate > 0 and self.done < self.total:
             parts.append(f"{(self.total - self.done) / rate:.0f} s left")
         if self.rejects:

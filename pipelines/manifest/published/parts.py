@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vlmill.pipelines.manifest.entries import IMAGE_STAGE, Entry, ListedImage, Reading, Rows
+from vlmill.pipelines.manifest.entries import FOOTER, IMAGE_STAGE, Entry, ListedImage, Reading, Rows
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.published.images import (
     LIMITS,
@@ -350,8 +350,11 @@ def make_progress(job: Job) -> Progress:
 
 
 def _expected_rows(job: Job) -> int | None:
-    expected = job.reading.expected
-    return sum(e.rows for name, e in expected.items() if name != IMAGE_STAGE) or None
+    """Returns the rows of the input if its footers have them; a published count may differ."""
+    expected = [e for name, e in job.reading.expected.items() if name != IMAGE_STAGE]
+    if any(e.source != FOOTER for e in expected):
+        return None
+    return sum(e.rows for e in expected) or None
 
 
 def refuse_stale(job: Job, parts: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import note_repairs, usable_id, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.entries import FOOTER, DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.layouts.hub_columns import (
     Columns,
     find_columns,
@@ -145,7 +145,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     return Reading(
         sources=tuple(sources),
         entries=lambda: _entries(sources, columns, splits, args.source),
-        expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
+        expected={s.name: Expected(rows=num_rows(s), source=FOOTER) for s in sources},
         own_images=True,
         resolved=resolved_options(columns),
         messages=(format_columns(columns),),

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from vlmill.pipelines.manifest.cleaning import note_repairs, validate_text
-from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
+from vlmill.pipelines.manifest.entries import FOOTER, DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.reading.columns import (
     TEXTS,
     guess_column,
@@ -49,7 +49,7 @@ def _open(folder: Folder, args: argparse.Namespace) -> Reading:
     return Reading(
         sources=tuple(sources),
         entries=lambda: (e for s in sources for e in _entries(s, columns[s.name])),
-        expected={s.name: Expected(rows=num_rows(s), source="the file's footer") for s in sources},
+        expected={s.name: Expected(rows=num_rows(s), source=FOOTER) for s in sources},
         image_folders=("images",),
     )
 

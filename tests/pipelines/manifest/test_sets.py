@@ -708,3 +708,13 @@ def test_mistakes_in_lists_are_one_line(
     make("coco", *flags, status=2)
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_progress_counts_no_rows_that_the_input_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "cc/Train_GCC-training.tsv", "a dog runs\thttp://x.org/a.jpg\n")
+    words = ["cc3m", "--input", str(tmp_path / "cc"), "--output", str(tmp_path / "out")]
+    assert main(words) == 0
+    error = capsys.readouterr().err
+    assert "cc3m: 1 row" in error and "s left" not in error
