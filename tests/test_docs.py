@@ -260,5 +260,5 @@ def test_the_page_of_filters_counts_the_features() -> None:
     page = PAGES["docs/filters.md"]
     counted = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.M))
     assert counted == {group: str(len(names)) for group, names in GROUPS.items()}
-    assert f"There are {len(NAMES)} features" in page
+    assert f"The scorer uses {len(NAMES)} features." in page
     assert all(f"| `{group}` |" in page for group in IMAGE_GROUPS)

@@ -3,7 +3,6 @@
 An image is a path or the bytes of a file.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -90,7 +89,7 @@ def read_regions(response: Response) -> RegionBatch:
     table = pa.ipc.open_stream(response.content).read_all()
     rejects = [
         RejectedImage(index=index, reason=reason)
-        for index, reason in json.loads(response.headers.get("vlmill-rejects", "[]"))
+        for index, reason in parse_json(response.headers.get("vlmill-rejects", "[]"))
     ]
     return RegionBatch(table=table, rejects=rejects)
 
