@@ -25,6 +25,7 @@ from vlmill.runtime.console.command import (
     run_command,
 )
 from vlmill.runtime.console.cost import add_dry_run
+from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.paths import require_local
 from vlmill.runtime.net.remote_file import Unreachable
@@ -238,6 +239,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     file = read_rules_file(args.rules)
     rules = build_rules(args, file)
+    require_extra("mining", "fastwarc")  # before the lines about filters that are off
     choose_filters(args)
     require_archives(args)
     if args.fetch:
