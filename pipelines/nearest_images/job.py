@@ -37,6 +37,7 @@ from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate, require_disk_space
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.threads import gpu_number
+from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.atomic import local_folder, remove_leftovers
 from vlmill.runtime.files.digests import file_input, table_input
 from vlmill.runtime.files.inputs import Input
@@ -156,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_search(args: argparse.Namespace) -> int:
     """Writes the nearest images by the vectors of ``--regions``."""
+    require_extra("search", "faiss")  # it is loaded after the means are computed
     gpu_number(args.search_device)  # an unusable one is refused before any work
     regions = RegionReader(args.regions)
     if regions.feature_dim < 1:
