@@ -6,7 +6,7 @@ scores have changed and the archives are deleted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
@@ -56,10 +56,11 @@ def _rejected_images(decoded: Sequence[Mapping[str, Any]], job: Job) -> list[dic
             kinds.setdefault(row["reason"], []).append((drawn, row))
     turns = zip_longest(*(select_first(examples) for _, examples in sorted(kinds.items())))
     examples = [example for turn in turns for example in turn if example is not None]
-    rows = [{**row, "picture": _thumbnail(row, job)} for _, row in examples]
+    # Lazily: each thumbnail reads an archive and decodes an image.
+    rows = ({**row, "picture": _thumbnail(row, job)} for _, row in examples)
     hidden = ("archive", "offset")
-    previews = [{k: v for k, v in row.items() if k not in hidden} for row in rows if row["picture"]]
-    return previews[:SHOWN_IMAGES]
+    previews = ({k: v for k, v in row.items() if k not in hidden} for row in rows if row["picture"])
+    return list(islice(previews, SHOWN_IMAGES))
 
 
 def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
