@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from vlmill.inference.search.index import SearchIndex, open_index, save_index
 from vlmill.inference.search.indexing import change_index, index_vectors
-from vlmill.inference.search.items import ItemIndex
+from vlmill.inference.search.items import ItemIndex, encode_columns, mask_rows
 from vlmill.inference.search.options import SearchOptions
 from vlmill.inference.search.queries import (
     AnsweredQuery,
@@ -254,7 +254,7 @@ def answer_queries(
     where: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[AnsweredQuery]:
     """Yields each query's results among the rows of ``where``, without its own row."""
-    allowed = ItemIndex(index).mask(where) if where else None
+    allowed = mask_rows(encode_columns(index), where) if where else None
     for block in blocks:
         good = [query for query in block if query.vector is not None]
         rows: dict[int, list[dict[str, Any]]] = {}

@@ -22,6 +22,7 @@ MOST_READ = 16_384  # rows whose values are kept: about 1 KB each
 GROWTH = 4  # of the number of results, if too few of them are other items
 
 Filter = Mapping[str, Sequence[str]]
+Columns = Mapping[str, tuple[NDArray[np.int32], dict[str, int]]]  # codes of rows; of values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +61,14 @@ class ItemIndex:
         names = [name for name in about.column_names if name != "kind"]  # of all rows the same
         self._values = {name: about.column(name).combine_chunks() for name in names}
         self._read_rows = dict[int, dict[str, Any]]()
-        self._columns = {name: encode_column(about.column(name)) for name in index.columns}
+        self._columns = encode_columns(index)
 
     def __len__(self) -> int:
         return len(self.index)
 
     def mask(self, where: Filter) -> Mask | None:
-        """Returns the rows with one of the values in each column, None for all rows.
-
-        Raises InputError for a column that the index does not have.
-        """
-        allowed: Mask | None = None
-        for name, values in where.items():
-            if name not in self._columns:
-                there = ", ".join(self._columns) or "none; give --columns when it is built"
-                raise InputError(f"column {name[:80]!r} cannot be filtered by; there are {there}")
-            codes, numbers = self._columns[name]
-            allowed_codes = [numbers[value] for value in values if value in numbers]
-            matches: Mask = np.isin(codes, np.array(allowed_codes, dtype=codes.dtype))
-            allowed = matches if allowed is None else allowed & matches
-        return allowed
+        """Returns the rows as :func:`mask_rows` does."""
+        return mask_rows(self._columns, where)
 
     def lookup(
         self, items: Sequence[str], top: int, *, excluded: Sequence[str] = (), where: Filter | None
@@ -206,6 +195,28 @@ class ItemIndex:
                 self._read_rows.clear()
             self._read_rows[row] = values
         return values
+
+
+def mask_rows(columns: Columns, where: Filter) -> Mask | None:
+    """Returns the rows with one of the values in each column, None for all rows.
+
+    Raises InputError for a column that the index does not have.
+    """
+    allowed: Mask | None = None
+    for name, values in where.items():
+        if name not in columns:
+            there = ", ".join(columns) or "none; give --columns when it is built"
+            raise InputError(f"column {name[:80]!r} cannot be filtered by; there are {there}")
+        codes, numbers = columns[name]
+        allowed_codes = [numbers[value] for value in values if value in numbers]
+        matches: Mask = np.isin(codes, np.array(allowed_codes, dtype=codes.dtype))
+        allowed = matches if allowed is None else allowed & matches
+    return allowed
+
+
+def encode_columns(index: SearchIndex) -> Columns:
+    """Returns the columns that rows can be filtered by, encoded."""
+    return {name: encode_column(index.about.column(name)) for name in index.columns}
 
 
 def encode_column(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], dict[str, int]]:
