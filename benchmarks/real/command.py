@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shell import result_line
 
+from real.alignment import Alignment
 from real.arms import all_runs
 from real.baseline import measure_baseline
 from real.photographs import FIRST, SMALL
@@ -61,7 +62,9 @@ def tests_of(run: Run, every: Sequence[Test], names: Sequence[str] | None) -> li
     if last.examples is not None:
         return [TaskTables(tables=run.tables).test(last.examples)]
     tests = [test for test in every if is_chosen(test, names, small=run.small)]
-    if run.small or not last.recipe.stages[0].feeding.reads_regions:
+    if isinstance(last.recipe, Alignment) or run.small:
+        return tests
+    if not last.recipe.stages[0].feeding.reads_regions:
         return tests
     zero_shot = [
         make_test(run.tables, name)

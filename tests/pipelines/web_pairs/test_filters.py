@@ -15,6 +15,7 @@ from skimage import data as photographs
 from vlmill.pipelines.filters import flags
 from vlmill.pipelines.filters.image import SHIPPED_REALISM, ImageFilters
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_images
+from vlmill.pipelines.web.texts import wordfreq
 from vlmill.pipelines.web_pairs import command as web_pairs
 from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.reading import read_table
@@ -139,7 +140,7 @@ def test_a_filter_whose_package_is_missing_is_off_and_said_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(flags, "open_nsfw_is_installed", lambda: False)
-    monkeypatch.setattr(flags.wordfreq, "is_installed", lambda: False)
+    monkeypatch.setattr(wordfreq, "is_installed", lambda: False)
     args = web_pairs.parser().parse_args(["--warc", "a", "--output", "b"])
     flags.choose_filters(args)
     assert (args.safety_model, args.realism_model, args.vocabulary) == (
