@@ -154,6 +154,10 @@ class Parts:
         self._file.truncate(end)
         self._end = end
 
+    def name(self, part: int) -> str:
+        """Returns the file name of a finished part."""
+        return part_name(self._bucket, part)
+
     @property
     def is_full(self) -> bool:
         """Returns whether the open part should be finished, once its records are journalled."""
