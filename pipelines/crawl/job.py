@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
-from vlmill.pipelines.crawl.pairs import PAIRS_STEP, ROWS, PairsJob
+from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP, ROWS, PairsJob
 from vlmill.pipelines.crawl.report import write_report
 from vlmill.pipelines.crawl.resizing import MODES, ResizeRule
 from vlmill.pipelines.crawl.table_input import TableInput, open_input, read_input
@@ -112,6 +112,7 @@ def run(
             same_host=args.same_host,
             max_pages_per_host=args.max_pages_per_host,
             addresses=args.addresses,
+            contents=source is not None and not args.keep_archives,
         ),
         part_bytes=args.warc_bytes,
         lock_seconds=SECONDS if args.lock_seconds is None else args.lock_seconds,
@@ -135,7 +136,6 @@ def run(
         if problems := digest_problems(output):
             raise InputError(f"{problems[0]}; put the file back, or use --fresh to crawl again")
         remove_work(output)
-        _remove_archives(pairs)
         return say_result(output, "finished before")
     run_steps = select_runner(
         beam_flags,
@@ -148,7 +148,7 @@ def run(
         run_alone(job, "list", partial(_distribute, lines), share)
         fetch_all(job, run_steps, share)
         if pairs is not None:
-            run_steps(pairs, [PAIRS_STEP])
+            run_steps(pairs, [FIND_STEP, PAIRS_STEP])
         with end_job(output, share) as is_last:
             if not is_last:
                 return 0
@@ -175,15 +175,7 @@ def build_pairs_job(args: argparse.Namespace, job: FetchState, source: TableInpu
         ),
         min_side_px=args.min_side,
         rows_per_shard=args.rows_per_shard,
-        keeps_archives=args.keep_archives,
     )
-
-
-def _remove_archives(pairs: PairsJob | None) -> None:
-    """Removes the archives, whose images are in the tables."""
-    if pairs is not None and not pairs.keeps_archives:
-        for path in to_path(pairs.output).glob(PARTS):
-            path.unlink(missing_ok=True)
 
 
 def _distribute(lines: Iterable[Line], job: FetchState, _: Unit) -> Result:
@@ -236,12 +228,11 @@ def finish(
             summary.tallies.update(result.tallies)
     funnel = build_funnel(summary.tallies.items(), stages)
     write_json(output / "funnel.json", funnel)
-    if pairs is None or pairs.keeps_archives:
+    if not job.scope.contents:
         write_json(output / WARCS, archives)
     write_json(output / "metrics.json", collect_metrics(summary))
     write_report(output / "report.html", summary, funnel, settings)
     write_manifest(output, summary.shards, job=JOB, settings=settings, inputs=inputs)
-    _remove_archives(pairs)
     remove_work(output)
 
 

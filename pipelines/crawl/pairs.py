@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,10 @@ from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
 from vlmill.pipelines.web.fetching.work import FetchState, OpenBucket, open_bucket
 from vlmill.pipelines.web.pages.images import FORMATS, Examiner, ImageFacts, measure_header
 from vlmill.runtime.bounded_calls import BoundedPool
+from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import readable, to_path
-from vlmill.runtime.files.shards import Shard, ShardWriter, shard_name
+from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.runtime.net.responses import decode_body, split_http
 from vlmill.runtime.units.counts import Counts
 from vlmill.runtime.units.funnel import OUT, Drop, Stage
@@ -33,14 +35,17 @@ from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.ids import compute_image_id
 from vlmill.schemas.images.decode import Bounds
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import IMAGES, OUTCOMES, PAIRS, REJECTS
+from vlmill.schemas.tables import IMAGES, PAIRS, REJECTS
 
 ROWS = Stage("pairs", "rows of the table with a URL")
 SHARDS_A_BUCKET = 10_000
 AHEAD, AHEAD_BYTES = 96, 8 << 20  # images that are being encoded while others are read
 GROUP_ROWS = 2_000  # of rejects
+GROUP_BYTES = (
+    2 << 20
+)  # of images: buffers of 16 MiB, always new to the processor, take twice as long
 _ROWS = """
-SELECT row, text, urls.url, outcome, detail, target, part, offset, length
+SELECT row, text, urls.url, outcome, detail, target, sha256, part, offset, length
 FROM captions JOIN urls ON urls.id = captions.url ORDER BY part, offset, row
 """
 
@@ -59,7 +64,6 @@ class PairsJob:
     min_side_px: int = 0
     max_pixels: int = 50_000_000
     rows_per_shard: int = 10_000
-    keeps_archives: bool = False
 
     def as_settings(self) -> dict[str, Any]:
         """Returns names and values, for plans, manifests and reports."""
@@ -68,13 +72,17 @@ class PairsJob:
             "resize": asdict(self.rule),
             "min_side": self.min_side_px,
             "rows_per_shard": self.rows_per_shard,
-            "keep_archives": self.keeps_archives,
+            "keep_archives": not self.fetching.scope.contents,
         }
 
     @property
     def output(self) -> str:
         """Returns ``--output``."""
         return self.fetching.output
+
+    def outcomes_file(self, bucket: int) -> Path:
+        """Returns the file of a bucket's outcomes."""
+        return _records(self) / f"outcomes-{bucket:05d}.parquet"
 
 
 class Location(NamedTuple):
@@ -86,20 +94,21 @@ class Location(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Holds a row of the table with its URL."""
+    """Holds a row of the table with its URL, and the SHA-256 of its content if it is known."""
 
     number: int
     text: str
     url: str
+    sha256: str | None
 
 
 def _records(job: PairsJob) -> Path:
     return to_path(job.output) / WORK / "pairs"
 
 
-def pair_units(job: PairsJob) -> list[Unit]:
+def bucket_units(step: str, job: PairsJob) -> list[Unit]:
     """Returns a unit for each bucket."""
-    return [Unit(name=f"pairs-{n:05d}", number=n) for n in range(job.fetching.buckets)]
+    return [Unit(name=f"{step}-{n:05d}", number=n) for n in range(job.fetching.buckets)]
 
 
 def write_pairs(job: PairsJob, unit: Unit) -> Result:
@@ -121,7 +130,9 @@ def write_pairs(job: PairsJob, unit: Unit) -> Result:
     return Result(shards=[*writer.shards, rejects.writer.shard], tallies=tallies, numbers=numbers)
 
 
-PAIRS_STEP = Step(name="pairs", units=pair_units, work=write_pairs, folder=_records)
+PAIRS_STEP = Step(
+    name="pairs", units=partial(bucket_units, "pairs"), work=write_pairs, folder=_records
+)
 
 
 # The responses.
@@ -134,8 +145,10 @@ def read_contents(
     redirected: list[tuple[Row, str]] = []
     with ExitStack() as stack:
         reader = stack.enter_context(_ArchiveReader(job))
-        for number, text, url, outcome, detail, target, *where in opened.journal.rows(_ROWS):
-            row = Row(number, text, url)
+        for number, text, url, outcome, detail, target, sha256, *where in opened.journal.rows(
+            _ROWS
+        ):
+            row = Row(number, text, url, sha256)
             if outcome == FETCHED:
                 archive = opened.parts.name(where[0])
                 yield row, reader.read(Location(archive, where[1], where[2]))
@@ -143,68 +156,88 @@ def read_contents(
                 redirected.append((row, target))
             else:
                 yield row, Drop(Reason(outcome), detail)
-        ends = follow_redirects(job.fetching, {target for _, target in redirected})
+        ends = follow_redirects(job, {target for _, target in redirected})
         for row, target in redirected:
             end = ends[target]
             yield row, end if isinstance(end, Drop) else reader.read(end)
 
 
-def follow_redirects(fetching: FetchState, targets: Iterable[str]) -> dict[str, Location | Drop]:
-    """Returns where redirects lead, from the tables of outcomes of all buckets.
-
-    Memory: the targets.
-    """
+def follow_redirects(job: PairsJob, targets: Iterable[str]) -> dict[str, Location | Drop]:
+    """Returns where redirects lead, from the outcomes of all buckets. Memory: the targets."""
     now = {target: target for target in targets}  # a target, and where its redirects have led
     ends: dict[str, Location | Drop] = {}
-    for _ in range(fetching.policy.max_redirects + 1):
-        outcomes = find_outcomes(fetching, set(now.values()))
+    for _ in range(job.fetching.policy.max_redirects + 1):
+        outcomes = find_outcomes(job, set(now.values()))
         following: dict[str, str] = {}
         for target, url in now.items():
-            outcome = outcomes.get(url)
-            if outcome is None:
+            row = outcomes.get(url)
+            if row is None:
                 ends[target] = Drop(Reason.BAD_URL, f"redirects to {url}")
-            elif outcome["outcome"] == FETCHED:
-                ends[target] = Location(
-                    outcome["warc"], outcome["warc_offset"], outcome["warc_length"]
-                )
-            elif outcome["outcome"] == REDIRECTED:
-                following[target] = outcome["redirect_url"]
+            elif row["outcome"] == FETCHED:
+                ends[target] = Location(row["archive"], row["offset"], row["length"])
+            elif row["outcome"] == REDIRECTED:
+                following[target] = row["target"]
             else:
-                ends[target] = Drop(Reason(outcome["outcome"]), outcome["detail"])
+                ends[target] = Drop(Reason(row["outcome"]), row["detail"])
         now = following
         if not now:
             break
     return ends | {target: Drop(Reason.TOO_MANY_REDIRECTS) for target in now}
 
 
-_COLUMNS = [
-    *("url", "outcome", "detail", "redirect_url"),
-    *("warc", "warc_offset", "warc_length"),
-]
-
-
-def find_outcomes(fetching: FetchState, urls: set[str]) -> dict[str, dict[str, Any]]:
-    """Returns the outcomes of URLs, by the tables of their hosts' buckets."""
-    found: dict[str, dict[str, Any]] = {}
+def find_outcomes(job: PairsJob, urls: set[str]) -> dict[str, dict[str, Any]]:
+    """Returns the outcomes of URLs, from the files of their hosts' buckets."""
+    outcomes: dict[str, dict[str, Any]] = {}
 
     def bucket(url: str) -> int:
-        return assign_bucket(get_host(url), fetching.buckets)
+        return assign_bucket(get_host(url), job.fetching.buckets)
 
     for number, group in groupby(sorted(urls, key=bucket), key=bucket):
-        path = to_path(fetching.output) / shard_name(OUTCOMES, number, fetching.buckets)
         wanted = pa.array(list(group))
-        with pq.ParquetFile(readable(path)) as file:
-            for batch in file.iter_batches(columns=_COLUMNS):
+        with pq.ParquetFile(readable(job.outcomes_file(number))) as file:
+            for batch in file.iter_batches():
                 rows = batch.filter(pc.is_in(batch.column("url"), wanted))
-                found.update((row["url"], row) for row in rows.to_pylist())
-    return found
+                outcomes.update((row["url"], row) for row in rows.to_pylist())
+    return outcomes
+
+
+_FOUND = pa.schema(
+    [(name, pa.string()) for name in ("url", "outcome", "detail", "target", "archive")]
+    + [(name, pa.int64()) for name in ("offset", "length")]
+)
+_OUTCOMES = "SELECT url, outcome, detail, target, part, offset, length FROM urls"
+
+
+def write_outcomes(job: PairsJob, unit: Unit) -> Result:
+    """Writes the outcomes of a bucket, for those buckets from which redirects lead there."""
+    with (
+        journal_errors(),
+        open_bucket(job.fetching, unit.number) as opened,
+        atomic_path(job.outcomes_file(unit.number)) as path,
+        pq.ParquetWriter(path, _FOUND) as writer,
+    ):
+        rows = opened.journal.rows(_OUTCOMES)
+        while group := list(islice(rows, GROUP_ROWS)):
+            *texts, parts, offsets, lengths = zip(*group, strict=True)
+            names = [None if part is None else opened.parts.name(part) for part in parts]
+            columns = [*texts, names, offsets, lengths]
+            writer.write_batch(pa.record_batch([pa.array(c) for c in columns], schema=_FOUND))
+    return Result()
+
+
+FIND_STEP = Step(
+    name="outcomes", units=partial(bucket_units, "outcomes"), work=write_outcomes, folder=_records
+)
 
 
 class _ArchiveReader:
     """Reads responses of archives, which stay open: mostly of one, in their order."""
 
     def __init__(self, job: PairsJob) -> None:
-        self._output = to_path(job.output)
+        self._folder, self._has_records = (
+            job.fetching.archive_folder,
+            not (job.fetching.scope.contents),
+        )
         self._max_bytes = job.fetching.policy.max_bytes
         self._name, self._stack = "", ExitStack()
 
@@ -212,11 +245,12 @@ class _ArchiveReader:
         """Returns the content of a response."""
         if location.archive != self._name:
             self._stack.close()
-            path = self._output / location.archive
+            path = self._folder / location.archive
             self._file = self._stack.enter_context(path.open("rb"))
             self._name = location.archive
         self._file.seek(location.offset)
-        content = read_content(self._file.read(location.length), self._max_bytes)
+        record: bytes = self._file.read(location.length)
+        content = read_content(record, self._max_bytes) if self._has_records else record
         return content if content else Drop(Reason.EMPTY)
 
     def __enter__(self) -> "_ArchiveReader":
@@ -267,10 +301,17 @@ class _Images:
         measured = None
         if self._job.rule.is_off:
             measured = measure_header(
-                content, min_side_px=self._job.min_side_px, max_pixels=self._job.max_pixels
+                content,
+                min_side_px=self._job.min_side_px,
+                max_pixels=self._job.max_pixels,
             )
         if measured is not None:
-            self._keep(row, content, measured)
+            is_changed = isinstance(measured, ImageFacts) and row.sha256 not in (
+                None,
+                measured.image_id,
+            )
+            damage = Drop(Reason.DAMAGED, "its bytes have changed since they were fetched")
+            self._keep(row, content, damage if is_changed else measured)
             return
         self._waiting.append(_Encoding(row, content, self._encoder.submit(content)))
         self._bytes += len(content)
@@ -357,7 +398,13 @@ class _Writer:
         self._end()
         producer = {"job": "crawl", "table": self._job.name}
         number = self._first + len(self.shards) // 2
-        part = Part(to_path(self._job.output), (IMAGES, PAIRS), (number, None), producer)
+        part = Part(
+            to_path(self._job.output),
+            (IMAGES, PAIRS),
+            (number, None),
+            producer,
+            group_bytes=GROUP_BYTES,
+        )
         self._part, self._rows = self._stack.enter_context(part), 0
 
     def _end(self) -> None:

@@ -119,6 +119,8 @@ def _find_archives(
     job: FetchState, bucket: int, journal: Journal, written: CrawlSummary
 ) -> list[ListedFile]:
     """Returns the bucket's finished archives. Raises OSError for one that is missing or cut."""
+    if job.scope.contents:
+        return []
     output = to_path(job.output)
     archives = {archive.name: archive for archive in journal.finished_parts(bucket)}
     for archive in archives.values():
@@ -142,6 +144,8 @@ def _count_rows(
             raise OSError(f"the journal {path} has no outcome of {row['url']}; use --fresh")
         timestamp = row["fetched_at"]
         row["fetched_at"] = None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
+        if job.scope.contents:
+            part = offset = length = None
         row["warc"] = None if part is None else part_name(bucket, part)
         row["warc_offset"], row["warc_length"] = offset, length
         _count(row, times, written, repeats=not job.has_rows)

@@ -58,6 +58,7 @@ class FetchState:
 
     A worker takes a bucket in a store over if its lock was not renewed for ``lock_seconds``.
     ``has_rows``: lines are rows of a table, and a URL of several rows is no duplicate.
+    Archives of the ``contents`` alone are deleted with the other files of the run.
     """
 
     output: str
@@ -82,6 +83,12 @@ class FetchState:
     def sent_folder(self) -> Path:
         """Returns the folder of URLs that buckets have for each other."""
         return to_path(self.output) / WORK / "sent"
+
+    @property
+    def archive_folder(self) -> Path:
+        """Returns the folder of finished archives."""
+        output = to_path(self.output)
+        return output / WORK / "contents" if self.scope.contents else output
 
     def journal_path(self, bucket: int) -> Path:
         """Returns the path of a bucket's journal, in a store that of its mirror."""
@@ -123,13 +130,16 @@ def open_bucket(job: FetchState, bucket: int) -> Iterator[OpenBucket]:
             folder = stack.enter_context(temporary_folder())
             mirror = _open_mirror(job, bucket, folder)
         journal = stack.enter_context(Journal(folder / journal_name(bucket), mirror))
+        if job.scope.contents:
+            job.archive_folder.mkdir(parents=True, exist_ok=True)
         parts = Parts(
-            to_path(job.output),
+            job.archive_folder,
             _open_part(folder, bucket),
             bucket,
             contact=job.policy.contact,
             max_bytes=job.part_bytes,
             journalled=journal.last_location(),
+            contents=job.scope.contents,
         )
         stack.callback(parts.close)
         opened = OpenBucket(journal=journal, parts=parts)
