@@ -228,8 +228,7 @@ def finish(
             summary.tallies.update(result.tallies)
     funnel = build_funnel(summary.tallies.items(), stages)
     write_json(output / "funnel.json", funnel)
-    if not job.scope.contents:
-        write_json(output / WARCS, archives)
+    write_json(output / WARCS, archives)
     write_json(output / "metrics.json", collect_metrics(summary))
     write_report(output / "report.html", summary, funnel, settings)
     write_manifest(output, summary.shards, job=JOB, settings=settings, inputs=inputs)
