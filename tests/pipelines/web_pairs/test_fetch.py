@@ -73,8 +73,12 @@ def archive(tmp_path: Path, site: Site, response: Callable[..., bytes]) -> Path:
     words = "We walked along the coast and looked at the ships that came in from the sea. " * 9
     icon = "<img src='/p8.jpg' class='logo' alt='the logo of our house'>"
     page = f"<html lang=en><body><article>{icon}<p>{words}</p>{figures}</article></body></html>"
+    rules = b"User-agent: *\nContent-Usage: /private train-ai=n\nAllow: /\n"
     path = tmp_path / "pages.warc.gz"
-    path.write_bytes(response(f"{site.url}/page.html", page.encode(), "text/html"))
+    path.write_bytes(
+        response(f"{site.url}/robots.txt", rules, "text/plain")
+        + response(f"{site.url}/page.html", page.encode(), "text/html")
+    )
     return path
 
 
@@ -124,6 +128,18 @@ def test_a_fetched_archive_that_is_damaged_is_refused(
     fetched.write_bytes(content)
     assert main(args) == 2
     assert f"{fetched} has changed since it was written" in capsys.readouterr().err
+
+
+@pytest.mark.nightly  # a crawl on a runner does the same; the rest is one more step
+def test_a_runner_s_workers_find_and_fetch(archive: Path, site: Site, tmp_path: Path) -> None:
+    """With all flags of a crawl's politeness."""
+    beam = ("--runner=DirectRunner", "--direct_num_workers=2")
+    polite = ("--delay", "0", "--retries", "0", "--timeout", "20", "--buckets", "2")
+    args = arguments(archive, tmp_path / "out", *polite, *beam)
+    assert main([*args, "--direct_running_mode=multi_processing"]) == 0
+    assert pairs_of(tmp_path / "out") == EXPECTED
+    assert max(Counter(site.asked).values()) == 1
+    assert not list((tmp_path / "out" / "work").glob("fetch-*/work"))
 
 
 @pytest.mark.nightly  # that of manifest does the same
