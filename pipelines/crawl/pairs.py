@@ -54,7 +54,7 @@ FROM captions JOIN urls ON urls.id = captions.url ORDER BY part, offset, row
 class PairsJob:
     """Holds the state that every unit needs.
 
-    ``name`` begins the ids of images; ``columns`` are those of URLs and captions.
+    ``name`` begins the ids of images; ``columns`` are the names of the two columns.
     """
 
     fetching: FetchState
@@ -261,7 +261,7 @@ class _ArchiveReader:
 
 
 def read_content(record: bytes, max_bytes: int) -> bytes | None:
-    """Returns the content of a response from its record, one gzip member of our own archives."""
+    """Returns the content of a response from its record in a crawl's archive."""
     block = zlib.decompress(record, wbits=zlib.MAX_WBITS | 16)
     start = block.index(b"\r\n\r\n") + 4
     _, headers, body = split_http(block[start:-4])

@@ -6,7 +6,7 @@ step), ``rows`` and ``pair`` (the contents of spools); ``merge`` (many spools in
 steps ``mine`` with ``blocked``, ``links`` and ``parts`` (of large archives), ``join``, ``settle``
 with ``shared`` (texts of too many images), ``decode`` (the images that pairs need), ``groups`` and
 ``exclude`` (similar and excluded images), ``order``, ``shards`` with ``image_bytes`` or
-``webdataset``, and ``fetch`` before them; then ``metrics``, ``previews``, ``report`` and ``cost``.
-``rescoring`` scores the pairs of a finished output again, ``choosing`` all texts of its table of
-candidates.
+``webdataset``, and ``fetch`` with ``missing`` before them; then ``metrics``, ``previews``,
+``report`` and ``cost``. ``rescoring`` scores the pairs of a finished output again, ``choosing`` all
+texts of its table of candidates.
 """

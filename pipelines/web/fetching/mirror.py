@@ -30,10 +30,10 @@ class BucketMirror:
     """Restores and mirrors one bucket: its journal and the open part of its archive."""
 
     def __init__(
-        self, place: RemotePath, journal: Path, open_part: Path, *, interval_s: float
+        self, folder: RemotePath, journal: Path, open_part: Path, *, interval_s: float
     ) -> None:
-        """Sets up the mirror at ``place`` of two local files; no request is made."""
-        self._place, self._journal, self._open_part = place, journal, open_part
+        """Sets up the mirror at ``folder`` of two local files; no request is made."""
+        self._folder, self._journal, self._open_part = folder, journal, open_part
         self._log = journal.with_name(f"{journal.name}-wal")
         self._interval_s = interval_s
         self._objects: set[str] = set()
@@ -44,11 +44,11 @@ class BucketMirror:
 
     def restore(self) -> None:
         """Downloads the state of the last push. Raises OSError for a missing journal."""
-        matches = [_NAME.fullmatch(path.name) for path in self._place.iterdir()]
+        matches = [_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
         named = sorted((m[1], int(m[2]), int(m[3] or 0), m[0]) for m in matches if m)
         bases = [(number, name) for kind, number, _, name in named if kind == BASE]
         if not bases:
-            raise OSError(f"the journal {self._place} is missing; use --fresh")
+            raise OSError(f"the journal {self._folder} is missing; use --fresh")
         self._generation, base = bases[-1]
         self._objects = {name for *_, name in named}
         self._download(base, self._journal)
@@ -62,7 +62,7 @@ class BucketMirror:
         self.is_interrupted = len(named) > 1
 
     def _download(self, name: str, file: Path) -> None:
-        remote = self._place / name
+        remote = self._folder / name
         assert isinstance(remote, RemotePath)
         remote.download(file)
 
@@ -89,10 +89,10 @@ class BucketMirror:
 
     def require(self) -> None:
         """Raises StoreFailed if another worker has taken the bucket over."""
-        require_held(str(self._place))
+        require_held(str(self._folder))
 
     def push(self, part: int, checkpoint: Callable[[], bool]) -> None:
-        """Uploads what was written since the last push; the open part has the number ``part``.
+        """Uploads the bytes since the last push; the open part has the number ``part``.
 
         Everything must be committed. ``checkpoint`` moves the log into the journal's own file.
         """
@@ -122,7 +122,7 @@ class BucketMirror:
         return end
 
     def _upload(self, file: Path, name: str) -> None:
-        remote = self._place / name
+        remote = self._folder / name
         assert isinstance(remote, RemotePath)
         remote.upload(file)
         self._objects.add(name)
@@ -141,7 +141,7 @@ class BucketMirror:
         self._log_bytes, self.is_interrupted = 0, False
         for name in sorted(self._objects - {new}):
             if not (keeps_part and name.startswith(PART)):
-                (self._place / name).unlink(missing_ok=True)
+                (self._folder / name).unlink(missing_ok=True)
                 self._objects.discard(name)
         if not keeps_part:
             self._part_bytes = 0
