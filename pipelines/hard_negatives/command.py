@@ -31,8 +31,8 @@ def parser() -> Parser:
         "\n"
         "Writes negatives, vocabulary, rejects, funnel.json, report.html and _manifest.json. The "
         "same command\n"
-        "continues a killed run. Memory: 0.8 kB per caption, shared by all workers of a machine; "
-        "disk: 1 kB.\n"
+        "continues a killed run. Memory: 0.4 GB and 0.5 kB per caption, shared by all workers of a "
+        "machine; disk: 1.2 kB per caption.\n"
         "Other flags (--runner, ...) go to Apache Beam.",
         allow_abbrev=False,
     )
