@@ -376,9 +376,9 @@ def _ours(args: argparse.Namespace) -> nn.Module:
 def _export(args: argparse.Namespace, model: nn.Module) -> None:
     """Writes ``model`` in the official layout."""
     try:
-        exported = export_reference(args.family, model, without=args.without)
+        exported = export_reference(args.family, model, without=args.omit)
     except ValueError as error:
-        raise InputError(f"--to reference: {error} (--without NAME)") from None
+        raise InputError(f"--to reference: {error} (--omit NAME)") from None
     # The layout has views of our tensors, and some twice, which the file format refuses.
     tensors = {name: t.clone() for name, t in exported.items()}
     with atomic_path(args.output) as temporary:

@@ -138,11 +138,11 @@ def weigh_task(
         label = find_classes(outputs.evaluation.task, value).label  # type: ignore[arg-type]
     if outputs.batches.regions is None:
         return {name: weigh_squares(outputs, name, size, label)}
-    weighed = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
-    if weighed is None or len(weighed.boxes) < 2:
+    weighted = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
+    if weighted is None or len(weighted.boxes) < 2:
         raise InputError("no two regions are found in the image; give another image")
     score = score_batch(outputs, name)(None)
-    return {name: Weights(boxes=weighed.boxes, weights=weighed.weights, score=score, label=label)}
+    return {name: Weights(boxes=weighted.boxes, weights=weighted.weights, score=score, label=label)}
 
 
 def score_batch(
