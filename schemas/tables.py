@@ -478,8 +478,9 @@ def breaks_contract(values: pa.Array, field: pa.Field) -> bool:
 
 
 def count_faults(values: pa.Array, field: pa.Field) -> Counter[str]:
-    """Counts the values of a column that break its contract: NULLS where there may be none, which
-    is inside of lists too, and texts that are NO_UTF8. Empty if all of them hold.
+    """Counts the values of a column that break its contract; empty if there are none.
+
+    Counts forbidden nulls, also inside lists, as NULLS, and texts that are not UTF-8 as NO_UTF8.
     """
     counts = Counter({NULLS: 0 if field.nullable else values.null_count})
     while isinstance(values, LISTS):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vlmill.extract.image_level.crop import Crop, Pixels
 from vlmill.extract.image_level.settings import NETWORKS
 from vlmill.models.convert.files import read_state
-from vlmill.models.detector.fit import misfits
+from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.random_weights import centred_normal
 from vlmill.runtime.files.listed import hash_file
 from vlmill.schemas.errors import InputError
@@ -188,7 +188,7 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
     expected = model.state_dict()
     want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
-    if mismatch := misfits(want, tensors):
+    if mismatch := describe_mismatches(want, tensors):
         raise InputError(
             f"--global-weights {path} is not torchvision's {name}: {mismatch}; give the files "
             "in the "

@@ -222,7 +222,7 @@ TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Runs the conversion; returns the exit status."""
     if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
-        _export(args, _ours(args))
+        _export(args, _load_vlmill_model(args))
         return 0
     weights = weights_file(args.checkpoint)
     path = find_companion_file(args.vocab, weights, VOCABULARIES)
@@ -362,7 +362,7 @@ def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
     return f"--checkpoint {args.checkpoint}: {reason}{foreign}; --explain lists all"
 
 
-def _ours(args: argparse.Namespace) -> nn.Module:
+def _load_vlmill_model(args: argparse.Namespace) -> nn.Module:
     """Returns the model of a vlmill checkpoint, for which ``--family`` has a layout."""
     loaded = load_checkpoint(args.checkpoint)
     family = find_family(loaded.config)

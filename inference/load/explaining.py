@@ -195,14 +195,14 @@ def grid_boxes(width: int, height: int) -> Floats:
 def weigh_squares_of_score(model: LoadedModel, image: Image.Image, text: str) -> Weights:
     """Returns the weights of the squares of an image for its score with a text."""
     boxes = grid_boxes(*image.size)
-    images = [image, *(cover(image, box) for box in boxes)]
+    images = [image, *(grey_out(image, box) for box in boxes)]
     scores = model.score(images, [text])[:, 0]
     if not np.isfinite(scores).all():
         raise InputError(f"{text!r} has no word; give a text with one")
     return Weights(boxes=boxes, weights=scores[0] - scores[1:], score=float(scores[0]))
 
 
-def cover(image: Image.Image, box: Floats) -> Image.Image:
+def grey_out(image: Image.Image, box: Floats) -> Image.Image:
     """Returns an image with a grey box."""
     covered = image.copy()
     corners = [round(float(corner)) for corner in box]

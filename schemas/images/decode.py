@@ -215,7 +215,7 @@ def upper_bits(grey: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return upper
 
 
-class Quiet:
+class SilencedWarnings:
     """Silences pillow's warnings about unusual files while any thread is inside.
 
     With several threads ``warnings.catch_warnings`` would leave its filters active: the first
@@ -241,4 +241,4 @@ class Quiet:
                 self._caught.__exit__(None, None, None)
 
 
-QUIET = Quiet()
+QUIET = SilencedWarnings()

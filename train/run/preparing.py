@@ -33,7 +33,7 @@ from vlmill.train.loading.store.prepare import (
     TextForm,
     prepare_samples,
 )
-from vlmill.train.loading.store.splits import Rows, describe_plan, drawn_below
+from vlmill.train.loading.store.splits import Rows, describe_plan, holdout_threshold
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import PairSelection, require_images, sample_ids, unit_keys
 from vlmill.train.recipes import Recipe, RunSettings
@@ -94,7 +94,7 @@ def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
     learnt = Rows(splits=plan.trained)
     if not plan.draws:
         return learnt, Rows(splits=plan.validated)
-    below = drawn_below(unit_keys(_which_pairs(recipe, sources, learnt)))
+    below = holdout_threshold(unit_keys(_which_pairs(recipe, sources, learnt)))
     return Rows(splits=plan.trained, first=below), Rows(splits=plan.trained, end=below)
 
 

@@ -131,7 +131,7 @@ def read_thumbnails(
         return {}
     reader, uris = ImageReader(images), dict[str, str]()
     for image_id in sorted(image_ids):
-        names = [image_id] if image_id in reader else list(reader.index.alike(image_id))
+        names = [image_id] if image_id in reader else list(reader.index.find_matches(image_id))
         content = reader[names[0]] if len(names) == 1 else None
         try:
             if content is not None:

@@ -55,7 +55,10 @@ class Site:
 
 
 def count_site_content(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
-    """Reads the pages of one host once, one after another; memory is bounded."""
+    """Returns the images and texts that the pages of one host repeat.
+
+    Reads each page once; memory is bounded.
+    """
     site = Site()
     for joined in pages:
         site.num_pages += 1

@@ -266,7 +266,7 @@ def rank(setup: RetrievalSetup, candidates: Candidates, vectors: ImageVectors | 
     setup.notes += notes_on_many(options.rerank, scores.shape)
     shortlists = Shortlists.from_scores(scores, options.rerank)
     return rerank_scores(
-        scores, shortlists, compute_match_logits(setup, candidates, shortlists.either)
+        scores, shortlists, compute_match_logits(setup, candidates, shortlists.listed_pairs)
     )
 
 

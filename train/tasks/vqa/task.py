@@ -201,7 +201,7 @@ class Vqa(HeadTask):
         return TaskRecord(name=self.name, labels=self.names)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the question with its image; a mirrored image swaps its left and right."""
+        """Returns the question with its image; the words left and right are mirrored with it."""
         sample = batches.example(visit.row, draws, self.read_text(batches, visit.row))
         if isinstance(sample, Undecodable):
             return sample
