@@ -426,7 +426,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
     """
     if fault := schema_fault(table.schema, spec):
         raise ValueError(fault)
-    table = with_later(table, spec, spec.schema.names)
+    table = add_missing_columns(table, spec, spec.schema.names)
     if extra := [name for name in table.schema.names if name not in spec.schema.names]:
         raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
     for field in spec.schema:
@@ -438,7 +438,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
     return table.select(spec.schema.names).cast(spec.schema)
 
 
-def with_later(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
+def add_missing_columns(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
     """Appends nulls for those of ``names`` that rows of an earlier minor version lack."""
     for name in names:
         if name in spec.later and name not in rows.schema.names:

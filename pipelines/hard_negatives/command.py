@@ -78,9 +78,9 @@ def parser() -> Parser:
         type=int_at_least(1),
         default=1,
         metavar="P",
-        help="number of parts of an index that does not fit into memory; the rows stay the same, the "
-        "time grows at most by the factor of the square root of P, and each negative takes 12 bytes "
-        "of disk per part (default: 1)",
+        help="number of parts of an index that does not fit into memory; the rows stay the same, "
+        "the time grows at most by the square root of P, and each negative takes 12 bytes of disk "
+        "per part (default: 1)",
     )
     p.add_argument(
         "--workers",

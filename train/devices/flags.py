@@ -11,8 +11,8 @@ def add_device_batch(parser: argparse.ArgumentParser) -> None:
         "--device-batch",
         type=_rows_or_auto,
         metavar="N|auto",
-        help="largest number of rows that a device computes together; larger steps are divided into "
-        "parts. auto: try the first step and choose the largest part that fits into memory "
+        help="largest number of rows that a device computes together; larger steps are divided "
+        "into parts. auto: try the first step and choose the largest part that fits into memory "
         "(default: the recipe's accumulation)",
     )
 
