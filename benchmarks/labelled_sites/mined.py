@@ -1,4 +1,4 @@
-"""What mining keeps of labelled sites, and what a person would say of it."""
+"""Mines labelled sites, and compares the selected texts with the labels."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
