@@ -439,7 +439,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
 
 
 def add_missing_columns(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
-    """Appends nulls for those of ``names`` that rows of an earlier minor version lack."""
+    """Adds a column of nulls for each of ``names`` that an earlier minor version lacks."""
     for name in names:
         if name in spec.later and name not in rows.schema.names:
             nulls = pa.nulls(rows.num_rows, spec.fields[name].type)
@@ -478,7 +478,7 @@ def breaks_contract(values: pa.Array, field: pa.Field) -> bool:
 
 
 def count_faults(values: pa.Array, field: pa.Field) -> Counter[str]:
-    """Counts the values of a column that break its contract; empty if there are none.
+    """Counts the values of a column that break its contract, by the rule they break.
 
     Counts forbidden nulls, also inside lists, as NULLS, and texts that are not UTF-8 as NO_UTF8.
     """

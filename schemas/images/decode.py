@@ -126,7 +126,7 @@ def register_heif() -> None:
 
 
 def check_photograph(image: Image.Image) -> None:
-    """Raises Rejected for a camera's raw file, of which a TIFF decoder reads only the thumbnail."""
+    """Raises Rejected for a raw file of a camera: a TIFF decoder would read only its thumbnail."""
     if image.format != "TIFF":
         return
     tags: dict[int, object] = image.tag_v2  # type: ignore[attr-defined] # of TiffImageFile

@@ -284,7 +284,7 @@ _EXIF_PROFILE = b"Raw profile type exif\0"  # as text: ImageMagick keeps the ori
 
 
 def without_texts(data: bytes) -> bytes:
-    """Returns a PNG without its packed texts, of which Pillow refuses those above 1 MiB.
+    """Returns a PNG without its packed texts: Pillow refuses those above 1 MiB.
 
     Editors leave such histories; browsers skip them. An EXIF profile stays.
     """
