@@ -77,7 +77,7 @@ def prepare(
     _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
-        unusable = prepare_samples(output / HELD_OUT, for_validation)
+        unusable = prepare_samples(output / HELD_OUT, for_validation, label="prepare validation")
         del unusable[Reason.HELD_OUT]  # the pairs to train on
         learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
         _compare(learnt_table, held_out, reason_counts(unusable), drawn=sources.splits.draws)
