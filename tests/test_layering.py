@@ -1,4 +1,4 @@
-"""Which folder may import which, and which room of a folder which other."""
+"""Imports between folders, and between the packages of a folder, follow the layers."""
 
 import ast
 import re

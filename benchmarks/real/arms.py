@@ -1,4 +1,4 @@
-"""The runs of the benchmark: five models, and for one of them seeds and ablations."""
+"""Defines the runs: five models, and for one of them seeds and ablations."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The models of this benchmark and how they are trained: sizes and steps for minutes on one core.
+"""Defines the models of this benchmark and their training: minutes on one core.
 
 Texts start from MiniLM: 384 wide, 6 layers, BERT's vocabulary. Regions are new. Pretraining has
 the objectives of its paper; models that read pairs are aligned instead (`real.alignment`).
