@@ -63,7 +63,7 @@ def test_a_worker_of_another_python_is_named(tmp_path: Path) -> None:
     stored = store_job(Sums(output=str(tmp_path)), STEPS)
     here = f"vlmill {__version__} and Python {python_version()}"
     other = replace(stored, versions="vlmill 9.9 and Python 3.99")
-    with pytest.raises(OSError, match="job was started with vlmill 9.9 and Python 3.99") as caught:
+    with pytest.raises(OSError, match=r"started with vlmill 9\.9 and Python 3\.99") as caught:
         other.load()
     assert here in str(caught.value) and stored.versions == here
     error = worker_error(f"java.lang.RuntimeException\nOSError: {caught.value}\n")
