@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ LEAST_CUDA = 13  # of the libraries in constraints.txt
 LEAST_DRIVER = 580  # docs/install.md, "GPUs"
 NODE = Path(tempfile.gettempdir()) / "vlmill-flink-node.json"
 """Describes the node that flink_node.py has started in this container."""
+HEARTBEAT = Path(tempfile.gettempdir()) / "vlmill-flink-heartbeat"
+SILENT_S = 30.0  # heartbeats are sent every 2 s
 
 
 def find_problem(words: Sequence[str]) -> str | None:
@@ -74,25 +77,40 @@ def check_gpu(environment: Mapping[str, str], library: str = "libcuda.so.1") -> 
     return None if count.value else "the container was given a GPU that the driver does not see"
 
 
-def check_node(node: Mapping[str, Any]) -> str | None:
+def check_node(node: Mapping[str, Any], heartbeat: Path = HEARTBEAT) -> str | None:
     """Returns why a node of Flink does not work, or None.
 
-    A job manager must respond. A task manager must be registered under its own name: the job
-    manager forgets one whose heartbeats end. While the job manager does not respond, that is its
-    own problem, and the task manager only has to listen.
+    A job manager must respond. A task manager must listen, be registered under its own name, and
+    have sent a heartbeat since an earlier check. While the job manager does not respond, that is
+    the job manager's problem.
     """
     if node["role"] == "jobmanager":
         return check_address(f"http://127.0.0.1:{node['port']}/overview")
+    if problem := check_port(node["own"], node["rpc_port"]):
+        return problem
     url = f"http://{node['job_manager']}:{node['port']}/taskmanagers/{node['name']}"
     try:
-        with urlopen(url, timeout=SECONDS):
-            return None
+        with urlopen(url, timeout=SECONDS) as response:
+            last = json.load(response)["timeSinceLastHeartbeat"]
     except HTTPError as error:
         if error.code == 404:
             return f"the job manager does not know {node['name']}: it has lost this task manager"
         return None
     except OSError:
-        return check_port(node["own"], node["rpc_port"])
+        return None
+    return check_heartbeat(f"{node['name']} {last}", heartbeat)
+
+
+def check_heartbeat(last: str, path: Path, silent_s: float = SILENT_S) -> str | None:
+    """Returns a problem if the last heartbeat is still that of a check ``silent_s`` ago, or None.
+
+    ``path`` keeps the heartbeat of an earlier check, so that no clocks of two hosts are compared.
+    """
+    if not path.exists() or path.read_text(encoding="utf-8") != last:
+        path.write_text(last, encoding="utf-8")
+        return None
+    age = time.time() - path.stat().st_mtime
+    return f"the job manager has had no heartbeat for {age:.0f} s" if age > silent_s else None
 
 
 def check_port(host: str, port: int) -> str | None:

@@ -190,21 +190,25 @@ def test_the_least_driver_is_that_of_the_pinned_cuda() -> None:
         assert str(healthy.LEAST_DRIVER) in (ROOT / page).read_text(encoding="utf-8"), page
 
 
-def test_a_task_manager_sees_its_own_death() -> None:
-    """By the job manager, which forgets it; not while the job manager itself is away."""
-    check = load_script("healthy.py").check_node
+def test_a_task_manager_sees_its_own_death(tmp_path: Path) -> None:
+    """By its port, and by the job manager; not while the job manager itself is away."""
+    healthy = load_script("healthy.py")
+    beat, body = tmp_path / "beat", b'{"timeSinceLastHeartbeat": 1700000000000}'
     node = {"role": "taskmanager", "name": "tm-1", "job_manager": "127.0.0.1", "own": "127.0.0.1"}
-    with serving(sends(ok())) as known:
-        assert check({**node, "port": known.port, "rpc_port": 1}) is None
-        job_manager = {**node, "role": "jobmanager", "port": known.port, "rpc_port": 1}
-        assert check(job_manager) is None
-        listening = {**node, "port": 1, "rpc_port": known.port}
-        assert check(listening) is None
+    with serving(sends(ok(body))) as known:
+        node |= {"port": known.port, "rpc_port": known.port}
+        assert healthy.check_node({**node, "role": "jobmanager"}) is None
+        assert healthy.check_node(node, beat) is None and "1700000000000" in beat.read_text()
+        assert healthy.check_node(node, beat) is None  # the same heartbeat, a moment later
+        os.utime(beat, (1, 1))
+        assert "no heartbeat for" in (healthy.check_node(node, beat) or "")
+        assert healthy.check_node({**node, "name": "tm-2"}, beat) is None
+        assert "127.0.0.1:1" in (healthy.check_node({**node, "rpc_port": 1}, beat) or "")
+        assert healthy.check_node({**node, "port": 1}, beat) is None
     with serving(sends(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")) as forgotten:
-        problem = check({**node, "port": forgotten.port, "rpc_port": forgotten.port})
+        problem = healthy.check_node({**node, "port": forgotten.port, "rpc_port": forgotten.port})
     assert problem is not None and "does not know tm-1" in problem
-    assert "127.0.0.1:1" in (check({**node, "port": 1, "rpc_port": 1}) or "")
-    assert check(job_manager) is not None
+    assert healthy.check_node({**node, "role": "jobmanager"}) is not None
 
 
 def test_requirements_are_those_of_setup(capsys: pytest.CaptureFixture[str]) -> None:
