@@ -289,7 +289,7 @@ class Chooser:
 
 
 def page_address(page: Page) -> str:
-    """Returns a page's URL, or for an unknown page its image's."""
+    """Returns the page's URL, or the image's URL for an unknown page."""
     return page.url or page.images[0].urls[0]
 
 

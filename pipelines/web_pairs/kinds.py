@@ -1,4 +1,4 @@
-"""Tells archives of pages, WET and WAT files apart, so that one of the wrong kind is refused."""
+"""Detects archives of pages, WET files and WAT files, so that one of the wrong kind is refused."""
 
 import gzip
 import io

@@ -15,7 +15,7 @@ TABLE: Kind = "table"
 
 
 class SourceFile(NamedTuple):
-    """Holds the path and the bytes of a file with pages, and what it is."""
+    """Holds the path, the size in bytes and the kind of a file with pages."""
 
     path: str
     size: int

@@ -23,11 +23,11 @@ _SURE = 0.9  # share of a text in a language, from which the text is in it
 
 
 class Description(Protocol):
-    """Describes a page, of which only the language is detected before it is read."""
+    """Describes a page without its markup; its language is detected before it is read."""
 
     @property
     def address(self) -> str:
-        """Returns the page's URL, or for an unknown page its image's."""
+        """Returns the page's URL, or the image's URL for an unknown page."""
 
     @property
     def has_images(self) -> bool:
@@ -59,7 +59,7 @@ class RowPage:
 
     @property
     def address(self) -> str:
-        """Returns the page's URL, or for an unknown page its image's."""
+        """Returns the page's URL, or the image's URL for an unknown page."""
         return self.page_url or self.image_url
 
     @property
