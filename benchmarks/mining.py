@@ -47,8 +47,8 @@ def figures(outcomes: Outcomes) -> dict[str, Any]:
         "precision": _share(right, judged + sums["not_judged"]),
         "precision_interval": _rounded(wilson(right, judged + sums["not_judged"])),
         "precision_of_judged": _share(right, judged),
-        "recall": _share(right, sums["findable"]),
-        "recall_interval": _rounded(wilson(right, sums["findable"])),
+        "recall": _share(sums["found"], sums["findable"]),
+        "recall_interval": _rounded(wilson(sums["found"], sums["findable"])),
     } | sums
 
 
