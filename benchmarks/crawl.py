@@ -1,4 +1,4 @@
-"""Speed and memory of fetching: the guarded client and the whole crawl beside others.
+"""Measures speed and memory of fetching by the guarded client and by a whole crawl, with peers.
 
 Hosts on loopback addresses, served by another process, show images of 100 KB. Each client, over
 TCP and over TLS, and each whole crawl takes the same list in a process of its own; seconds are

@@ -1,6 +1,6 @@
-"""How many of the mined pairs are right, and how many of the images with a text are found.
+"""Measures precision and recall of mined pairs on labelled sites.
 
-Reads, joins, surveys and chooses the archives of labelled sites in this process and compares what
+Mines the archives of labelled sites in this process and compares what
 is kept with what a person said of each image.
 
 precision: share of the kept pairs whose text is among those that describe the image. Texts of
@@ -47,8 +47,8 @@ def figures(outcomes: Outcomes) -> dict[str, Any]:
         "precision": _share(right, judged + sums["not_judged"]),
         "precision_interval": _rounded(wilson(right, judged + sums["not_judged"])),
         "precision_of_judged": _share(right, judged),
-        "recall": _share(right, sums["findable"]),
-        "recall_interval": _rounded(wilson(right, sums["findable"])),
+        "recall": _share(sums["found"], sums["findable"]),
+        "recall_interval": _rounded(wilson(sums["found"], sums["findable"])),
     } | sums
 
 

@@ -1,4 +1,4 @@
-"""Overload, hostile images and kills in one run: the figures of what must neither be lost nor wait.
+"""Measures overload, hostile images and kills in one run.
 
 The measurements are those of other scripts, one after another, each in a process of its own:
 
@@ -34,9 +34,12 @@ def run_script(name: str, *arguments: str) -> None:
 
 
 def measure_crawl_kills(count: int) -> None:
-    """Prints how many of ``count`` killed crawls ended like an undisturbed one."""
+    """Prints how many of ``count`` killed crawls ended like an undisturbed one.
+
+    Raises CalledProcessError if pytest ran no test.
+    """
     test = str(HERE.parent / "tests/integration/test_kills.py")
-    options = ("-q", "-k", "crawl", "--kills", str(count), "--long", "-p", "no:cacheprovider")
+    options = ("-q", "-k", "crawl", "--kills", str(count), "--nightly", "-p", "no:cacheprovider")
     begin = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", test, *options],
@@ -44,6 +47,8 @@ def measure_crawl_kills(count: int) -> None:
         capture_output=True,
         text=True,
     )
+    if done.returncode not in (0, 1):
+        done.check_returncode()
     line = result_line(
         f"resilience/{count} kills of a crawl",
         count if done.returncode == 0 else 0,

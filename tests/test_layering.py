@@ -1,4 +1,4 @@
-"""Which folder may import which, and which room of a folder which other."""
+"""Imports between folders, and between the packages of a folder, follow the layers."""
 
 import ast
 import re
@@ -127,7 +127,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "web/pages filters",
         "web/archives web/choice",
         "web/fetching",
-        "web manifest/cleaning manifest/reading manifest/part",  # of tables of others
+        "web",
+        "manifest/reading",
+        "manifest/cleaning manifest/part",  # of tables of others
         "web_pairs hard_negatives nearest_images manifest regions crawl fit_image_filter "
         "fit_scorer tables",
         "__init__",
@@ -144,6 +146,7 @@ NESTED = {  # rooms inside rooms
     *("layers/cpu", "layers/gpu"),
     *("manifest/cleaning", "manifest/reading", "manifest/part"),
     *(f"web/{room}" for room in ("archives", "choice", "fetching", "pages", "texts")),
+    "manifest/reading",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a person said of images, and whether a kept text is among what describes them."""
+"""Reads the labels of images, and compares selected texts with them."""
 
 import json
 import unicodedata
@@ -91,14 +91,18 @@ def wilson(right: int, total: int) -> tuple[float, float] | None:
 
 
 def counts(outcomes: Iterable[tuple[Label, str | None]]) -> dict[str, int]:
-    """Counts labels with their kept texts by verdict; ``findable`` have a describing text."""
-    sums = dict.fromkeys(
-        ("pictures", "findable", "kept", "right", "wrong", "unsure", "not_judged"), 0
-    )
+    """Counts labels with their kept texts by verdict; ``findable`` are content images with a
+    describing text, and ``found`` those of them whose kept text is right.
+    """
+    names = ("pictures", "findable", "found", "kept", "right", "wrong", "unsure", "not_judged")
+    sums = dict.fromkeys(names, 0)
     for label, text in outcomes:
         sums["pictures"] += 1
-        sums["findable"] += label.is_content and bool(label.describes)
+        is_findable = label.is_content and bool(label.describes)
+        sums["findable"] += is_findable
         if text is not None:
+            verdict = verdict_of(text, label)
             sums["kept"] += 1
-            sums[verdict_of(text, label)] += 1
+            sums[verdict] += 1
+            sums["found"] += is_findable and verdict == "right"
     return sums

@@ -28,7 +28,7 @@ from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig, Family
 from vlmill.models.detector.configurations import flat, make_config
 from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork
-from vlmill.models.detector.fit import misfits
+from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published_names import CELL_ANCHORS
 from vlmill.models.detector.resnet import widen
@@ -116,10 +116,8 @@ class Detectron2Network(DetectorNetwork):
 
 
 INSTALL = (
-    "pip install 'setuptools<81' wheel ninja && FORCE_CUDA=0 pip install --no-build-isolation "
-    "--no-deps 'git+https://github.com/facebookresearch/detectron2@"
-    "02b5c4e295e990042a714712c21dc79b731e8833' && pip install omegaconf 'hydra-core>=1.1' fvcore "
-    "iopath pycocotools yacs tabulate cloudpickle termcolor black"
+    "clone https://github.com/facebookresearch/detectron2 at commit 02b5c4e2, and run "
+    "docker/install_detectron2.sh with its folder (docs/install.md#detectron2)"
 )
 HEADS: dict[str, Family] = {"Res5ROIHeads": "detectron2", "StandardROIHeads": "detectron2-fpn"}
 
@@ -177,7 +175,7 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     try:
         spec = make_config(HEADS[cfg.MODEL.ROI_HEADS.NAME], dict(flat(cfg)))
     except WrongKey as error:
-        raise file.complaint(error, GIVE) from None
+        raise file.make_error(error, GIVE) from None
     model = library("modeling").build_model(cfg)
     load_weights(model, read_checkpoint(weights), weights)
     network = Detectron2Network(model.eval().requires_grad_(False), spec, cfg)
@@ -234,7 +232,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
         if key in expected
         or not (key.startswith(CELL_ANCHORS) or key.endswith(("pixel_mean", "pixel_std")))
     }
-    mismatch = misfits(expected, tensors)
+    mismatch = describe_mismatches(expected, tensors)
     buffers = dict(model.named_buffers())
     for name in filter(lambda key: key.startswith(CELL_ANCHORS), state):
         anchors, file_anchors = buffers.get(name), state[name].float()

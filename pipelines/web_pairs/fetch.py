@@ -40,8 +40,8 @@ def fetch_missing(
     """Mines the archives and fetches missing candidate images; returns all (path, bytes).
 
     The result includes the archives with fetched images. ``run_steps`` runs all steps. An earlier
-    run may have begun with another number of ``buckets``. A killed run continues; images that an earlier run fetched for these archives are not
-    requested again.
+    run may have begun with another number of ``buckets``. A killed run continues; images that an
+    earlier run fetched for these archives are not requested again.
     """
     folders = to_path(job.output) / WORK
     folder = folders / f"fetch-{_compute_digest(job)}"

@@ -83,7 +83,7 @@ def referrer_for(url: str, page: str | None) -> str | None:
     Their default policy is strict-origin-when-cross-origin: the page's URL to its own origin, its
     origin to others, and nothing from https to http.
     """
-    if page is None or (page.startswith("https:") and not url.startswith("https:")):
+    if not page or (page.startswith("https:") and not url.startswith("https:")):
         return None
     source, target = urlsplit(page), urlsplit(url)
     if (source.scheme, source.netloc) == (target.scheme, target.netloc):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
 from vlmill.pipelines.web.choice.likeness import name_subject, subject
@@ -45,6 +46,11 @@ _FILE_NAME = re.compile(
 
 _URL = re.compile(r"(?:https?://|\bwww\.)\S+", re.IGNORECASE)
 _HUMPED = re.compile(r"\w*[a-z][A-Z]\w*", re.ASCII)
+_RESIZED = re.compile(
+    r"(?:[-_](?:\d{2,5}x\d{2,5}|\d{2,4}w|scaled|e\d{9,}|[sml]|xl))+$", re.IGNORECASE
+)
+_APART, _EDGES = re.compile(r"[\W_]+"), re.compile(r"^\W+|\W+$")
+_LONG_NAME = 3  # words
 
 
 def says_nothing(text: str, phrases: Phrases) -> bool:
@@ -62,6 +68,24 @@ def says_nothing(text: str, phrases: Phrases) -> bool:
         or bool(_FILE_NAME.match(text))
         or bool(phrases.generic.match(text))
     )
+
+
+def is_made_from_name(text: str, url: str) -> bool:
+    """Returns whether a program made a text from a URL's file name.
+
+    It is the name of a file, with digits, marks or capitals inside (``Graph1``, ``sunSet``), or a
+    site's words and after them a name of at least three words.
+    """
+    name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
+    names = [name, _RESIZED.sub("", name)]
+    text = _EDGES.sub("", text)
+    if text in names:
+        return bool(_HUMPED.fullmatch(text)) or (
+            " " not in text and not text.replace("-", "").isalpha()
+        )
+    words = _APART.sub(" ", names[1]).casefold().split()
+    own = _APART.sub(" ", text).casefold().split()
+    return _LONG_NAME <= len(words) < len(own) and own[-len(words) :] == words
 
 
 class Boxes(NamedTuple):
@@ -163,7 +187,7 @@ def _explicit(image: PageImage, phrases: Phrases) -> Iterator[Candidate]:
     texts_by_kind = {
         kind: text
         for kind, text in texts_by_kind.items()
-        if not (_HUMPED.fullmatch(text) and f"/{text}." in image.urls[0])
+        if not is_made_from_name(text, image.urls[0])
     }
     name = name_subject(image.urls[0])
     more = {kind: text for kind, text in texts_by_kind.items() if not subject(text) <= name}

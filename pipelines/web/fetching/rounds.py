@@ -2,8 +2,8 @@
 
 URLs that lead from one bucket to another wait for the next round; when no URL remains, failed
 URLs are tried once more. The units of a round are buckets, on any runner. Between two rounds one
-process reads the buckets' reports, and chooses the buckets of the next round. No journal is open in two
-processes, so the workers may run on several machines.
+process reads the buckets' reports, and chooses the buckets of the next round. No journal is open in
+two processes, so the workers may run on several machines.
 """
 
 import time

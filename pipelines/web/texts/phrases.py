@@ -16,7 +16,12 @@ LISTS = ("generic", "credited", "credit", "points", "figure", "bylines", "speaks
 SPACES = "spaces"
 MAX_FILE_BYTES = 1 << 20
 MAX_ENTRY_CHARS = 400
+ALIGNED = r"(?:left|right|cent(?:er|re))?\W*"  # after a figure's number
 CREDIT_MARKS = (":", "：", "©", r"\(c\)")
+# Places of photographs for everybody, which credits name last: "Foto de Ana Ruiz en Unsplash".
+STOCK = (
+    r"\b.{0,60}\b(?:unsplash|pexels|pixabay|shutterstock|freepik|istock|getty ?images)\b.{0,12}$"
+)
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,13 @@ def _compile(texts: tuple[tuple[str, str], ...]) -> Phrases:
         words = rf"\b(?:{_any(entries(name, spaces=True))})\b"
         return re.compile("|".join([words, *entries(name, spaces=False)]))
 
-    credit = (
-        rf"^\W*(?:{_any(entries('credited'))})\s*(?:{_any([*entries('credit'), *CREDIT_MARKS])})"
-    )
+    names = _any([*entries("credit"), *CREDIT_MARKS])
+    credit = rf"^\W*(?:{_any(entries('credited'))})(?:\s*(?:{names})|{STOCK})"
     return Phrases(
-        generic=re.compile(rf"^(?:{_any(entries('generic'))})\W*\d*\W*$", re.IGNORECASE),
+        generic=re.compile(
+            rf"^\W*(?:(?:{_any(entries('generic'))})\W*\d*|(?:{_any(entries('figure'))})\s*\d+)\W*{ALIGNED}$",
+            re.IGNORECASE,
+        ),
         credit=re.compile(credit, re.IGNORECASE),
         figure=re.compile(rf"^(?:{_any(entries('figure'))})\s*\d"),
         points=anywhere("points"),
