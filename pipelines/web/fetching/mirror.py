@@ -69,14 +69,14 @@ class BucketMirror:
     def _concatenate(self, pieces: list[tuple[int, str]], file: Path) -> int:
         """Writes pieces that follow each other into a file; returns its size in bytes."""
         size, piece = 0, file.with_name(f"{file.name}.piece")
-        with file.open("wb") as whole:
+        with file.open("wb") as target:
             for offset, name in pieces:
                 if offset != size:
                     break
                 self._download(name, piece)
                 with piece.open("rb") as part:
-                    shutil.copyfileobj(part, whole, 1 << 20)
-                size = whole.tell()
+                    shutil.copyfileobj(part, target, 1 << 20)
+                size = target.tell()
                 piece.unlink()
         if not size:
             file.unlink()
@@ -113,10 +113,10 @@ class BucketMirror:
         if size <= start:
             return start
         piece = file.with_name(f"{file.name}.piece")
-        with file.open("rb") as whole, piece.open("wb") as part:
-            whole.seek(start)
-            shutil.copyfileobj(whole, part, 1 << 20)
-            end = whole.tell()
+        with file.open("rb") as source, piece.open("wb") as part:
+            source.seek(start)
+            shutil.copyfileobj(source, part, 1 << 20)
+            end = source.tell()
         self._upload(piece, f"{name}-{start:015d}")
         piece.unlink()
         return end
