@@ -103,10 +103,10 @@ def list_missing(job: Job, fetching: FetchState, run_steps: RunSteps) -> None:
     number = search.assumed.num_ranges
     chosen = _step("chosen", partial(keep_chosen, number), number)
     run_steps(search, [chosen, _step("list", partial(list_chosen, number)), FILL])
-    for unit in range(search.num_ranges):
+    finish_lists(fetching, [result.metrics["lines"] for result in FILL.results(search)])
+    for unit in range(search.num_ranges):  # only now: a killed run needs them again
         for kind in KEYS:
             search.assumed_spool(unit, kind).unlink(missing_ok=True)
-    finish_lists(fetching, [result.metrics["lines"] for result in FILL.results(search)])
     candidates = sum(result.metrics["candidates"] for result in chosen.results(search))
     print_status(f"{candidates} candidates lack their images")
 

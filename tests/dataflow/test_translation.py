@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
+from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
@@ -22,7 +23,8 @@ from vlmill.pipelines.manifest.own import on_runner as own
 from vlmill.pipelines.manifest.published.on_runner import JUDGE, MAKE, READ
 from vlmill.pipelines.regions.job import EXTRACT
 from vlmill.pipelines.tables.job import REPEATS, WRITE
-from vlmill.pipelines.web.fetching.rounds import make_round
+from vlmill.pipelines.web.fetching.rounds import TABLES, make_round
+from vlmill.pipelines.web_pairs.missing import ASSUME, AVAILABLE, FILL
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.runtime.units import run_beam
 from vlmill.runtime.units.launch.options import beam_options
@@ -51,7 +53,8 @@ PLAN = Plan(
 JOBS: dict[str, Sequence[Step[Any]]] = {
     "web_pairs": STEPS,
     "hard_negatives": list_steps(PLAN),
-    "crawl": [make_round([0, 2], 0)],
+    "crawl": [make_round([0, 2], 0), TABLES, FIND_STEP, PAIRS_STEP],
+    "web_pairs missing": [AVAILABLE, ASSUME, FILL],
     "manifest": [READ, JUDGE, MAKE],
     "manifest own": own.STEPS,
     "tables": [*REPEATS, WRITE],

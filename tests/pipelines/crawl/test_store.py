@@ -18,6 +18,7 @@ from tests.pipelines.crawl.test_site import (
     kept_rates,
     most_asked_again,
     outcomes_of,
+    rows_of,
     start,
     write_list,
 )
@@ -125,3 +126,18 @@ def test_a_killed_crawl_in_a_store_goes_on(tmp_path: Path, fresh: Served, bucket
     assert most_asked_again(fresh) <= 1
     assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))
     assert main(args) == 0  # says that it is finished
+
+
+@pytest.mark.nightly  # its parts are above and in test_table.py
+def test_a_table_in_a_store_becomes_pairs_there(tmp_path: Path, fresh: Served, bucket: str) -> None:
+    urls = pictures(fresh, 3)
+    args = in_store(tmp_path, bucket, [], "--workers", "2", "--resize", "64")
+    lines = ["url,caption", *(f"{url},a text" for url in urls)]
+    write_list(tmp_path / "in" / "a.csv", lines)
+    args[0], args[1] = "--input", f"{upload_folder(tmp_path / 'in', f'{bucket}/in')}/a.csv"
+    assert main(args) == 0
+    assert verify_folder(args[3]) == []
+    whole = download_folder(args[3], tmp_path / "whole")
+    assert sorted(row["image_url"] for row in rows_of(whole, "pairs")) == sorted(urls)
+    assert {row["height"] for row in rows_of(whole, "images")} == {64}
+    assert not any("/work/" in name for name in names_below(args[3]))
