@@ -22,6 +22,7 @@ from vlmill.schemas.errors import InputError
 MODES = ("keep_ratio", "border", "center_crop", "keep_ratio_largest", "no")
 ENCODINGS = ("jpeg", "webp", "png")
 LARGEST_SIDE = 10_000
+FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx")
 
 
 def parser() -> Parser:
@@ -137,7 +138,18 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
 
 
 def _add_images(p: argparse.ArgumentParser) -> None:
-    group = p.add_argument_group("images of --input")
+    group = p.add_argument_group("tables of --input, and their images")
+    group.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="format of the table (default: by its name and content)",
+    )
+    group.add_argument(
+        "--delimiter", metavar="C", help="separator of columns in CSV and TSV (default: detected)"
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="encoding of CSV and TSV (default: detected)"
+    )
     group.add_argument(
         "--resize",
         type=parse_side,
@@ -187,7 +199,10 @@ def _add_images(p: argparse.ArgumentParser) -> None:
     )
 
 
-_OF_TABLES = ("caption_column", "resize", "resize_mode", "only_larger", "encode", "quality")
+_OF_TABLES = (
+    *("caption_column", "format", "delimiter", "encoding"),
+    *("resize", "resize_mode", "only_larger", "encode", "quality"),
+)
 
 
 def require_source(args: argparse.Namespace) -> None:

@@ -157,7 +157,14 @@ def run(
 
 
 def _open_table(args: argparse.Namespace) -> TableInput:
-    return open_input(to_path(args.input), args.url_column, args.caption_column)
+    return open_input(
+        to_path(args.input),
+        args.url_column,
+        args.caption_column,
+        format=args.format,
+        delimiter=args.delimiter,
+        encoding=args.encoding,
+    )
 
 
 def build_pairs_job(args: argparse.Namespace, job: FetchState, source: TableInput) -> PairsJob:

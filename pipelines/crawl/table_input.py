@@ -11,7 +11,6 @@ from vlmill.pipelines.manifest.reading.rows import (
     TableFile,
     column_names,
     find_column_indices,
-    hash_table,
     read_rows,
     table_file,
 )
@@ -36,17 +35,24 @@ class TableInput:
         """Returns the file's name without its ending, with which image ids begin."""
         return self.table.path.name.partition(".")[0] or "table"
 
-    @property
-    def digest(self) -> str:
-        """Returns the SHA-256 of the table."""
-        return hash_table(self.table)
 
+def open_input(
+    path: Path,
+    url_column: str | None = None,
+    caption_column: str | None = None,
+    *,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+) -> TableInput:
+    """Finds the columns of a table; what is not given is detected.
 
-def open_input(path: Path, url_column: str | None, caption_column: str | None) -> TableInput:
-    """Finds the columns of a table. Raises InputError for one that is not a table, or lacks one."""
-    table = table_file(path)
-    if table.format in ("csv", "tsv"):
+    Raises InputError for a file that is not a table, or lacks a column.
+    """
+    table = table_file(path, format=format, delimiter=delimiter, encoding=encoding or "utf-8")
+    if table.format in ("csv", "tsv") and encoding is None:
         table = replace(table, encoding=detect_encoding(table.path))
+    if table.format in ("csv", "tsv") and delimiter is None:
         names = [name for name in (url_column, caption_column) if name is not None]
         table = detect_delimiter(table, names or [_first_usual(table)])
     names, display_name = column_names(table), f"--input {path}"

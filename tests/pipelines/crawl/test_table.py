@@ -164,6 +164,17 @@ def test_mistakes_are_one_line(
     assert said in error and error.count("\n") == 1
 
 
+def test_what_is_detected_may_be_said(tmp_path: Path, served: Served) -> None:
+    ((url, _), *_) = images(served, 1)
+    table, output = tmp_path / "table", tmp_path / "out"
+    table.write_bytes(f"link|words\n{url}|caf\xe9\n".encode("cp1252"))
+    columns = ("--url-column", "link", "--caption-column", "words")
+    said = ("--format", "csv", "--delimiter", "|", "--encoding", "cp1252")
+    assert main(table_arguments(table, output, *columns, *said)) == 0
+    (row,) = rows_of(output, "pairs")
+    assert row["text"] == "caf\xe9"
+
+
 def test_flags_of_tables_go_with_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "urls").write_text("http://a.org/\n")
     assert main(arguments(tmp_path / "urls", tmp_path / "out", "--resize", "64")) == 2
