@@ -45,7 +45,7 @@ def open_input(
     delimiter: str | None = None,
     encoding: str | None = None,
 ) -> TableInput:
-    """Finds the columns of a table; what is not given is detected.
+    """Finds the columns of a table; None values are detected.
 
     Raises InputError for a file that is not a table, or lacks a column.
     """

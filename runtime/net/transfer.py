@@ -204,7 +204,7 @@ class Transfer:
         self._is_plain = not headers
 
     def _pin(self, url: str, addresses: Sequence[str]) -> None:
-        """Sets the addresses of a host, replacing those that libcurl may have cached."""
+        """Sets the addresses of a host, and replaces the addresses in the cache of libcurl."""
         if addresses:
             parts = urlsplit(url)
             host_port = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
