@@ -137,8 +137,9 @@ bench-resilience: $(READY) ## overload, hostile images and kills of a crawl, in 
 bench-long: $(READY) ## what training teaches, every ablation over 3 seeds (hours; continues where it was)
 	$(BIN)/python benchmarks/learning.py --full --ablations --output build/learning-ablations
 
-reproduce: $(READY) ## the papers' ablations on a generated world: docs/reproduction.md (hours; continues)
+reproduce: $(READY) ## the papers' ablations on a generated world: docs/reproduction.md (hours; continues); tables of README and RESULTS
 	$(BIN)/python benchmarks/reproduce.py --full
+	$(BIN)/python benchmarks/write_tables.py
 
 gpu-check: $(READY) ## speed on this machine's GPU within nine minutes, as JSON lines; LONG=1: tests and all parts; PARTS="...": some of these (docs/install.md)
 	$(BIN)/python -m benchmarks.gpu_check$(if $(LONG)$(PARTS),,.minutes) $(PARTS)

@@ -1,4 +1,4 @@
-"""The generated world's circle: a detector learns its scenes, and a model learns from its regions.
+"""Trains a detector on the generated world, and a model on the regions that it detects.
 
 A detector is trained on the world's images and tight boxes (colour and shape as classes, textures
 as attributes), its regions of all images are extracted, and ImageBERT's small recipe is trained

@@ -1,4 +1,4 @@
-"""Speed of region extraction on this CPU, by part and against the public extractors' graph.
+"""Measures region extraction on this CPU by part, compared with the public extractors' graph.
 
 Prints lines of JSON. ``peer`` is the graph of peers/public_extractor.py, run on the same images
 and random weights in the same process; its boxes, features and chosen regions must be equal.

@@ -1,4 +1,4 @@
-"""Speed of a step of VQA and of VCR at base size on this CPU, beside the published codes' steps.
+"""Measures a step of VQA and of VCR at base size on this CPU, compared with the published code.
 
 For each model two lines of JSON: forward and backward of what `train-vl finetune` computes in a
 step (training mode, dropout on, no optimiser; VQA with the loss of 3,129 answers, VCR of answers

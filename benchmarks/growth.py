@@ -1,4 +1,4 @@
-"""Growth of web_pairs with the number of archives: what each step costs, and what 90,000 would.
+"""Measures the cost of each step of web_pairs by the number of archives, and computes 90,000.
 
 Every archive has one page and one image. For each step and each number of archives: CPU seconds,
 files opened for reading, bytes read and written, and the peak memory of this process, which does

@@ -1,4 +1,4 @@
-"""Speed of the search for hard negatives, by the number of captions, against two peers.
+"""Measures the search for hard negatives by the number of captions, compared with two peers.
 
 Prints lines of JSON. Captions are generated: words as frequent as in language, topics, and near
 duplicates; or they are the first of a table of your own. Peers get the same vectors and must give

@@ -1,4 +1,4 @@
-"""What images cost that ask a decoder for far more than their bytes, and thousands of bad ones.
+"""Measures the decoding of images that need far more than their bytes, and of damaged ones.
 
     python benchmarks/hostile_images.py [--full]
 

@@ -1,4 +1,4 @@
-"""Does training teach? The small recipes on a generated world, beside what a part of it would give.
+"""Trains the small recipes on a generated world, and compares them with exact bounds.
 
     python benchmarks/learning.py
     python benchmarks/learning.py --full --output build/learning-full

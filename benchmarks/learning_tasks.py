@@ -1,4 +1,4 @@
-"""Does fine-tuning teach? Heads of tasks on a generated world, beside a model that sees nothing.
+"""Fine-tunes the heads of tasks on a generated world, compared with a model without images.
 
     python benchmarks/learning_tasks.py
     python benchmarks/learning_tasks.py --full

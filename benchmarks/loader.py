@@ -1,4 +1,4 @@
-"""Speed of the input path: shuffled batches ready for the model, beside memcpy and LMDB records.
+"""Measures the input path: shuffled batches for the model, compared with memcpy and LMDB.
 
 Writes regions of random features as Parquet and, as the reference repositories store them, as
 pickled LMDB records of base64 float32; reads both in random order from the page cache. ``limit`` is

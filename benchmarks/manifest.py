@@ -1,4 +1,4 @@
-"""Speed and memory of reading published data sets, beside `csv` and `json.load` alone.
+"""Measures the reading of published data sets, compared with `csv` and `json.load` alone.
 
 Generates files in the layouts of CC3M, COCO captions and Visual Genome, reads each with the
 manifest job in a process of its own, and beside it with the standard library alone, which keeps no

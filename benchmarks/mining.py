@@ -1,6 +1,6 @@
-"""How many of the mined pairs are right, and how many of the images with a text are found.
+"""Measures precision and recall of mined pairs on labelled sites.
 
-Reads, joins, surveys and chooses the archives of labelled sites in this process and compares what
+Mines the archives of labelled sites in this process and compares what
 is kept with what a person said of each image.
 
 precision: share of the kept pairs whose text is among those that describe the image. Texts of

@@ -1,4 +1,4 @@
-"""Speed of the five models at base size on this CPU, beside the rate of a matrix product.
+"""Measures the five models at base size on this CPU, compared with a matrix product.
 
 For each variant a line of JSON for forward and backward of a pretraining step (training mode,
 dropout on, all its objectives, no optimiser), and with --full one for the forward pass, one for

@@ -1,4 +1,4 @@
-"""Speed of the exact search for nearest images, against NumPy and a matrix product.
+"""Measures the exact search for nearest images, compared with NumPy and a matrix product.
 
 Prints lines of JSON. Vectors are generated: 40 directions with noise, positive as means of region
 features are, some of them twice. ``peer`` is a blocked NumPy product of the queries with all

@@ -1,4 +1,4 @@
-"""What are the models worth on real photographs with captions that people wrote?
+"""Trains models on real photographs with human-written captions, and measures retrieval.
 
     python benchmarks/real_pairs.py --data DIR
     python benchmarks/real_pairs.py --data DIR --test OTHER

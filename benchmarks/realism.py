@@ -1,4 +1,4 @@
-"""Fits the realism model that vlmill ships, and measures it on sources that it has not seen.
+"""Fits the realism model that vlmill ships, and measures it on unseen sources.
 
     python benchmarks/realism.py --sources DIR --output pipelines/filters/realism.model
 

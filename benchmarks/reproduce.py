@@ -1,4 +1,4 @@
-"""Do small models move the way the papers' ablations did? Every published row on a generated world.
+"""Repeats every published ablation with small models on a generated world.
 
     python benchmarks/reproduce.py
     python benchmarks/reproduce.py --full

@@ -1,4 +1,4 @@
-"""Overload, hostile images and kills in one run: the figures of what must neither be lost nor wait.
+"""Measures overload, hostile images and kills in one run.
 
 The measurements are those of other scripts, one after another, each in a process of its own:
 

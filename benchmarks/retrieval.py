@@ -1,4 +1,4 @@
-"""Speed of ranking captions and images on this CPU, by fusion models at base size and by VLMo.
+"""Measures the ranking of captions and images on this CPU, by fusion models and by VLMo.
 
 For each model a line of JSON: pairs that `train-vl evaluate retrieval` scores a CPU second, from
 tables of regions or images to logits. Captions have the lengths of Flickr30k's (12.4 words in the

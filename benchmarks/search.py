@@ -1,4 +1,4 @@
-"""Speed and recall of `train-vl search`: each kind of index over generated vectors.
+"""Measures speed and recall of `train-vl search` with each type of index.
 
 Prints lines of JSON. Vectors have length 1 and lie around 1,000 directions; queries are further
 ones. ``peer`` is a NumPy product of the queries with all vectors and a partial sort, whose best

@@ -1,4 +1,4 @@
-"""Requests a second of `extract-rois serve`, their waiting, and its memory, beside a plain run.
+"""Measures requests per second, latency and memory of `extract-rois serve`.
 
 Prints lines of JSON. Images are generated, 240 x 320, the network is `tiny` with random weights,
 and one thread computes. ``peer`` is the rate at which the engine of `extract-rois run` makes the

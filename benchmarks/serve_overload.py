@@ -1,4 +1,4 @@
-"""Overload of `extract-rois serve`: many clients, connections and large bodies, and killed workers.
+"""Measures `extract-rois serve` under overload: clients, connections, large bodies, kills.
 
 `serve.py` runs these measurements.
 """

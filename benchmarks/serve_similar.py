@@ -1,4 +1,4 @@
-"""Requests a second of `train-vl serve --index`, compared with those of /healthz.
+"""Measures requests per second of `train-vl serve --index`, compared with /healthz.
 
 Prints lines of JSON. Vectors are generated as in search.py, in an index of `--type`; the service
 answers from it without a checkpoint. Rounds of both paths take turns, with the same client, which

@@ -1,4 +1,4 @@
-"""What the measurements of `extract-rois serve` share: a service, and clients that ask it."""
+"""Starts a service, and defines the clients that measure it."""
 
 import http.client
 import io

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: a short and a full form, and lines of JSON."""
+"""Defines the short and the full form of the scripts, and their lines of JSON."""
 
 import argparse
 from collections.abc import Mapping, Sequence

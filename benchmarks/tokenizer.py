@@ -1,4 +1,4 @@
-"""A small tokenizer of images, and VLMo's first stage on it, on the generated world.
+"""Trains a small image tokenizer and VLMo's first stage with it, on the generated world.
 
     python benchmarks/tokenizer.py
     python benchmarks/tokenizer.py --full --output build/tokenizer-full

@@ -1,4 +1,4 @@
-"""Seconds and memory of a detector's training step, beside Detectron2's on the same inputs.
+"""Measures time and memory of a detector's training step, compared with Detectron2's.
 
 Both take the step of Detectron2's recipe for COCO (C4, frozen stem and res2) from the same weights
 on the same images of noise with seven boxes each, and draw the same examples: forward, backward,

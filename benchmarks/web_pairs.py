@@ -1,4 +1,4 @@
-"""Speed of mining: pages per CPU second of each step and of the whole, growth, memory, start.
+"""Measures mining: pages per CPU second of each step and in total, growth, memory, start.
 
 The pages are generated (or those of ``--warc``). ``limit`` is the rate at which the fastest parser
 (lexbor) alone makes trees of the same pages in the same process. The whole is timed in a plain loop

@@ -1,4 +1,4 @@
-"""Growth of mining from one process to more: wall seconds of the same job with ``--workers`` 1, 2.
+"""Measures mining with one process and with more: wall seconds by ``--workers``.
 
 The command runs on generated archives with images, once with each number of processes. ``limit``
 is what this machine gives so many processes that only calculate, in the same minutes: measured

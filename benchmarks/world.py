@@ -1,4 +1,4 @@
-"""A generated world with known boxes, and what a matcher could reach that sees only a part of it.
+"""Generates a world with known boxes, and computes bounds for matchers that see a part of it.
 
     python benchmarks/world.py --output /tmp/world --full --seed 0
 

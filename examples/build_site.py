@@ -1,8 +1,8 @@
-"""Pack the example web site into a WARC, as a crawler would have written it.
+"""Writes the example web site into a WARC, as a crawler would have written it.
 
-The pages lie in ``site/``; the images are rendered from photographs that the installed packages
-scikit-image and scikit-learn carry (``images.json``), and ``responses.json`` says where the
-server misbehaves. The same packages give the same bytes on every run.
+The pages are in ``site/``. The images are made from photographs in the installed packages
+scikit-image and scikit-learn (``images.json``); ``responses.json`` lists unusual responses of the
+server. The same packages give the same bytes in every run.
 """
 
 import gzip
@@ -42,14 +42,14 @@ example:
   python -m vlmill.pipelines.web_pairs --warc demo/site.warc.gz --output demo/pairs \\
     --safety-model none --realism-model none
 
-The photographs come with the packages scikit-image and scikit-learn (pip install -e ".[demo]");
-nothing is downloaded. What a miner should find in the site is listed in examples/expected.json.
+The packages scikit-image and scikit-learn contain the photographs (pip install -e ".[demo]");
+nothing is downloaded. examples/expected.json lists the correct result of mining the site.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What the server said about one URL; ``headers`` without Content-Length."""
+    """Holds the server's response to the request of a URL; ``headers`` lack Content-Length."""
 
     url: str
     status: str
@@ -58,14 +58,14 @@ class Response:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build the archive and say what is in it."""
+    """Writes the archive and prints its number of responses."""
     parser = Parser(prog="build_site.py", description=__doc__, epilog=EPILOG)
     parser.add_argument(
         "--output",
         type=Path,
         required=True,
         metavar="FILE.warc.gz",
-        help="the archive to write; it appears whole or not at all",
+        help="the archive to write; it appears completely or not at all",
     )
     output: Path = parser.parse_args(argv).output
     _check(output)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(output: Path) -> None:
-    """Raise InputError for what would fail later with a less helpful message."""
+    """Raises InputError for problems that would fail later with a less helpful message."""
     if not output.name.endswith(".warc.gz"):
         raise InputError(f"--output {output} is written as a WARC; give a name in .warc.gz")
     if output.is_dir():
@@ -88,7 +88,7 @@ def _check(output: Path) -> None:
 
 
 def site_responses(root: Path) -> Iterator[Response]:
-    """All responses in the order of their URLs: pages, images and misbehaviour."""
+    """Yields all responses in the order of their URLs: pages, images, unusual ones."""
     odd = json.loads((root / "responses.json").read_text(encoding="utf-8"))
     bodies = {**_pages(root / "site"), **_images(root / "images.json")}
     bodies |= {url: bodies[path] for url, path in odd["copies"].items()}
@@ -106,7 +106,7 @@ def site_responses(root: Path) -> Iterator[Response]:
 
 
 def _ordinary(path: str, body: bytes, odd: Mapping[str, Any]) -> Response:
-    """What a server says about a file, but for the oddities listed for its path."""
+    """Returns the usual response of a server for a file."""
     suffix = PurePosixPath(path.partition("?")[0]).suffix
     headers = {"Content-Type": odd["content_types"].get(path, CONTENT_TYPES[suffix])}
     if path in odd["gzip"]:
@@ -122,20 +122,20 @@ def _ordinary(path: str, body: bytes, odd: Mapping[str, Any]) -> Response:
 
 
 def _pages(folder: Path) -> dict[str, bytes]:
-    """The files of the site by path, byte by byte as they are: some have odd encodings."""
+    """Returns the files of the site by path, as bytes, since some have unusual encodings."""
     files = (p for p in folder.rglob("*") if p.is_file() and p.suffix in CONTENT_TYPES)
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 def _images(manifest: Path) -> dict[str, bytes]:
-    """The encoded images and graphics of the manifest by path or URL."""
+    """Returns the encoded images and graphics of images.json by path or URL."""
     listed = json.loads(manifest.read_text(encoding="utf-8"))
     photographs = {entry["path"]: render(entry) for entry in listed["pictures"]}
     return photographs | {entry["path"]: draw(entry) for entry in listed["graphics"]}
 
 
 def render(entry: Mapping[str, Any]) -> bytes:
-    """Crop, resize and encode one entry of ``images`` in images.json.
+    """Crops, resizes and encodes one entry of ``pictures`` in images.json.
 
     ``keep`` cuts the encoded bytes to that fraction, as an interrupted upload does.
     """
@@ -168,7 +168,7 @@ def _encode(frames: Sequence[Image.Image], entry: Mapping[str, Any]) -> bytes:
 
 
 def source_path(source: str) -> Path:
-    """The file of a photograph named ``package/file``. Raises InputError where it is missing."""
+    """Returns the file of a photograph named ``package/file``; InputError if it is missing."""
     package, _, name = source.partition("/")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
@@ -180,7 +180,7 @@ def source_path(source: str) -> Path:
 
 
 def draw(entry: Mapping[str, Any]) -> bytes:
-    """Draw one entry of ``graphics`` in images.json: a plate, an ellipse and a text."""
+    """Draws one entry of ``graphics`` in images.json: a rectangle, an ellipse and a text."""
     width, height = entry["size"]
     plate = Image.new("RGB", (width, height), entry["color"])
     if entry["text"]:
@@ -192,7 +192,7 @@ def draw(entry: Mapping[str, Any]) -> bytes:
 
 
 def write_warc(path: Path, responses: Sequence[Response]) -> None:
-    """Write ``responses`` after a warcinfo record, one gzip member for each record."""
+    """Writes ``responses`` after a warcinfo record, one gzip member for each record."""
     from warcio.warcwriter import WARCWriter  # an extra: --help works without it
 
     with path.open("wb") as file:

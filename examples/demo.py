@@ -1,7 +1,7 @@
-"""The main job from web pages to a retrieval report, on a processor, with nothing downloaded.
+"""Runs the main job from web pages to a retrieval report on a CPU; nothing is downloaded.
 
-Each step is a command that a user could type; this script types them, takes the times, and puts
-what they leave into one page. ``make demo`` runs it.
+Each step is a command that you can also type. The script runs the commands, measures their times
+and writes one report of the results. ``make demo`` calls it.
 """
 
 import json
@@ -24,9 +24,9 @@ from vlmill.runtime.files.atomic import write_bytes, write_json
 
 EXAMPLES = Path(__file__).resolve().parent
 STEPS_FILE = "steps.json"
-# Narrow network, small images: the demo shows the path on a processor, not quality.
+# A narrow network and small images: the demo shows the steps on a CPU, not quality.
 DETECTOR = ("--arch", "tiny", "--short-side", "240", "--long-side", "400", "--max-boxes", "36")
-# Its photographs are known: no model has to look for what is racy or no photograph.
+# The photographs are known, so no model has to filter them.
 NO_MODELS = ("--safety-model", "none", "--realism-model", "none")
 RECIPE = "imagebert-small"
 SHORTER = ("steps=600", "batch_size=32")  # than the recipe, which is made for thousands of pairs
@@ -34,7 +34,7 @@ SHORTER = ("steps=600", "batch_size=32")  # than the recipe, which is made for t
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command and the file that says that it has finished."""
+    """Holds a command, and the file that exists when it has finished."""
 
     name: str
     command: tuple[str, ...]
@@ -42,7 +42,7 @@ class Step:
 
 
 def steps(out: Path) -> list[Step]:
-    """The demo, in order."""
+    """Returns the steps of the demo, in order."""
     python, bin_folder = sys.executable, Path(sys.executable).parent
     pairs, regions = out / "pairs", out / "regions"
     rois, train = str(bin_folder / "extract-rois"), str(bin_folder / "train-vl")
@@ -93,7 +93,7 @@ def steps(out: Path) -> list[Step]:
 
 
 def run_step(step: Step, seconds: dict[str, float], out: Path) -> None:
-    """Run a step that has not finished before; CalledProcessError if it fails."""
+    """Runs a step unless an earlier run has finished it. Raises CalledProcessError if it fails."""
     if step.name in seconds and step.product.exists():
         print(f"== {step.name}: done before in {seconds[step.name]:.1f} s", flush=True)
         return
@@ -105,14 +105,14 @@ def run_step(step: Step, seconds: dict[str, float], out: Path) -> None:
 
 
 def read_seconds(out: Path) -> dict[str, float]:
-    """Seconds of the steps that an earlier run has finished."""
+    """Returns the seconds of the steps that an earlier run has finished."""
     path = out / STEPS_FILE
     content: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
     return content
 
 
 def collect_metrics(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
-    """``before/...``, ``after/...``, ``pairs`` and ``seconds`` by step, from the evaluations."""
+    """Returns ``before/...``, ``after/...``, ``pairs``, and ``seconds`` by step."""
     metrics: dict[str, Any] = {}
     for when in ("before", "after"):
         told = json.loads((out / when / "metrics.json").read_text())
@@ -122,13 +122,13 @@ def collect_metrics(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Versions, and the machine that the steps ran on."""
+    """Returns the versions, and the machine that the steps ran on."""
     system = f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores"
     return f"{versions()}; {system}"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the steps, then write metrics.json, funnel.json and report.html."""
+    """Runs the steps, then writes metrics.json, funnel.json and report.html."""
     parser = Parser(
         prog="examples/demo.py",
         description="Web pages to a retrieval report: packs the example site into a WARC, mines "

@@ -1,4 +1,4 @@
-"""The demo's page: from the funnel to what the trained model retrieves."""
+"""Writes the report of the demo, from the funnel to the results of the trained model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ _TEXTS = template(
 
 
 def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
-    """Write ``out/report.html`` from what the steps left in ``out``."""
+    """Writes ``out/report.html`` from the outputs of the steps in ``out``."""
     pairs = read_table(out / "pairs", PAIRS).to_pylist()
     uris = thumbnails(out / "pairs", {pair["image_id"] for pair in pairs})
     write_page(
@@ -91,16 +91,16 @@ def write_report(out: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def run_sections(metrics: Mapping[str, Any]) -> list[Section]:
-    """What came out, and how long each step took."""
+    """Returns the sections with the recall and the time of each step."""
     return [
         Section(
             title="Before and after",
-            intro="Share of queries whose right answer is among the first K, in percent.",
+            intro="Share of queries with a correct result among the first K, in percent.",
             body=recall_table(metrics),
         ),
         Section(
             title="Steps",
-            intro="Each is a command that you can type; README has them.",
+            intro="Each step is a command; README lists them.",
             body=bar_chart(
                 {k: v for k, v in metrics["seconds"].items() if k != "total"},
                 title="seconds by step",
@@ -108,7 +108,7 @@ def run_sections(metrics: Mapping[str, Any]) -> list[Section]:
         ),
         Section(
             title="Other pages",
-            intro="Each step's own report lies beside this page, with its settings.",
+            intro="The reports of the steps, with their settings, are in the same folder.",
             body=Markup(_LINKS.render(reports=REPORTS)),
         ),
     ]
@@ -117,7 +117,7 @@ def run_sections(metrics: Mapping[str, Any]) -> list[Section]:
 def data_sections(
     out: Path, pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]
 ) -> list[Section]:
-    """From the archive to pairs, hard negatives and regions."""
+    """Returns the sections on the archive, pairs, hard negatives and regions."""
     return [
         Section(
             title="Funnel",
@@ -144,7 +144,7 @@ def data_sections(
 
 
 def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
-    """How training went, and what the model finds before and after it."""
+    """Returns the sections on training, and on results before and after it."""
     rankings = {
         when: json.loads((out / when / "neighbours.json").read_text())
         for when in ("before", "after")
@@ -171,7 +171,7 @@ def model_sections(out: Path, uris: Mapping[str, str]) -> list[Section]:
 
 
 def recall_table(metrics: Mapping[str, Any]) -> Markup:
-    """R@1, 5, 10 in both directions: by chance, before, after."""
+    """Returns a table of R@1, 5 and 10 in both directions: by chance, before, after."""
     rows = []
     for direction, name in DIRECTIONS.items():
         for k in (1, 5, 10):
@@ -183,7 +183,7 @@ def recall_table(metrics: Mapping[str, Any]) -> Markup:
 
 
 def pair_cards(pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]) -> Markup:
-    """Each pair's image, text, and where the text comes from."""
+    """Returns a card for each pair: its image, its text, and the source of the text."""
     cards = [
         {
             "uri": uris.get(pair["image_id"], ""),
@@ -196,7 +196,7 @@ def pair_cards(pairs: Sequence[Mapping[str, Any]], uris: Mapping[str, str]) -> M
 
 
 def dropped(out: Path) -> Markup:
-    """One reject of each stage and reason."""
+    """Returns one reject of each stage and reason."""
     firsts: dict[tuple[str, str], list[Any]] = {}
     for row in read_table(out / "pairs", REJECTS).to_pylist():
         example = [row["stage"], row["reason"], row["key"][-80:], (row["detail"] or "")[:100]]
@@ -205,7 +205,7 @@ def dropped(out: Path) -> Markup:
 
 
 def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
-    """The three nearest captions of some captions that have any."""
+    """Returns the three nearest captions of some captions that have any."""
     texts = {pair["pair_id"]: pair["text"] for pair in pairs}
     rows = [r for r in read_table(out / "negatives", NEGATIVES).to_pylist() if r["similarities"]]
     queries = [
@@ -224,7 +224,7 @@ def hard_negatives(out: Path, pairs: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def region_cards(out: Path) -> Markup:
-    """Boxes drawn on some images."""
+    """Returns some images with their boxes."""
     reader = RegionReader(out / "regions")
     shown = ImageCounts(num_rows=len(reader))
     drawn = list(
@@ -241,7 +241,7 @@ def region_cards(out: Path) -> Markup:
 
 
 def images_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
-    """Text queries and the images found, before and after."""
+    """Returns text queries with their resulting images, before and after training."""
     queries = [
         {"text": query["text"], "found": found_by(found, "image_retrieval", "pair_id", query)}
         for query in evenly(found["after"]["image_retrieval"], EXAMPLES)
@@ -250,7 +250,7 @@ def images_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
 
 
 def captions_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
-    """Image queries and the texts found, before and after."""
+    """Returns image queries with their resulting texts, before and after training."""
     queries = [
         {
             "image_id": query["image_id"],
@@ -264,7 +264,7 @@ def captions_found(found: Mapping[str, Any], uris: Mapping[str, str]) -> Markup:
 def found_by(
     found: Mapping[str, Any], direction: str, key: str, query: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """(before or after, record) of one query, joined by its id."""
+    """Yields the records of a query before and after training, joined by its id."""
     return [
         (when, next(r for r in records[direction] if r[key] == query[key]))
         for when, records in found.items()

@@ -1,4 +1,4 @@
-"""A recipe of one's own, for `train-vl pretrain --config`.
+"""Prints a custom recipe for `train-vl pretrain --config`.
 
 python examples/own_recipe.py > own.yaml
 """

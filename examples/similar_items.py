@@ -3,10 +3,10 @@
 python examples/similar_items.py --output build/similar-items
 
 (arXiv:2003.13198, app. A.2.) Generates items with a title and an image's regions, trains small
-models on them, gives each item a vector, and writes the five nearest of each item over all
-categories as a table. What is then asked while a user waits is a look-up: the items that a user has
-seen lead to candidates. Prints, of either model, recall of the item that the user went on to, how
-many categories the candidates are of, and how long a look-up takes.
+models on them, computes a vector for each item, and writes the five nearest items of each item over
+all categories as a table. At request time, candidates for a user's history are only looked up in
+this table. Prints for both models the recall of the item that the user chose next, the number of
+categories among the candidates, and the time of a look-up.
 """
 
 import argparse
@@ -42,7 +42,7 @@ Neighbours = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """An item; the style of its image is in every second title, too."""
+    """Holds an item. Every second title also names the style of the image."""
 
     item_id: str
     category: str
@@ -51,7 +51,7 @@ class Item:
 
 
 def make_items(count: int, seed: int = 0) -> list[Item]:
-    """Draws items of every category in every style."""
+    """Generates items of every category in every style."""
     rng, items = np.random.default_rng(seed), list[Item]()
     for number in range(count):
         category = CATEGORIES[number % len(CATEGORIES)]
@@ -103,7 +103,7 @@ def write_items(folder: Path, items: Sequence[Item], seed: int = 0) -> None:
 
 
 def embedded(folder: Path, recipe: str, steps: int) -> Vectors:
-    """Pretrains a small model on the items, and reads the vector that it gives each."""
+    """Pretrains a small model on the items and returns its vector of each item."""
     tables = ["--pairs", str(folder / "pairs")]
     if recipe != "bert-small":
         tables += ["--regions", str(folder / "regions")]
@@ -121,9 +121,7 @@ def embedded(folder: Path, recipe: str, steps: int) -> Vectors:
 
 
 def nearest(vectors: Vectors, top: int = TOP) -> dict[str, list[str]]:
-    """Finds the ``top`` nearest items of each over all categories, the nearest first, itself not
-    among them.
-    """
+    """Returns the ``top`` nearest other items of each item, over all categories, best first."""
     ids = vectors.about.column("image_id").to_pylist()
     places = build_index(vectors, "flat").nearest(vectors.matrix, top + 1).positions
     return {
@@ -133,7 +131,7 @@ def nearest(vectors: Vectors, top: int = TOP) -> dict[str, list[str]]:
 
 
 def write_neighbours(folder: Path, found: Neighbours) -> None:
-    """Writes the table that is looked up, `neighbours`."""
+    """Writes the table `neighbours`."""
     rows = [
         {"image_id": item, "neighbour_ids": list(others), "distances": None}
         for item, others in found.items()
@@ -142,7 +140,7 @@ def write_neighbours(folder: Path, found: Neighbours) -> None:
 
 
 def read_neighbours(folder: Path) -> dict[str, list[str]]:
-    """Reads it back: 5 ids an item stay in memory where candidates are asked for."""
+    """Reads the table of neighbours into memory: five ids for each item."""
     neighbours: dict[str, list[str]] = {}
     for batch in iter_batches(folder, NEIGHBOURS, columns=["image_id", "neighbour_ids"]):
         neighbours |= {row["image_id"]: row["neighbour_ids"] for row in batch.to_pylist()}
@@ -150,10 +148,10 @@ def read_neighbours(folder: Path) -> dict[str, list[str]]:
 
 
 def candidates(history: Sequence[str], table: Neighbours, most: int = MOST) -> list[str]:
-    """Returns up to ``most`` items near those of a history, each once and none of the history.
+    """Returns up to ``most`` items that are near the items of a history but not in it, each once.
 
-    The nearest of every item come first, those of the last item seen before the others'; an item
-    that the table lacks leads to none.
+    The nearest neighbours of all items come first, beginning with the last item; the second
+    neighbours follow, and so on. An item that is not in the table has no neighbours.
     """
     lists = [table.get(item, ()) for item in reversed(history)]
     seen, items = set(history), list[str]()
@@ -167,14 +165,14 @@ def candidates(history: Sequence[str], table: Neighbours, most: int = MOST) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """What a user has seen, and the item that the user went on to."""
+    """Holds the items that a user has seen, and the item that the user chose next."""
 
     history: tuple[str, ...]
     next_item: str
 
 
 def make_visits(items: Sequence[Item], count: int, seed: int = 0) -> list[Visit]:
-    """Draws users with a taste: a style, whatever the category."""
+    """Samples users who prefer one style in all categories."""
     rng, of_style = np.random.default_rng(seed), dict[str, list[str]]()
     for item in items:
         of_style.setdefault(item.style, []).append(item.item_id)
@@ -190,7 +188,7 @@ def make_visits(items: Sequence[Item], count: int, seed: int = 0) -> list[Visit]
 def measured(
     visits: Sequence[Visit], table: Neighbours, category_of: Mapping[str, str]
 ) -> dict[str, float]:
-    """Recall of the next item, the mean number of the candidates' categories, and the 99th
+    """Returns the recall of the next item, the mean number of categories, and the 99th
     percentile of a look-up in milliseconds.
     """
     hits, widths, seconds = list[bool](), list[int](), list[float]()
@@ -208,7 +206,7 @@ def measured(
 
 
 def compared(folder: Path, *, items: int, steps: int, visits: int) -> dict[str, Any]:
-    """Goes all the way with either model; returns their figures."""
+    """Trains both models, and returns the figures of each."""
     goods = make_items(items)
     write_items(folder, goods)
     category_of = {item.item_id: item.category for item in goods}

@@ -103,7 +103,7 @@ def loaded_origins(model: nn.Module, links: Sequence[Link], table: LoadTable) ->
 def _links(model: nn.Module, state: Mapping[str, Tensor]) -> list[Link]:
     """Returns the links of every part of ``model`` that starts from BERT."""
     links = [
-        replace(link, name=_inside(name, link.name))
+        replace(link, name=_join_name(name, link.name))
         for name, part in model.named_modules()
         if type(part) in BERT_SOURCES
         for link in BERT_SOURCES[type(part)](part, state)
@@ -122,11 +122,11 @@ def _rules(model: nn.Module) -> list[tuple[str, str]]:
         std = getattr(getattr(part, "config", None), "init_std", None)
         if std is not None and (part is model or type(part) in BERT_SOURCES):
             rules_of_part.append(("*", f"N(0, {std:g}^2)"))
-        rules = [*((_inside(name, pattern), rule) for pattern, rule in rules_of_part), *rules]
+        rules = [*((_join_name(name, pattern), rule) for pattern, rule in rules_of_part), *rules]
     return rules
 
 
-def _inside(part: str, name: str) -> str:
+def _join_name(part: str, name: str) -> str:
     return f"{part}.{name}" if part else name
 
 

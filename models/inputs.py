@@ -26,7 +26,7 @@ from vlmill.models.checks import (
 from vlmill.models.positions import Cells, Positions, find_positions
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a host tensor to ``device`` without waiting, which requires pinned memory."""
     if device.type != "cuda":
         return tensor.to(device)

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class Difference(IntEnum):
-    """How two ids of an image differ; the further down, the less they have in common."""
+    """The part in which two ids of an image differ, from the smallest difference to the largest."""
 
     SPELLING = 1
     ENDING = 2

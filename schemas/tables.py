@@ -426,7 +426,7 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
     """
     if fault := schema_fault(table.schema, spec):
         raise ValueError(fault)
-    table = with_later(table, spec, spec.schema.names)
+    table = add_missing_columns(table, spec, spec.schema.names)
     if extra := [name for name in table.schema.names if name not in spec.schema.names]:
         raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
     for field in spec.schema:
@@ -438,8 +438,8 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
     return table.select(spec.schema.names).cast(spec.schema)
 
 
-def with_later(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
-    """Appends nulls for those of ``names`` that rows of an earlier minor version lack."""
+def add_missing_columns(rows: Rows, spec: Table, names: Sequence[str]) -> Rows:
+    """Adds a column of nulls for each of ``names`` that an earlier minor version lacks."""
     for name in names:
         if name in spec.later and name not in rows.schema.names:
             nulls = pa.nulls(rows.num_rows, spec.fields[name].type)
@@ -478,8 +478,9 @@ def breaks_contract(values: pa.Array, field: pa.Field) -> bool:
 
 
 def count_faults(values: pa.Array, field: pa.Field) -> Counter[str]:
-    """Counts the values of a column that break its contract: NULLS where there may be none, which
-    is inside of lists too, and texts that are NO_UTF8. Empty if all of them hold.
+    """Counts the values of a column that break its contract, by the rule they break.
+
+    Counts forbidden nulls, also inside lists, as NULLS, and texts that are not UTF-8 as NO_UTF8.
     """
     counts = Counter({NULLS: 0 if field.nullable else values.null_count})
     while isinstance(values, LISTS):

@@ -1,4 +1,4 @@
-"""The Chromium of the system, without a window, for tests of pages; skipped where there is none."""
+"""Runs the pages in a headless Chromium; skipped without one."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Settings that must be made before the first import of torch, options, and what a run cost."""
+"""Settings that precede the first import of torch, options, and the cost of a run."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Tests of several folders share these tiny tables, images and checkpoints."""
+"""Tiny tables, images and checkpoints for tests of several folders."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on 127.0.0.1: as much of it as commits and downloads need."""
+"""A server on 127.0.0.1 with the requests of the Hugging Face hub for commits and downloads."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Cases as parameters: those that stand for their kind in ``make test``, the others nightly."""
+"""Parameters of tests: the cases of ``make test``, and the nightly ones."""
 
 from collections.abc import Iterable
 from typing import Any

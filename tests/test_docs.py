@@ -1,4 +1,4 @@
-"""The pages say what is true: commands, recipes, presets, counts of parameters, links."""
+"""Pages are correct: their commands, recipes, presets, counts of parameters and links."""
 
 import ast
 import importlib

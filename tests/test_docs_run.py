@@ -1,4 +1,4 @@
-"""The blocks of the pages are run as they stand, in a folder with tiny data of the names they use.
+"""Runs the blocks of the pages in a folder with tiny data of the names that they use.
 
 A block that needs more says so in a comment above it, ``<!-- needs: a GPU -->``; it is skipped, and
 the suite's summary counts them. Two things are cut: pretraining to two steps, and the images.

@@ -1,4 +1,4 @@
-"""Flags that are numbers, of every command: what is none, or out of range, is refused at once."""
+"""Numeric flags of every command refuse values that are invalid or out of range."""
 
 import argparse
 from collections.abc import Callable

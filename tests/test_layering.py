@@ -1,4 +1,4 @@
-"""Which folder may import which, and which room of a folder which other."""
+"""Imports between folders, and between the packages of a folder, follow the layers."""
 
 import ast
 import re
@@ -129,6 +129,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "web/fetching",
         "web",
         "manifest/reading",
+        "manifest/cleaning manifest/part",  # of tables of others
         "web_pairs hard_negatives nearest_images manifest regions crawl fit_image_filter "
         "fit_scorer tables",
         "__init__",
@@ -143,6 +144,7 @@ DOORS: dict[str, dict[str, set[str]]] = {
 }
 NESTED = {  # rooms inside rooms
     *("layers/cpu", "layers/gpu"),
+    *("manifest/cleaning", "manifest/reading", "manifest/part"),
     *(f"web/{room}" for room in ("archives", "choice", "fetching", "pages", "texts")),
     "manifest/reading",
 }

@@ -1,4 +1,4 @@
-"""Texts of the project use the field's words: odd ones are counted, and may only become fewer.
+"""Counts words that make texts hard to read; no count may rise.
 
 Each entry of :data:`WORDS` makes a sentence hard to read; its value is what to write instead. A hit
 may be right in its sentence, so :data:`LIMITS` bounds how many there are per 1,000 words of a group

@@ -1,4 +1,4 @@
-"""The roads of docs/own-data.md, typed as they stand: 60 images, and a hub on this machine.
+"""Runs the commands of docs/own-data.md with 60 images and a hub on this machine.
 
 Only two things differ from the page: fine-tuning takes two steps, and the service a free port.
 """

@@ -1,4 +1,4 @@
-"""The site of the documentation: every page is in it, and its links lead to pages."""
+"""The documentation site contains every page, and its links work."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Images that lie in their files as cameras store them, for the tests of what turns them."""
+"""Images stored rotated, as by cameras, for tests of their rotation."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A server of files on 127.0.0.1 that gives ranges, and fails as it is told."""
+"""A file server on 127.0.0.1 that supports ranges and fails on request."""
 
 import re
 import threading

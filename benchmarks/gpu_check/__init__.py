@@ -1,3 +1,1 @@
-"""Checks what has to be seen on a GPU before the numbers of one are believed: ``make
-gpu-check``.
-"""
+"""Measures a machine with a GPU: ``make gpu-check``."""

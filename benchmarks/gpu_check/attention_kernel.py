@@ -1,4 +1,4 @@
-"""Measures attention with a bias that all sequences share: the kernels of our own beside PyTorch's.
+"""Measures attention with a shared bias: vlmill's kernels compared with PyTorch's.
 
 First how far both are from float64 on the device, at the shapes of a VLMo base step of 64 pairs;
 then milliseconds forward and backward, and those of each kernel with several block sizes.

@@ -1,4 +1,4 @@
-"""Measures a detector's training step at the published batch, beside Detectron2's where it is.
+"""Measures a detector's training step at the published batch size, and Detectron2's.
 
 A step is forward, backward and the optimiser's update of Detectron2's recipe for COCO (R101-C4,
 512 regions of an image), in float32 and with the forward pass in bfloat16.

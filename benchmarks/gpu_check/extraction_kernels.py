@@ -1,4 +1,4 @@
-"""Measures what the device spends a batch of extraction on, kernel by kernel."""
+"""Measures the time of each kernel in a batch of extraction."""
 
 from collections.abc import Sequence
 from typing import Any

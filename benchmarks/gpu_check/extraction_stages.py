@@ -1,4 +1,4 @@
-"""Measures where a batch's time goes: each stage of extraction by itself, outside the pipeline."""
+"""Measures each stage of extraction alone, outside the pipeline."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Measures the loader beside a step: how long the device waits for batches.
+"""Measures the loader during training steps: how long the device waits for batches.
 
 Batches are planned, read and pinned as in a run (`vlmill.train.loading.loader`), without worker
 processes and with several. The step is ImageBERT's: with up to 100 regions of a pair it has the

@@ -1,4 +1,4 @@
-"""Runs a part in a process of its own, so that nothing it does to the device ends the others."""
+"""Runs a part in a separate process, so that it cannot affect the other parts."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Makes images like photographs, made on the spot: no data travel to the machine that is
-checked.
-"""
+"""Generates images like photographs, so that no data is copied to the machine."""
 
 import io
 from collections.abc import Sequence

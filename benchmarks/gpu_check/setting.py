@@ -1,4 +1,4 @@
-"""Says what a part is told."""
+"""Defines the settings of a part."""
 
 from dataclasses import dataclass
 from pathlib import Path

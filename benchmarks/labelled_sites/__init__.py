@@ -1,1 +1,1 @@
-"""Sites whose images a person has judged: reading, counting, fitting the choice's weights."""
+"""Reads sites with labelled images, counts correct texts, and fits the weights of the choice."""

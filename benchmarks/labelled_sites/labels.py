@@ -1,4 +1,4 @@
-"""What a person said of images, and whether a kept text is among what describes them."""
+"""Reads the labels of images, and compares selected texts with them."""
 
 import json
 import unicodedata

@@ -1,4 +1,4 @@
-"""What mining keeps of labelled sites, and what a person would say of it."""
+"""Mines labelled sites, and compares the selected texts with the labels."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from vlmill.pipelines.web.choice.choose import choose, scenes
 from vlmill.pipelines.web.choice.dominance import judge_images
 from vlmill.pipelines.web.choice.features import features
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, TextSource
-from vlmill.pipelines.web.choice.survey import Site, survey_site
+from vlmill.pipelines.web.choice.site_content import Site, count_site_content
 from vlmill.runtime.net.urls import join_key
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
@@ -75,7 +75,7 @@ def read_sites(
         sites.append(
             LabelledSite(
                 archive=archive,
-                hosts=[(survey_site(pages, rules), pages) for pages in hosts],
+                hosts=[(count_site_content(pages, rules), pages) for pages in hosts],
                 labels=[label for label in labels if label.archive == archive],
             )
         )

@@ -1,4 +1,4 @@
-"""Archives of sites become pages joined with their images, in this process."""
+"""Reads archives of sites as pages joined with their images, in this process."""
 
 from collections import defaultdict
 from collections.abc import Iterator

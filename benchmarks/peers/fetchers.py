@@ -1,4 +1,4 @@
-"""Fetches a list of URLs with one of several clients, in a process of its own, and times it.
+"""Fetches a list of URLs with one of several clients in a separate process, and times it.
 
 ``python benchmarks/peers/fetchers.py CLIENT FILE CONNECTIONS`` prints a line of JSON. ``vlmill`` is
 our guarded client; ``urllib3`` its pool and threads, as one would write it; ``img2dataset`` its

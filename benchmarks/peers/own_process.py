@@ -1,4 +1,4 @@
-"""Runs a peer in a process of its own, with the settings of memory that its users have."""
+"""Runs a peer in a separate process, with its users' memory settings."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Measures what a trained model takes from images.
+"""Measures what a trained model learns from images.
 
 A masked word is guessed beside its own image and beside another one: the difference is what the
 model sees, the second share what it knows of captions alone. A masked thing (a region and all that

@@ -1,4 +1,4 @@
-"""The runs of the learning proof: small recipes as they are, and with one thing changed."""
+"""Defines the runs of learning.py: the small recipes, and each with one change."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The runs of the proof for tasks with boxes: referring expressions, and four choices with tags."""
+"""Defines the runs of tasks with boxes: referring expressions, and four choices with tags."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What an arm with boxes reads, and its figures beside the blind ones."""
+"""Prepares the tables of tasks with boxes, and formats their figures."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The arms of own labels and of statements about one image, and their tables.
+"""Defines the runs of own labels and of statements about one image, and their tables.
 
 Labels: which colours an image shows, several at once, without a text; a model that sees no image
 can only learn how frequent each is. Statements: ``the ring is red`` of an image in which the only

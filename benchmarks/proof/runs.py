@@ -1,4 +1,4 @@
-"""Trains an arm, evaluates it, probes it, and keeps its figures in a file."""
+"""Trains a run, evaluates it, probes it, and stores its figures in a file."""
 
 import hashlib
 import json

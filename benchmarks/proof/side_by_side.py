@@ -1,4 +1,4 @@
-"""Runs of a proof, several at once: each in a process of its own, none twice."""
+"""Runs several trainings at the same time, each in a separate process, none twice."""
 
 import multiprocessing
 import sys

@@ -1,4 +1,4 @@
-"""Figures of runs as lines of JSON, and their means and spreads over seeds as a table."""
+"""Formats the figures of runs as lines of JSON, and their means over seeds as a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The tables that the arms train on, each made once and found again."""
+"""Writes the tables that the runs are trained on, each once."""
 
 from dataclasses import dataclass, field
 from functools import partial

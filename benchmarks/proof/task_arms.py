@@ -1,4 +1,4 @@
-"""The runs of the proof for tasks: small models with each head, and what texts alone tell."""
+"""Defines the runs of tasks: small models with each head, and tasks on texts alone."""
 
 from dataclasses import dataclass
 

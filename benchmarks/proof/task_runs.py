@@ -1,4 +1,4 @@
-"""Fine-tunes an arm of the proof for tasks, evaluates it, and keeps its figures as a line."""
+"""Fine-tunes a run of a task, evaluates it, and stores its figures as a line."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Figures of fine-tuned models as lines of JSON, beside those of a model that saw no image."""
+"""Formats the figures of fine-tuned models, compared with a model without images."""
 
 from collections.abc import Sequence
 from typing import Any

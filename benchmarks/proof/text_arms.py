@@ -1,4 +1,4 @@
-"""The arms of two-image statements and of texts alone, and their tables."""
+"""Defines the runs of two-image statements and of texts alone, and their tables."""
 
 from pathlib import Path
 

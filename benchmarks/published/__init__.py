@@ -1,4 +1,4 @@
-"""The papers' ablations on the generated world: every row with what was published of it.
+"""Repeats the papers' ablations on the generated world: every row with its published figures.
 
 ``row.py`` says what a table, a row and a figure are; a file a paper has its tables; ``runs.py``
 trains and measures a row, by the runs of ``proof/``; ``compare.py`` asks whether a row moves as it

@@ -1,4 +1,4 @@
-"""The image of the page: how each row moves beside its table's base, here and in the paper."""
+"""Draws the change of each row relative to the base of its table, here and in the paper."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""Asks of each row whether it gains or loses beside the base as it did in the paper."""
+"""Compares the change of each row relative to its base with the change in the paper."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The page of the documentation that says how the papers' ablations come out here."""
+"""Writes the page of the documentation on the papers' ablations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

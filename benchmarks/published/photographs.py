@@ -1,4 +1,4 @@
-"""The section of the reproduction page on real photographs, from the records of real_pairs.py."""
+"""Writes the section of the page on real photographs, from the records of real_pairs.py."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

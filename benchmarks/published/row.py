@@ -1,4 +1,4 @@
-"""What a published table of ablations is made of here."""
+"""Defines tables of ablations, their rows and figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

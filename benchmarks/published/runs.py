@@ -1,4 +1,4 @@
-"""The run of a row: its chain of pretraining, then what ``proof/`` does with every task."""
+"""Runs a row: its chain of pretraining, then every task."""
 
 import json
 from collections.abc import Sequence

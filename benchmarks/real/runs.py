@@ -1,4 +1,4 @@
-"""Trains a run of several parts, tests it, and keeps its figures as lines of a file."""
+"""Trains a run of several parts, tests it, and stores its figures as lines of a file."""
 
 import hashlib
 import json

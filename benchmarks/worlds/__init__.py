@@ -1,4 +1,4 @@
-"""Generates worlds: images, captions and regions of which everything is known.
+"""Generates worlds: images, captions and regions with known content.
 
 ``scenes.py`` says what is in an image and what its caption states, ``captions.py`` says it again
 in other words, ``images.py`` draws it, ``detector.py`` gives its regions, ``oracles.py`` computes

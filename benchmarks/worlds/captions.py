@@ -1,4 +1,4 @@
-"""Says the same of a scene in other words, for images with several captions.
+"""Writes further captions of a scene in other words.
 
 What a caption states is stated in another order, or from the other end of each relation; so every
 caption of an image tells all that the first one does, and is true of no more images.

@@ -1,4 +1,4 @@
-"""Stands in for a detector: regions of given boxes, from the pixels inside them alone.
+"""Replaces a detector: features of given boxes, from the pixels inside them only.
 
 R regions, D feature width, K classes. A feature is a fixed random convolution of the box's pixels,
 resized to a fixed grid, rectified, pooled and projected, with noise: it knows nothing that the

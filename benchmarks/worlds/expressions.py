@@ -1,4 +1,4 @@
-"""Names things of scenes, and asks about them with four choices: RefCOCO+ and VCR of a world.
+"""Writes referring expressions and questions with four choices: RefCOCO+ and VCR of a world.
 
 An expression means one thing, by its looks or by where it stands beside another. A choice is
 about a thing by its number, which a text says as the thing's shape: its colour (q2a), and, given

@@ -1,4 +1,4 @@
-"""Serves the web of ``host_kinds.py`` from a process of its own, and writes down when it was asked.
+"""Serves the web of ``host_kinds.py`` from a separate process, and records the requests.
 
 Run as a module it is that process: ``python -m worlds.host_server LOG|- NUM_HOSTS [CERTIFICATE]``
 prints the port on which all hosts listen, and ends when its standard input does.

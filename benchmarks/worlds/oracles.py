@@ -1,5 +1,4 @@
-"""Tells how well a matcher could do that sees only a part: computed, exactly, by the retrieval
-metric.
+"""Computes the exact recall of matchers that see only a part of the world.
 
 N pairs, one caption each. A matcher that sees a view of captions and images cannot do better than
 rank those of equal view first; among them it has no order, and ties count as the metric counts

@@ -1,4 +1,4 @@
-"""Asks about scenes: how many, which colour, which shape, and what stands where.
+"""Writes questions about scenes: number, colour, shape and position.
 
 Each question has one right answer, read off the scene's things and their places. Half of the
 questions that ask for yes or no are wrong, so that who sees the text alone has to guess.

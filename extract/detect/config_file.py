@@ -37,7 +37,7 @@ class ConfigFile:
     locations: Mapping[str, str]
     digest: str  # SHA-256 of the bytes of all its files, each before its bases
 
-    def complaint(self, error: WrongKey, remedy: str) -> InputError:
+    def make_error(self, error: WrongKey, remedy: str) -> InputError:
         """Returns the one-line error for an unsupported key."""
         location = self.locations.get(error.key)
         if location is None:  # the Hugging Face port's names may be in either case
@@ -58,7 +58,7 @@ class ConfigFile:
         try:
             configuration = read_configuration(self.values, grid=grid)
         except WrongKey as error:
-            raise self.complaint(error, GIVE) from None
+            raise self.make_error(error, GIVE) from None
         except ValueError as error:
             raise InputError(
                 f"--config {self.path} is not a detector configuration ({error}); {GIVE}"

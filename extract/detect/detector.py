@@ -197,7 +197,7 @@ def load_detector(
         load_published(model, state)
     except WrongKey as error:
         assert isinstance(config, ConfigFile)
-        raise config.complaint(error, f"give the configuration of --weights {path}") from None
+        raise config.make_error(error, f"give the configuration of --weights {path}") from None
     except ValueError as error:
         foreign = describe_foreign(state)
         raise InputError(f"--weights {path}: {error}{foreign or f'; {remedy}'}") from None

@@ -28,7 +28,7 @@ from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig, Family
 from vlmill.models.detector.configurations import flat, make_config
 from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork
-from vlmill.models.detector.fit import misfits
+from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.keys import WrongKey
 from vlmill.models.detector.published_names import CELL_ANCHORS
 from vlmill.models.detector.resnet import widen
@@ -175,7 +175,7 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     try:
         spec = make_config(HEADS[cfg.MODEL.ROI_HEADS.NAME], dict(flat(cfg)))
     except WrongKey as error:
-        raise file.complaint(error, GIVE) from None
+        raise file.make_error(error, GIVE) from None
     model = library("modeling").build_model(cfg)
     load_weights(model, read_checkpoint(weights), weights)
     network = Detectron2Network(model.eval().requires_grad_(False), spec, cfg)
@@ -232,7 +232,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> N
         if key in expected
         or not (key.startswith(CELL_ANCHORS) or key.endswith(("pixel_mean", "pixel_std")))
     }
-    mismatch = misfits(expected, tensors)
+    mismatch = describe_mismatches(expected, tensors)
     buffers = dict(model.named_buffers())
     for name in filter(lambda key: key.startswith(CELL_ANCHORS), state):
         anchors, file_anchors = buffers.get(name), state[name].float()

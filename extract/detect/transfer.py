@@ -22,7 +22,7 @@ from vlmill.extract.images.resize import (
 )
 from vlmill.models.detector.boxes import constants
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.inputs import sent
+from vlmill.models.inputs import copy_to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ def upload_batch(queries: Sequence[Query], spec: DetectorConfig, device: torch.d
     given_boxes = None
     if queries[0].boxes is not None:
         boxes, box_mask = pad_boxes([query.boxes for query in queries if query.boxes is not None])
-        given_boxes = sent(boxes, device), sent(box_mask, device)
+        given_boxes = copy_to_device(boxes, device), copy_to_device(box_mask, device)
     images = images_on_device([query.image for query in queries], spec, device)
     return Batch(
         images=pad_images(images, spec),
-        measures=sent(measures, device),
+        measures=copy_to_device(measures, device),
         given_boxes=given_boxes,
     )
 
@@ -77,7 +77,9 @@ def images_on_device(
     resized = iter(resized_there(small, spec, device)) if small else iter(())
     return torch.stack(
         [
-            next(resized) if isinstance(image, PixelInput) else sent(image.tensor, device)[0]
+            next(resized)
+            if isinstance(image, PixelInput)
+            else copy_to_device(image.tensor, device)[0]
             for image in images
         ]
     )
@@ -97,7 +99,9 @@ def resized_there(
     mean, std = (constants_on_device(tuple(v), device) for v in (spec.pixel_mean, spec.pixel_std))
     resized: dict[int, Tensor] = {}
     for (across, down), numbers in by_axes.items():  # groups images of one size
-        pixels = torch.stack([sent(torch.from_numpy(images[n].pixels), device) for n in numbers])
+        pixels = torch.stack(
+            [copy_to_device(torch.from_numpy(images[n].pixels), device) for n in numbers]
+        )
         columns, rows = positions_there(across, device), positions_there(down, device)
         values = interpolate(pixels.float() - mean, columns, rows) / std
         resized |= dict(zip(numbers, values, strict=True))
@@ -117,7 +121,7 @@ def get_axes(image: PixelInput) -> tuple[Axis, Axis]:
 def positions_there(axis: Axis, device: torch.device) -> Positions:
     """Returns the sampling positions of an axis, computed on the host in double precision."""
     low, high, weight = sample_positions(*axis)
-    return sent(low, device), sent(high, device), sent(weight, device)
+    return copy_to_device(low, device), copy_to_device(high, device), copy_to_device(weight, device)
 
 
 @cache
@@ -160,7 +164,7 @@ def compute_measures(query: Query, spec: DetectorConfig) -> list[float]:
 
 
 def make_frames(measures: Tensor) -> Frames:
-    """Returns the measures [N, 25] by their names."""
+    """Returns the columns of measures [N, 25] by their names."""
     return Frames(
         min_sides=measures[:, 0],
         factors=measures[:, 1:5],

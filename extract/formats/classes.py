@@ -2,7 +2,7 @@
 
 Tables number classes and attributes from 0 without the background. For files of other projects a
 flag decides, then the statement of the file or its format, then a number of columns or an id that
-fits only one convention (:func:`decide`, :class:`IdCheck`).
+fits only one convention (:func:`choose_numbering`, :class:`IdCheck`).
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class CountedFromOne(Exception):
     """Raised, with the id, if an id shows that a file numbers classes from 1."""
 
 
-def decide(
+def choose_numbering(
     row: FileRow | None, flags: Numbering, name: str, note: Callable[[str], None]
 ) -> Numbering:
     """Returns how a file numbers classes, from ``row``, its first row with a box.
@@ -99,11 +99,11 @@ def apply_numbering(row: FileRow, numbering: Numbering) -> FileRow:
     if probs is not None and row.class_ids is None:
         if background is None and len(probs):
             raise BadRecord("no objects_id, and the background of cls_prob is unknown")
-        changes |= likeliest(probs if background == "none" else probs[:, 1:])
+        changes |= find_most_likely(probs if background == "none" else probs[:, 1:])
     return dataclasses.replace(row, **changes)
 
 
-def likeliest(foreground: Array) -> dict[str, Array]:
+def find_most_likely(foreground: Array) -> dict[str, Array]:
     """Returns the most likely classes and their scores from distributions without background."""
     if not foreground.size:
         count = len(foreground)

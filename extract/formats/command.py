@@ -15,7 +15,7 @@ IMPORT_EXAMPLES = f"""examples:
 
 {describe_formats()}
 The content of each file decides its format. Nothing in a file is executed: pickles are read as
-plain data, and refused if they ask for more. What a file lacks stays null. Every record is
+plain data, and refused if they contain anything else. What a file lacks stays null. Every record is
 counted: it has a row of regions or, with a reason, of rejects (a box outside its image is one).
 Memory does not grow with the files. The same command continues an import that was killed."""
 EXPORT_EXAMPLES = f"""examples:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from vlmill.extract.formats import hdf5, lmdb, npy, npz, oscar, tsv, vlbert
-from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, decide
+from vlmill.extract.formats.classes import CountedFromOne, IdCheck, Numbering, choose_numbering
 from vlmill.extract.formats.context import Context, Item, Vocabulary
 from vlmill.extract.formats.names import IMPORT_JOB as JOB
 from vlmill.extract.formats.parts import Part, PartWriter
@@ -222,7 +222,7 @@ class Converter:
             flags = Numbering(background=job.background, classes_from=classes_from)
             note = (lambda _: None) if self._recognised else print_status
             widths = Widths(features=0, class_probs=None) if first is None else get_widths(first)
-            numbering = decide(first, flags, job.name, note)
+            numbering = choose_numbering(first, flags, job.name, note)
         check = IdCheck(numbering, port=is_port, recognised=self._recognised, name=job.name)
         if self._last:
             check.restore(self._last["ids"])

@@ -104,7 +104,7 @@ class Pages:
         there has an older value and is skipped.
         """
         if self._meta is not None:
-            yield from self._unseen(self._walk(self._meta.root, 0))
+            yield from self._without_repeats(self._walk(self._meta.root, 0))
             if not self.damage and self.num_records not in (None, len(self.keys)):
                 self._add_damage(f"{len(self.keys):,} of {self.num_records:,} records are found")
             if not self.damage:
@@ -112,9 +112,9 @@ class Pages:
             if self._meta.is_newest:
                 self._mark_free(self._meta.free_root)
         for number in self._unvisited_leaves():
-            yield from self._unseen(self._walk(number, 0))
+            yield from self._without_repeats(self._walk(number, 0))
 
-    def _unseen(
+    def _without_repeats(
         self, records: Iterator[tuple[bytes, bytes | LostValue]]
     ) -> Iterator[tuple[bytes, bytes | LostValue]]:
         for key, value in records:

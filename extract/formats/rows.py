@@ -21,7 +21,7 @@ class Widths:
     features: int
     class_probs: int | None
 
-    def misfit(self, row: RegionRow) -> str | None:
+    def find_mismatch(self, row: RegionRow) -> str | None:
         """Returns why a row does not match the others; None if it does."""
         if not len(row.boxes):
             return None
@@ -63,8 +63,8 @@ class RowSorter:
         if row.image_id in self.ids:
             detail = "an earlier row has this id"
             return InvalidRecord(key=row.image_id, detail=detail, reason=Reason.DUPLICATE)
-        if misfit := self.widths.misfit(row):
-            return InvalidRecord(key=row.image_id, detail=misfit)
+        if mismatch := self.widths.find_mismatch(row):
+            return InvalidRecord(key=row.image_id, detail=mismatch)
         self.check.look(row)
         try:
             row = apply_numbering(row, self.numbering)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vlmill.extract.image_level.crop import Crop, Pixels
 from vlmill.extract.image_level.settings import NETWORKS
 from vlmill.models.convert.files import read_state
-from vlmill.models.detector.fit import misfits
+from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.random_weights import centred_normal
 from vlmill.runtime.files.listed import hash_file
 from vlmill.schemas.errors import InputError
@@ -42,7 +42,7 @@ class Preset(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeNetwork:
+class ImageNetwork:
     """Holds one network in evaluation mode, and the identification of its vectors."""
 
     name: str
@@ -68,7 +68,7 @@ class WholeNetwork:
 class FullImages:
     """Holds networks on one device, whose vectors are concatenated."""
 
-    networks: tuple[WholeNetwork, ...]
+    networks: tuple[ImageNetwork, ...]
     device: torch.device
 
     @property
@@ -96,7 +96,7 @@ class FullImages:
         return torch.cat([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
 
 
-def normalise_crops(crops: Sequence[Pixels], network: WholeNetwork) -> Float[Tensor, "N 3 S S"]:
+def normalise_crops(crops: Sequence[Pixels], network: ImageNetwork) -> Float[Tensor, "N 3 S S"]:
     """Normalises pixels of 0..1 by mean and deviation, like torchvision's transforms."""
     device = next(network.model.parameters()).device
     pixels = torch.from_numpy(np.stack(crops)).to(device).permute(0, 3, 1, 2)
@@ -121,7 +121,7 @@ def open_global_networks(
     return FullImages(networks=tuple(networks), device=device)
 
 
-def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> WholeNetwork:
+def open_network(name: str, path: Path | None, *, seed: int, device: torch.device) -> ImageNetwork:
     """Opens one network with its weights."""
     presets = list_presets(name)
     model = without_classifier(name)
@@ -133,7 +133,7 @@ def open_network(name: str, path: Path | None, *, seed: int, device: torch.devic
         preset, weights = find_preset(path, presets), path.name
     model.requires_grad_(False).eval()
     digest = compute_digest(model)
-    return WholeNetwork(
+    return ImageNetwork(
         name=name, model=model.to(device), preset=preset, weights=weights, digest=digest
     )
 
@@ -188,7 +188,7 @@ def load_weights(model: nn.Module, name: str, path: Path) -> None:
     tensors = {key: tensor for key, tensor in state.items() if not key.startswith(UNUSED)}
     expected = model.state_dict()
     want = {key: tensor for key, tensor in expected.items() if key in tensors or COUNTER not in key}
-    if mismatch := misfits(want, tensors):
+    if mismatch := describe_mismatches(want, tensors):
         raise InputError(
             f"--global-weights {path} is not torchvision's {name}: {mismatch}; give the files "
             "in the "

@@ -13,7 +13,7 @@ def find_similar_id(index: IdIndex, name: str, holding: str) -> str | None:
     """
     if name in index:
         return name
-    ids = list(index.alike(name))
+    ids = list(index.find_matches(name))
     if len(ids) > 1:
         raise InputError(
             f"{holding}: {name} may be {ids[0]} or {ids[1]}; call the image by one of these ids"

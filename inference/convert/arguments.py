@@ -37,8 +37,8 @@ def check_arguments(args: argparse.Namespace, words: Sequence[str]) -> None:
         raise InputError(f"--as {args.preset}: models start from --family {known}")
     if args.preset is not None and args.to == "reference":
         raise InputError("--as and --to reference: convert in two commands, first with --as")
-    if args.without and args.to != "reference":
-        raise InputError(f"--without {args.without[0]}: add --to reference")
+    if args.omit and args.to != "reference":
+        raise InputError(f"--omit {args.omit[0]}: add --to reference")
     if args.preset is not None and args.preset not in PRESETS:
         raise InputError(f"--as {args.preset}: no such preset; {nearest(args.preset, PRESETS)}")
     if args.backbone is not None and args.preset is None:

@@ -113,12 +113,13 @@ def add_convert_arguments(parser: Parser) -> None:
     add("--seed", type=int, metavar="N", help="with --as: seed of new weights (default: 0)")
     add("--to", choices=("vlmill", "reference"), default="vlmill", help="format to write")
     add(
+        "--omit",
         "--without",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --to reference: name of a vlmill tensor to omit because the other "
-        "format lacks it (repeatable)",
+        help="with --to reference: name of a tensor to omit because the official layout lacks it "
+        "(repeatable)",
     )
     add("--output", type=path_or_url, metavar="DIR|FILE.safetensors")
     add_lock_seconds(parser)

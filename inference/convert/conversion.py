@@ -222,7 +222,7 @@ TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Runs the conversion; returns the exit status."""
     if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
-        _export(args, _ours(args))
+        _export(args, _load_vlmill_model(args))
         return 0
     weights = weights_file(args.checkpoint)
     path = find_companion_file(args.vocab, weights, VOCABULARIES)
@@ -362,7 +362,7 @@ def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:
     return f"--checkpoint {args.checkpoint}: {reason}{foreign}; --explain lists all"
 
 
-def _ours(args: argparse.Namespace) -> nn.Module:
+def _load_vlmill_model(args: argparse.Namespace) -> nn.Module:
     """Returns the model of a vlmill checkpoint, for which ``--family`` has a layout."""
     loaded = load_checkpoint(args.checkpoint)
     family = find_family(loaded.config)
@@ -376,9 +376,9 @@ def _ours(args: argparse.Namespace) -> nn.Module:
 def _export(args: argparse.Namespace, model: nn.Module) -> None:
     """Writes ``model`` in the official layout."""
     try:
-        exported = export_reference(args.family, model, without=args.without)
+        exported = export_reference(args.family, model, without=args.omit)
     except ValueError as error:
-        raise InputError(f"--to reference: {error} (--without NAME)") from None
+        raise InputError(f"--to reference: {error} (--omit NAME)") from None
     # The layout has views of our tensors, and some twice, which the file format refuses.
     tensors = {name: t.clone() for name, t in exported.items()}
     with atomic_path(args.output) as temporary:

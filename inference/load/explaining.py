@@ -138,11 +138,11 @@ def weigh_task(
         label = find_classes(outputs.evaluation.task, value).label  # type: ignore[arg-type]
     if outputs.batches.regions is None:
         return {name: weigh_squares(outputs, name, size, label)}
-    weighed = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
-    if weighed is None or len(weighed.boxes) < 2:
+    weighted = weigh_example(outputs.evaluation, outputs.batches, outputs.predictions[name], "")
+    if weighted is None or len(weighted.boxes) < 2:
         raise InputError("no two regions are found in the image; give another image")
     score = score_batch(outputs, name)(None)
-    return {name: Weights(boxes=weighed.boxes, weights=weighed.weights, score=score, label=label)}
+    return {name: Weights(boxes=weighted.boxes, weights=weighted.weights, score=score, label=label)}
 
 
 def score_batch(
@@ -195,14 +195,14 @@ def grid_boxes(width: int, height: int) -> Floats:
 def weigh_squares_of_score(model: LoadedModel, image: Image.Image, text: str) -> Weights:
     """Returns the weights of the squares of an image for its score with a text."""
     boxes = grid_boxes(*image.size)
-    images = [image, *(cover(image, box) for box in boxes)]
+    images = [image, *(grey_out(image, box) for box in boxes)]
     scores = model.score(images, [text])[:, 0]
     if not np.isfinite(scores).all():
         raise InputError(f"{text!r} has no word; give a text with one")
     return Weights(boxes=boxes, weights=scores[0] - scores[1:], score=float(scores[0]))
 
 
-def cover(image: Image.Image, box: Floats) -> Image.Image:
+def grey_out(image: Image.Image, box: Floats) -> Image.Image:
     """Returns an image with a grey box."""
     covered = image.copy()
     corners = [round(float(corner)) for corner in box]

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vlmill.inference.show.folder import FolderSummary
-from vlmill.inference.show.sheet import stage_lines
+from vlmill.inference.show.lines import stage_lines
 from vlmill.runtime.console.cost import size_words
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.settings.plain_fields import flatten

@@ -94,9 +94,9 @@ class EmbeddingSetup:
         """Returns images first, then texts or pairs, split at ``vectors_per_shard``."""
         num_pairs = 0 if self.loaded_pairs is None else len(self.loaded_pairs.pairs)
         sizes = [(IMAGE, len(self.image_ids)), (PAIR if self.mode == "pair" else TEXT, num_pairs)]
-        return [part for kind, count in sizes for part in self._cut(kind, count)]
+        return [part for kind, count in sizes for part in self._split_parts(kind, count)]
 
-    def _cut(self, kind: str, count: int) -> Iterator[Part]:
+    def _split_parts(self, kind: str, count: int) -> Iterator[Part]:
         size = self.options.vectors_per_shard
         for start in range(0, count, size):
             yield Part(kind=kind, start=start, stop=min(start + size, count))

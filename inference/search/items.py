@@ -106,7 +106,7 @@ class ItemIndex:
             for number, lists in self._search(lookups, sizes, waiting):
                 lookup = lookups[number]
                 hits = self._take_turns(lookup, lists) if lookup.sources else in_order(lists)
-                if len(hits) >= lookup.top or sizes[number] >= self._most(lookup):
+                if len(hits) >= lookup.top or sizes[number] >= self._count_allowed(lookup):
                     results[number] = hits[: lookup.top]
                 sizes[number] *= GROWTH
             waiting = [number for number in waiting if results[number] is None]
@@ -131,7 +131,7 @@ class ItemIndex:
             return lookup.queries
         return self.index.vectors(np.array(lookup.rows, dtype=np.int64))
 
-    def _most(self, lookup: Lookup) -> int:
+    def _count_allowed(self, lookup: Lookup) -> int:
         """Returns the number of rows that may be results."""
         allowed = lookup.allowed
         return len(self.index) if allowed is None else int(np.count_nonzero(allowed))

@@ -21,7 +21,7 @@ from vlmill.schemas.tables import VECTORS
 from vlmill.train.tasks.retrieval.candidates import SPECIALS, Pair, Rejects
 from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
 from vlmill.train.tasks.retrieval.job import get_max_elements
-from vlmill.train.tasks.retrieval.matching import Advance, make_scorer, silent
+from vlmill.train.tasks.retrieval.matching import Advance, ignore_progress, make_scorer
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 STAGE = "embed"  # in the rejects table
@@ -39,7 +39,7 @@ class PartRows:
 Faults = dict[str, Reason]
 
 
-def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = silent) -> PartRows:
+def part_rows(setup: EmbeddingSetup, part: Part, advance: Advance = ignore_progress) -> PartRows:
     """Encodes a part; ``advance`` is called with the number of finished rows."""
     if part.kind == IMAGE:
         return _image_rows(setup, setup.image_ids[part.start : part.stop], advance)

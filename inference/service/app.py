@@ -109,7 +109,7 @@ def score_question(form: Form) -> Question:
     texts = form.words.get("texts", [])
     if not form.images or not texts:
         raise bad_request("expected at least one image and one text")
-    return Question(method=SCORE, images=contents(form), texts=few(texts))
+    return Question(method=SCORE, images=contents(form), texts=limit_texts(texts))
 
 
 def embed_question(form: Form) -> Question:
@@ -117,7 +117,7 @@ def embed_question(form: Form) -> Question:
     texts = form.words.get("texts", [])
     if not form.images and not texts:
         raise bad_request("expected images, texts, or both")
-    return Question(method=EMBED, images=contents(form), texts=few(texts))
+    return Question(method=EMBED, images=contents(form), texts=limit_texts(texts))
 
 
 def search_question(form: Form) -> Question:
@@ -193,7 +193,7 @@ def contents(form: Form) -> list[bytes]:
     return [image.content for image in form.images]
 
 
-def few(texts: Sequence[str]) -> Sequence[str]:
+def limit_texts(texts: Sequence[str]) -> Sequence[str]:
     """Returns the texts. Raises RequestRefused for too many."""
     if len(texts) > MOST_TEXTS:
         raise RequestRefused(
@@ -241,7 +241,7 @@ class Images:
     def __init__(self, images: Path) -> None:
         self.reader, self.lock = ImageReader(images), threading.Lock()
 
-    def small(self, image_id: str) -> bytes:
+    def make_thumbnail(self, image_id: str) -> bytes:
         """Returns a small JPEG for the page. Raises RequestRefused for a missing or broken
         image.
         """
@@ -352,7 +352,7 @@ def model_service(
         require_query(request, ("image_id",))
         if shown_images is None:
             raise RequestRefused(404, "no_pictures", "the service was started without --images")
-        content = await asyncio.to_thread(shown_images.small, image_id)
+        content = await asyncio.to_thread(shown_images.make_thumbnail, image_id)
         return Response(content, media_type="image/jpeg")
 
     return shell, guard_application(shell, application)

@@ -206,10 +206,10 @@ def score(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
 
 def attend(model: LoadedModel, questions: Sequence[Question]) -> list[Answer]:
     """Scores texts with their images, with the decrease of each score without each region."""
-    return [rest_on(model, question.images[0], question.texts[0]) for question in questions]
+    return [compute_effects(model, question.images[0], question.texts[0]) for question in questions]
 
 
-def rest_on(model: LoadedModel, image: bytes, text: str) -> Answer:
+def compute_effects(model: LoadedModel, image: bytes, text: str) -> Answer:
     """Returns the effect of each region on a score."""
     try:
         effects = measure_region_effects(model, image, text)

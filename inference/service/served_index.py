@@ -147,7 +147,7 @@ class ServedIndex:
         except Exception as error:
             outcomes = [error] * len(batch)
 
-        def settle() -> None:
+        def set_results() -> None:
             self._free += 1
             for task, outcome in zip(batch, outcomes, strict=True):
                 if task.future is None or task.future.done():  # its client already has a refusal
@@ -158,7 +158,7 @@ class ServedIndex:
                     task.future.set_result(outcome)
             self._begin(loop)
 
-        loop.call_soon_threadsafe(settle)
+        loop.call_soon_threadsafe(set_results)
 
     def _keep_current(self) -> None:
         while not self._stopped.wait(self._seconds):

@@ -1,4 +1,5 @@
 """Prints the contents of a run or a checkpoint (``train-vl show``) without loading a model.
 
-Reading order: ``command`` (arguments), ``folder`` (reads DIR), ``sheet`` (the lines), ``rejects``.
+Reading order: ``command`` (arguments), ``folder`` (reads DIR), ``lines`` (the printed text) and
+``rejects``.
 """

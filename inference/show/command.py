@@ -46,15 +46,15 @@ def run_show(args: argparse.Namespace) -> int:
     """Prints DIR; exit status 1 if ``--lineage`` finds an input that is changed or missing."""
     # pyarrow takes a while to load, so it is not needed for a help text.
     from vlmill.inference.show.folder import read_folder
+    from vlmill.inference.show.lines import summary_lines
     from vlmill.inference.show.rejects import print_rejects
-    from vlmill.inference.show.sheet import sheet
     from vlmill.runtime.console.lineage import format_lines, lineage, mismatches
 
     if args.rejects:
         print_rejects(args.folder)
         return 0
     summary = read_folder(args.folder)
-    print("\n".join(sheet(summary)))
+    print("\n".join(summary_lines(summary)))
     if not args.lineage:
         return 0
     nodes = lineage(summary.record_folder)

@@ -143,7 +143,7 @@ def pretraining_links(matching: str) -> list[Link]:
 
 
 def score_links() -> list[Link]:
-    """Links `ScoreHeads`; every checkpoint has this spelling of the last name."""
+    """Links `ScoreHeads`; published checkpoints contain the misspelt "linguisic"."""
     return [
         *link_module("score_head", "vil_logit"),
         *link_module("region_head", "vision_logit"),

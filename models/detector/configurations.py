@@ -136,7 +136,7 @@ class Configuration:
     values: Mapping[str, Value]
     config: DetectorConfig
 
-    def blame(self, field: str, expected: str) -> WrongKey:
+    def conflict_error(self, field: str, expected: str) -> WrongKey:
         """Returns an error for the key that set a field and contradicts another key or the file."""
         for name, key in NAMES[self.family].keys.items():
             if field in key.fields:
@@ -228,7 +228,7 @@ def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
     draft = Configuration(family=family, values=values, config=NAMES[family].conventions())
     if fields.pop("attributes_on", True):
         if fields.get("num_attributes", 1) < 1:
-            raise draft.blame("num_attributes", "their number, where there are attributes")
+            raise draft.conflict_error("num_attributes", "their number, where there are attributes")
     else:
         fields["num_attributes"] = 0
     if fields.get("selection") == "kept-class":  # no key sets its overlap
@@ -239,5 +239,5 @@ def make_config(family: Family, values: Mapping[str, Value]) -> DetectorConfig:
         fields["attribute_hidden_size"] = 2 * fields["res2_channels"]
         if fields["res5_stride"] == 1 and not fields["stride_in_1x1"]:
             # The fork removes the stride only from the first 1x1 and from the shortcut.
-            raise draft.blame("stride_in_1x1", "true, where res5 is not halved")
+            raise draft.conflict_error("stride_in_1x1", "true, where res5 is not halved")
     return NAMES[family].conventions(**fields)

@@ -7,7 +7,7 @@ from torch import Tensor
 MOST_NAMED = 3  # per type of difference: a file of another network differs in hundreds of names
 
 
-def misfits(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+def describe_mismatches(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     """Describes the differences in names and shapes: the first few of each type, "" if there are
     none.
     """

@@ -75,7 +75,7 @@ def plain_conv(conv: FoldedConv, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "
     if multiplies_rows(conv, x):
         return as_map(F.linear(gather_rows(conv, x), conv.weight.flatten(1), conv.bias), conv, x)
     if computes_in_quarters(conv, x):
-        parts = F.conv2d(quarters(x), conv.weight, conv.bias, padding=1, groups=conv.groups)
+        parts = F.conv2d(split_even_odd(x), conv.weight, conv.bias, padding=1, groups=conv.groups)
         return from_quarters(parts)
     return F.conv2d(
         x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups
@@ -175,7 +175,7 @@ def computes_in_quarters(conv: FoldedConv, x: Tensor) -> bool:
     )
 
 
-def quarters(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B4 C H2 W2"]:
+def split_even_odd(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B4 C H2 W2"]:
     """Returns even and odd rows and columns separately, because a dilation of 2 never mixes them;
     channels last.
     """

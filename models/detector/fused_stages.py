@@ -87,7 +87,7 @@ def window_maxima(
     """Returns the maximum over each window; 0 for a window without cells."""
     top, bottom, left, right = bounds.unbind(dim=1)
     full = (bottom > top) & (right > left)
-    levels_y, levels_x = power_below(bottom - top), power_below(right - left)
+    levels_y, levels_x = floor_log2(bottom - top), floor_log2(right - left)
     tables = MaximumTables(cells)
     maxima = cells.new_zeros((len(bounds), cells.shape[2]))
     for level_y, level_x in torch.unique(
@@ -109,7 +109,7 @@ def window_maxima(
     return maxima
 
 
-def power_below(lengths: Int64[Tensor, " U"]) -> Int64[Tensor, " U"]:
+def floor_log2(lengths: Int64[Tensor, " U"]) -> Int64[Tensor, " U"]:
     """Returns the exponent of the largest power of two up to a length, which is at least 1."""
     return torch.frexp(lengths.double()).exponent.long() - 1
 

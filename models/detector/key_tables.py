@@ -14,10 +14,10 @@ from vlmill.models.detector.keys import (
     MISSING,
     Key,
     as_tuple,
-    asks,
     each,
     each_level,
     either,
+    fixed_key,
     flag,
     flagged_stages,
     integer,
@@ -90,26 +90,26 @@ IGNORED_KEYS = (
 EXTRACTOR = ("MIN_BOXES", "MAX_BOXES", "CONF_THRESH", "OUTPUT_DIR")
 
 DETECTRON2_KEYS: dict[str, Key] = {
-    "VERSION": asks(2, 2, "older ones name other keys"),
-    "MODEL.META_ARCHITECTURE": asks("GeneralizedRCNN", "GeneralizedRCNN", C4),
-    "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_resnet_backbone", C4),
-    "MODEL.RESNETS.OUT_FEATURES": asks(["res4"], ["res4"], C4),
-    "MODEL.PROPOSAL_GENERATOR.NAME": asks("RPN", "RPN", C4),
-    "MODEL.RPN.HEAD_NAME": asks("StandardRPNHead", "StandardRPNHead", C4),
-    "MODEL.RPN.IN_FEATURES": asks(["res4"], ["res4"], C4),
-    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "Res5ROIHeads", C4),
-    "MODEL.ROI_HEADS.IN_FEATURES": asks(["res4"], ["res4"], C4),
+    "VERSION": fixed_key(2, 2, "older ones name other keys"),
+    "MODEL.META_ARCHITECTURE": fixed_key("GeneralizedRCNN", "GeneralizedRCNN", C4),
+    "MODEL.BACKBONE.NAME": fixed_key("build_resnet_backbone", "build_resnet_backbone", C4),
+    "MODEL.RESNETS.OUT_FEATURES": fixed_key(["res4"], ["res4"], C4),
+    "MODEL.PROPOSAL_GENERATOR.NAME": fixed_key("RPN", "RPN", C4),
+    "MODEL.RPN.HEAD_NAME": fixed_key("StandardRPNHead", "StandardRPNHead", C4),
+    "MODEL.RPN.IN_FEATURES": fixed_key(["res4"], ["res4"], C4),
+    "MODEL.ROI_HEADS.NAME": fixed_key("Res5ROIHeads", "Res5ROIHeads", C4),
+    "MODEL.ROI_HEADS.IN_FEATURES": fixed_key(["res4"], ["res4"], C4),
     # Mask and keypoint heads run after the detections and do not change them.
     "MODEL.MASK_ON": Key(False, flag, ()),
     "MODEL.KEYPOINT_ON": Key(False, flag, ()),
-    "MODEL.LOAD_PROPOSALS": asks(False, False, "--boxes says boxes from elsewhere"),
+    "MODEL.LOAD_PROPOSALS": fixed_key(False, False, "--boxes says boxes from elsewhere"),
     "MODEL.RESNETS.NUM_GROUPS": sets("groups", 1, integer(1, MAX_CHANNELS)),
     "MODEL.RESNETS.NORM": Key("FrozenBN", lookup(dict.fromkeys(BATCH_NORMS)), ()),
-    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": asks([False] * 4, [False] * 4, PLAIN),
-    "MODEL.ANCHOR_GENERATOR.NAME": asks(
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": fixed_key([False] * 4, [False] * 4, PLAIN),
+    "MODEL.ANCHOR_GENERATOR.NAME": fixed_key(
         "DefaultAnchorGenerator", "DefaultAnchorGenerator", "anchors here have no angles"
     ),
-    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": asks(False, False, "classes here share a softmax"),
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": fixed_key(False, False, "classes here share a softmax"),
     "MODEL.PIXEL_MEAN": sets("pixel_mean", [103.53, 116.28, 123.675], numbers(3, -1e4, 1e4)),
     "MODEL.PIXEL_STD": sets("pixel_std", [1.0, 1.0, 1.0], numbers(3, 1e-4, 1e4)),
     "INPUT.MIN_SIZE_TEST": sets("short_side", 800, integer(3, MAX_SIDE)),
@@ -150,25 +150,25 @@ DETECTRON2_KEYS: dict[str, Key] = {
 
 # Detectron2's models with a feature pyramid, and Mask R-CNN's, without running the mask head.
 DETECTRON2_FPN_KEYS = DETECTRON2_KEYS | {
-    "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_resnet_fpn_backbone", FPN),
-    "MODEL.RESNETS.OUT_FEATURES": asks(["res4"], ["res2", "res3", "res4", "res5"], FPN),
-    "MODEL.RESNETS.RES5_DILATION": asks(1, 1, FPN),
-    "MODEL.FPN.IN_FEATURES": asks([], ["res2", "res3", "res4", "res5"], FPN),
-    "MODEL.FPN.NORM": asks("", "", "a pyramid here has no normalisation"),
-    "MODEL.FPN.FUSE_TYPE": asks("sum", "sum", "maps of a pyramid here are added"),
+    "MODEL.BACKBONE.NAME": fixed_key("build_resnet_backbone", "build_resnet_fpn_backbone", FPN),
+    "MODEL.RESNETS.OUT_FEATURES": fixed_key(["res4"], ["res2", "res3", "res4", "res5"], FPN),
+    "MODEL.RESNETS.RES5_DILATION": fixed_key(1, 1, FPN),
+    "MODEL.FPN.IN_FEATURES": fixed_key([], ["res2", "res3", "res4", "res5"], FPN),
+    "MODEL.FPN.NORM": fixed_key("", "", "a pyramid here has no normalisation"),
+    "MODEL.FPN.FUSE_TYPE": fixed_key("sum", "sum", "maps of a pyramid here are added"),
     "MODEL.FPN.OUT_CHANNELS": sets("fpn_channels", 256, integer(1, MAX_CHANNELS)),
-    "MODEL.RPN.IN_FEATURES": asks(["res4"], LEVELS, FPN),
+    "MODEL.RPN.IN_FEATURES": fixed_key(["res4"], LEVELS, FPN),
     "MODEL.ANCHOR_GENERATOR.SIZES": sets(
         "anchor_scales",
         [[32, 64, 128, 256, 512]],
         each_level(STRIDES, 1e-3, 1e4, MAX_ANCHORS),
     ),
-    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "StandardROIHeads", FPN),
-    "MODEL.ROI_HEADS.IN_FEATURES": asks(["res4"], LEVELS[:-1], FPN),
-    "MODEL.ROI_BOX_HEAD.NAME": asks("", "FastRCNNConvFCHead", FPN),
-    "MODEL.ROI_BOX_HEAD.NUM_FC": asks(0, 2, FPN),
-    "MODEL.ROI_BOX_HEAD.NUM_CONV": asks(0, 0, FPN),
-    "MODEL.ROI_BOX_HEAD.NORM": asks("", "", FPN),
+    "MODEL.ROI_HEADS.NAME": fixed_key("Res5ROIHeads", "StandardROIHeads", FPN),
+    "MODEL.ROI_HEADS.IN_FEATURES": fixed_key(["res4"], LEVELS[:-1], FPN),
+    "MODEL.ROI_BOX_HEAD.NAME": fixed_key("", "FastRCNNConvFCHead", FPN),
+    "MODEL.ROI_BOX_HEAD.NUM_FC": fixed_key(0, 2, FPN),
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": fixed_key(0, 0, FPN),
+    "MODEL.ROI_BOX_HEAD.NORM": fixed_key("", "", FPN),
     "MODEL.ROI_BOX_HEAD.FC_DIM": sets("fc_channels", 1024, integer(1, MAX_CHANNELS)),
 }
 
@@ -180,8 +180,8 @@ GRID_KEYS = {
     if not name.startswith((*GRID_SECTIONS, "MODEL.PROPOSAL_GENERATOR"))
 } | {
     "MODEL.RESNETS.DEFORM_ON_PER_STAGE": sets("deformable_stages", [False] * 4, flagged_stages),
-    "MODEL.RESNETS.DEFORM_MODULATED": asks(False, False, "offsets here have no weights"),
-    "MODEL.RESNETS.DEFORM_NUM_GROUPS": asks(1, 1, "offsets here have one group"),
+    "MODEL.RESNETS.DEFORM_MODULATED": fixed_key(False, False, "offsets here have no weights"),
+    "MODEL.RESNETS.DEFORM_NUM_GROUPS": fixed_key(1, 1, "offsets here have one group"),
     "MODEL.ROI_HEADS.NAME": sets(
         "last_stage",
         "AttributeStandardROIHeads",
@@ -198,7 +198,7 @@ GRID_KEYS = {
 AIRSPLAY_KEYS = without(
     DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS", "MODEL.ROI_HEADS.NMS_THRESH_TEST"
 ) | {
-    "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, NO_GROUPS),
+    "MODEL.RESNETS.NUM_GROUPS": fixed_key(1, 1, NO_GROUPS),
     "MODEL.CAFFE_MAXPOOL": sets("stem_ceil_pool", False, flag),
     "MODEL.PROPOSAL_GENERATOR.HID_CHANNELS": sets("rpn_channels", -1, RPN_WIDTH),
     "MODEL.ROI_BOX_HEAD.RES5HALVE": Key(True, lookup(HALVED), ("res5_stride", "res5_dilation")),
@@ -209,16 +209,16 @@ AIRSPLAY_KEYS = without(
 # MILVLG's port: the counts of classes and attributes include background. Anchors come with its
 # weights; SIZES are those of the original, in cells of 16 pixels.
 MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
-    "MODEL.RESNETS.NUM_GROUPS": asks(1, 1, NO_GROUPS),
-    "MODEL.META_ARCHITECTURE": asks(
+    "MODEL.RESNETS.NUM_GROUPS": fixed_key(1, 1, NO_GROUPS),
+    "MODEL.META_ARCHITECTURE": fixed_key(
         "GeneralizedRCNN", "GeneralizedBUARCNN", "the port's Caffe mode"
     ),
-    "MODEL.BUA.CAFFE": asks(True, True, "the port's Caffe mode"),
-    "MODEL.BACKBONE.NAME": asks("build_resnet_backbone", "build_bua_resnet_backbone", C4),
-    "MODEL.PROPOSAL_GENERATOR.NAME": asks("RPN", "BUARPN", C4),
-    "MODEL.RPN.HEAD_NAME": asks("StandardRPNHead", "StandardBUARPNHead", C4),
-    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "BUACaffeRes5ROIHeads", C4),
-    "MODEL.BUA.EXTRACTOR.MODE": asks(1, 1, "features of proposals; --boxes says others"),
+    "MODEL.BUA.CAFFE": fixed_key(True, True, "the port's Caffe mode"),
+    "MODEL.BACKBONE.NAME": fixed_key("build_resnet_backbone", "build_bua_resnet_backbone", C4),
+    "MODEL.PROPOSAL_GENERATOR.NAME": fixed_key("RPN", "BUARPN", C4),
+    "MODEL.RPN.HEAD_NAME": fixed_key("StandardRPNHead", "StandardBUARPNHead", C4),
+    "MODEL.ROI_HEADS.NAME": fixed_key("Res5ROIHeads", "BUACaffeRes5ROIHeads", C4),
+    "MODEL.BUA.EXTRACTOR.MODE": fixed_key(1, 1, "features of proposals; --boxes says others"),
     "INPUT.MIN_SIZE_TEST": sets("short_side", 600, integer(3, MAX_SIDE)),
     "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, integer(3, MAX_SIDE)),
     "MODEL.BUA.RESNET_VERSION": Key(
@@ -245,9 +245,9 @@ MILVLG_KEYS = without(DETECTRON2_KEYS, "MODEL.RPN.CONV_DIMS") | {
 # The same port's Detectron2 mode: the counts of classes and attributes exclude background.
 D2_ATTRIBUTES = "MODEL.ROI_ATTRIBUTE_HEAD."
 MILVLG_D2_KEYS = DETECTRON2_KEYS | {
-    "MODEL.ROI_HEADS.NAME": asks("Res5ROIHeads", "AttributeRes5ROIHeads", C4),
-    "MODEL.BUA.CAFFE": asks(False, False, "the port's Detectron2 mode"),
-    "MODEL.BUA.ATTRIBUTE_ON": asks(True, True, "weights of this layout have attributes"),
+    "MODEL.ROI_HEADS.NAME": fixed_key("Res5ROIHeads", "AttributeRes5ROIHeads", C4),
+    "MODEL.BUA.CAFFE": fixed_key(False, False, "the port's Detectron2 mode"),
+    "MODEL.BUA.ATTRIBUTE_ON": fixed_key(True, True, "weights of this layout have attributes"),
     "INPUT.MIN_SIZE_TEST": sets("short_side", 600, integer(3, MAX_SIDE)),
     "INPUT.MAX_SIZE_TEST": sets("long_side", 1000, integer(3, MAX_SIDE)),
     f"{D2_ATTRIBUTES}NUM_CLASSES": sets("num_attributes", 400, integer(1, MAX_CLASSES)),
@@ -278,7 +278,7 @@ HF_KEYS = {
         "MODEL.ROI_BOX_HEAD.POOLER_TYPE",
     ).items()
 } | {
-    "size_divisibility": asks(0, 0, "nothing is padded"),
+    "size_divisibility": fixed_key(0, 0, "nothing is padded"),
     "resnets.norm": Key("BN", lookup(dict.fromkeys(("BN", "nnSyncBN"))), ()),
     "model.max_pool": sets("stem_ceil_pool", MISSING, flag),
     "proposal_generator.hidden_channels": sets("rpn_channels", MISSING, RPN_WIDTH),

@@ -219,6 +219,6 @@ def without(keys: Mapping[str, Key], *names: str) -> dict[str, Key]:
     return {name: key for name, key in keys.items() if name not in names}
 
 
-def asks(default: Value, choice: Value, why: str) -> Key:
+def fixed_key(default: Value, choice: Value, why: str) -> Key:
     """Returns a key that sets no field and has only one supported value."""
     return Key(default, only(choice, why), ())

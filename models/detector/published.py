@@ -37,7 +37,7 @@ from vlmill.models.detector.config import (
 )
 from vlmill.models.detector.configurations import Configuration
 from vlmill.models.detector.faster_rcnn import FasterRCNN
-from vlmill.models.detector.fit import misfits
+from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.published_names import (
     CELL_ANCHORS,
     D2_MODE,
@@ -194,19 +194,19 @@ def fit_configuration(configuration: Configuration, state: Mapping[str, Tensor])
     unnamed = {name: sizes.pop(name) for name in UNNAMED_SIZES if name in sizes}
     for field, size in sizes.items():
         if getattr(config, field) != size:
-            raise configuration.blame(field, f"{field} {size}, as the weights have")
+            raise configuration.conflict_error(field, f"{field} {size}, as the weights have")
     if config.pre_activation != (PRE_ACTIVATION in state):
-        raise configuration.blame(
+        raise configuration.conflict_error(
             "pre_activation", "the other value, as the keys of the weights show"
         )
     for field, values in read_pixel_statistics(state).items():
         if not torch.allclose(torch.tensor(getattr(config, field)), torch.tensor(values)):
-            raise configuration.blame(field, f"{values}, as the weights have")
+            raise configuration.conflict_error(field, f"{values}, as the weights have")
     if grid:
         return config
     regressed = get_shape(state, published_name(f"{PREDICTOR}bbox_pred.weight", family))[0] // 4
     if config.num_regressed != regressed:
-        raise configuration.blame(
+        raise configuration.conflict_error(
             "class_specific_boxes", f"{regressed} regressed boxes, as the weights have"
         )
     return dataclasses.replace(config, **unnamed, cell_anchors=fitted_anchors(configuration, state))
@@ -223,7 +223,9 @@ def fitted_anchors(
     config, family = configuration.config, configuration.family
     per_cell = anchors_per_cell(state, config)
     if per_cell != config.num_anchors:
-        raise configuration.blame("anchor_scales", f"{per_cell} anchors, as the weights have")
+        raise configuration.conflict_error(
+            "anchor_scales", f"{per_cell} anchors, as the weights have"
+        )
     names = anchor_names(state, family)
     if not names:
         return None
@@ -233,7 +235,9 @@ def fitted_anchors(
     anchors = torch.tensor(boxes)
     expected = torch.cat([make_cell_anchors(config, n) for n in range(len(config.strides))])
     if anchors.shape != expected.shape or not torch.allclose(anchors, expected, atol=1e-3):
-        raise configuration.blame("anchor_scales", f"the anchors of the weights ({names[0]})")
+        raise configuration.conflict_error(
+            "anchor_scales", f"the anchors of the weights ({names[0]})"
+        )
     return None
 
 
@@ -371,7 +375,7 @@ def load_published(model: FasterRCNN, state: Mapping[str, Tensor]) -> None:
         for key, (_, tensor) in expected.items()
         if not key.startswith(anchors) or key in tensors
     }
-    if mismatch := misfits(want, tensors):
+    if mismatch := describe_mismatches(want, tensors):
         raise ValueError(f"the weights do not fit the detector: {mismatch}")
     # Not strict: counters and anchors may be absent, everything else was checked above.
     model.load_state_dict({expected[key][0]: value for key, value in tensors.items()}, strict=False)

@@ -76,8 +76,8 @@ class RegionCnn(nn.Module):
         boxes: Float[Tensor, "B R 4"],
         real: Positions,
     ) -> Float[Tensor, "L C P P"]:
-        """Returns the cells of the regions at these indices, by the first RoIAlign, one sample a
-        bin.
+        """Returns the cells of the regions at these indices, by RoIAlign without its half-pixel
+        shift and with one sample in each bin.
         """
         images = (real // boxes.shape[1]).to(boxes.dtype)
         rois = torch.cat([images[:, None], boxes.flatten(0, 1)[real]], dim=1)

@@ -113,14 +113,14 @@ class Vlmo(nn.Module):
             fused=None if fused is None else self._unit(f"fused_{modality}", fused),
         )
 
-    def _need(self, *heads: str) -> None:
+    def _require_heads(self, *heads: str) -> None:
         """Raises ValueError if the configuration omits one of these heads."""
         for head in heads:
             if not getattr(self.config, head):
                 raise ValueError(f"{head}=False: this VLMo has no such head; build it with one")
 
     def _unit(self, head: str, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B H"]:
-        self._need("contrast")
+        self._require_heads("contrast")
         # In float32 under autocast too: bfloat16 vectors have lengths from 0.998 to 1.002.
         return F.normalize(self.contrast_heads[head](hidden[:, 0]).float(), dim=-1)
 
@@ -173,13 +173,13 @@ class Vlmo(nn.Module):
 
         Raises ValueError without that head, like the next two methods.
         """
-        self._need("mlm")
+        self._require_heads("mlm")
         logits: Float[Tensor, "*K V"] = self.mlm_head(text_hidden, self.mlm_decoder.weight)
         return logits
 
     def match_logits(self, pooled: Float[Tensor, "B H"]) -> Float[Tensor, "B 2"]:
         """Returns logits of two classes; class 1 is pairs that belong together."""
-        self._need("match")
+        self._require_heads("match")
         logits: Float[Tensor, "B 2"] = self.match_head(pooled)
         return logits
 

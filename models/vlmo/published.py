@@ -217,7 +217,7 @@ def fit(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
 
 def build_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Builds the buffer of text positions, which counts 0, 1, 2, ..."""
+    """Builds the buffer of text positions: 0, 1, 2, ..."""
     encoder: Any = model.encoder
     return {"text_embeddings.position_ids": torch.arange(encoder.config.max_text_tokens)[None]}
 

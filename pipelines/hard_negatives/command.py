@@ -31,8 +31,8 @@ def parser() -> Parser:
         "\n"
         "Writes negatives, vocabulary, rejects, funnel.json, report.html and _manifest.json. The "
         "same command\n"
-        "continues a killed run. Memory: 0.8 kB per caption, shared by all workers of a machine; "
-        "disk: 1 kB.\n"
+        "continues a killed run. Memory: 0.4 GB and 0.5 kB per caption, shared by all workers of a "
+        "machine; disk: 1.2 kB per caption.\n"
         "Other flags (--runner, ...) go to Apache Beam.",
         allow_abbrev=False,
     )
@@ -78,9 +78,9 @@ def parser() -> Parser:
         type=int_at_least(1),
         default=1,
         metavar="P",
-        help="number of parts to divide an index into that is larger than memory; the rows stay "
-        "the same, the work grows by at most the square root of P, and each negative takes "
-        "12 bytes of disk per part (default: 1)",
+        help="number of parts of an index that does not fit into memory; the rows stay the same, "
+        "the time grows at most by the square root of P, and each negative takes 12 bytes of disk "
+        "per part (default: 1)",
     )
     p.add_argument(
         "--workers",

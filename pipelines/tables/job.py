@@ -36,7 +36,7 @@ from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import reject
-from vlmill.schemas.tables import REJECTS, Table, with_later
+from vlmill.schemas.tables import REJECTS, Table, add_missing_columns
 
 Rewrite = Callable[[Table, pa.Table], pa.Table]
 NOT_FOUND = "not_found.json"
@@ -198,7 +198,7 @@ def _groups(path: Path, table: Table) -> Iterator[pa.Table]:
         there = [name for name in table.schema.names if name in file.schema_arrow.names]
         for group in range(file.num_row_groups):
             rows = read_group(file, path, group, table, there)
-            yield with_later(rows, table, table.schema.names).select(table.schema.names)
+            yield add_missing_columns(rows, table, table.schema.names).select(table.schema.names)
 
 
 def _rejects(

@@ -15,7 +15,7 @@ from vlmill.runtime.files.reading import read_group
 from vlmill.runtime.readers.trained_on import Keys
 from vlmill.schemas.ids import key64
 from vlmill.schemas.rejects import Reason
-from vlmill.schemas.tables import IMAGES, Table, with_later
+from vlmill.schemas.tables import IMAGES, Table, add_missing_columns
 
 Verdicts = npt.NDArray[np.uint8]
 NO_VERDICTS: Verdicts = np.empty(0, np.uint8)
@@ -40,7 +40,7 @@ def _group_marks(file: pq.ParquetFile, path: Path, group: int, table: Table) -> 
     key = IDS.get(table.name)
     there = {*names, *([key] if key else [])} & set(file.schema_arrow.names)
     columns = [name for name in table.schema.names if name in there]
-    rows = with_later(read_group(file, path, group, table, columns), table, names)
+    rows = add_missing_columns(read_group(file, path, group, table, columns), table, names)
     texts = [_texts(rows.column(name)) for name in names]
     contents = [key64("\0".join(values)) for values in zip(*texts, strict=True)]
     marks = np.array(contents, np.uint64).reshape(-1)

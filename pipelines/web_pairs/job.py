@@ -18,6 +18,7 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
+from vlmill.pipelines.web.fetching.rounds import default_buckets
 from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import steps, webdataset
@@ -60,6 +61,7 @@ from vlmill.runtime.files.outputs import (
 )
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.remote_lock import SECONDS
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.funnel import Tally, build_funnel
@@ -125,7 +127,13 @@ def run(
         keep_index(job, index)
     if args.fetch:
         with journal_errors():
-            fetched = fetch_missing(job, build_policy(args), run_steps)
+            fetched = fetch_missing(
+                job,
+                build_policy(args),
+                run_steps,
+                buckets=args.buckets or default_buckets(None, on_runner=bool(beam_flags)),
+                lock_seconds=SECONDS if args.lock_seconds is None else args.lock_seconds,
+            )
         job = build_job(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job, shared=shared)
     run_steps(job, STEPS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmill.pipelines.web.choice.choose import choose
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
-from vlmill.pipelines.web.choice.survey import Site, survey_site
+from vlmill.pipelines.web.choice.site_content import Site, count_site_content
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language
@@ -128,8 +128,8 @@ def join_slice(stream: Iterable[Row], matches: SpoolWriter) -> None:
 def choose_texts(job: Job, unit: Unit) -> Result:
     """Chooses images and texts, host by host: writes a spool of candidates by images.
 
-    Each host's pages are read twice: to survey the site, then to choose. Memory: one page, and
-    the rows of small hosts.
+    Each host's pages are read twice: to count the content of the site, then to choose. Memory: one
+    page, and the rows of small hosts.
     """
     paths = [*job.spools("mined-pages", unit.slices), *job.join_spools("join", "matches")]
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def choose_of_host(stream: Iterable[Row], folder: Path, chooser: "Chooser") -> N
     tape, repeats = Tape(folder), chooser.rules.max_repeats_on_page
     signals: list[tuple[str, bool]] = []
     try:
-        site = survey_site(join_pages(stream, tape.add, repeats, signals), chooser.rules)
+        site = count_site_content(join_pages(stream, tape.add, repeats, signals), chooser.rules)
         for joined in join_pages(tape, None, repeats, []):
             if chooser.is_forbidden(joined, signals):
                 chooser.refuse(joined)

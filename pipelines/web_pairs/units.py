@@ -262,7 +262,11 @@ def range_units(step: str, job: Job) -> list[Unit]:
 
     Units and files depend only on the archives, not on the workers.
     """
-    number = job.num_ranges
+    return even_units(step, job.num_ranges)
+
+
+def even_units(step: str, number: int) -> list[Unit]:
+    """Returns ``number`` units over ranges of keys."""
     edges = [SLICES * i // number for i in range(number + 1)]
     return [
         Unit(name=f"{step}-{n:05d}", number=n, slices=range(edges[n], edges[n + 1]))

@@ -17,7 +17,7 @@ from vlmill.runtime.files.paths import matches, readable, to_path
 from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
-from vlmill.schemas.tables import REJECTS, TABLES, Table, with_later
+from vlmill.schemas.tables import REJECTS, TABLES, Table, add_missing_columns
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -153,7 +153,7 @@ def iter_batches(
                 for batch in file.iter_batches(batch_size=limit, columns=names):
                     require_short_texts(path, batch)
                     check_values(path, batch, spec)
-                    batch = with_later(batch, spec, names)
+                    batch = add_missing_columns(batch, spec, names)
                     yield batch.select(names)  # Parquet returns them in the file's order
             except (OSError, pa.ArrowException) as error:
                 raise _damaged(path, error) from None

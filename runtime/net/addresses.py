@@ -81,7 +81,7 @@ def is_web_address(address: str, allowed: Sequence[Network] = ()) -> bool:
     if isinstance(ip, IPv6Address):
         if ip.scope_id is not None:
             return False
-        ip = _carried(ip) or ip
+        ip = _embedded_ipv4(ip) or ip
     if any(ip in network for network in allowed):
         return True
     if isinstance(ip, IPv4Address):
@@ -89,7 +89,7 @@ def is_web_address(address: str, allowed: Sequence[Network] = ()) -> bool:
     return ip in _GLOBAL_6 and not any(ip in network for network in _NOT_WEB_6)
 
 
-def _carried(ip: IPv6Address) -> IPv4Address | None:
+def _embedded_ipv4(ip: IPv6Address) -> IPv4Address | None:
     """Returns the IPv4 address that is reached through ``ip``, or None."""
     if ip in _NAT64:
         return IPv4Address(int(ip) & 0xFFFF_FFFF)

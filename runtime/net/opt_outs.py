@@ -107,11 +107,11 @@ def robots_signals(text: str, agent: str = AGENT) -> list[tuple[str, bool]]:
 def signals_forbid(signals: Iterable[tuple[str, bool]], url: str) -> bool:
     """Returns whether signals of a robots.txt forbid training on ``url``; the longest path wins."""
     parts = urlsplit(url)
-    path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
+    path = _decode_escapes(parts.path + (f"?{parts.query}" if parts.query else ""))
     rules = [
         (len(pattern), forbidden)
         for pattern, forbidden in signals
-        if _matches(_unescaped(pattern), path)
+        if _matches(_decode_escapes(pattern), path)
     ]
     return max(rules)[1] if rules else False
 
@@ -172,10 +172,10 @@ def tdmrep_reserves(content: bytes, url: str) -> bool:
     enough.
     """
     parts = urlsplit(url)
-    path = _unescaped(parts.path + (f"?{parts.query}" if parts.query else ""))
+    path = _decode_escapes(parts.path + (f"?{parts.query}" if parts.query else ""))
     for rule in _rules(content):
         location, reserved = rule.get("location"), rule.get("tdm-reservation")
-        if isinstance(location, str) and _matches(_unescaped(location), path):
+        if isinstance(location, str) and _matches(_decode_escapes(location), path):
             return reserved in (1, "1") and reserved is not True
     return False
 
@@ -190,7 +190,7 @@ def _rules(content: bytes) -> list[dict[str, object]]:
     return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
 
 
-def _unescaped(path: str) -> str:
+def _decode_escapes(path: str) -> str:
     """Decodes unnecessary escapes, so that ``/%61`` and ``/a`` are the same path."""
     return _ESCAPE.sub(lambda m: _plain(int(m[1], 16)) or m[0].upper(), path)
 

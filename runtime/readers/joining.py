@@ -57,10 +57,10 @@ class Join:
     def _row_by_name(self, image_id: str) -> int:
         if image_id in self._by_name:
             return self._by_name[image_id]
-        alike = self._index.alike(image_id) if image_id else {}
-        if not alike:
+        matches = self._index.find_matches(image_id) if image_id else {}
+        if not matches:
             return ABSENT
-        name, *further_names = alike
+        name, *further_names = matches
         if further_names:
             raise InputError(
                 f"{self._asking}: {image_id} may be {name} or {further_names[0]} of "
@@ -70,7 +70,7 @@ class Join:
         row = self._index.number(name)
         if row in self._askers or self._equal[row]:
             raise self._conflict(image_id, self._askers.get(row, name), row)
-        kind = alike[name]
+        kind = matches[name]
         self._by_name[image_id], self._askers[row] = row, image_id
         self._counts[kind] += 1
         self._samples.setdefault(kind, (image_id, name))
@@ -97,14 +97,13 @@ class Join:
 
     def samples(self, image_ids: Sequence[str]) -> str:
         """Returns a few ids of both sides, for an error."""
-        return (
-            f"{self._asking} has {_few(image_ids)}, {self._holding} has {_few(self._sample_ids())}"
-        )
+        held = _join_ids(self._sample_ids())
+        return f"{self._asking} has {_join_ids(image_ids)}, {self._holding} has {held}"
 
     def _sample_ids(self) -> Sequence[str]:
         return [self._index.get_id(row) for row in range(min(len(self._index), SAMPLES))]
 
 
-def _few(image_ids: Sequence[str]) -> str:
+def _join_ids(image_ids: Sequence[str]) -> str:
     ids = list(islice((image_id for image_id in image_ids if image_id), SAMPLES))
     return " ".join(ids) if ids else "no ids"

@@ -100,22 +100,22 @@ class IdIndex:
         return [row for row in self._exact.find_rows(image_id) if self.get_id(row) == image_id]
 
     @cached_property
-    def _bare(self) -> _Keys:
+    def _ids_without_ending(self) -> _Keys:
         return _Keys((without_ending(compose_nfc(text)) for text in self._texts()), len(self))
 
     @cached_property
-    def _cores(self) -> _Keys:
+    def _core_ids(self) -> _Keys:
         return _Keys(map(extract_core, self._texts()), len(self))
 
-    def alike(self, image_id: str) -> dict[str, Difference]:
+    def find_matches(self, image_id: str) -> dict[str, Difference]:
         """Returns the ids that may name an id's image, and the parts that only one of the two has.
 
         Only those that differ least: 46.jpg for 46 rather than train/46. Empty if there is none, or
         if so many ids have the same last part that it identifies nothing.
         """
-        rows = list(self._bare.find_rows(without_ending(compose_nfc(image_id))))
+        rows = list(self._ids_without_ending.find_rows(without_ending(compose_nfc(image_id))))
         return self._nearest(image_id, rows) or self._nearest(
-            image_id, list(islice(self._cores.find_rows(extract_core(image_id)), MOST_ALIKE + 1))
+            image_id, list(islice(self._core_ids.find_rows(extract_core(image_id)), MOST_ALIKE + 1))
         )
 
     def _nearest(self, image_id: str, rows: Sequence[int]) -> dict[str, Difference]:

@@ -136,7 +136,7 @@ class Shell:
         try:
             connections = [worker.start() for worker in self.workers]
             for worker, connection in zip(self.workers, connections, strict=True):
-                worker.welcome(connection)
+                worker.wait_until_ready(connection)
             for worker, connection in zip(self.workers, connections, strict=True):
                 worker.feed(connection)
         except BaseException:

@@ -84,7 +84,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Connection:
-        """Starts the process; :meth:`welcome` waits for its first message.
+        """Starts the process; :meth:`wait_until_ready` waits for its first message.
 
         Raises OSError, EOFError or RuntimeError if the pipe or the process cannot be created.
         """
@@ -101,7 +101,7 @@ class Worker:
         self.process = process
         return parent_end
 
-    def welcome(self, connection: Connection) -> None:
+    def wait_until_ready(self, connection: Connection) -> None:
         """Waits until the process is ready. Raises InputError or OSError if it cannot be."""
         try:
             if not connection.poll(START_SECONDS):
@@ -171,7 +171,7 @@ class Worker:
             try:
                 if connection is None:
                     connection = self.start()
-                    self.welcome(connection)
+                    self.wait_until_ready(connection)
                     self.restarts += 1
                     self._watcher.event("worker_started", {"worker": self.plan.name})
                 self._serve(connection)

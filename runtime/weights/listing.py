@@ -47,7 +47,7 @@ A name may end in `#sha256=` and the 64 digits that the file must have; `http://
 of the hub are kept in the cache of its library (`HF_HUB_CACHE`), with `HF_TOKEN` and `HF_ENDPOINT`
 in their usual meaning; other files are kept in `VLMILL_CACHE` (`~/.cache/vlmill`). An interrupted
 download continues, and a complete file is not fetched again unless you delete it. Addresses
-must be public. Pickles are read as plain data, and refused if they ask for more.
+must be public. Pickles are read as plain data, and refused if they contain anything else.
 """
 FOOT = """
 Files without an address for programs, and those on Google Drive or SharePoint that ask for a

@@ -126,7 +126,7 @@ def register_heif() -> None:
 
 
 def check_photograph(image: Image.Image) -> None:
-    """Raises Rejected for a camera's raw file: as a TIFF it would be its thumbnail."""
+    """Raises Rejected for a raw file of a camera: a TIFF decoder would read only its thumbnail."""
     if image.format != "TIFF":
         return
     tags: dict[int, object] = image.tag_v2  # type: ignore[attr-defined] # of TiffImageFile
@@ -215,7 +215,7 @@ def upper_bits(grey: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return upper
 
 
-class Quiet:
+class SilencedWarnings:
     """Silences pillow's warnings about unusual files while any thread is inside.
 
     With several threads ``warnings.catch_warnings`` would leave its filters active: the first
@@ -241,4 +241,4 @@ class Quiet:
                 self._caught.__exit__(None, None, None)
 
 
-QUIET = Quiet()
+QUIET = SilencedWarnings()

@@ -231,7 +231,7 @@ def directory_parts(data: bytes, *, pages: bool = False) -> Parts:
         yield "directories", 1
         yield "tags", len(directory.tags)
         tag_bytes += float(num_bytes(directory.tags).sum())
-        yield from times_the_file("tags", tag_bytes, data)
+        yield from check_total_bytes("tags", tag_bytes, data)
         are_numbers = ~np.isin(directory.tags["kind"], TEXTS)
         yield "tag values", int(directory.tags["count"][are_numbers].astype(np.float64).sum())
         if not pages:
@@ -250,13 +250,16 @@ def pixel_parts(directory: Directory) -> Parts:
     yield "strips", strips
     if strips <= LIMITS["strips"]:
         strip_bytes = directory.values(STRIPS[1]).sum() + directory.values(TILES[1]).sum()
-        yield from times_the_file("strips", float(strip_bytes), directory.data)
+        yield from check_total_bytes("strips", float(strip_bytes), directory.data)
     if directory.number(COMPRESSION) in JPEG_COMPRESSIONS:
         yield "scans", max(0, directory.data.count(b"\xff\xda") - strips)
 
 
-def times_the_file(what: str, total: float, data: bytes) -> Parts:
-    """Yields how often ``total`` bytes would fill the file, of small files a few times more."""
+def check_total_bytes(what: str, total: float, data: bytes) -> Parts:
+    """Yields how many times larger than the file ``total`` bytes are, if that exceeds the limit.
+
+    The first `SLACK_BYTES` do not count, so that small files may exceed it.
+    """
     yield f"times the file's bytes in {what}", 0
     times = int(max(0.0, total - SLACK_BYTES) // len(data))
     if times > LIMITS[f"times the file's bytes in {what}"]:
@@ -281,7 +284,7 @@ _EXIF_PROFILE = b"Raw profile type exif\0"  # as text: ImageMagick keeps the ori
 
 
 def without_texts(data: bytes) -> bytes:
-    """Returns a PNG without its packed texts, of which Pillow refuses those above 1 MiB.
+    """Returns a PNG without its packed texts: Pillow refuses those above 1 MiB.
 
     Editors leave such histories; browsers skip them. An EXIF profile stays.
     """

@@ -16,8 +16,8 @@ from vlmill.runtime.console.command import Parser
 
 ROOT = Path(__file__).parents[2]
 # In one form, on third-party data: labelled archives, photographs with captions, images for the
-# filters of images (one fits a model, one measures); and one that runs others.
-OTHERS = ("mining", "real_pairs", "realism", "image_filters", "resilience")
+# filters of images (one fits a model, one measures); one that runs others; one that writes tables.
+OTHERS = ("mining", "real_pairs", "realism", "image_filters", "resilience", "write_tables")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")

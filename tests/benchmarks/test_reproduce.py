@@ -156,3 +156,9 @@ def test_the_short_form_trains_a_table_and_finds_it_again(
     monkeypatch.setattr("proof.task_runs.pretrained", None)  # the kept figures are enough
     assert reproduce.main(flags) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == printed
+
+
+def test_the_page_is_the_one_of_the_records() -> None:
+    lines = reproduce.lines_of_form(reproduce.forms()[True], reproduce.COMMITTED)
+    expected = page(all_tables(), compared(all_tables(), lines))
+    assert reproduce.PAGE.read_text(encoding="utf-8") == expected, "run: make reproduce"

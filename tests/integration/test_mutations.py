@@ -47,7 +47,7 @@ from vlmill.pipelines.web.archives.reading import (
 )
 from vlmill.pipelines.web.choice.choose import choose
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
-from vlmill.pipelines.web.choice.survey import survey_site
+from vlmill.pipelines.web.choice.site_content import count_site_content
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.pipelines.web_pairs.page_reader import decode_source, read_page
@@ -169,7 +169,7 @@ def test_pages_give_candidates_or_reasons(count: int) -> None:
             for order in orders
         ]
         joined = JoinedPage(page, dict(zip(orders, shown, strict=True)))
-        choices = choose(joined, survey_site([joined], RULES), RULES)
+        choices = choose(joined, count_site_content([joined], RULES), RULES)
         assert len(choices) == len(page.images) <= RULES.max_images_per_page, number
         for image, choice in zip(page.images, choices, strict=True):
             if isinstance(choice, Drop):

@@ -72,7 +72,7 @@ def coco_metrics(
                 "id": index + 1,
                 "image_id": int(row[0]),
                 "category_id": int(row[1]),
-                "bbox": sides(row[2:6]),
+                "bbox": to_xywh(row[2:6]),
                 "area": float((row[4] - row[2]) * (row[5] - row[3])),
                 "iscrowd": int(index >= first_crowd),
             }
@@ -83,7 +83,7 @@ def coco_metrics(
         {
             "image_id": int(row[0]),
             "category_id": int(row[1]),
-            "bbox": sides(row[2:6]),
+            "bbox": to_xywh(row[2:6]),
             "score": float(row[6]),
         }
         for row in np.concatenate(detected)
@@ -101,7 +101,7 @@ def coco_metrics(
     return {"coco/ap": ap, "coco/ap50": ap50, "coco/ap75": ap75}
 
 
-def sides(box: Array) -> list[float]:
+def to_xywh(box: Array) -> list[float]:
     """Returns x, y, width, height of corners."""
     x1, y1, x2, y2 = map(float, box)
     return [x1, y1, x2 - x1, y2 - y1]

@@ -31,7 +31,7 @@ from vlmill.train.devices.setup import unwrap_step
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.run.learning import Criterion
 from vlmill.train.run.loop import CountLabels, StageRun
-from vlmill.train.run.updates import Update, whole_norm
+from vlmill.train.run.updates import Update, full_norm
 
 NAMED = 16  # images that a message names
 
@@ -170,4 +170,4 @@ def clip_by_solver(
     updated = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in updated if p.grad is not None])
     clip_gradients(updated, solver)
-    return whole_norm(norm).reshape(1)
+    return full_norm(norm).reshape(1)

@@ -11,9 +11,9 @@ def add_device_batch(parser: argparse.ArgumentParser) -> None:
         "--device-batch",
         type=_rows_or_auto,
         metavar="N|auto",
-        help="most rows that a device computes together; steps of batch_size rows are divided into "
-        "as many parts as that needs. auto: try the first step and take the largest part that fits "
-        "into the memory (default: the recipe's accumulation)",
+        help="largest number of rows that a device computes together; larger steps are divided "
+        "into parts. auto: try the first step and choose the largest part that fits into memory "
+        "(default: the recipe's accumulation)",
     )
 
 

@@ -70,8 +70,8 @@ def wrap_module(module: nn.Module, accelerator: Accelerator, *, shard: bool) -> 
     Sharded layers are gathered in their compute precision, half the number of bytes, and take their
     inputs in it; their gradients are added in float32. Parameters outside of layers (tables, heads,
     the contrast's scale) stay in float32, as without sharding. Scalars (that scale) cannot be
-    sharded: each process has them, and `reducing` averages their gradients. ``module`` has the
-    ``model`` of all of a run's stages.
+    sharded: each process has them, and `sync_gradients` averages their gradients. ``module`` has
+    the ``model`` of all of a run's stages.
     """
     processes, device = accelerator.num_processes, accelerator.device
     if processes == 1 or not shard:
@@ -114,7 +114,7 @@ def _scalars(module: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def reducing(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iterator[None]:
+def sync_gradients(module: nn.Module, accelerator: Accelerator, *, last: bool) -> Iterator[None]:
     """Wraps a part of a step: gradients are added over all processes in its ``last`` part only."""
     inside = getattr(module, "_orig_mod", module)  # of a compiled one
     if isinstance(inside, FSDPModule):
@@ -209,10 +209,10 @@ def recompute_activations(model: nn.Module) -> None:
     """Makes every layer compute its activations again in the backward pass."""
     for part in model.modules():
         if isinstance(part, BLOCKS):
-            part.forward = _recomputed(part.forward)  # type: ignore[method-assign]
+            part.forward = _with_recomputation(part.forward)  # type: ignore[method-assign]
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _with_recomputation(forward: Callable[..., Any]) -> Callable[..., Any]:
     return partial(checkpoint, forward, use_reentrant=False)
 
 

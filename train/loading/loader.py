@@ -56,7 +56,7 @@ def batch_loader(
     )
     pin_memory = device is not None and device.type == "cuda"
     loaded = (
-        read_features(_sound(batch), batches.regions, pin_memory=pin_memory)
+        read_features(_require_batch(batch), batches.regions, pin_memory=pin_memory)
         for sent_together in plans
         for batch in sent_together
     )
@@ -96,7 +96,7 @@ class _Plans(Dataset[list[HostBatch | InputError]]):
             return error
 
 
-def _sound(batch: HostBatch | InputError) -> HostBatch:
+def _require_batch(batch: HostBatch | InputError) -> HostBatch:
     if isinstance(batch, InputError):
         raise batch
     return batch

@@ -56,7 +56,7 @@ class PretrainBatches(StageBatches):
     def _texts_of_a_batch(self) -> int:
         return self.stage.feeding.text_rows // self.stage.accumulation // self.processes
 
-    def collated(self, index: int, samples: list[Sample]) -> HostBatch:
+    def collate_samples(self, index: int, samples: list[Sample]) -> HostBatch:
         """Returns batch ``index`` of these samples, with the texts without images added."""
         masking = self.stage.masking
         if self._texts_of_a_batch and len(self.texts.rows):
@@ -71,7 +71,7 @@ class PretrainBatches(StageBatches):
             global_features=self.global_features,
         )
 
-    def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
+    def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the masked sample of each visit, or its undecodable image."""
         visit_draws = self._draws(visits, self.stage_number)
         pairings = [self._pairing(v, draws) for v, draws in zip(visits, visit_draws, strict=True)]

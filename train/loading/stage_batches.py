@@ -65,16 +65,16 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
     def __getitem__(self, index: int) -> HostBatch:
         """Makes batch number ``index`` of the stage; its features stay in their files."""
         samples, undecodable = self._readable(index)
-        batch = self.collated(index, samples)
+        batch = self.collate_samples(index, samples)
         self._read_ahead(batch)
         return dataclasses.replace(batch, undecodable=undecodable) if undecodable else batch
 
     @abstractmethod
-    def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
+    def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Samples each of the visits, or returns its undecodable image."""
 
     @abstractmethod
-    def collated(self, index: int, samples: list[Sample]) -> HostBatch:
+    def collate_samples(self, index: int, samples: list[Sample]) -> HostBatch:
         """Collates batch ``index`` of these samples, which its visits produced."""
 
     def _readable(self, index: int) -> tuple[list[Sample], tuple[Undecodable, ...]]:
@@ -85,7 +85,7 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
         remains.
         """
         samples, undecodable = list[Sample](), list[Undecodable]()
-        for slot, rows in enumerate(self.sampled(self.order.batch(index))):
+        for slot, rows in enumerate(self.make_samples(self.order.batch(index))):
             spares = self.order.spares(index, slot, self._parts)
             while isinstance(rows, Undecodable):
                 undecodable.append(rows)
@@ -97,7 +97,7 @@ class StageBatches(StageVisits, Dataset[HostBatch], ABC):
                         f"--images: no image of stage {self.stage.name} can be decoded "
                         f"({rows.image_id}: {rows.why}); give other images"
                     )
-                (rows,) = self.sampled([spare])
+                (rows,) = self.make_samples([spare])
             samples += rows
         return samples, tuple(undecodable)
 

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor, nn
 
-from vlmill.models.inputs import sent
+from vlmill.models.inputs import copy_to_device
 from vlmill.train.devices.gather import gather_parts, longest_of_all, own_parts
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.objectives.losses import contrast, contrast_logits
@@ -202,4 +202,4 @@ def _stacked(
     if name in ("original_tokens", "token_mask"):
         longest = longest_of_all(max(one.shape[1] for one in tensors), device)
         tensors = [F.pad(one, (0, longest - one.shape[1])) for one in tensors]
-    return torch.stack([sent(one, device) for one in tensors])
+    return torch.stack([copy_to_device(one, device) for one in tensors])

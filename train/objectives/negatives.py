@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlmill.models.inputs import sent
+from vlmill.models.inputs import copy_to_device
 from vlmill.train.devices.gather import world_size
 from vlmill.train.loading.random import stream_starts, uniforms
 
@@ -80,7 +80,7 @@ def negative_numbers(
     drawn = uniforms(stream_starts(seed, NEGATIVES, [step], keys), 0, 2)
     # Cut to float32's 24 bits: rounded, a number could become 1.
     numbers = np.floor(drawn.T * 2**24).astype(np.float32) * np.float32(2**-24)
-    return sent(torch.from_numpy(np.ascontiguousarray(numbers)), accelerator.device)
+    return copy_to_device(torch.from_numpy(np.ascontiguousarray(numbers)), accelerator.device)
 
 
 def make_draw(numbers: Tensor) -> Draw:

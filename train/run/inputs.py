@@ -16,10 +16,10 @@ from vlmill.train.loading.images.tokenizer import FIELD, ImageTokenizer, read_im
 from vlmill.train.loading.store.pairs import (
     Examples,
     ImagesAlone,
-    PairsFacts,
+    PairsSummary,
     PairTable,
     get_flag,
-    read_pairs_facts,
+    summarise_pairs,
 )
 from vlmill.train.loading.store.prepare import RegionFacts, region_facts
 from vlmill.train.loading.store.splits import SplitPlan, plan_splits
@@ -66,7 +66,7 @@ class Sources:
     regions: RegionReader | None
     images: ImageReader | None
     facts: RegionFacts
-    pairs: PairsFacts
+    pairs: PairsSummary
     splits: SplitPlan
     init: LoadedCheckpoint | None
     picture_tokenizer: ImageTokenizer | None = None
@@ -120,7 +120,7 @@ def open_sources(inputs: Inputs, recipe: Recipe) -> Sources:
     if regions is not None:
         has_seen_regions = init is not None and init.variant == recipe.variant
         check_detector(regions.detector_fingerprint, init if has_seen_regions else None)
-    pairs = read_pairs_facts(inputs.visited)
+    pairs = summarise_pairs(inputs.visited)
     return Sources(
         inputs=inputs,
         regions=regions,
@@ -163,7 +163,7 @@ def open_examples(inputs: Inputs, recipe: RunSettings, init: LoadedCheckpoint | 
         facts = region_facts(first)
         starts_anew = init is not None and init.variant in get_variant(recipe.variant).starts_from
         check_detector(regions.detector_fingerprint, None if starts_anew else init)
-    pairs = read_pairs_facts(inputs.visited)
+    pairs = summarise_pairs(inputs.visited)
     return Sources(
         inputs=inputs,
         regions=regions,

@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vlmill.models.inputs import sent
+from vlmill.models.inputs import copy_to_device
 from vlmill.runtime.console.log import Log
 from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.memory import peak_memory
-from vlmill.train.devices.setup import reducing, unwrap_step
+from vlmill.train.devices.setup import sync_gradients, unwrap_step
 from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, second_pass
@@ -257,7 +257,7 @@ def train_step(step: int, parts: Sequence[StepPart], training: Training) -> dict
     losses = torch.stack([value.float() for value in sums.values()])
     source_counts = Counter(source for part in parts for source in part.sources)
     counts = torch.tensor([float(source_counts[source]) for source in training.sources])
-    values = torch.cat([losses, sent(counts, accelerator.device)])
+    values = torch.cat([losses, copy_to_device(counts, accelerator.device)])
     # The step's only wait for the device.
     numbers = torch.cat([accelerator.reduce(values, reduction="sum"), norms]).tolist()
     totals, norm, piece_norms = (
@@ -301,7 +301,10 @@ def part_losses(
             caches = cache_contrast(module, parts, contrast, drawn, accelerator)
         for number, part in enumerate(parts):
             cached, last = caches[number], number == len(parts) - 1
-            with reducing(module, accelerator, last=last), second_pass(cached, accelerator.device):
+            with (
+                sync_gradients(module, accelerator, last=last),
+                second_pass(cached, accelerator.device),
+            ):
                 batch = part.to(accelerator.device)
                 yield training.compute(batch, shares[number], drawn[number], cached)
 
@@ -328,7 +331,7 @@ def shares_of_labels(
     totals = counts.sum(0)
     if accelerator.num_processes > 1:
         # float32 on purpose: some backends have no float64, and labels of a step are few.
-        local_totals = sent(totals.float(), accelerator.device)
+        local_totals = copy_to_device(totals.float(), accelerator.device)
         totals = accelerator.reduce(local_totals, reduction="sum").double().cpu()
     shares = (counts / totals.clamp(min=1.0)).float()
-    return list(sent(shares, accelerator.device))
+    return list(copy_to_device(shares, accelerator.device))

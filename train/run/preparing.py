@@ -33,7 +33,7 @@ from vlmill.train.loading.store.prepare import (
     TextForm,
     prepare_samples,
 )
-from vlmill.train.loading.store.splits import Rows, describe_plan, drawn_below
+from vlmill.train.loading.store.splits import Rows, describe_plan, holdout_threshold
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import PairSelection, require_images, sample_ids, unit_keys
 from vlmill.train.recipes import Recipe, RunSettings
@@ -77,7 +77,7 @@ def prepare(
     _require_pairs(counts, what)
     if recipe.validate_every:
         for_validation = dataclasses.replace(what, rows=measured, negatives=None, neighbours=None)
-        unusable = prepare_samples(output / HELD_OUT, for_validation)
+        unusable = prepare_samples(output / HELD_OUT, for_validation, label="prepare validation")
         del unusable[Reason.HELD_OUT]  # the pairs to train on
         learnt_table, held_out = SampleTable(output / PREPARED), SampleTable(output / HELD_OUT)
         _compare(learnt_table, held_out, reason_counts(unusable), drawn=sources.splits.draws)
@@ -94,7 +94,7 @@ def _chosen_rows(recipe: RunSettings, sources: Sources) -> tuple[Rows, Rows]:
     learnt = Rows(splits=plan.trained)
     if not plan.draws:
         return learnt, Rows(splits=plan.validated)
-    below = drawn_below(unit_keys(_which_pairs(recipe, sources, learnt)))
+    below = holdout_threshold(unit_keys(_which_pairs(recipe, sources, learnt)))
     return Rows(splits=plan.trained, first=below), Rows(splits=plan.trained, end=below)
 
 

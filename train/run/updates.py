@@ -54,15 +54,15 @@ def clip_whole(
         return torch.zeros(1, device=accelerator.device)
     if largest and not isinstance(optimizer, BertAdam):
         norm = accelerator.clip_grad_norm_(parameters, largest)
-        return whole_norm(norm).reshape(1)
+        return full_norm(norm).reshape(1)
     accelerator.unscale_gradients()
     if isinstance(optimizer, BertAdam):
         norms = optimizer.gradient_norms()
         return torch.cat([torch.linalg.vector_norm(norms).reshape(1), norms])
-    return whole_norm(get_total_norm([p.grad for p in parameters])).reshape(1)
+    return full_norm(get_total_norm([p.grad for p in parameters])).reshape(1)
 
 
-def whole_norm(norm: Tensor) -> Tensor:
+def full_norm(norm: Tensor) -> Tensor:
     """Returns a norm in float32, also of gradients that are divided among processes."""
     total = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return total.detach().float()

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from vlmill.models.inputs import sent
+from vlmill.models.inputs import copy_to_device
 from vlmill.train.devices.setup import unwrap_step
 from vlmill.train.loading.pretrain_batches import PretrainBatches
 from vlmill.train.objectives.cached_contrast import cache_contrast
@@ -48,7 +48,9 @@ def held_out_losses(
             for part, drawn, cached in zip(stored, numbers, caches, strict=True):
                 counts = label_counts(part, weights)
                 totals.update(counts)
-                shares = sent(torch.tensor(list(counts.values()), dtype=torch.float32), device)
+                shares = copy_to_device(
+                    torch.tensor(list(counts.values()), dtype=torch.float32), device
+                )
                 _, losses = module(part.to(device), shares, drawn, cached)
                 for name, loss in losses.items():
                     sums[name] = sums.get(name, torch.zeros_like(loss)) + loss

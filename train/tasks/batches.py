@@ -46,7 +46,7 @@ class TaskBatches(StageBatches):
         """Returns the groups of rows among which the task's steps alternate."""
         return self.task.in_turns(self.table, rows)
 
-    def sampled(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
+    def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the samples of each visit, as the task builds them."""
         visit_draws = self._draws(visits, self.stage_number)
         return [
@@ -54,7 +54,7 @@ class TaskBatches(StageBatches):
             for visit, draws in zip(visits, visit_draws, strict=True)
         ]
 
-    def collated(self, index: int, samples: list[Sample]) -> HostBatch:
+    def collate_samples(self, index: int, samples: list[Sample]) -> HostBatch:
         """Returns a batch of these samples with the task's labels."""
         batch = collate(
             samples,
@@ -100,12 +100,12 @@ class TaskBatches(StageBatches):
 
         ``among`` are all rows that are measured with them.
         """
-        results = self.sampled([self.make_visit(row, among) for row in rows])
+        results = self.make_samples([self.make_visit(row, among) for row in rows])
         lacking = tuple(result for result in results if isinstance(result, Undecodable))
         samples = [
             sample for result in results if not isinstance(result, Undecodable) for sample in result
         ]
-        return (self.collated(0, samples) if samples else None), lacking
+        return (self.collate_samples(0, samples) if samples else None), lacking
 
     @staticmethod
     def make_visit(row: int, among: Ids = NOBODY) -> Visit:

@@ -13,7 +13,7 @@ DRAWN_PX = 480  # the longest side of an image under its boxes
 COLOURS = {"right": "#2e8540", "chosen": "#d9822b", "other": "#4a7fb5"}
 
 _CASES = template(
-    "{% for case in cases %}<figure class='weighed'><svg viewBox='0 0 {{ case.width }} "
+    "{% for case in cases %}<figure class='weighted'><svg viewBox='0 0 {{ case.width }} "
     "{{ case.height }}' role='img' width='480' style='max-width:100%;height:auto'>"
     "<title>{{ case.id }}</title>"
     "{% if case.uri %}<image href='{{ case.uri }}' width='{{ case.width }}' "

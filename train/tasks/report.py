@@ -27,7 +27,7 @@ NONE = Markup("<p>None.</p>")
 CARD_PX = 240  # the longest side of an image on a card
 
 _WEIGHED = template(
-    "<figure class='weighed'><svg viewBox='0 0 {{ width }} {{ height }}' role='img' width='640' "
+    "<figure class='weighted'><svg viewBox='0 0 {{ width }} {{ height }}' role='img' width='640' "
     "style='max-width:100%;height:auto'><title>{{ alt }}</title>"
     "{% if uri %}<image href='{{ uri }}' width='{{ width }}' height='{{ height }}'/>{% endif %}"
     "{% for box in boxes %}<rect x='{{ box.x }}' y='{{ box.y }}' width='{{ box.width }}' "
@@ -131,7 +131,7 @@ def read_thumbnails(
         return {}
     reader, uris = ImageReader(images), dict[str, str]()
     for image_id in sorted(image_ids):
-        names = [image_id] if image_id in reader else list(reader.index.alike(image_id))
+        names = [image_id] if image_id in reader else list(reader.index.find_matches(image_id))
         content = reader[names[0]] if len(names) == 1 else None
         try:
             if content is not None:
@@ -142,7 +142,7 @@ def read_thumbnails(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeighedImage:
+class WeightedImage:
     """Holds an image's regions and their weights for a score: boxes [R, 4] in pixels, weights [R].
 
     ``width`` and ``height`` are the size of the image that the boxes refer to.
@@ -156,10 +156,10 @@ class WeighedImage:
     caption: str
 
 
-def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None = None) -> Section:
+def weights_section(weighted: Sequence[WeightedImage], images: str | Path | None = None) -> Section:
     """Draws images with their regions; heavier regions are more opaque."""
     uris = read_thumbnails(images, {image.image_id for image in weighted}, side=WEIGHED_PX)
-    drawn = [weighed_boxes(image, uris.get(image.image_id, "")) for image in weighted]
+    drawn = [draw_weights(image, uris.get(image.image_id, "")) for image in weighted]
     return Section(
         title="Regions that the answer depends on",
         intro="The opacity of a region is its weight: how much the score falls (orange) "
@@ -168,7 +168,7 @@ def weighed_section(weighted: Sequence[WeighedImage], images: str | Path | None 
     )
 
 
-def weighed_boxes(image: WeighedImage, uri: str) -> Markup:
+def draw_weights(image: WeightedImage, uri: str) -> Markup:
     """Draws one image, with the lightest region first, so that the heaviest are on top."""
     largest = float(np.abs(image.weights).max(initial=0.0)) or 1.0
     boxes = []

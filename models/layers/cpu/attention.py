@@ -55,7 +55,7 @@ def cpu_attention(
     return mixed
 
 
-def _stretches(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
+def _slices(weights: Float[Tensor, "Bh N M"], heads: int, *, few: bool) -> list[slice]:
     """Returns slices of matrices to process together: all, or as many of one sequence as fit
     caches.
     """
@@ -118,7 +118,7 @@ class _CpuAttention(torch.autograd.Function):
         factors = draw_factors(weights, rate)
         dropped = weights if factors is None else torch.empty_like(weights)
         mixed = torch.empty_like(q)
-        for stretch in _stretches(weights, ctx.heads, few=bias is not None):
+        for stretch in _slices(weights, ctx.heads, few=bias is not None):
             scores = weights[stretch]
             start = scores if bias is None else bias[_heads(stretch, ctx.heads)]
             share = 0 if bias is None else 1
@@ -142,7 +142,7 @@ class _CpuAttention(torch.autograd.Function):
         grad_bias = None
         if ctx.needs_input_grad[5]:
             grad_bias = weights.new_zeros(ctx.heads, *weights.shape[1:])
-        for stretch in _stretches(weights, ctx.heads, few=grad_bias is not None):
+        for stretch in _slices(weights, ctx.heads, few=grad_bias is not None):
             torch.bmm(dropped[stretch].mT, grad[stretch], out=grad_v[stretch])
             grad_weights = torch.bmm(grad[stretch], v[stretch].mT)
             if factors is not None:

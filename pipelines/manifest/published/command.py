@@ -46,7 +46,7 @@ from vlmill.runtime.units.share import end_job
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.rejects import format_rejects
-from vlmill.schemas.tables import ALIASES, IMAGES, REJECTS, Table
+from vlmill.schemas.tables import ALIASES, BOXES, IMAGES, REJECTS, Table
 
 DISTANCES = (0, 4)
 SHARED = """\
@@ -256,7 +256,10 @@ def _say_done(data_set: DataSet, output: Path, state: State) -> int:
     for shard in manifest["shards"]:
         rows[shard.table] = rows.get(shard.table, 0) + shard.rows
     row_counts = ", ".join(
-        f"{number} {table}" for table, number in rows.items() if number and table != REJECTS.name
+        # A row of boxes has all boxes of an image.
+        f"{number} {'rows of boxes' if table == BOXES.name else table}"
+        for table, number in rows.items()
+        if number and table != REJECTS.name
     )
     if counts and not rows[IMAGES.name] and any(s.table == IMAGES.name for s in manifest["shards"]):
         print_status(format_no_image_warning(counts, output))

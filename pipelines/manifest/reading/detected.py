@@ -57,19 +57,24 @@ def _is_utf8(line: bytes) -> bool:
 def detect_delimiter(table: TableFile, columns: Sequence[str]) -> TableFile:
     """Returns the table with the separator by which its header has all ``columns``.
 
-    That of its format has precedence. Without any, the table is returned unchanged. A first line
-    ``sep=;``, which Excel writes and reads, names the separator.
+    That of its format has precedence. If the header has only some of ``columns``, one by which it
+    has any of them. Otherwise the table is returned unchanged. A first line ``sep=;``, which Excel
+    writes and reads, names the separator.
     """
     first = "".join(_fields(dataclasses.replace(table, delimiter="\0")))
     if (match := _SEP_LINE.fullmatch(first.lstrip("\ufeff"))) is not None:
         return dataclasses.replace(table, delimiter=match[1], skip=1)
+    best, most = table, len(_fields(table))
     for delimiter in dict.fromkeys((table.delimiter, *DELIMITERS)):
         # The format csv is quoted; a file of tabs in its name may have commas and quotes.
         format = table.format if delimiter == table.delimiter else "csv"
         tried = dataclasses.replace(table, delimiter=delimiter, format=format)
-        if set(columns) <= set(_fields(tried)):
+        fields = _fields(tried)
+        if set(columns) <= set(fields):
             return tried
-    return table
+        if most < 2 and len(fields) > 1 and set(columns) & set(fields):
+            best, most = tried, len(fields)
+    return best
 
 
 def _fields(table: TableFile) -> list[str]:

@@ -198,7 +198,7 @@ def _remedy(table: TableFile, name: str, names: list[str]) -> str:
     if name in names:
         return "several columns of this name; rename one"
     near = difflib.get_close_matches(name, names, 1)
-    columns = " ".join(", ".join(names).split())[:400] + (
+    columns = " ".join(", ".join(other or "(no name)" for other in names).split())[:400] + (
         f"; did you mean {near[0]}?" if near else ""
     )
     if len(names) == 1 and table.format in ("csv", "tsv"):

@@ -1,7 +1,7 @@
 """Chooses a page's images and texts, once it is known which images are available.
 
 Reading order: ``joined_page`` (input and output), ``dominance`` (which images are
-content), ``survey`` (repeated content of a site, and where its captions are), ``candidates`` (the
-texts near an image), ``likeness`` (words that texts share), ``features``, ``weights`` and
-``choose``.
+content), ``site_content`` (repeated content of a site, and where its captions are),
+``candidates`` (the texts near an image), ``likeness`` (words that texts share), ``features``,
+``weights`` and ``choose``.
 """

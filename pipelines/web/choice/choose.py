@@ -19,7 +19,7 @@ from vlmill.pipelines.web.choice.dominance import judge_images
 from vlmill.pipelines.web.choice.features import EXPLICIT, Scene, features, total
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject
-from vlmill.pipelines.web.choice.survey import Site, find_image_blocks, row_side, sides
+from vlmill.pipelines.web.choice.site_content import Site, find_image_blocks, row_side, sides
 from vlmill.pipelines.web.choice.weights import WEIGHTS
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web.texts.captions import extract_caption

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
 from vlmill.pipelines.web.choice.likeness import text_size
-from vlmill.pipelines.web.choice.survey import Site
+from vlmill.pipelines.web.choice.site_content import Site
 from vlmill.pipelines.web.pages.page import PageImage
 from vlmill.pipelines.web.texts.words import word_set
 from vlmill.runtime.units.funnel import Drop

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vlmill.pipelines.web.choice.candidates import Candidate
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
-from vlmill.pipelines.web.choice.survey import Site
+from vlmill.pipelines.web.choice.site_content import Site
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.texts.phrases import Phrases

@@ -246,13 +246,13 @@ def take_out_data(text: str) -> Source:
         return Source(text)
     images: list[str] = []
 
-    def replaced(uri: re.Match[str]) -> str:
+    def store_image(uri: re.Match[str]) -> str:
         if not (uri[1] or "").lower().startswith("image/"):
             return "data:,"
         images.append(uri[0])
         return f"{INLINE}{len(images) - 1}"
 
-    return Source(_DATA_URI.sub(replaced, text), images)
+    return Source(_DATA_URI.sub(store_image, text), images)
 
 
 def expensive(text: str, max_nesting: int) -> str | None:

@@ -36,9 +36,9 @@ from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
     open_inputs,
+    prepare_images,
     rank,
     select,
-    survey,
 )
 
 EXTRACT = ("--arch", "tiny", "--short-side", "48", "--long-side", "80", "--max-boxes", "7")
@@ -102,7 +102,7 @@ def ranked(checkpoint: Path, photographs: Path) -> Any:
     opened = open_inputs(options)
     candidates, _ = select(opened, {})
     assert list(candidates.image_ids) == [f"image-{at}" for at in range(4)]
-    return rank(opened, candidates, survey(opened, candidates, {})).by_text
+    return rank(opened, candidates, prepare_images(opened, candidates, {})).by_text
 
 
 def as_users_have_them(photographs: Path) -> list[Any]:

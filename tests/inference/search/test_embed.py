@@ -32,9 +32,9 @@ from vlmill.train.tasks.retrieval.job import (
     RetrievalOptions,
     get_max_elements,
     open_inputs,
+    prepare_images,
     rank,
     select,
-    survey,
 )
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 
@@ -132,7 +132,7 @@ def test_a_dual_encoder_embeds_images_and_texts_by_themselves(tmp_path: Path) ->
     )
     opened = open_inputs(options)
     candidates, _ = select(opened, {})
-    ranked = rank(opened, candidates, survey(opened, candidates, {}))
+    ranked = rank(opened, candidates, prepare_images(opened, candidates, {}))
     order = [NAMES.index(name) for name in candidates.image_ids]
     np.testing.assert_allclose(images[order] @ texts.T, ranked.by_text, atol=1e-5)
 

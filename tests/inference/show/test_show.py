@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from vlmill.inference.show.folder import last_line, read_folder, read_weights
-from vlmill.inference.show.sheet import sheet, stage_lines
+from vlmill.inference.show.lines import stage_lines, summary_lines
 from vlmill.runtime.files.checkpoints import step_folder
 from vlmill.runtime.files.inputs import parse_inputs
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest
@@ -42,7 +42,7 @@ def facts(folder: Path) -> dict[str, str]:
     """The lines by their name; further lines of a fact joined to it."""
     said: dict[str, str] = {}
     name = ""
-    for line in sheet(read_folder(folder)):
+    for line in summary_lines(read_folder(folder)):
         name = line[:12].strip() or name
         said[name] = f"{said.get(name, '')} {line[13:]}".strip()
     return said

@@ -56,7 +56,7 @@ def test_a_dilated_convolution_is_one_of_quarters(monkeypatch: pytest.MonkeyPatc
     parts = folded.plain_conv(conv, x)
     assert parts.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(parts, expected)
-    assert torch.equal(folded.from_quarters(folded.quarters(x)), x)
+    assert torch.equal(folded.from_quarters(folded.split_even_odd(x)), x)
 
 
 def test_who_computes_what() -> None:

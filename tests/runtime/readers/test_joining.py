@@ -16,7 +16,7 @@ def test_equal_ids_are_all_that_is_looked_at() -> None:
     exact = Join(index, asking="--pairs", holding="--regions")
     assert exact.find(["a", "b", "a", "a.jpg"]).tolist() == [1, 0, 1, 2]
     assert exact.summary() == ""
-    assert not {"_bare", "_cores"} & vars(index).keys()  # neither is made
+    assert not {"_ids_without_ending", "_core_ids"} & vars(index).keys()  # neither is made
 
 
 def test_ids_meet_by_name_and_it_is_said() -> None:

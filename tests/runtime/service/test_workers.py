@@ -275,7 +275,7 @@ def test_a_worker_that_was_well_is_started_again_immediately(
     monkeypatch.setattr(worker._stopped, "wait", note_pause)
     monkeypatch.setattr(worker._stopped, "is_set", lambda: len(pauses) > 6)
     monkeypatch.setattr(worker, "start", lambda: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(worker, "welcome", lambda connection: None)
+    monkeypatch.setattr(worker, "wait_until_ready", lambda connection: None)
     monkeypatch.setattr(worker, "_serve", serve_well_once)
     worker._keep(None)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 0.1, 0.2, 0.4]
@@ -315,7 +315,7 @@ def test_a_worker_is_started_again_when_it_can_be(
     plan = Plan(name="a", module="vlmill.runtime.service.workers", open=opened)
     worker = Worker(plan, queue, ServiceSettings(), told.watcher)
     connection = worker.start()
-    worker.welcome(connection)
+    worker.wait_until_ready(connection)
     start, failures = worker.start, [error] * 3
 
     def fail_first() -> Any:
@@ -343,7 +343,7 @@ def test_a_batch_that_cannot_be_sent_or_read_is_refused() -> None:
     plan = Plan(name="a", module="vlmill.runtime.service.workers", open=opened)
     worker = Worker(plan, queue, ServiceSettings(), told.watcher)
     connection = worker.start()
-    worker.welcome(connection)
+    worker.wait_until_ready(connection)
     worker.feed(connection)
     for number, payload in enumerate((lambda: 0, Unreadable())):
         item = Item(payload=payload)

@@ -17,7 +17,7 @@ from vlmill.models import VARIANTS, preset
 from vlmill.models.layers.attention import SelfAttention
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.train.devices import setup
-from vlmill.train.devices.setup import reducing
+from vlmill.train.devices.setup import sync_gradients
 from vlmill.train.loading import loader as batch_loader
 
 
@@ -36,7 +36,7 @@ def test_divided_gradients_are_reduced_in_the_last_part_alone(only_process: None
     unused: Any = None  # the accelerator, which divided models do without
     for number in range(3):
         inputs = torch.randn(2, 4)
-        with reducing(module, unused, last=number == 2):
+        with sync_gradients(module, unused, last=number == 2):
             module(inputs).square().sum().backward()
         whole(inputs).square().sum().backward()
         assert (module.weight.grad is not None) == (number == 2)

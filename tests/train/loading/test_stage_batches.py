@@ -71,7 +71,7 @@ def prepared(tables: Tables, tmp_path: Path, stage: Stage) -> PretrainBatches:
 
 def sample(batches: PretrainBatches, place: int) -> Sample:
     assert isinstance(batches.order, PairOrder)
-    (rows,) = batches.sampled([batches.order.visit(place)])
+    (rows,) = batches.make_samples([batches.order.visit(place)])
     assert not isinstance(rows, Undecodable)
     (sampled,) = rows
     assert sampled.regions is not None
@@ -155,7 +155,7 @@ def test_visits_of_one_epoch_differ_and_other_processes_draw_the_same(
     assert sources == {"cc": 15, "sbu": 5}
     visits = [visit for index in range(5) for visit in mixed.order.batch(index)]
     texts: dict[str, set[tuple[int, ...]]] = {}
-    for rows in mixed.sampled(visits):
+    for rows in mixed.make_samples(visits):
         assert not isinstance(rows, Undecodable)
         (sampled,) = rows
         texts.setdefault(sampled.pair_id, set()).add(tuple(sampled.text.tokens.tolist()))

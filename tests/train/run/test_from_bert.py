@@ -11,7 +11,7 @@ from tests.factories import Tables, caption
 from tests.models.bert_files import transformers
 
 from vlmill.inference.show.folder import read_folder
-from vlmill.inference.show.sheet import sheet
+from vlmill.inference.show.lines import summary_lines
 from vlmill.models.convert.keymap import export_state
 from vlmill.models.from_bert import BERT_SOURCES
 from vlmill.models.published import FAMILIES, export_reference
@@ -62,7 +62,7 @@ def test_it_goes_on_from_its_own_checkpoint_and_from_nothing_else(
 ) -> None:
     again = dataclasses.replace(captions, regions=None)
     pretrain(tiny("bert-small", "steps=0"), again, tmp_path / "again")
-    lines = sheet(read_folder(tmp_path / "again"))
+    lines = summary_lines(read_folder(tmp_path / "again"))
     assert any("--init" in line for line in lines) and not any("evaluate" in x for x in lines)
     before, after = load_checkpoint(str(captions.init)), load_checkpoint(tmp_path / "again")
     assert after.config == before.config

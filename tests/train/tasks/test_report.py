@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from vlmill.train.tasks.report import (
     Case,
-    WeighedImage,
+    WeightedImage,
     cases_section,
+    draw_weights,
     figures_table,
-    weighed_boxes,
-    weighed_section,
+    weights_section,
     worst_cases,
 )
 from vlmill.train.tasks.weights import occlusion_weights
@@ -47,8 +47,8 @@ def test_cases_show_images_or_their_ids_and_escape_texts() -> None:
     assert "None" in cases_section("Worst", "", [], {}).body
 
 
-def image(weights: list[float]) -> WeighedImage:
-    return WeighedImage(
+def image(weights: list[float]) -> WeightedImage:
+    return WeightedImage(
         image_id="p<1>",
         width=640,
         height=480,
@@ -59,7 +59,7 @@ def image(weights: list[float]) -> WeighedImage:
 
 
 def test_the_heaviest_region_is_drawn_last_and_most_opaque() -> None:
-    drawn = weighed_boxes(image([0.4, -2.0, 0.0]), "data:x")
+    drawn = draw_weights(image([0.4, -2.0, 0.0]), "data:x")
     rects = re.findall(r"<rect x='([\d.]+)'.*?fill='(#\w+)' fill-opacity='([\d.]+)'", drawn)
     assert [x for x, _, _ in rects] == ["7.0", "0.0", "5.0"]
     assert [float(fill) for _, _, fill in rects] == [0.0, 0.09, 0.45]
@@ -69,9 +69,9 @@ def test_the_heaviest_region_is_drawn_last_and_most_opaque() -> None:
 
 
 def test_equal_or_no_weights_and_no_image_are_drawn_too() -> None:
-    drawn = weighed_boxes(image([0.0, 0.0, 0.0]), "")
+    drawn = draw_weights(image([0.0, 0.0, 0.0]), "")
     assert drawn.count("<rect") == 3 and "<image" not in drawn and "nan" not in drawn
-    assert "None" in weighed_section([]).body
+    assert "None" in weights_section([]).body
 
 
 def test_a_region_weighs_what_the_score_loses_without_it() -> None:

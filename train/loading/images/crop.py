@@ -90,22 +90,22 @@ def sharpness(image: Pixels, sign: int = 1) -> Pixels:
 
 def shear_x(image: Pixels, sign: int = 1) -> Pixels:
     """Shifts rows sideways by 0.21 of their vertical position in the image."""
-    return _warped(image, [[1, sign * LEVEL * 0.3, 0], [0, 1, 0]])
+    return _warp(image, [[1, sign * LEVEL * 0.3, 0], [0, 1, 0]])
 
 
 def shear_y(image: Pixels, sign: int = 1) -> Pixels:
     """Shifts columns by 0.21 of their distance from the left."""
-    return _warped(image, [[1, 0, 0], [sign * LEVEL * 0.3, 1, 0]])
+    return _warp(image, [[1, 0, 0], [sign * LEVEL * 0.3, 1, 0]])
 
 
 def translate_x(image: Pixels, sign: int = 1) -> Pixels:
     """Moves an image to the left by 7 pixels, regardless of its size."""
-    return _warped(image, [[1, 0, -sign * LEVEL * 10], [0, 1, 0]])
+    return _warp(image, [[1, 0, -sign * LEVEL * 10], [0, 1, 0]])
 
 
 def translate_y(image: Pixels, sign: int = 1) -> Pixels:
     """Moves an image up by 7 pixels."""
-    return _warped(image, [[1, 0, 0], [0, 1, -sign * LEVEL * 10]])
+    return _warp(image, [[1, 0, 0], [0, 1, -sign * LEVEL * 10]])
 
 
 def rotate(image: Pixels, sign: int = 1) -> Pixels:
@@ -113,10 +113,10 @@ def rotate(image: Pixels, sign: int = 1) -> Pixels:
     angle = math.radians(sign * LEVEL * 30)
     a, b = math.cos(angle), math.sin(angle)
     x, y = image.shape[1] / 2, image.shape[0] / 2
-    return _warped(image, [[a, b, (1 - a) * x - b * y], [-b, a, b * x + (1 - a) * y]])
+    return _warp(image, [[a, b, (1 - a) * x - b * y], [-b, a, b * x + (1 - a) * y]])
 
 
-def _warped(image: Pixels, forward: list[list[float]]) -> Pixels:
+def _warp(image: Pixels, forward: list[list[float]]) -> Pixels:
     """Moves pixel (x, y) to ``forward`` (x, y, 1); interpolates linearly."""
     height, width = image.shape[:2]
     back = np.linalg.inv(np.array([*forward, [0, 0, 1]], dtype=np.float64))[:2]

@@ -128,7 +128,7 @@ class PairsDigest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsFacts:
+class PairsSummary:
     """Holds the results of one scan of a table of pairs: its digest and its splits."""
 
     count: int
@@ -136,11 +136,11 @@ class PairsFacts:
     splits: Counter[str | None]  # the number of pairs of each, by its name as written
 
 
-def read_pairs_facts(pairs: PairTable) -> PairsFacts:
+def summarise_pairs(pairs: PairTable) -> PairsSummary:
     """Reads the table once."""
     digest, splits = PairsDigest(), Counter[str | None]()
     for batch in pair_batches(pairs):
         digest.update(batch)
         for entry in batch.column("split").value_counts().to_pylist():
             splits[entry["values"]] += entry["counts"]
-    return PairsFacts(count=digest.count, digest=digest.hexdigest(), splits=splits)
+    return PairsSummary(count=digest.count, digest=digest.hexdigest(), splits=splits)

@@ -94,7 +94,11 @@ def region_facts(regions: str) -> RegionFacts:
 
 
 def prepare_samples(
-    folder: Path, what: PreparationInputs, rejects: ShardWriter | None = None
+    folder: Path,
+    what: PreparationInputs,
+    rejects: ShardWriter | None = None,
+    *,
+    label: str = "prepare",
 ) -> Counter[str]:
     """Writes the files of :class:`SampleTable`; counts ``kept`` and each reject reason.
 
@@ -111,7 +115,7 @@ def prepare_samples(
     pair_filter, labels = PairFilter(what), label_columns(what.pairs)
     with (
         Columns(folder, labels) as writer,
-        Progress(total=what.total, unit="pair", label="prepare") as progress,
+        Progress(total=what.total, unit="pair", label=label) as progress,
     ):
         for batch in pair_batches(what.pairs, [*COLUMNS, *labels.names]):
             rows = batch.to_pylist()

@@ -134,7 +134,7 @@ def _require(names: Sequence[str], splits: Splits, where: str) -> None:
         )
 
 
-def drawn_below(keys: Keys) -> int:
+def holdout_threshold(keys: Keys) -> int:
     """Returns the :func:`unit_key` below which images are held out, given the keys of all rows.
 
     One image in a hundred is held out, at least 100 and at most 5,000, but for few images at most a

@@ -30,9 +30,11 @@ HATEFUL_MEMES = "hateful-memes"
 Scores = Float[ndarray, "N C"]
 
 
-def decide(scores: Scores, settings: ClassificationSettings) -> Bool[ndarray, "N C"]:
-    """Returns the predicted classes of each example: the likeliest one, the first of equal ones, or
-    those from the threshold on.
+def predict_classes(scores: Scores, settings: ClassificationSettings) -> Bool[ndarray, "N C"]:
+    """Returns the predicted classes of each example.
+
+    For a single class this is the likeliest one (the first of equal ones), for several classes all
+    whose probability reaches the threshold.
     """
     if settings.kind == "multi":
         return scores >= settings.threshold
@@ -57,7 +59,7 @@ def score_rows(
     right = np.zeros(probabilities.shape, dtype=np.bool_)
     for row, ids in enumerate(right_ids):
         right[row, list(ids)] = True
-    predicted = decide(probabilities, settings)
+    predicted = predict_classes(probabilities, settings)
     exact = (predicted == right).all(-1) & (np.array(num_unknown, dtype=np.int64) == 0)
     multi = settings.kind == "multi"
     figures = compute_figures(probabilities, right, predicted, exact, names, multi=multi)
@@ -108,7 +110,7 @@ class Labelling:
 
     def predict(self, scores: Any) -> list[str]:
         """Returns the classes predicted for an example's probabilities [C]."""
-        chosen = decide(np.array(scores)[None], self.settings)[0]
+        chosen = predict_classes(np.array(scores)[None], self.settings)[0]
         return [name for name, is_chosen in zip(self.names, chosen, strict=True) if is_chosen]
 
 

@@ -131,7 +131,9 @@ def count_classes(
         if example.labels is None:
             continue
         multi = multi or len(example.labels) != 1
-        is_trained = split_name(example.split) in named if named else trains(example.split)
+        is_trained = (
+            split_name(example.split) in named if named else is_training_split(example.split)
+        )
         if not is_trained:
             continue
         num_rows += 1
@@ -153,7 +155,7 @@ def count_classes(
     )
 
 
-def trains(split: str | None) -> bool:
+def is_training_split(split: str | None) -> bool:
     """Returns whether rows of a split are trained on unless a recipe names other splits."""
     return find_use(split) == "train"
 

@@ -43,11 +43,11 @@ from vlmill.train.tasks.finetuning.learning import find_rows
 from vlmill.train.tasks.published import published_section
 from vlmill.train.tasks.report import (
     CARD_PX,
-    WeighedImage,
+    WeightedImage,
     cases_section,
     figures_table,
     read_thumbnails,
-    weighed_section,
+    weights_section,
     worst_cases,
 )
 from vlmill.train.tasks.scores import NAMED, Figures
@@ -62,7 +62,7 @@ def write_report(
     evaluated: EvaluationResult,
     figures: Figures,
     rejects: Counter[str],
-    weighed: WeighedImage | None,
+    weighted: WeightedImage | None,
     settings: Mapping[str, Any],
 ) -> None:
     """Writes the page of an evaluation."""
@@ -90,7 +90,7 @@ def write_report(
         ),
         Section(title="All figures", body=figures_table(figures, names, decimals=2)),
         make_section("Worst cases", "The examples with the lowest scores.", cases, uris),
-        *([] if weighed is None else [weighed_section([weighed], options.images)]),
+        *([] if weighted is None else [weights_section([weighted], options.images)]),
         Section(title="Examples", body=funnel_table([funnel])),
         Section(title="Settings", body=settings_table(settings)),
     ]
@@ -106,18 +106,18 @@ def write_report(
 @torch.inference_mode()
 def weigh_example(
     setup: EvaluationSetup, batches: TaskBatches, predicted: Prediction, caption: str
-) -> WeighedImage | None:
+) -> WeightedImage | None:
     """Weighs the regions of one example's image; None for a model that reads pixels.
 
     It costs a pass of one example for each region.
     """
     if batches.regions is None or batches.blind:
         return None
-    (samples,) = batches.sampled([batches.make_visit(predicted.row)])
+    (samples,) = batches.make_samples([batches.make_visit(predicted.row)])
     assert isinstance(samples, tuple)
     regions = samples[0].regions
     assert regions is not None
-    host = read_features(batches.collated(0, list(samples)), batches.regions)
+    host = read_features(batches.collate_samples(0, list(samples)), batches.regions)
     batch, num_whole = host.to(setup.device), int(batches.stage.feeding.whole_image != "none")
 
     def score(region_mask: RegionMask) -> float:
@@ -125,7 +125,7 @@ def weigh_example(
         outputs = setup.task.outputs(setup.loaded.model, only_rows(batch, rows))
         return setup.task.compute_score(outputs, predicted.value)
 
-    return WeighedImage(
+    return WeightedImage(
         image_id=regions.row.image_id,
         width=regions.row.width,
         height=regions.row.height,
@@ -166,8 +166,8 @@ def evaluate_task(options: EvaluationOptions) -> None:
     evaluated = write_files(evaluated, output)
     figures = evaluated.figures | {"examples": len(predicted), "rejected": len(rejected)}
     counts = Counter(str(row["reason"]) for row in rejected)
-    weighed = weigh_best_example(setup, batches, predicted, evaluated)
-    write_report(setup, evaluated, figures, counts, weighed, settings)
+    weighted = weigh_best_example(setup, batches, predicted, evaluated)
+    write_report(setup, evaluated, figures, counts, weighted, settings)
     write_json(output / METRICS, figures)
     remove_work(output)
     write_manifest(output, [writer.shard], job=job, settings=settings, inputs=collect_inputs(setup))
@@ -190,7 +190,7 @@ def weigh_best_example(
     batches: TaskBatches,
     predicted: list[Prediction],
     evaluated: EvaluationResult,
-) -> WeighedImage | None:
+) -> WeightedImage | None:
     """Returns the weights of the regions for the best answered example, or the first one."""
     if not predicted or not setup.task.weighs_regions:
         return None

@@ -172,7 +172,7 @@ def fit_recipe(
         changes[path] = f"{path.removeprefix('stages.0.')}={new} ({reason})"
         return new
 
-    batch = min(stage.batch_size, _power_below(fit.rows // 2))
+    batch = min(stage.batch_size, _largest_power_of_two(fit.rows // 2))
     reason = f"of {stage.batch_size}: {fit.rows} rows"
     batch = change("stages.0.batch_size", stage.batch_size, batch, reason)
     if batch % stage.accumulation:
@@ -223,6 +223,6 @@ def _fit_settings(settings: Any, fit: Fit, change: Any) -> Any:
     return settings
 
 
-def _power_below(number: int) -> int:
+def _largest_power_of_two(number: int) -> int:
     """Returns the largest power of two that is at most ``number``, at least 2."""
     return 1 << max(1, number.bit_length() - 1)

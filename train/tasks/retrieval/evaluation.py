@@ -25,7 +25,7 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
-from vlmill.train.tasks.report import WeighedImage
+from vlmill.train.tasks.report import WeightedImage
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import (
     count_overlap,
@@ -47,9 +47,9 @@ from vlmill.train.tasks.retrieval.job import (
     collect_settings,
     get_max_elements,
     open_inputs,
+    prepare_images,
     rank,
     select,
-    survey,
 )
 from vlmill.train.tasks.retrieval.matching import make_scorer
 from vlmill.train.tasks.retrieval.metrics import (
@@ -66,7 +66,9 @@ from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 
 
 @torch.inference_mode()
-def weighed_image(setup: RetrievalSetup, candidates: Candidates, text: int) -> WeighedImage | None:
+def weigh_best_image(
+    setup: RetrievalSetup, candidates: Candidates, text: int
+) -> WeightedImage | None:
     """Weighs the regions of a caption's own image, by its number among the candidates.
 
     None for a model that reads pixels. It costs a pass of one pair for each region.
@@ -87,7 +89,7 @@ def weighed_image(setup: RetrievalSetup, candidates: Candidates, text: int) -> W
         return float(scorer.match(texts, scorer.read_image(only_rows(batch, rows)))[0])
 
     boxes, width, height = images.fed_boxes(image_id)
-    return WeighedImage(
+    return WeightedImage(
         image_id=image_id,
         width=width,
         height=height,
@@ -124,7 +126,7 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
         return read_metrics(options.output)
     try:
         setup.loaded.model.to(setup.device)
-        vectors = survey(setup, candidates, faults)
+        vectors = prepare_images(setup, candidates, faults)
         candidates, rejects = select(setup, faults)
         ranked = rank(setup, candidates, vectors)
         metrics = _metrics(setup, ranked, candidates, rejects)
@@ -198,7 +200,7 @@ def _write(
             settings=settings,
             images=setup.options.images,
             score="cosines" if cosines else "logits of the matching head",
-            weighed=_weighed(setup, candidates, by_text),
+            weighted=_weigh_images(setup, candidates, by_text),
         ),
         subtitle=f"{len(candidates.image_ids)} images, {len(candidates.pairs)} captions, "
         f"{settings['recipe']} after {settings['step']} steps",
@@ -209,13 +211,13 @@ def _write(
     remove_work(folder)  # the scores of pairs, from which a killed run would continue
 
 
-def _weighed(
+def _weigh_images(
     setup: RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
-) -> list[WeighedImage]:
+) -> list[WeightedImage]:
     """Weighs the image of the most certain right caption, or else of the most certain one."""
     best = min(by_text, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
-    weighed = weighed_image(setup, candidates, best.query)
-    return [] if weighed is None else [weighed]
+    weighted = weigh_best_image(setup, candidates, best.query)
+    return [] if weighted is None else [weighted]
 
 
 def collect_inputs(setup: RetrievalSetup) -> list[Input]:

@@ -41,7 +41,7 @@ Names = Sequence[Sequence[str]]
 
 @dataclass(kw_only=True)
 class DualStage:
-    """Ranks by a model's contrastive head. `survey` embeds images, `scores` embeds texts."""
+    """Ranks by a contrastive head: `prepare_images` embeds images, and `scores` embeds texts."""
 
     loaded: LoadedCheckpoint
     images: PixelImages
@@ -54,7 +54,7 @@ class DualStage:
         """Returns the images that its table lacks."""
         return self.images.missing(image_ids)
 
-    def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
+    def prepare_images(self, image_ids: Sequence[str]) -> dict[str, Reason]:
         """Reads and embeds images, each once; returns the ones that cannot be decoded."""
         self.loaded.model.to(self.device)
         with Progress(total=len(image_ids), unit="image", label="vectors") as progress:
@@ -98,7 +98,7 @@ class WordStage:
         """Returns nothing: the model that ranks reads the same table."""
         return {}
 
-    def survey(self, image_ids: Sequence[str]) -> dict[str, Reason]:
+    def prepare_images(self, image_ids: Sequence[str]) -> dict[str, Reason]:
         """Returns nothing: an image without a named class has a score of 0."""
         return {}
 

@@ -209,11 +209,12 @@ def collect_settings(setup: RetrievalSetup) -> dict[str, Any]:
     }
 
 
-def survey(
+def prepare_images(
     setup: RetrievalSetup, candidates: Candidates, faults: dict[str, Reason]
 ) -> ImageVectors | None:
-    """Reads every image once: adds unusable ones to ``faults``, and embeds the others where the
-    model ranks by vectors.
+    """Reads every image once; returns the vectors of the images if the model ranks by vectors.
+
+    Adds unusable images to ``faults``.
     """
     images, ids = setup.image_inputs, candidates.image_ids
     with Progress(total=len(ids), unit="image", label="images") as progress:
@@ -234,7 +235,7 @@ def survey(
                 faults[image_id] = fault
             progress.advance(rejects=int(fault is not None))
     if setup.first is not None:
-        faults |= setup.first.survey(
+        faults |= setup.first.prepare_images(
             [readable_id for readable_id in ids if readable_id not in faults]
         )
     return None
@@ -265,7 +266,7 @@ def rank(setup: RetrievalSetup, candidates: Candidates, vectors: ImageVectors | 
     setup.notes += notes_on_many(options.rerank, scores.shape)
     shortlists = Shortlists.from_scores(scores, options.rerank)
     return rerank_scores(
-        scores, shortlists, compute_match_logits(setup, candidates, shortlists.either)
+        scores, shortlists, compute_match_logits(setup, candidates, shortlists.listed_pairs)
     )
 
 

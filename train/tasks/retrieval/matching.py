@@ -34,7 +34,7 @@ Logit = Callable[[Float[Tensor, "B P"]], Float[Tensor, " B"]]
 TOKENS_KEPT = 1 << 17  # read texts that stay in memory: 0.4 GB at a width of 768
 
 
-def silent(count: int) -> None:
+def ignore_progress(count: int) -> None:
     """Does nothing: a progress callback for callers that show none."""
 
 
@@ -153,7 +153,7 @@ class StreamScorer:
         return self.model.projected_regions(self.model.read_regions(embedded, inputs.region_mask))
 
     def pool(self, texts: Stream, image: Stream) -> Float[Tensor, "B P"]:
-        """Runs the layers from co-attention on."""
+        """Runs the co-attention layers and the layers after them, and pools both streams."""
         count = texts.layout.shape[0]
         again = torch.zeros(count, dtype=torch.int64, device=image.hidden.device)
         return self.model.join(texts, image.take(again).pooled_alone()).pooled
@@ -257,7 +257,7 @@ def match_scores(
     *,
     device: torch.device,
     batch_size: int,
-    advance: Advance = silent,
+    advance: Advance = ignore_progress,
     chosen: NDArray[np.bool_] | None = None,
     cache: ScoreCache | None = None,
 ) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from vlmill.runtime.console.report import (
 )
 from vlmill.schemas.plurals import format_count
 from vlmill.train.tasks.published import PAPERS_TITLE, published_section
-from vlmill.train.tasks.report import WeighedImage, read_thumbnails, weighed_section
+from vlmill.train.tasks.report import WeightedImage, read_thumbnails, weights_section
 from vlmill.train.tasks.retrieval.candidates import Candidates
 from vlmill.train.tasks.retrieval.examples import Neighbour, Outcome, examples, original_score
 from vlmill.train.tasks.retrieval.metrics import KS
@@ -71,11 +71,11 @@ def sections(
     settings: Mapping[str, object],
     images: str | Path | None,
     score: str,
-    weighed: Sequence[WeighedImage] = (),
+    weighted: Sequence[WeightedImage] = (),
 ) -> list[Section]:
     """Returns all sections of the page.
 
-    ``score`` names the ranking score, ``weighed`` are images with the weights of their regions.
+    ``score`` names the ranking score, ``weighted`` are images with the weights of their regions.
     """
     texts, found_captions = examples(by_text, EXAMPLES), examples(by_image, EXAMPLES)
     ids = shown_image_ids(candidates, texts.all, found_captions.all)
@@ -106,7 +106,7 @@ def sections(
             )
             for kind, name in KINDS.items()
         ),
-        *([weighed_section(weighed, images)] if weighed else []),
+        *([weights_section(weighted, images)] if weighted else []),
         Section(title="Ranks of the correct result", body=_rank_charts(by_text, by_image)),
         Section(
             title="Rejected pairs",

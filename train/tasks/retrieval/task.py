@@ -96,7 +96,7 @@ TEXT, IMAGE, NEAR_TEXT = "text", "picture", "near text"
 
 
 class Candidate(NamedTuple):
-    """Holds the rows whose text and whose image are paired."""
+    """Holds a pair of a text and an image by the rows that they come from."""
 
     text_row: int
     image_row: int

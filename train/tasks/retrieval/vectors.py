@@ -19,7 +19,7 @@ from vlmill.runtime.cores import all_cores
 from vlmill.schemas.rejects import Reason
 from vlmill.train.loading.arrays import Ids
 from vlmill.train.tasks.retrieval.inputs import PixelImages, text_batches
-from vlmill.train.tasks.retrieval.matching import Advance, silent
+from vlmill.train.tasks.retrieval.matching import Advance, ignore_progress
 
 MOST_THREADS = 8  # threads that decode images
 BELOW = 1e6  # how far candidates that were not ranked again are moved down
@@ -32,7 +32,7 @@ def text_vectors(
     *,
     device: torch.device,
     batch_size: int,
-    advance: Advance = silent,
+    advance: Advance = ignore_progress,
 ) -> NDArray[np.float32]:
     """Returns unit vectors of texts, float32 [T, H]."""
     vectors = np.zeros((len(texts), model.config.width), dtype=np.float32)
@@ -64,7 +64,7 @@ def image_vectors(
     *,
     device: torch.device,
     batch_size: int,
-    advance: Advance = silent,
+    advance: Advance = ignore_progress,
 ) -> ImageVectors:
     """Embeds images, each decoded once; images with a fault are named instead."""
     vectors: dict[str, NDArray[np.float32]] = {}
@@ -137,7 +137,7 @@ class Shortlists:
         }
 
     @property
-    def either(self) -> NDArray[np.bool_]:
+    def listed_pairs(self) -> NDArray[np.bool_]:
         """Returns the pairs that have to be scored by the matching head."""
         return self.by_text | self.by_image
 

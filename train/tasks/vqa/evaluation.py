@@ -47,7 +47,7 @@ class Split:
     annotations: dict[str, Annotation] = field(default_factory=dict)
     answerable: dict[str, bool] = field(default_factory=dict)
 
-    def of_sources(self, *names: str | None) -> list[str]:
+    def select_sources(self, *names: str | None) -> list[str]:
         """Returns the questions of data sets."""
         return [key for key, source in self.sources.items() if source in names]
 
@@ -116,14 +116,14 @@ def result_files(
         return {key: answers[key] for key in keys}
 
     files: list[Callable[[Path], object]] = []
-    if official := select(split.of_sources(*OFFICIAL)):
+    if official := select(split.select_sources(*OFFICIAL)):
         files.append(
             partial(write_results, split=name, predictions=official, question_ids=official.keys())
         )
     for source, write in (("own", write_own), ("gqa", write_gqa)):
-        if chosen := select(split.of_sources(source)):
+        if chosen := select(split.select_sources(source)):
             files.append(partial(write, split=name, predictions=chosen))
-    if chosen := select(split.of_sources("vizwiz")):
+    if chosen := select(split.select_sources("vizwiz")):
         images = {key: split.questions[key][0] for key in chosen}
         scores = {key: rows[key].value.answerable for key in chosen}
         scores = {key: score for key, score in scores.items() if score is not None}

@@ -81,7 +81,8 @@ def select_answers(
     given_labels = None if labels is None else read_labels(labels)
     labels_path = to_path(examples) / LABELS_FILE
     has_list = init is not None and init.task is not None and init.task.name == "vqa"
-    if min_questions != MIN_QUESTIONS and (
+    # 1 is the value of the recipes with -small; it asks for every answer, as the other lists have.
+    if min_questions not in (1, MIN_QUESTIONS) and (
         has_list or given_labels is not None or labels_path.is_file()
     ):
         source = (
@@ -201,7 +202,7 @@ class Vqa(HeadTask):
         return TaskRecord(name=self.name, labels=self.names)
 
     def samples(self, batches: SampleSource, visit: Visit, draws: Uniforms) -> Rows | Undecodable:
-        """Returns the question with its image; a mirrored image swaps its left and right."""
+        """Returns the question with its image; the words left and right are mirrored with it."""
         sample = batches.example(visit.row, draws, self.read_text(batches, visit.row))
         if isinstance(sample, Undecodable):
             return sample

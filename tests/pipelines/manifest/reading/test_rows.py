@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmill.pipelines.manifest.reading.detected import detect_delimiter
 from vlmill.pipelines.manifest.reading.rows import (
     column_names,
     count_rows,
@@ -149,6 +150,20 @@ def test_a_missing_column_lists_the_others_and_the_nearest(tmp_path: Path) -> No
         find_column_indices(table, [("--text-column", "captoin")])
     with pytest.raises(InputError, match="several columns of this name"):
         find_column_indices(table, [("--image-column", "image")])
+
+
+def test_a_column_without_a_name_is_listed_as_such(tmp_path: Path) -> None:
+    table = table_file(write(tmp_path, "x.csv", b"image,,caption\n"))
+    with pytest.raises(InputError, match=r"has image, \(no name\), caption"):
+        find_column_indices(table, [("--text-column", "text")])
+
+
+def test_one_known_column_is_enough_to_detect_the_separator(tmp_path: Path) -> None:
+    plain = table_file(write(tmp_path, "x.csv", b"image;caption\n1;a dog\n"))
+    table = detect_delimiter(plain, ["image", "captoin"])
+    with pytest.raises(InputError, match="has image, caption; did you mean caption"):
+        find_column_indices(table, [("--text-column", "captoin")])
+    assert detect_delimiter(plain, ["file", "text"]) == plain
 
 
 def test_another_delimiter_is_suspected(tmp_path: Path) -> None:

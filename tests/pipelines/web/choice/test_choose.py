@@ -7,7 +7,7 @@ import pytest
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.choose import choose, probability
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage
-from vlmill.pipelines.web.choice.survey import survey_site
+from vlmill.pipelines.web.choice.site_content import count_site_content
 from vlmill.pipelines.web.pages.images import ImageFacts
 from vlmill.pipelines.web.pages.markup import parse
 from vlmill.pipelines.web.pages.page import read_page
@@ -37,7 +37,7 @@ def joined(
 
 def chosen(page: JoinedPage, others: Sequence[JoinedPage] = ()) -> list[str | Reason]:
     """The best text of each image, or the reason why there is none."""
-    choices = choose(page, survey_site([page, *others], RULES), RULES)
+    choices = choose(page, count_site_content([page, *others], RULES), RULES)
     return [c.texts[0].text if isinstance(c, Choice) else c.reason for c in choices]
 
 

@@ -15,7 +15,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.loading.store import files as prepared
 from vlmill.train.loading.store import table as sample_table
-from vlmill.train.loading.store.pairs import pair_rows, read_pairs_facts
+from vlmill.train.loading.store.pairs import pair_rows, summarise_pairs
 from vlmill.train.loading.store.prepare import PreparationInputs, prepare_samples, region_facts
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import require_images, sample_ids
@@ -223,25 +223,25 @@ def test_no_pairs_at_all(tables: Tables, tmp_path: Path) -> None:
     tables.write_regions(["p"])
     assert prepare(tables, tmp_path)["kept"] == 0
     assert len(SampleTable(tmp_path / "prepared")) == 0
-    assert read_pairs_facts(tables.pairs).count == 0
+    assert summarise_pairs(tables.pairs).count == 0
 
 
 def test_the_digest_depends_on_texts_and_their_order(tables: Tables) -> None:
     digests = set()
     for rows in (ROWS, ROWS[::-1], ROWS[:-1]):
         tables.write_pairs(rows)
-        digests.add(read_pairs_facts(tables.pairs).digest)
+        digests.add(summarise_pairs(tables.pairs).digest)
     assert len(digests) == 3
 
 
 def test_the_digest_does_not_depend_on_shards(tables: Tables, tmp_path: Path) -> None:
     tables.write_pairs(ROWS, {"source": ["cc", None, "", "sbu"]})
-    whole = read_pairs_facts(tables.pairs)
+    whole = summarise_pairs(tables.pairs)
     rows = [row for batch in pair_rows(tables.pairs) for row in batch]
     empty = dict.fromkeys(PAIRS.schema.names)
     for index, part in enumerate((rows[:3], [], rows[3:])):
         write_shard(tmp_path / "cut", PAIRS, [{**empty, **row} for row in part], index, 3)
-    assert read_pairs_facts(str(tmp_path / "cut")) == whole
+    assert summarise_pairs(str(tmp_path / "cut")) == whole
 
 
 def test_texts_alone(tables: Tables, tmp_path: Path) -> None:

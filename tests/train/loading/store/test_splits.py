@@ -12,7 +12,7 @@ from vlmill.train.loading.store.splits import (
     Rows,
     SplitPlan,
     describe_plan,
-    drawn_below,
+    holdout_threshold,
     plan_splits,
     unit_key,
 )
@@ -88,12 +88,12 @@ def test_images_are_drawn_only_where_the_recipe_validates_and_no_split_is_for_it
 )
 def test_so_many_images_are_drawn(images: int, share: int) -> None:
     keys = np.array([key64(str(i)) for i in range(images)] * 2, np.uint64)  # two captions each
-    assert np.count_nonzero(np.unique(keys) < drawn_below(keys)) == share
+    assert np.count_nonzero(np.unique(keys) < holdout_threshold(keys)) == share
 
 
 def test_no_more_than_some_thousands_are_drawn() -> None:
     keys = np.arange(1_000_000, dtype=np.uint64)
-    assert drawn_below(keys) == 5_000
+    assert holdout_threshold(keys) == 5_000
 
 
 def test_rows_are_chosen_by_split_and_by_the_hash_of_their_image() -> None:

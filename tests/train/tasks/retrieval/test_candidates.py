@@ -11,7 +11,7 @@ from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import PAIRS
-from vlmill.train.loading.store.pairs import read_pairs_facts
+from vlmill.train.loading.store.pairs import summarise_pairs
 from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.tasks.retrieval.candidates import (
     Pair,
@@ -74,7 +74,7 @@ def test_the_table_is_read_once_for_pairs_and_digest(tmp_path: Path) -> None:
         for i, split in enumerate(["test", None, "train", "test"])
     ]
     write_shard(tmp_path, PAIRS, rows)
-    digest = read_pairs_facts(str(tmp_path)).digest
+    digest = summarise_pairs(str(tmp_path)).digest
     whole, some = read_pairs(str(tmp_path)), read_pairs(str(tmp_path), "test")
     assert whole.digest == some.digest == digest
     assert len(whole.pairs) == 4 and [pair.text for pair in some.pairs] == ["dog 0", "dog 3"]

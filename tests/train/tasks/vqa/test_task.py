@@ -91,8 +91,10 @@ def test_a_given_list_leaves_min_questions_nothing_to_say(
     assert select_answers(examples, None, None, min_questions=9) == ["red", "green"]
     assert capsys.readouterr().err == ""
     assert select_answers(examples, None, None, min_questions=1) == ["red", "green"]
+    assert capsys.readouterr().err == ""
+    assert select_answers(examples, None, None, min_questions=3) == ["red", "green"]
     told = capsys.readouterr().err
-    assert f"min_questions=1 has no effect: the answers come from {tmp_path}/labels.json" in told
+    assert f"min_questions=3 has no effect: the answers come from {tmp_path}/labels.json" in told
     given = tmp_path / "given.txt"
     given.write_text("blue\n")
     assert select_answers(examples, given, None, min_questions=2) == ["blue"]

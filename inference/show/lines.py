@@ -13,7 +13,7 @@ from vlmill.train.checkpoints.detector import detector_words
 WIDTH = 12
 
 
-def sheet(summary: FolderSummary) -> list[str]:
+def summary_lines(summary: FolderSummary) -> list[str]:
     """Returns the description of a folder, one fact per line; further lines of a fact are
     indented.
     """

@@ -54,8 +54,11 @@ class Site:
         return (pages - 1) / (self.num_pages - 1) if pages > 1 and self.num_pages > 1 else 0.0
 
 
-def survey_site(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
-    """Reads the pages of one host once, one after another; memory is bounded."""
+def count_site_content(pages: Iterable[JoinedPage], rules: WebPairRules) -> Site:
+    """Returns the images and texts that the pages of one host repeat.
+
+    Reads each page once; memory is bounded.
+    """
     site = Site()
     for joined in pages:
         site.num_pages += 1
