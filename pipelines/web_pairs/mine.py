@@ -265,7 +265,7 @@ def read_records(
 
 
 def choose_contents(kind: Kind) -> Contents:
-    """Returns which records of an archive are read: responses, or the descriptions of a WAT file."""
+    """Returns which records of a file are read: responses, or the descriptions of a WAT file."""
     return DESCRIPTIONS if kind == WAT else RESPONSES
 
 
