@@ -168,10 +168,10 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
 
 
 def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
-    """Returns the recipe with the boxes and the rule to measure by: the user's, or as trained,
-    where evaluation reads detected boxes if others were added in training only.
+    """Returns the recipe with the user's boxes and metric, by default those of the training.
 
-    Raises InputError where the task has no such rule.
+    Detected boxes alone replace ``joined-in-training``. Raises InputError if the task does not
+    have the metric.
     """
     (stage,) = recipe.stages
     boxes = stage.feeding.boxes if options.boxes is None else options.boxes
