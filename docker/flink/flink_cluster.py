@@ -126,7 +126,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """What ``--flink_master`` takes."""
+        """The value for ``--flink_master``."""
         return f"{HOST}:{self.port}"
 
     @property

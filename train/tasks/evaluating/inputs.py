@@ -133,7 +133,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
         (one for one in TASKS[task].make_recipes() if one.variant == loaded.variant), None
     )
     if recipe is None and loaded.task is not None:
-        recipe = own_recipe(loaded, task)
+        recipe = checkpoint_recipe(loaded, task)
     if recipe is None or (loaded.task is None and loaded.training.stage):
         raise InputError(
             f"{who} is {with_article(loaded.variant)}, which was not fine-tuned for {task}; "
@@ -151,7 +151,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
 
 
-def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
+def checkpoint_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     """Returns a recipe for a model that was trained by a custom recipe (``--config``) and matches
     none of the task's recipes. Evaluation reads the inputs that the checkpoint records.
     """
