@@ -7,7 +7,9 @@
 #   docker build -f docker/vlmill.Dockerfile --target flink -t vlmill-flink .
 # torch as published for Linux brings the CUDA libraries along: with the NVIDIA container toolkit and
 # `docker run --gpus all` the same images compute on a GPU.
-FROM maven:3.9-eclipse-temurin-17 AS jar
+# The base images are pinned by the digests of their lists for all platforms (README.md has how to
+# renew them).
+FROM maven:3.9-eclipse-temurin-17@sha256:42a3ac393abbc64dae6c96703e5ead2e921fe9103371ac58b5b404b0d6a26502 AS jar
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 \
@@ -16,7 +18,7 @@ COPY docker/flink /src/docker/flink
 RUN XDG_CACHE_HOME=/jar python3 /src/docker/flink/flink_jar.py \
     && mv /jar/vlmill/flink-job-server-*.jar /jar/flink-job-server.jar
 
-FROM python:3.11-slim-bookworm AS base
+FROM python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b AS base
 
 ENV PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE VLMILL_CACHE=/cache TRITON_CACHE_DIR=/cache/triton
 # Triton compiles by gcc what starts its kernels on a GPU, and so does torch.compile.
@@ -27,13 +29,17 @@ RUN apt-get update \
 RUN useradd --create-home --uid 1000 vlmill \
     && mkdir -p /data /cache \
     && chown vlmill /data /cache
+# What vlmill requires, before its source: a change of the source leaves this layer in the cache.
+COPY setup.py constraints.txt /src/
+COPY docker/install.sh docker/requirements.py /src/docker/
+RUN /src/docker/install.sh --requirements all
 COPY . /src
 RUN /src/docker/install.sh all
 USER 1000
 WORKDIR /data
 
-# Health: torch loads, and computes on the GPU if the container was given one.
-HEALTHCHECK --interval=5m --timeout=1m --start-period=1m \
+# The main process runs, and the GPU's driver fits torch if the container was given one.
+HEALTHCHECK --interval=1m --timeout=10s --start-period=1m \
     CMD ["python", "/src/docker/healthy.py"]
 
 FROM base AS train
@@ -78,5 +84,5 @@ RUN apt-get update \
 COPY --from=jar /jar/flink-job-server.jar /opt/flink-job-server.jar
 USER 1000
 HEALTHCHECK --interval=1m --timeout=10s --start-period=2m \
-    CMD ["python", "/src/docker/healthy.py", "http://jobmanager:8081/overview"]
+    CMD ["python", "/src/docker/healthy.py", "--flink"]
 ENTRYPOINT ["python", "/src/docker/flink/flink_node.py", "--jar", "/opt/flink-job-server.jar", "--job-manager", "jobmanager"]

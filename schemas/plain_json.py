@@ -18,9 +18,19 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
-    if _count_opening(text) > MAX_DEPTH:
+    if not _is_flat(value) and _count_opening(text) > MAX_DEPTH:
         _check_depth(value)
     return value
+
+
+def _is_flat(value: Any) -> bool:
+    """Returns whether a value has few parts and none in these: large texts need no counting."""
+    if not isinstance(value, dict | list):
+        return True
+    if len(value) > MAX_DEPTH:
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return not any(isinstance(part, dict | list) for part in parts)
 
 
 def _count_opening(text: str | bytes) -> int:

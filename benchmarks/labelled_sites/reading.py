@@ -13,7 +13,7 @@ from vlmill.pipelines.web.choice.joined_page import JoinedPage, Measured
 from vlmill.pipelines.web.pages.images import examine_image
 from vlmill.pipelines.web.pages.page import Page
 from vlmill.pipelines.web.texts.language import LanguageDetector, parse_languages
-from vlmill.pipelines.web_pairs.mine import decode_source, detect_language, read_page
+from vlmill.pipelines.web_pairs.page_reader import decode_source, detect_language, read_page
 from vlmill.runtime.net.urls import join_key
 from vlmill.runtime.units.funnel import Drop
 

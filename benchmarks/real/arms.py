@@ -99,10 +99,10 @@ def all_runs(tables: Tables) -> list[Run]:
 
 def task_runs(tables: Tables) -> list[Run]:
     """Returns ViLBERT's runs of the task sets that are there: pretrained and blind, each from the
-    same start.
+    same start; of the first set with further seeds.
     """
     first = pretrainings()["pretrained"]
-    return [
+    runs = [
         Run(
             name=f"{name}/{'blind' if blind else 'vilbert'}",
             seed=0,
@@ -113,3 +113,6 @@ def task_runs(tables: Tables) -> list[Run]:
         if (tables.data / "tasks" / find_set(name).file).is_file()
         for blind in (False, True)
     ]
+    seeded = next(iter(TASKS))
+    more = [one for one in runs if one.name.startswith(f"{seeded}/")]
+    return [*runs, *(with_seed(one, seed) for seed in SEEDS[1:] for one in more)]

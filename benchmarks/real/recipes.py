@@ -168,7 +168,7 @@ ALIGNED = {
     "imagebert": ("layers.2",),
     "vl-bert": ("layers.2",),
 }
-STEPS = {"interbert": 700, "imagebert": 120, "vl-bert": 200}
+STEPS = {"interbert": 1400, "imagebert": 120, "vl-bert": 200}
 
 
 def alignment(model: str, *, seed: int = 0) -> Alignment:
@@ -216,7 +216,7 @@ TASK_VARIANTS = {
 }
 RETRIEVAL = {
     "vilbert": Training(steps=700, batch_size=64, lr=5e-4, heads=("text_layers",)),
-    "interbert": Training(steps=60, batch_size=12, lr=2e-4, heads=("layers",)),
+    "interbert": Training(steps=60, batch_size=12, lr=5e-5, heads=("layers",)),
     "imagebert": Training(steps=60, batch_size=12, lr=2e-4),
     "vl-bert": Training(steps=60, batch_size=12, lr=2e-4),
     "vlmo": Training(steps=200, batch_size=64, lr=5e-4),

@@ -7,7 +7,9 @@ Becomes the process of Flink: signals and the exit status are its own.
 """
 
 import argparse
+import json
 import os
+import secrets
 import socket
 import sys
 import tempfile
@@ -24,6 +26,8 @@ from flink_cluster import (
 )
 from flink_jar import Missing, job_server_jar
 
+HEALTH = Path(tempfile.gettempdir()) / "vlmill-flink-node.json"
+"""Where docker/healthy.py reads which node this is."""
 ROLES = {"jobmanager": (JOB_MANAGER, JOB_MEMORY), "taskmanager": (TASK_MANAGER, TASK_MEMORY)}
 
 
@@ -58,6 +62,13 @@ def main() -> int:
         help="port of the REST interface (default: %(default)s)",
     )
     parser.add_argument(
+        "--task-port",
+        type=int,
+        default=6122,
+        metavar="N",
+        help="port of a task manager (default: %(default)s)",
+    )
+    parser.add_argument(
         "--jar", type=Path, metavar="FILE", help="job server (default: the one built by Maven)"
     )
     args = parser.parse_args()
@@ -76,7 +87,13 @@ def main() -> int:
         own=args.own,
         bind=args.bind,
     )
+    # A new name at each start: the job manager forgets the one that has died.
+    name = f"{args.own}-{secrets.token_hex(4)}"
+    settings |= {"taskmanager.resource-id": name, "taskmanager.rpc.port": str(args.task_port)}
     write_configuration(folder, settings)
+    node = {"role": args.role, "name": name, "own": args.own, "job_manager": args.job_manager}
+    node |= {"port": args.port, "rpc_port": args.task_port}
+    HEALTH.write_text(json.dumps(node), encoding="utf-8")
     main_class, memory = ROLES[args.role]
     command = java_command(jar, memory, main_class, ["--configDir", str(folder)])
     os.environ["TMPDIR"] = str(folder / "tmp")

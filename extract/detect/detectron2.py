@@ -116,10 +116,8 @@ class Detectron2Network(DetectorNetwork):
 
 
 INSTALL = (
-    "pip install 'setuptools<81' wheel ninja && FORCE_CUDA=0 pip install --no-build-isolation "
-    "--no-deps 'git+https://github.com/facebookresearch/detectron2@"
-    "02b5c4e295e990042a714712c21dc79b731e8833' && pip install omegaconf 'hydra-core>=1.1' fvcore "
-    "iopath pycocotools yacs tabulate cloudpickle termcolor black"
+    "clone https://github.com/facebookresearch/detectron2 at commit 02b5c4e2, and run "
+    "docker/install_detectron2.sh with its folder (docs/install.md#detectron2)"
 )
 HEADS: dict[str, Family] = {"Res5ROIHeads": "detectron2", "StandardROIHeads": "detectron2-fpn"}
 

@@ -3,8 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
-from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS
+from vlmill.pipelines.web.fetching.flags import add_buckets, add_policy_flags, build_policy
 from vlmill.runtime.console.command import (
     Parser,
     add_fresh,
@@ -14,11 +13,15 @@ from vlmill.runtime.console.command import (
 )
 from vlmill.runtime.console.cost import add_dry_run
 from vlmill.runtime.files.lock import lock_output
-from vlmill.runtime.files.remote import is_remote
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.units.flags import add_part, local_workers, part_name, require_part
 from vlmill.runtime.units.launch.loading import parse_job
 from vlmill.schemas.errors import InputError
+
+# As `resizing` has them; it is not imported for the help, because it loads slowly.
+MODES = ("keep_ratio", "border", "center_crop", "keep_ratio_largest", "no")
+ENCODINGS = ("jpeg", "webp", "png")
+LARGEST_SIDE = 10_000
 
 
 def parser() -> Parser:
@@ -32,12 +35,15 @@ def parser() -> Parser:
         "  python -m vlmill.pipelines.crawl --urls pages.txt --contact me@example.org --output "
         "out/crawl\n"
         "  python -m vlmill.pipelines.web_pairs --warc 'out/crawl/*.warc.gz' --output out/pairs\n"
+        "  python -m vlmill.pipelines.crawl --input urls.parquet --contact me@example.org \\\n"
+        "      --resize 256 --output out/pairs\n"
         "\n"
         "--urls accepts a text file (one URL per line, gzipped or not), a Parquet file with a "
         "column of URLs,\n"
         "the rejects of an earlier crawl (to repeat transient failures), or its outcomes (to "
         "download again\n"
         "what has changed).\n"
+        "--input writes pairs and images, which train-vl reads; --urls writes archives.\n"
         "Writes crawl-*.warc.gz, the tables outcomes (one row per URL) and rejects, funnel.json, "
         "warcs.json,\n"
         "report.html and _manifest.json. The same command continues a killed crawl and repeats no "
@@ -51,11 +57,25 @@ def parser() -> Parser:
         "the list.",
         allow_abbrev=False,
     )
-    p.add_argument(
-        "--urls", required=True, metavar="FILE", help="list of URLs, table, or glob (see below)"
+    sources = p.add_mutually_exclusive_group(required=True)
+    sources.add_argument("--urls", metavar="FILE", help="list of URLs, table, or glob (see below)")
+    sources.add_argument(
+        "--input",
+        metavar="TABLE",
+        help="table with a column of image URLs and one of captions: CSV, TSV, JSON, JSON lines, "
+        "Parquet or a folder of Parquet files; writes pairs and images",
     )
     p.add_argument(
-        "--url-column", metavar="NAME", help="column of URLs in a Parquet file (default: url)"
+        "--url-column",
+        metavar="NAME",
+        help="column of URLs of --input, or of a Parquet file of --urls (default: url, URL or "
+        "image_url)",
+    )
+    p.add_argument(
+        "--caption-column",
+        metavar="NAME",
+        help="column of captions of --input (default: the only one with a usual name, such as "
+        "caption or text)",
     )
     p.add_argument(
         "--contact",
@@ -65,15 +85,10 @@ def parser() -> Parser:
     )
     p.add_argument("--output", required=True, metavar="DIR", help="folder for the output")
     _add_scope(p)
+    _add_images(p)
     add_policy_flags(p)
     add_allow_address(p)
-    p.add_argument(
-        "--buckets",
-        type=int_at_least(1),
-        metavar="N",
-        help="number of buckets that the hosts are distributed to; each bucket is "
-        "processed by one worker at a time (default: one per core; with --part, 8 per part)",
-    )
+    add_buckets(p)
     p.add_argument(
         "--workers",
         type=int_at_least(1),
@@ -121,29 +136,101 @@ def _add_scope(p: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_images(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("images of --input")
+    group.add_argument(
+        "--resize",
+        type=parse_side,
+        metavar="SIZE",
+        help="scale images to SIZE pixels and encode them again (default: images stay as received)",
+    )
+    group.add_argument(
+        "--resize-mode",
+        choices=MODES,
+        help="keep_ratio: SIZE is the smaller side; keep_ratio_largest: the larger side; border: "
+        "as that, with a white border to a square; center_crop: as keep_ratio, cropped to a "
+        "square; no: the size stays (default: keep_ratio)",
+    )
+    group.add_argument(
+        "--only-larger", action="store_true", help="do not enlarge images smaller than SIZE"
+    )
+    group.add_argument(
+        "--encode",
+        choices=ENCODINGS,
+        help="format of all stored images (default: jpeg for resized images, else as received)",
+    )
+    group.add_argument(
+        "--quality",
+        type=int,
+        metavar="Q",
+        help="quality of JPEG and WebP, 1 to 100, or the compression level of PNG, 0 to 9 "
+        "(default: 95; PNG: 6)",
+    )
+    group.add_argument(
+        "--min-side",
+        type=int_at_least(0),
+        default=0,
+        metavar="PX",
+        help="drop images with a side of PX pixels or less (default: 0)",
+    )
+    group.add_argument(
+        "--rows-per-shard",
+        type=int_at_least(1),
+        default=10_000,
+        metavar="N",
+        help="number of rows in a file of pairs and of images (default: 10000)",
+    )
+    group.add_argument(
+        "--keep-archives",
+        action="store_true",
+        help="keep the WARC files, which are otherwise deleted when the tables are complete",
+    )
+
+
+_OF_TABLES = ("caption_column", "resize", "resize_mode", "only_larger", "encode", "quality")
+
+
+def require_source(args: argparse.Namespace) -> None:
+    """Raises InputError for flags that do not go with the source of URLs, or with each other."""
+    if args.input is None:
+        for name in (*_OF_TABLES, "keep_archives"):
+            if getattr(args, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise InputError(f"{flag} goes with --input; --urls writes archives only")
+        return
+    if args.follow:
+        raise InputError(f"--follow {args.follow}: --input has URLs of images; use --urls")
+    for name in ("resize_mode", "only_larger"):
+        if getattr(args, name) and args.resize is None:
+            raise InputError(f"--{name.replace('_', '-')} goes with --resize SIZE; give it, too")
+    highest = 9 if args.encode == "png" else 100
+    lowest = 0 if args.encode == "png" else 1
+    if args.quality is not None and not lowest <= args.quality <= highest:
+        raise InputError(f"--quality {args.quality}: must be {lowest} to {highest}")
+    if args.quality is not None and args.resize is None and args.encode is None:
+        raise InputError("--quality goes with --resize or --encode; give one of them, too")
+
+
+def parse_side(text: str) -> int:
+    """Reads ``--resize``. Raises argparse's error for an invalid size."""
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST_SIDE:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 to {LARGEST_SIDE} pixels")
+    return int(text)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Parses the arguments and runs the job; flags that the job does not define go to Beam."""
     args, beam_flags = parse_job(parser(), arguments)
+    require_source(args)
     require_part(args, beam_flags)
     output = None if args.dry_run else args.output
     with lock_output(output, part=part_name(args), seconds=args.lock_seconds):
         manners = build_policy(args)
-        _check(args)
         workers = local_workers(args.workers, beam_flags)
-        if beam_flags and is_remote(args.output):
-            raise InputError(
-                f"--output {args.output}: with {beam_flags[0]} give a folder that every worker "
-                "sees, or leave the flag out: this machine's workers write to a store"
-            )
         # Slow to import, so it is imported after the arguments are checked.
         from vlmill.pipelines.crawl import job
 
         return job.run(args, manners, workers, beam_flags)
-
-
-def _check(args: argparse.Namespace) -> None:
-    if args.buckets is not None and args.buckets > MOST_BUCKETS:
-        raise InputError(f"--buckets {args.buckets}: must be at most {MOST_BUCKETS}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

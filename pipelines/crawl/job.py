@@ -1,7 +1,6 @@
 """Runs a crawl: spreads URLs over buckets, fetches them in rounds, writes tables and report.
 
-`estimate_cost` bounds a crawl's time by the politeness policy of its hosts. report.html counts URLs
-by reason, status, host and time.
+`estimate_cost` bounds a crawl's time by the politeness policy of its hosts.
 """
 
 import argparse
@@ -12,43 +11,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from vlmill.pipelines.crawl.lists import find_lists, read_lists
+from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP, ROWS, PairsJob
+from vlmill.pipelines.crawl.report import write_report
+from vlmill.pipelines.crawl.resizing import MODES, ResizeRule
+from vlmill.pipelines.crawl.table_input import TableInput, open_input, read_input
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
-from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS, get_host
+from vlmill.pipelines.web.fetching.hosts import get_host
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import run_alone, run_rounds
+from vlmill.pipelines.web.fetching.rounds import (
+    collect_tables,
+    default_buckets,
+    fetch_all,
+    run_alone,
+)
 from vlmill.pipelines.web.fetching.stages import STAGES
-from vlmill.pipelines.web.fetching.tables import (
-    EXAMPLES,
-    CrawlSummary,
-    merge_summaries,
-    write_tables,
-)
+from vlmill.pipelines.web.fetching.tables import CrawlSummary
 from vlmill.pipelines.web.fetching.warc import PARTS
-from vlmill.pipelines.web.fetching.work import (
-    FetchState,
-    distribute,
-    finish_bucket,
-    use_local_scratch,
-)
-from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
+from vlmill.pipelines.web.fetching.work import FetchState, distribute
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.cost import Estimate, print_estimate
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    settings_table,
-    write_page,
-)
-from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import write_json
-from vlmill.runtime.files.digests import file_input
+from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import (
     WARCS,
@@ -59,100 +46,26 @@ from vlmill.runtime.files.manifest import (
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.remote_lock import SECONDS
+from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.funnel import Drop, build_funnel
 from vlmill.runtime.units.runner import select_runner
-from vlmill.runtime.units.share import Share, end_job
+from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import format_rejects
-
-MOST_TENTHS = 100  # ten seconds; the last column has all longer times
-
-
-def write_report(
-    path: Path,
-    summary: CrawlSummary,
-    funnel: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-) -> None:
-    """Writes the report page, whose size does not depend on the number of URLs."""
-    write_page(
-        path,
-        "Crawl",
-        [
-            Section(
-                title="Funnel",
-                body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
-                intro="By how a URL was found; in = out + dropped.",
-            ),
-            Section(title="Outcomes", body=_charts(summary)),
-            Section(
-                title="Hosts",
-                body=_hosts(summary),
-                intro="The hosts with the most URLs. Seconds: total response time.",
-            ),
-            Section(
-                title="Sample rejects",
-                body=_examples(summary),
-                intro=f"At most {EXAMPLES} of each reason and bucket.",
-            ),
-            Section(title="Settings", body=settings_table(settings)),
-        ],
-        subtitle=f"{sum(summary.outcomes.values())} URLs, "
-        f"{sum(summary.records.values())} responses",
-    )
-
-
-def _charts(summary: CrawlSummary) -> Markup:
-    tenths = {min(tenth, MOST_TENTHS): 0 for tenth in summary.tenths}
-    for tenth, count in summary.tenths.items():
-        tenths[min(tenth, MOST_TENTHS)] += count
-    charts = [
-        bar_chart(dict(summary.outcomes.most_common()), title="Outcomes"),
-        bar_chart(dict(summary.statuses.most_common()), title="Status of answers"),
-        binned_columns(tenths, 0.1, title="Response time", label="seconds"),
-    ]
-    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
-
-
-def _hosts(summary: CrawlSummary) -> Markup:
-    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links skipped"]
-    rows = [
-        [
-            host,
-            urls,
-            fetched or 0,
-            f"{size / 1e6:.2f}",
-            _seconds(mean),
-            _seconds(max_seconds),
-            left_out,
-        ]
-        for host, urls, fetched, size, mean, max_seconds, left_out in summary.hosts
-    ]
-    return html_table(header, rows)
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _examples(summary: CrawlSummary) -> Markup:
-    rows = [
-        [reason, url[:100], detail[:160]]
-        for reason, examples in sorted(summary.examples.items())
-        for url, detail in examples
-    ]
-    return html_table(["reason", "URL", "detail"], rows)
-
+from vlmill.schemas.tables import OUTCOMES, PAIRS
 
 NOT_URLS = ("line that is not a URL", "lines that are not URLs")
 REQUESTS_FIRST = 2  # per host: robots.txt and tdmrep.json
 
 
-def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int) -> Estimate:
+def estimate_cost(
+    lines: Iterable[Line], policy: PolitenessPolicy, workers: int, flag: str = "--urls"
+) -> Estimate:
     """Returns the cost of the URLs of a list. Memory: some 150 bytes per host."""
     hosts, bad = Counter[str](), 0
     for _, entry in lines:
@@ -165,7 +78,7 @@ def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int)
     all_of_them = (hosts.total() + REQUESTS_FIRST * len(hosts)) / parallel_requests
     urls = f"{hosts.total():,} URLs on {len(hosts):,} hosts"
     return Estimate(
-        inputs={"--urls": urls + (f", {format_count(bad, *NOT_URLS)}" if bad else "")},
+        inputs={flag: urls + (f", {format_count(bad, *NOT_URLS)}" if bad else "")},
         seconds=policy.delay_s * max(longest, all_of_them),
         note="time of the pauses only: responses add to it, robots.txt may ask for "
         "longer pauses, linked URLs are fetched in addition, and repeated URLs are not "
@@ -174,7 +87,6 @@ def estimate_cost(lines: Iterable[Line], policy: PolitenessPolicy, workers: int)
 
 
 JOB = "crawl"
-BUCKETS_PER_PART = 8  # without --buckets
 
 
 def run(
@@ -188,8 +100,10 @@ def run(
     ``workers``: number of local processes, unless ``beam_flags`` name a runner.
     """
     output, share = to_path(args.output), args.part
-    buckets = args.buckets or _buckets_before(output) or _default_buckets(share)
-    lists = find_lists(args.urls)
+    on_runner = bool(beam_flags)
+    buckets = args.buckets or _buckets_before(output) or default_buckets(share, on_runner=on_runner)
+    source = None if args.input is None else _open_table(args)
+    lists = [] if source is not None else find_lists(args.urls)
     job = FetchState(
         output=str(output),
         buckets=buckets,
@@ -198,14 +112,24 @@ def run(
             same_host=args.same_host,
             max_pages_per_host=args.max_pages_per_host,
             addresses=args.addresses,
+            contents=source is not None and not args.keep_archives,
         ),
         part_bytes=args.warc_bytes,
+        lock_seconds=SECONDS if args.lock_seconds is None else args.lock_seconds,
+        has_rows=source is not None,
     )
     lines = read_lists(lists, column=args.url_column, follow=args.follow)
+    if source is not None:
+        lines = read_input(source)
     if args.dry_run:
-        return print_estimate(estimate_cost(lines, policy, workers), output)
+        flag = "--urls" if source is None else "--input"
+        return print_estimate(estimate_cost(lines, policy, workers, flag), output)
     inputs = [file_input("--urls", str(path)) for path in lists]
-    settings = read_settings(args, job, inputs)
+    if source is not None:
+        record = path_input if source.table.parts else file_input
+        inputs = [record("--input", args.input)]
+    pairs = None if source is None else build_pairs_job(args, job, source)
+    settings = read_settings(args, job, inputs, pairs)
     shared = share is not None
     state = prepare_output(output, job=JOB, settings=settings, fresh=args.fresh, shared=shared)
     if state is State.FINISHED:
@@ -220,25 +144,44 @@ def run(
         paths={"--output": str(args.output)},
         share=share,
     )
-    with journal_errors(), use_local_scratch(job) as job:
+    with journal_errors():
         run_alone(job, "list", partial(_distribute, lines), share)
-        run_rounds(job, run_steps, share)
+        fetch_all(job, run_steps, share)
+        if pairs is not None:
+            run_steps(pairs, [FIND_STEP, PAIRS_STEP])
         with end_job(output, share) as is_last:
             if not is_last:
                 return 0
-            finish(job, settings, inputs)
+            finish(job, settings, inputs, pairs)
     return say_result(output, "done")
+
+
+def _open_table(args: argparse.Namespace) -> TableInput:
+    return open_input(to_path(args.input), args.url_column, args.caption_column)
+
+
+def build_pairs_job(args: argparse.Namespace, job: FetchState, source: TableInput) -> PairsJob:
+    """Returns the job that writes pairs and images."""
+    return PairsJob(
+        fetching=job,
+        name=source.name,
+        columns=(source.url_column, source.caption_column),
+        rule=ResizeRule(
+            size=args.resize,
+            mode=args.resize_mode or MODES[0],
+            only_larger=args.only_larger,
+            encoding=args.encode,
+            quality=args.quality,
+        ),
+        min_side_px=args.min_side,
+        rows_per_shard=args.rows_per_shard,
+    )
 
 
 def _distribute(lines: Iterable[Line], job: FetchState, _: Unit) -> Result:
     with record_files():  # journals change, so the unit's record must not list them
         distribute(job, lines)
     return Result()
-
-
-def _default_buckets(share: Share | None) -> int:
-    """Returns the number of buckets; parts on different machines need the same number."""
-    return all_cores() if share is None else min(share.count * BUCKETS_PER_PART, MOST_BUCKETS)
 
 
 def _buckets_before(output: Path) -> int | None:
@@ -251,10 +194,11 @@ def _buckets_before(output: Path) -> int | None:
 
 
 def read_settings(
-    args: argparse.Namespace, job: FetchState, inputs: Sequence[Input]
+    args: argparse.Namespace, job: FetchState, inputs: Sequence[Input], pairs: PairsJob | None
 ) -> dict[str, Any]:
     """Returns the settings that determine the output."""
     return {
+        **({} if pairs is None else pairs.as_settings()),
         "urls": [entry.digest for entry in inputs],
         "url_column": args.url_column,
         "follow": args.follow,
@@ -267,20 +211,25 @@ def read_settings(
     }
 
 
-def finish(job: FetchState, settings: dict[str, Any], inputs: Sequence[Input]) -> None:
-    """Moves the archives, writes tables and report and, last, the manifest.
+def finish(
+    job: FetchState, settings: dict[str, Any], inputs: Sequence[Input], pairs: PairsJob | None
+) -> None:
+    """Writes the report and, last, the manifest, after the tables of all buckets.
 
     The journals are deleted last, after every line is an outcome or a reject of the tables and
     every archive has its final name. Otherwise raises OSError and deletes nothing.
     """
-    output, parts = to_path(job.output), list[CrawlSummary]()
-    for bucket in range(job.buckets):
-        finish_bucket(job, bucket)
-        parts.append(write_tables(job, bucket))
-    summary = merge_summaries(parts)
-    funnel = build_funnel(summary.tallies.items(), STAGES)
+    output, summary = to_path(job.output), collect_tables(job)
+    stages, archives = list(STAGES), list_archives(output, summary)
+    if pairs is not None:
+        stages.append(ROWS)
+        for result in PAIRS_STEP.results(pairs):
+            summary.shards += result.shards
+            summary.tallies.update(result.tallies)
+    funnel = build_funnel(summary.tallies.items(), stages)
     write_json(output / "funnel.json", funnel)
-    write_json(output / WARCS, list_archives(output, summary))
+    if not job.scope.contents:
+        write_json(output / WARCS, archives)
     write_json(output / "metrics.json", collect_metrics(summary))
     write_report(output / "report.html", summary, funnel, settings)
     write_manifest(output, summary.shards, job=JOB, settings=settings, inputs=inputs)
@@ -326,7 +275,11 @@ def say_result(output: Path, done: str) -> int:
     metrics = read_json(output / "metrics.json")
     outcomes = Counter[str](metrics["outcomes"])
     fetched = ", ".join(f"{outcomes[name]} {name}" for name in SUCCESSES)
-    print(f"{done}: {fetched}, {format_rejects(reject_counts(output))}: {output}")
-    print_reading_hint(output, "outcomes")
-    rows = sum(s.rows for s in read_manifest(output)["shards"])
+    shards: list[Shard] = read_manifest(output)["shards"]
+    pairs = sum(s.rows for s in shards if s.table == PAIRS.name)
+    is_table = any(s.table == PAIRS.name for s in shards)
+    made = f"{pairs} pairs, " if is_table else ""
+    print(f"{done}: {made}{fetched}, {format_rejects(reject_counts(output))}: {output}")
+    print_reading_hint(output, PAIRS.name if is_table else OUTCOMES.name)
+    rows = sum(s.rows for s in shards)
     return 0 if sum(outcomes[name] for name in SUCCESSES) or not rows else 1

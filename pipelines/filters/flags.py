@@ -170,16 +170,17 @@ def scores_again(args: argparse.Namespace) -> bool:
     """
     names = ("candidates", "regions", "classes", "attributes")
     flags = [f"--{name}" for name in names if getattr(args, name)]
-    if args.warc is not None or args.index is not None:
+    sources = ("warc", "index", "wat", "table")
+    if named := [name for name in sources if getattr(args, name) is not None]:
         if flags:
             raise InputError(
-                f"{flags[0]} cannot be combined with --warc or --index: mine first, "
+                f"{flags[0]} cannot be combined with --{named[0]}: mine first, "
                 "then score the same --output or the candidates of --keep-texts"
             )
         return False
     if args.regions is None and args.scorer is None:
         raise InputError(
-            "give --warc GLOB or --index FILE to mine, or --regions R --classes FILE to score a "
-            "finished --output again"
+            "give --warc GLOB, --index FILE, --wat GLOB or --table FILE to mine, or --regions R "
+            "--classes FILE to score a finished --output again"
         )
     return True

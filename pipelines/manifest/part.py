@@ -16,7 +16,8 @@ class Part:
     """Collects one part's rows and writes its shards when the block ends.
 
     ``tables`` are in the order that the shards are written; ``total`` is the number of parts, None
-    if it is not known in advance. After the block ``shards`` describes them.
+    if it is not known in advance. ``group_bytes`` limits the images of a row group. After the block
+    ``shards`` describes them.
     """
 
     def __init__(
@@ -25,7 +26,10 @@ class Part:
         tables: Sequence[Table],
         position: tuple[int, int | None],
         producer: Mapping[str, Any],
+        *,
+        group_bytes: int = GROUP_BYTES,
     ) -> None:
+        self._group_bytes = group_bytes
         self._stack = ExitStack()
         self.shards: list[Shard] = []
         self._writers = {  # closed in the opposite order
@@ -63,7 +67,7 @@ class Part:
         rows.append(row)
         if table is IMAGES:
             self._bytes += len(row["bytes"])
-        if len(rows) >= GROUP_ROWS or (table is IMAGES and self._bytes >= GROUP_BYTES):
+        if len(rows) >= GROUP_ROWS or (table is IMAGES and self._bytes >= self._group_bytes):
             self._flush(table.name)
 
     def _flush(self, name: str) -> None:

@@ -49,12 +49,40 @@ def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
         "CDX lines (.gz), or Parquet with the columns filename, offset and length",
     )
     parser.add_argument(
+        "--wat",
+        metavar="GLOB|@FILE|URL",
+        help="WAT files of Common Crawl, named like --warc: the links and alternative texts of "
+        "pages, without the pages",
+    )
+    parser.add_argument(
+        "--table",
+        metavar="FILE|DIR|GLOB",
+        help="tables of image URLs and texts: Parquet, CSV, TSV, JSON or JSON lines; images come "
+        "from --warc, or are downloaded with --fetch",
+    )
+    _add_columns(parser)
+    parser.add_argument(
         "--base",
         metavar="PLACE",
         help=f"prefix of relative names in a list or an index (default: {COMMON_CRAWL} for "
         "crawl-data/..., else the folder of the list)",
     )
     add_allow_address(parser)
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags that name the columns of ``--table``."""
+    for name, what, usual in (
+        ("image", "image URLs", "image_url or url"),
+        ("text", "texts", "text, caption or alt"),
+        ("page", "page URLs, which may be empty", "page_url, if there is one"),
+    ):
+        parser.add_argument(
+            f"--{name}-column",
+            metavar="NAME",
+            help=f"column of {what} in --table (default: {usual}; numbers for a file without a "
+            "header)",
+        )
 
 
 def require_archives(args: argparse.Namespace) -> None:
@@ -65,11 +93,16 @@ def require_archives(args: argparse.Namespace) -> None:
             raise InputError(f"--index {args.index} names its archives; remove --warc")
         if not is_remote(args.index):
             index_files(args.index)
-    else:
-        require_archive(args.warc)
+    for flag, pattern in (("--warc", args.warc), ("--wat", args.wat)):
+        if pattern is not None:
+            require_archive(pattern, flag)
+    for flag in ("image_column", "text_column", "page_column"):
+        if getattr(args, flag) is not None and args.table is None:
+            name = flag.replace("_", "-")
+            raise InputError(f"--{name} {getattr(args, flag)}: give --table, which has the column")
 
 
-def require_archive(pattern: str) -> None:
+def require_archive(pattern: str, flag: str) -> None:
     """Raises InputError for a pattern or a list of local files that matches none.
 
     Remote paths and ``**``, which only Beam expands, are checked later.
@@ -80,30 +113,30 @@ def require_archive(pattern: str) -> None:
         return
     if pattern.startswith("@"):
         if not Path(pattern[1:]).is_file():
-            raise InputError(f"--warc {pattern}: no such list; give a file with a path a line")
+            raise InputError(f"{flag} {pattern}: no such list; give a file with a path a line")
     elif "**" not in pattern and not glob.glob(pattern, include_hidden=True):
-        raise nothing_matches(pattern)
+        raise nothing_matches(pattern, flag)
 
 
-def nothing_matches(pattern: str) -> InputError:
+def nothing_matches(pattern: str, flag: str) -> InputError:
     """Returns the error for a pattern without archives."""
-    return InputError(f"--warc {pattern}: no file matches; give a path or a quoted glob")
+    return InputError(f"{flag} {pattern}: no file matches; give a path or a quoted glob")
 
 
 def find_archives(
-    pattern: str, *, base: str | None = None, allowed: Sequence[str] = ()
+    pattern: str, *, base: str | None = None, allowed: Sequence[str] = (), flag: str = "--warc"
 ) -> list[tuple[str, int]]:
     """Returns the sorted (path, bytes) of the named archives. Raises InputError if there are none.
 
     Raises Unreachable for an archive on the web that does not respond.
     """
     if pattern.startswith("@"):
-        lines = list(read_list(pattern[1:], allowed))
+        lines = list(read_list(pattern[1:], allowed, flag))
         paths = [resolve_path(line, base, pattern[1:]) for line in lines]
-        return add_sizes(f"--warc {pattern}", paths, allowed)
+        return add_sizes(f"{flag} {pattern}", paths, allowed)
     if is_web(pattern) and "*" not in pattern:
-        return add_sizes("--warc", [pattern], allowed)
-    return _matches(pattern)
+        return add_sizes(flag, [pattern], allowed)
+    return _matches(pattern, flag)
 
 
 # Paths in other file systems, and patterns that only Beam expands.
@@ -125,68 +158,26 @@ def _of_beam(pattern: str) -> Iterator[tuple[str, int]]:
         yield match.path, match.size_in_bytes
 
 
-def _matches(pattern: str) -> list[tuple[str, int]]:
+def _matches(pattern: str, flag: str) -> list[tuple[str, int]]:
     if is_remote(pattern) and not is_web(pattern):
         archives = [(str(path), path.stat().st_size) for path in files_matching(pattern)]
         if not archives:
-            raise nothing_matches(pattern)
+            raise nothing_matches(pattern, flag)
         return archives
     try:
         archives = sorted(_of_beam(pattern) if _FOR_BEAM.search(pattern) else _here(pattern))
     except (ValueError, OSError) as error:
-        raise InputError(f"--warc {pattern}: {error}") from None
+        raise InputError(f"{flag} {pattern}: {error}") from None
     if folders := [path for path, _ in archives if Path(path).is_dir()]:
-        raise InputError(f"--warc {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
+        raise InputError(f"{flag} {pattern}: {folders[0]} is a folder; give '{folders[0]}/*.gz'")
     if not archives:
-        raise nothing_matches(pattern)
+        raise nothing_matches(pattern, flag)
     return archives
 
 
-_DERIVED = re.compile(r"\.(wet|wat)(?:\.gz|\.zst)?$", re.IGNORECASE)
-_DERIVED_TYPES = {b"conversion": "WET", b"metadata": "WAT"}
-_TYPE = re.compile(rb"^WARC-Type:\s*([a-z]+)", re.IGNORECASE | re.MULTILINE)
-_SNIFFED_BYTES, _MAX_SNIFFED = 16 << 10, 100
-
-
-def refuse_derived(argument: str, paths: Sequence[str]) -> None:
-    """Raises InputError for a WET or WAT file: it has texts or links, and no pages or images.
-
-    Remote files are recognised by their names; for local files the first records are read, too.
-    """
-    for number, path in enumerate(paths):
-        named = _DERIVED.search(path)
-        kind = named[1].upper() if named else None
-        if kind is None and number < _MAX_SNIFFED and not is_remote(path) and "://" not in path:
-            kind = _sniff_derived(path)
-        if kind is not None:
-            content = "the texts of pages" if kind == "WET" else "the metadata of pages"
-            raise InputError(
-                f"{argument}: {path} is a {kind} file, which has only {content}; "
-                "give the WARC file of the same name"
-            )
-
-
-def _sniff_derived(path: str) -> str | None:
-    """Returns WET or WAT if the first records after the file description are of that type."""
-    try:
-        with open(path, "rb") as file:
-            is_gzip = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if is_gzip else file
-            start = io.BufferedReader(stream).read(_SNIFFED_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return None  # the error is reported when the file is read
-    types = [kind.lower() for kind in _TYPE.findall(start) if kind.lower() != b"warcinfo"]
-    if not types or any(kind not in _DERIVED_TYPES for kind in types):
-        return None
-    if types[0] == b"metadata" and b"application/json" not in start:
-        return None
-    return _DERIVED_TYPES[types[0]]
-
-
-def read_list(path: str, allowed: Sequence[str] = ()) -> Iterator[str]:
+def read_list(path: str, allowed: Sequence[str] = (), flag: str = "--warc") -> Iterator[str]:
     """Yields the non-empty lines of a list. Raises InputError for a file that is not a list."""
-    argument = f"--warc @{path}"
+    argument = f"{flag} @{path}"
     try:
         text = _read_unpacked(path, allowed).decode("utf-8", "surrogateescape")
     except (OSError, EOFError, zlib.error, OverflowError) as error:
@@ -291,7 +282,7 @@ def _get_size(argument: str, path: str, *, allowed: Sequence[str]) -> int:
         with open_web(path, allowed) as file:
             return file.total
     if is_remote(path):
-        ((_, size),) = _matches(path)
+        ((_, size),) = _matches(path, argument)
         return size
     if not Path(path).is_file():
         raise InputError(f"{argument}: {path} does not exist; see --base")

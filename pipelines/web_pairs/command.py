@@ -13,7 +13,7 @@ from vlmill.pipelines.filters.flags import (
     scores_again,
 )
 from vlmill.pipelines.rules import DETECTORS, WebPairRules
-from vlmill.pipelines.web.fetching.flags import add_policy_flags, build_policy
+from vlmill.pipelines.web.fetching.flags import add_buckets, add_policy_flags, build_policy
 from vlmill.pipelines.web.texts.language import parse_languages
 from vlmill.pipelines.web_pairs.archives import add_archive_arguments, require_archives
 from vlmill.pipelines.web_pairs.rules_file import RulesFile, read_rules_file
@@ -215,7 +215,9 @@ def add_fetch(p: Parser) -> None:
         metavar="ADDRESS",
         help="e-mail address or page for site owners (needed with --fetch)",
     )
-    add_policy_flags(p, ["delay_s"])
+    group = p.add_argument_group("politeness of --fetch (docs/crawl.md)")
+    add_policy_flags(group)
+    add_buckets(group)
 
 
 def run(arguments: Sequence[str]) -> int:

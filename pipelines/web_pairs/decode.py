@@ -123,7 +123,7 @@ def _scored_row(pair: Pair, text: OtherText) -> dict[str, str | None]:
         "text": text.text,
         "language": text.language or None,
         "text_source": text.text_source,
-        "page_url": text.page_url,
+        "page_url": text.page_url or None,
         "image_url": pair.image.url,
     }
 

@@ -5,6 +5,7 @@ archives, then ranges of keys, then shards.
 """
 
 import argparse
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Index
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.flags import build_policy
+from vlmill.pipelines.web.fetching.rounds import default_buckets
 from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import steps, webdataset
@@ -24,19 +26,20 @@ from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
     find_archives,
     indexed_archives,
-    refuse_derived,
 )
 from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
+from vlmill.pipelines.web_pairs.kinds import require_warc, require_wat
 from vlmill.pipelines.web_pairs.previews import write_shown
 from vlmill.pipelines.web_pairs.report import write_report
 from vlmill.pipelines.web_pairs.rules_file import changed_rules
 from vlmill.pipelines.web_pairs.shards import JOB
+from vlmill.pipelines.web_pairs.sources import TABLE, WARC, WAT, Archive, SourceFile
 from vlmill.pipelines.web_pairs.stages import RECORDS, STAGES
 from vlmill.pipelines.web_pairs.steps import STEPS
+from vlmill.pipelines.web_pairs.table_rows import TableColumns, find_tables, require_columns
 from vlmill.pipelines.web_pairs.units import (
-    Archive,
     Job,
     cut_archives,
     keep_index,
@@ -58,6 +61,7 @@ from vlmill.runtime.files.outputs import (
 )
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
+from vlmill.runtime.files.remote_lock import SECONDS
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.flags import local_workers
 from vlmill.runtime.units.funnel import Tally, build_funnel
@@ -85,7 +89,10 @@ def run(
         beam_flags,
         workers=local_workers(args.workers, beam_flags),
         module=steps.__name__,
-        paths={"--warc": args.warc, "--output": str(args.output)},
+        paths={
+            **{"--warc": args.warc, "--wat": args.wat, "--table": args.table},
+            "--output": str(args.output),
+        },
         share=args.part,
     )
     filters = ImageFilters.load(
@@ -99,7 +106,7 @@ def run(
     output = to_path(args.output)
     index, archives = resolve_archives(args)
     if args.dry_run:
-        rate = measure(archives, rules, args.allow_address)
+        rate = measure(archives, rules, args.allow_address, read_columns(args))
         return print_estimate(estimate_cost(sized_by(index, archives), rate), output)
     if args.shards is None:
         args.shards = choose_shards(output, sized_by(index, archives))
@@ -120,7 +127,13 @@ def run(
         keep_index(job, index)
     if args.fetch:
         with journal_errors():
-            fetched = fetch_missing(job, build_policy(args), run_steps)
+            fetched = fetch_missing(
+                job,
+                build_policy(args),
+                run_steps,
+                buckets=args.buckets or default_buckets(None, on_runner=bool(beam_flags)),
+                lock_seconds=SECONDS if args.lock_seconds is None else args.lock_seconds,
+            )
         job = build_job(args, rules, with_mined(fetched, job.archives), filters, lists)
     prepare_work(job, shared=shared)
     run_steps(job, STEPS)
@@ -131,31 +144,53 @@ def run(
         return say_result(output, "done")
 
 
-def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[tuple[str, int]]]:
-    """Returns the index, if one is given, and (path, bytes) of the archives. Raises InputError."""
-    if args.index is None:
-        archives = find_archives(args.warc, base=args.base, allowed=args.allow_address)
-        refuse_derived(f"--warc {args.warc}", [path for path, _ in archives])
-        return None, archives
-    index = indexed_archives(args.index, args.base, args.allow_address)
-    argument = f"--index {args.index}"
-    return index, add_sizes(argument, list(index.ranges), args.allow_address)
+def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[SourceFile]]:
+    """Returns the index, if one is given, and all files with pages. Raises InputError."""
+    index, files = None, list[SourceFile]()
+    for flag, pattern, kind, require in (
+        ("--warc", args.warc, WARC, require_warc),
+        ("--wat", args.wat, WAT, require_wat),
+    ):
+        if pattern is not None:
+            found = find_archives(pattern, base=args.base, allowed=args.allow_address, flag=flag)
+            require(f"{flag} {pattern}", [path for path, _ in found])
+            files += [SourceFile(path, size, kind) for path, size in found]
+    if args.index is not None:
+        index = indexed_archives(args.index, args.base, args.allow_address)
+        argument = f"--index {args.index}"
+        sizes = add_sizes(argument, list(index.ranges), args.allow_address)
+        files += [SourceFile(path, size) for path, size in sizes]
+    if args.table is not None:
+        tables = find_tables(args.table)
+        require_columns([path for path, _ in tables], read_columns(args))
+        files += [SourceFile(path, size, TABLE) for path, size in tables]
+    return index, files
 
 
-def choose_shards(output: Path, archives: Sequence[tuple[str, int]]) -> int:
+def read_columns(args: argparse.Namespace) -> TableColumns:
+    """Returns the columns of ``--table`` that the flags name."""
+    return TableColumns(
+        image_url=args.image_column, text=args.text_column, page_url=args.page_column
+    )
+
+
+def choose_shards(output: Path, archives: Sequence[SourceFile]) -> int:
     """Returns the number of shards: that of an earlier run, else one for each ``SHARD_BYTES``."""
     plan = output / PLAN
     if plan.exists():
         number = read_json(plan).get("settings", {}).get("shards", 1)
         return number if isinstance(number, int) else 1
-    return max(1, math.ceil(sum(size for _, size in archives) / SHARD_BYTES))
+    return max(1, math.ceil(sum(file.size for file in archives) / SHARD_BYTES))
 
 
-def sized_by(index: Index | None, archives: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def sized_by(index: Index | None, archives: list[SourceFile]) -> list[SourceFile]:
     """Returns the archives with the number of bytes that are read from each."""
     if index is None:
         return archives
-    return [(path, index.count_bytes(path)) for path, _ in archives]
+    return [
+        file._replace(size=index.count_bytes(file.path)) if file.path in index.ranges else file
+        for file in archives
+    ]
 
 
 def read_settings(
@@ -169,6 +204,7 @@ def read_settings(
         **({} if args.scorer is None else {"scorer": file_input("", args.scorer).digest}),
         **({} if args.index is None else {"index": path_input("--index", args.index).digest}),
         **({"fetch": build_policy(args).as_settings()} if args.fetch else {}),
+        **_column_settings(read_columns(args)),
         "shards": args.shards,
         "format": args.format,
         "exclude": list(args.exclude),
@@ -176,6 +212,11 @@ def read_settings(
         **rules.as_settings(),
         **filters.settings(),  # with the thresholds of the models
     }
+
+
+def _column_settings(columns: TableColumns) -> dict[str, Any]:
+    named = {name: value for name, value in dataclasses.asdict(columns).items() if value}
+    return {"columns": named} if named else {}
 
 
 def build_job(
@@ -199,6 +240,7 @@ def build_job(
         webdataset=args.format == "webdataset",
         indexed=args.index is not None,
         allowed=tuple(args.allow_address),
+        columns=read_columns(args),
         scorer=_load_scorer(args.scorer),
     )
 
@@ -212,21 +254,30 @@ def _load_scorer(path: str | None) -> "Scorer | None":
 
 
 def with_mined(
-    sized_paths: Sequence[tuple[str, int]], mined: Sequence[Archive], *, whole: bool = False
+    files: Sequence[SourceFile | tuple[str, int]],
+    mined: Sequence[Archive],
+    *,
+    whole: bool = False,
 ) -> list[Archive]:
     """Returns the named archives and the archives mined into the output before, by path.
 
-    ``whole``: new archives are mined in one part. Raises InputError for an archive whose size has
-    changed.
+    ``whole``: new archives are mined in one part. Raises InputError for an archive that has
+    changed, or that two flags name.
     """
     archives = {archive.path: archive for archive in mined}
-    new = [Archive(path=path, size=size) for path, size in sized_paths]
+    sources = [SourceFile(*file) for file in files]
+    new = [Archive(path=file.path, size=file.size, kind=file.kind) for file in sources]
     for archive in new if whole else cut_archives(new):
         archives.setdefault(archive.path, archive)
-    for path, size in sized_paths:
-        if (archive := archives[path]).size != size:
+    for path, size, kind in sources:
+        archive = archives[path]
+        if archive.kind != kind:
             raise InputError(
-                f"--warc: {path} has {size} bytes and had {archive.size} when it was mined; "
+                f"--{kind}: {path} is also read as --{archive.kind}; name it with one of the flags"
+            )
+        if archive.size != size:
+            raise InputError(
+                f"--{kind}: {path} has {size} bytes and had {archive.size} when it was mined; "
                 "give --fresh to mine all archives again"
             )
     return sorted(archives.values(), key=lambda archive: archive.path)
@@ -266,14 +317,15 @@ def collect_inputs(args: argparse.Namespace) -> list[Input]:
         for path in paths
     ]
     images = [path_input("--exclude-hash", path) for path in args.exclude_hash]
-    return [archives_input(args), *read, *images]
+    return [*archive_inputs(args), *read, *images]
 
 
-def archives_input(args: argparse.Namespace) -> Input:
-    """Returns the input that named the archives: the list or index file, else the archives."""
-    if args.index is not None:
-        return path_input("--index", args.index)
-    return path_input("--warc", args.warc.removeprefix("@"))
+def archive_inputs(args: argparse.Namespace) -> list[Input]:
+    """Returns the inputs that named the archives: each list or index file, else the archives."""
+    flags = {"--index": args.index, "--warc": args.warc, "--wat": args.wat, "--table": args.table}
+    return [
+        path_input(flag, path.removeprefix("@")) for flag, path in flags.items() if path is not None
+    ]
 
 
 def finish(job: Job, settings: dict[str, Any], inputs: Sequence[Input]) -> None:

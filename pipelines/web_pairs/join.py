@@ -10,7 +10,7 @@ from vlmill.pipelines.web.choice.choose import choose
 from vlmill.pipelines.web.choice.joined_page import Choice, JoinedPage, ScoredText
 from vlmill.pipelines.web.choice.site_content import Site, count_site_content
 from vlmill.pipelines.web.pages.images import ArchivedImage
-from vlmill.pipelines.web.pages.page import Page
+from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.exclude import Exclusions
@@ -222,21 +222,20 @@ class Chooser:
 
     def is_forbidden(self, joined: JoinedPage, signals: Sequence[tuple[str, bool]]) -> bool:
         """Returns whether the host's robots.txt forbids training on a page and is obeyed."""
-        return not self.rules.ignore_opt_outs and signals_forbid(signals, joined.page.url)
+        return not self.rules.ignore_opt_outs and signals_forbid(signals, page_address(joined.page))
 
     def refuse(self, joined: JoinedPage) -> None:
         """Drops the images of a page because its host's robots.txt forbids training."""
+        drop = Drop(Reason.NO_AI, "by the site's robots.txt")
         for image in joined.page.images:
-            key = image.urls[0] if image.urls else image.src
-            self._drop(f"{joined.page.url} {key}", Drop(Reason.NO_AI, "by the site's robots.txt"))
+            self._drop(image_key(joined.page, image), drop)
 
     def take(self, joined: JoinedPage, site: Site) -> None:
         """Chooses from a page; each of its images becomes a candidate or a reject."""
         choices = choose(joined, site, self.rules, self._lists)
         for image, choice in zip(joined.page.images, choices, strict=True):
             if isinstance(choice, Drop):
-                key = image.urls[0] if image.urls else image.src
-                self._drop(f"{joined.page.url} {key}", choice)
+                self._drop(image_key(joined.page, image), choice)
                 continue
             archived = joined.images[choice.order]
             assert isinstance(archived, ArchivedImage), "a choice without an image"
@@ -244,7 +243,7 @@ class Chooser:
                 self._counts.passed(stage)
             texts = self._in_language(choice, joined.page.language)
             if isinstance(texts, Drop):
-                self._drop(f"{joined.page.url} {image.src}", texts)
+                self._drop(f"{joined.page.url} {image.src}".lstrip(), texts)
                 continue
             pairs = [
                 Pair(
@@ -287,6 +286,16 @@ class Chooser:
         for stage in stages_before(drop.reason):
             self._counts.passed(stage)
         self._counts.dropped(get_stage(drop.reason), key, drop)
+
+
+def page_address(page: Page) -> str:
+    """Returns the page's URL, or the image's URL for an unknown page."""
+    return page.url or page.images[0].urls[0]
+
+
+def image_key(page: Page, image: PageImage) -> str:
+    """Returns the key of a reject: the page's URL, if known, and the image's."""
+    return f"{page.url} {image.urls[0] if image.urls else image.src}".lstrip()
 
 
 def get_stage(reason: Reason) -> Stage:

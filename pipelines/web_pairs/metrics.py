@@ -41,7 +41,7 @@ class PairMetrics:
             "text_source": pair.text_source,
             "split": row["split"],
             "license": pair.license or "none stated",
-            "host": urlsplit(pair.page_url).netloc,
+            "host": urlsplit(pair.page_url or pair.image.url).netloc,
         }
         for name, value in values.items():
             self.counts.setdefault(name, Counter())[value] += 1

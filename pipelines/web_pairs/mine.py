@@ -12,14 +12,16 @@ from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.index import Ranges
 from vlmill.pipelines.web.archives.reading import (
+    RESPONSES,
     BrokenArchive,
+    Contents,
     PartReader,
     Record,
     open_archive,
     read_archive,
     read_ranges,
 )
-from vlmill.pipelines.web.pages import markup
+from vlmill.pipelines.web.archives.wat import DESCRIPTIONS
 from vlmill.pipelines.web.pages import page as html
 from vlmill.pipelines.web.pages.images import (
     ArchivedImage,
@@ -28,21 +30,21 @@ from vlmill.pipelines.web.pages.images import (
     measure_header,
     open_examiner,
 )
-from vlmill.pipelines.web.texts.language import LanguageDetector, page_language, parse_languages
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.links import LinkFollower, LinkLog, Links
+from vlmill.pipelines.web_pairs.page_reader import PageReader
+from vlmill.pipelines.web_pairs.sources import TABLE, WAT, Archive, Kind, describe
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
 from vlmill.pipelines.web_pairs.stages import (
     ARCHIVES,
     IMAGES,
     INLINE_IMAGES,
     JOIN,
-    LANGUAGE,
     PAGES,
-    PARSE,
     RECORDS,
 )
-from vlmill.pipelines.web_pairs.units import Archive, Job, describe, open_counts
+from vlmill.pipelines.web_pairs.table_rows import read_table
+from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals
 from vlmill.runtime.net.robots import MAX_BYTES
 from vlmill.runtime.units.counts import Counts
@@ -84,8 +86,7 @@ class Miner:
         self._measured: deque[MeasuredImage] = deque()
         self._measured_bytes = 0
         self._spools, self._links, self._counts = spools, links, counts
-        self._detector = LanguageDetector(job.rules.language_detector)
-        self._languages = parse_languages(job.rules.language)
+        self._pages = PageReader(job, counts)
         self.wrong_digests = 0  # records whose digest does not match their bytes
 
     def take(self, key: str, record: Record | Drop) -> None:
@@ -108,27 +109,12 @@ class Miner:
             self._measure(IMAGES, record)
 
     def _take_page(self, record: Record) -> None:
-        blocked = self._job.blocked_pages.find_block(record.url)
-        source = (
-            Drop(Reason.EXCLUDED, f"blocked: {blocked}")
-            if blocked
-            else decode_source(record, self._rules)
-        )
-        if isinstance(source, Drop):
-            self._counts.dropped(PAGES, record.url, source)
-            return
-        self._counts.passed(PAGES)
-        # Before the page is parsed, which takes longer than detecting its language.
-        language = detect_language(source, self._detector, self._rules, self._languages)
-        if isinstance(language, Drop):
-            self._counts.dropped(LANGUAGE, record.url, language)
-            return
-        self._counts.passed(LANGUAGE)
-        page = read_page(source, record.url, self._rules)
-        if isinstance(page, Drop):
-            self._counts.dropped(PARSE, record.url, page)
-            return
-        self._counts.passed(PARSE)
+        page = self._pages.read(record)
+        if page is not None:
+            self._write_page(page, record.offset)
+
+    def _write_page(self, page: html.Page, offset: int) -> None:
+        """Writes a page, its requests for images, and the images that it holds."""
         for url, data in page.inline:
             self._take_inline(url, data)
         if page.num_beyond:
@@ -136,8 +122,10 @@ class Miner:
             limit = self._rules.max_images_per_page
             drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} images after {limit}")
             self._counts.dropped(JOIN, page.url, drop)
-        page = replace(page, language=language, inline=())
-        page_key = rows.page_key(page.url, self._archive, record.offset)
+        page = replace(page, inline=())
+        # An image whose page is unknown is on a page of its own host.
+        host_url = page.url or page.images[0].urls[0]
+        page_key = rows.page_key(host_url, self._archive, offset)
         self._spools["pages"].add(page_key[0], page_key + rows.PAGE, rows.encode(page))
         for image in page.images:
             order = image.order.to_bytes(2, "big")
@@ -199,57 +187,6 @@ class Miner:
         self._links.finish()
 
 
-def decode_source(record: Record, rules: WebPairRules) -> markup.Source | Drop:
-    """Decodes a page's bytes, or returns why it is dropped."""
-    if not markup.mentions_image(record.body):
-        return Drop(Reason.NO_IMAGES)
-    if not rules.ignore_opt_outs and (why := first_opt_out(record.opt_outs)):
-        return Drop(why)
-    source = markup.take_out_data(markup.decode(record.body, record.charset))
-    if len(source.text) > rules.max_page_bytes:
-        return Drop(Reason.TOO_LARGE, f"{len(source.text)} characters without data: URIs")
-    return source
-
-
-def read_page(source: markup.Source, url: str, rules: WebPairRules) -> html.Page | Drop:
-    """Parses the page at ``url``, or returns why it is dropped."""
-    tree = markup.parse(source.text, max_nesting=rules.max_nesting)
-    if isinstance(tree, Drop):
-        return tree
-    return html.read_page(
-        tree,
-        url,
-        max_text_chars=rules.max_text_chars,
-        max_images=rules.max_images_per_page,
-        ignore_opt_outs=rules.ignore_opt_outs,
-        data_images=source.data_images,
-    )
-
-
-def detect_language(
-    source: markup.Source,
-    detector: LanguageDetector,
-    rules: WebPairRules,
-    languages: frozenset[str] | None,
-) -> str | Drop:
-    """Returns the language of an unparsed page if it is in ``languages``, else why it is dropped.
-
-    None accepts any language; the result is then "" for a page with too little text to detect one.
-    """
-    language = page_language(
-        detector,
-        markup.quick_text(source.text, rules.max_language_chars),
-        markup.declared_language(source.text),
-        languages=languages,
-        min_probability=rules.min_language_probability,
-        min_chars=rules.min_language_chars,
-        max_chars=rules.max_language_chars,
-    )
-    if languages is None and isinstance(language, Drop):
-        return ""
-    return language
-
-
 def examining(
     rules: WebPairRules, filters: ImageFilters, *, headers: bool = False
 ) -> AbstractContextManager[Examiner]:
@@ -304,23 +241,32 @@ def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
 
 
 def read_records(
-    path: str, ranges: Ranges | None, job: Job, counts: Counts
+    archive: Archive, ranges: Ranges | None, job: Job, counts: Counts
 ) -> Iterator[tuple[str, Record | Drop]]:
     """Yields an archive's records, or the records of ``ranges``.
 
     Unreadable data is counted, and ends the archive.
     """
-    max_bytes = job.rules.max_record_bytes
+    path, max_bytes = archive.path, job.rules.max_record_bytes
     try:
-        with open_archive(path, job.allowed) as file:
-            if ranges is not None:
-                yield from read_ranges(file, path, ranges, max_bytes=max_bytes)
-            else:
-                yield from read_archive(file, path, max_bytes=max_bytes)
+        if archive.kind == TABLE:
+            yield from read_table(path, job.columns)
+        else:
+            with open_archive(path, job.allowed) as file:
+                if ranges is not None:
+                    yield from read_ranges(file, path, ranges, max_bytes=max_bytes)
+                else:
+                    contents = choose_contents(archive.kind)
+                    yield from read_archive(file, path, max_bytes=max_bytes, contents=contents)
     except BrokenArchive as error:
         counts.dropped(ARCHIVES, path, Drop(Reason.BROKEN_ARCHIVE, str(error)))
     else:
         counts.passed(ARCHIVES)
+
+
+def choose_contents(kind: Kind) -> Contents:
+    """Returns what is read from an archive: responses, or the descriptions of a WAT file."""
+    return DESCRIPTIONS if kind == WAT else RESPONSES
 
 
 def mine(job: Job, unit: Unit) -> Result:
@@ -332,7 +278,7 @@ def mine(job: Job, unit: Unit) -> Result:
     if unit.slices:
         return mine_part(job, archive, unit)
     ranges = job.load_ranges(archive)
-    result = mine_records(job, unit, partial(read_records, archive.path, ranges, job))
+    result = mine_records(job, unit, partial(read_records, archive, ranges, job))
     result.numbers[BYTES] = archive.size if ranges is None else int(ranges[:, 1].sum())
     return result
 
@@ -343,10 +289,16 @@ def mine_part(job: Job, archive: Archive, unit: Unit) -> Result:
     The record of the unit states where they begin and end. A damaged part writes empty spools and
     the begin ``DAMAGED``: only reading from the beginning of the archive shows the losses.
     """
-    limit = job.rules.max_record_bytes
     try:
         with open_archive(archive.path, job.allowed) as file:
-            part = PartReader(file, archive.path, unit.slices, size=archive.size, max_bytes=limit)
+            part = PartReader(
+                file,
+                archive.path,
+                unit.slices,
+                size=archive.size,
+                max_bytes=job.rules.max_record_bytes,
+                contents=choose_contents(archive.kind),
+            )
             result = mine_records(job, unit, lambda _: part)
             begin, end = part.begin, part.end
     except BrokenArchive:

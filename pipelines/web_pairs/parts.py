@@ -6,9 +6,10 @@ from typing import Any
 
 from vlmill.pipelines.web_pairs.links import LinkFollower, follow_log
 from vlmill.pipelines.web_pairs.mine import mine_records, read_records
+from vlmill.pipelines.web_pairs.sources import Archive, describe
 from vlmill.pipelines.web_pairs.spool import forget_footers, spool, unsorted_rows
 from vlmill.pipelines.web_pairs.stages import ARCHIVES
-from vlmill.pipelines.web_pairs.units import Archive, Job, describe, open_counts, part_units
+from vlmill.pipelines.web_pairs.units import Job, open_counts, part_units
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.unit import (
@@ -72,7 +73,7 @@ def mine_whole(job: Job, archive: Archive, units: Sequence[Unit]) -> None:
     for unit in units:
         with record_files() as files:
             if unit is units[0]:
-                result = mine_records(job, unit, partial(read_records, archive.path, None, job))
+                result = mine_records(job, unit, partial(read_records, archive, None, job))
                 result.about |= {"begin": 0, "end": archive.size}
             else:
                 result = mine_records(job, unit, lambda _: ())

@@ -196,7 +196,7 @@ def _images(samples: Sequence[Mapping[str, Any]]) -> Markup:
                 "uri": sample["picture"],
                 "text": sample["text"],
                 "about": f"{sample['text_source']}, score {sample['score']:.2f}: "
-                f"{sample['page_url'][:100]}",
+                f"{(sample['page_url'] or 'page not known')[:100]}",
             }
             for sample in samples
         ]

@@ -60,9 +60,9 @@ LINK = Step(
 )
 KEYS = ("mined-pages", "mined-urls", "mined-redirects")
 LOOKS, REST = ("pairs", "images", "hashes"), ("rejects", "mined-inline")
+MERGE_KEYS = (_merging("keys", 1, *KEYS), _merging("keys", 2, *KEYS))
 UP_TO_CHOOSE = (
-    _merging("keys", 1, *KEYS),
-    _merging("keys", 2, *KEYS),
+    *MERGE_KEYS,
     _ranged("follow", follow_redirects),
     _ranged("join", join_urls),
     _ranged("choose", choose_texts),

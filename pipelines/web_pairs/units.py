@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists
 from vlmill.pipelines.web_pairs.blocked import NO_BLOCKED_PAGES, BlockedPages
 from vlmill.pipelines.web_pairs.exclude import Exclusions
 from vlmill.pipelines.web_pairs.rows import reject_row
+from vlmill.pipelines.web_pairs.sources import TABLE, WARC
+from vlmill.pipelines.web_pairs.sources import Archive as Archive
 from vlmill.pipelines.web_pairs.spool import (
     SLICES,
     SpoolWriter,
@@ -29,6 +31,7 @@ from vlmill.pipelines.web_pairs.spool import (
     spool,
     unpacked_bytes,
 )
+from vlmill.pipelines.web_pairs.table_rows import NO_COLUMNS, TableColumns
 from vlmill.runtime.files.atomic import atomic_path, remove_leftovers
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import remove_tree, to_path
@@ -51,43 +54,6 @@ PART_BYTES, MAX_PARTS = 8 << 20, 4_096
 FAN_IN, LEVELS, MERGE_RANGES = 64, 2, 32
 GATHERED = 4  # ranges: beyond, the undecoded pairs are gathered before archives read them
 
-FETCHED = f"/{WORK}/fetch-"  # in the path of an archive that the job has created
-
-
-@dataclass(frozen=True, kw_only=True)
-class Archive:
-    """Holds an archive's path, its size in bytes when it was first seen, and the size of its parts.
-
-    An archive whose ``part_bytes`` are 0 is one unit.
-    """
-
-    path: str
-    size: int
-    part_bytes: int = 0
-
-    @property
-    def id(self) -> bytes:
-        """Returns eight bytes that identify the archive, by its path."""
-        return hashlib.blake2b(self.path.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-
-    @property
-    def parts(self) -> list[range]:
-        """Returns the byte ranges of the parts, by where records begin; [] for one unit."""
-        step = self.part_bytes
-        return (
-            [range(n, min(n + step, self.size)) for n in range(0, self.size, step)] if step else []
-        )
-
-    @property
-    def is_fetched(self) -> bool:
-        """Returns whether ``--fetch`` has created the archive."""
-        return FETCHED in self.path
-
-
-def describe(archive: Archive) -> dict[str, Any]:
-    """Returns the fields by which a record identifies its archive."""
-    return {"path": archive.path, "size": archive.size, "part_bytes": archive.part_bytes}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -106,6 +72,7 @@ class Job:
     indexed: bool = False  # an index names the records; other records are not read
     scorer: "Scorer | None" = None  # chooses among the texts of each image
     allowed: tuple[str, ...] = ()  # networks that are not public and may be read
+    columns: TableColumns = NO_COLUMNS  # of tables with pages
 
     @property
     def mined(self) -> Path:
@@ -120,9 +87,9 @@ class Job:
     def load_ranges(self, archive: Archive) -> Ranges | None:
         """Returns the records of an archive that the index names; None for all records.
 
-        No index lists the archives of ``--fetch``.
+        No index lists the archives of ``--fetch``, WAT files and tables.
         """
-        if not self.indexed or archive.is_fetched:
+        if not self.indexed or archive.is_fetched or archive.kind != WARC:
             return None
         with (self.index / f"{archive.id.hex()}.npy").open("rb") as file:
             ranges: Ranges = np.load(file, allow_pickle=False)
@@ -282,9 +249,12 @@ def cut_archives(archives: Sequence[Archive]) -> list[Archive]:
     """Cuts archives into parts: of ``PART_BYTES``, or larger ones for many archives.
 
     A record is mined with the part where it begins, and the output does not depend on the cuts.
+    Tables are not cut: a row of text can only be found from the beginning.
     """
     step = max(PART_BYTES, sum(archive.size for archive in archives) // MAX_PARTS)
-    return [replace(a, part_bytes=step) if a.size > step else a for a in archives]
+    return [
+        replace(a, part_bytes=step) if a.size > step and a.kind != TABLE else a for a in archives
+    ]
 
 
 def range_units(step: str, job: Job) -> list[Unit]:
@@ -292,7 +262,11 @@ def range_units(step: str, job: Job) -> list[Unit]:
 
     Units and files depend only on the archives, not on the workers.
     """
-    number = job.num_ranges
+    return even_units(step, job.num_ranges)
+
+
+def even_units(step: str, number: int) -> list[Unit]:
+    """Returns ``number`` units over ranges of keys."""
     edges = [SLICES * i // number for i in range(number + 1)]
     return [
         Unit(name=f"{step}-{n:05d}", number=n, slices=range(edges[n], edges[n + 1]))
@@ -373,7 +347,12 @@ def mined_before(output: Path) -> list[Archive]:
     """Returns the archives that earlier runs have mined into this output."""
     records = map(read_record, sorted((output / WORK / "archives").glob("[!.]*.json")))
     archives = {
-        Archive(path=record["path"], size=record["size"], part_bytes=record.get("part_bytes", 0))
+        Archive(
+            path=record["path"],
+            size=record["size"],
+            part_bytes=record.get("part_bytes", 0),
+            kind=record.get("kind", "warc"),
+        )
         for record in records
     }
     return sorted(archives, key=lambda archive: archive.path)

@@ -77,11 +77,12 @@ _FUNNEL = template(
     "<th class='number'>out</th><th></th>"
     "<th>dropped, by reason</th></tr></thead><tbody>{% for s in funnel %}<tr>"
     "<td>{{ s.stage }}{% if s.unit %} <small>{{ s.unit }}</small>{% endif %}</td>"
-    "<td class='number'>{{ s.in }}</td><td class='number'>{{ s.out }}</td>"
+    "<td class='number'>{{ '{:,}'.format(s.in) }}</td>"
+    "<td class='number'>{{ '{:,}'.format(s.out) }}</td>"
     "<td><div class='bar' style='width:{{ (120 * s.out / (s.in or 1)) | round(1) }}px'></div></td>"
     "<td>{% for r, n in s.rejects | dictsort(by='value', reverse=true) %}"
-    "<span class='tag'>{{ r }} <b>{{ n }}</b></span> {% endfor %}</td></tr>{% endfor %}"
-    "</tbody></table>"
+    "<span class='tag'>{{ r }} <b>{{ '{:,}'.format(n) }}</b></span> {% endfor %}</td></tr>"
+    "{% endfor %}</tbody></table>"
 )
 
 

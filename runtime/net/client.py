@@ -15,10 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import certifi
 import pycurl
 
+from vlmill.runtime.net.addresses import is_web_address
 from vlmill.runtime.net.exchange import Answer, ClientSettings, Request, user_agent
 from vlmill.runtime.net.names import LookupOutcome, Names, dns_lookup
 from vlmill.runtime.net.transfer import Transfer, host_to_look_up, usable_url
@@ -101,7 +103,7 @@ class Client:
             return
         host = host_to_look_up(url)
         if host is None:
-            self._begin(request, url, ())
+            self._begin_at_address(request, url)
         elif outcome := self._names.remembered(host):
             self._go_on(request, url, outcome)
         else:
@@ -144,19 +146,45 @@ class Client:
         self._answers.append(answer)
 
     def _go_on(self, request: Request, url: str, outcome: LookupOutcome) -> None:
-        """Starts requests with known addresses, or answers with the reason for having none."""
-        if outcome.addresses:
+        """Starts requests with known addresses, or answers with the reason for having none.
+
+        A proxy may know names that are unknown here.
+        """
+        proxy = self._choose_proxy(url)
+        if proxy is not None and not self._all_of_the_web(outcome.addresses):
+            detail = f"{outcome.host} has the address {outcome.addresses[0]}, not of the web"
+            self._refuse(request, Reason.BAD_ADDRESS, detail)
+        elif proxy is not None:
+            self._begin(request, url, (), proxy)
+        elif outcome.addresses:
             self._begin(request, url, outcome.addresses)
         else:
             reason = Reason.TIMED_OUT if outcome.is_late else Reason.UNKNOWN_HOST
             self._refuse(request, reason, f"{outcome.host}: {outcome.why}")
 
-    def _begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
+    def _begin_at_address(self, request: Request, url: str) -> None:
+        """Starts a request to an address, which a proxy gets only if it is of the web."""
+        proxy = self._choose_proxy(url)
+        address = (urlsplit(url).hostname or "") if proxy is not None else ""
+        if proxy is not None and not self._all_of_the_web((address,)):
+            self._refuse(request, Reason.BAD_ADDRESS, f"{address} is not an address of the web")
+        else:
+            self._begin(request, url, (), proxy)
+
+    def _choose_proxy(self, url: str) -> str | None:
+        return None if self.settings.proxies is None else self.settings.proxies.choose(url)
+
+    def _all_of_the_web(self, addresses: Sequence[str]) -> bool:
+        return all(is_web_address(address, self.settings.allowed) for address in addresses)
+
+    def _begin(
+        self, request: Request, url: str, addresses: Sequence[str], proxy: str | None = None
+    ) -> None:
         if self._idle:
             transfer = self._idle.pop()
         else:
             transfer = Transfer(self.settings, self._user_agent, self._ca_file)
-        transfer.begin(request, url, addresses)
+        transfer.begin(request, url, addresses, proxy)
         self._running[transfer.curl] = transfer
         self._multi.add_handle(transfer.curl)
 

@@ -13,6 +13,7 @@ from vlmill.schemas.rejects import Reason
 
 if TYPE_CHECKING:  # help texts read this file, without an extra
     from vlmill.runtime.net.names import Lookup
+    from vlmill.runtime.net.proxies import Proxies
 
 Network = IPv4Network | IPv6Network
 _CONTACT = re.compile(r"[!-'*-~]{3,200}")  # printable ASCII without spaces and brackets
@@ -37,6 +38,7 @@ class ClientSettings:
     max_bytes: int = 32 << 20  # largest body as received and as decoded; a request may set its own
     allowed: tuple[Network, ...] = ()  # private networks that may be reached: for tests
     names: "Lookup | None" = None  # instead of DNS: for tests
+    proxies: "Proxies | None" = None  # of the environment (``proxies.py``); None: no proxy
     ca_file: str | None = None  # certificates to trust; the system's, else certifi's
 
     def __post_init__(self) -> None:
@@ -81,7 +83,7 @@ def referrer_for(url: str, page: str | None) -> str | None:
     Their default policy is strict-origin-when-cross-origin: the page's URL to its own origin, its
     origin to others, and nothing from https to http.
     """
-    if page is None or (page.startswith("https:") and not url.startswith("https:")):
+    if not page or (page.startswith("https:") and not url.startswith("https:")):
         return None
     source, target = urlsplit(page), urlsplit(url)
     if (source.scheme, source.netloc) == (target.scheme, target.netloc):

@@ -93,12 +93,18 @@ class Transfer:
         self.curl.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
         self.curl.setopt(pycurl.HTTPHEADER, _ACCEPT)
         self._is_plain, self._is_pinned = True, False
+        self._proxy: str | None = None
 
-    def begin(self, request: Request, url: str, addresses: Sequence[str]) -> None:
+    def begin(
+        self, request: Request, url: str, addresses: Sequence[str], proxy: str | None = None
+    ) -> None:
         """Prepares the handle for ``request``, whose URL is ``url`` from :func:`usable_url`.
 
-        ``addresses`` are its host's; empty if the host is an address itself.
+        ``addresses`` are its host's; empty if the host is an address itself, and with a ``proxy``.
         """
+        if proxy != self._proxy:
+            self.curl.setopt(pycurl.PROXY, proxy or "")
+        self._proxy = proxy
         self.request, self.url = request, url
         self.limit = self.settings.max_bytes if request.max_bytes is None else request.max_bytes
         self.head = bytearray()
@@ -139,7 +145,7 @@ class Transfer:
             headers=headers,
             body=body,
             content=content or b"",
-            address=self.curl.getinfo(pycurl.PRIMARY_IP) or None,
+            address=None if self._proxy else self.curl.getinfo(pycurl.PRIMARY_IP) or None,
             started=self.started,
             seconds=self.curl.getinfo(pycurl.TOTAL_TIME),
             http_version=self.head.split(maxsplit=1)[0][5:].decode("latin-1") if status else "1.1",
@@ -237,7 +243,8 @@ class Transfer:
         host = where[0].decode("ascii") if isinstance(where[0], bytes) else where[0]
         if len(where) > 3 and where[3]:
             host += f"%{where[3]}"
-        if not is_web_address(host, self.settings.allowed):
+        # With a proxy this is its address, which the user has chosen.
+        if self._proxy is None and not is_web_address(host, self.settings.allowed):
             self.refused = host
             return pycurl.SOCKET_BAD
         try:
@@ -254,7 +261,8 @@ def _options(settings: ClientSettings, user_agent: str, ca_file: str) -> dict[in
         pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
         pycurl.FOLLOWLOCATION: 0,
-        pycurl.PROXY: "",  # ignores the environment: a proxy would resolve names again
+        pycurl.PROXY: "",  # libcurl ignores the environment, which `proxies` reads
+        pycurl.NOPROXY: "",
         pycurl.NETRC: pycurl.NETRC_IGNORED,
         pycurl.NOSIGNAL: 1,
         pycurl.PATH_AS_IS: 1,  # resolve() has removed the dots

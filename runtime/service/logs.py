@@ -17,6 +17,7 @@ from typing import Any
 
 QUEUE_BYTES = 4 * 2**20  # of waiting lines
 WRITE_BYTES = 2**16  # in one call: the capacity of a pipe
+PAUSE_SECONDS = 0.01  # before lines are written: at a high rate one wake-up for many lines
 LONGEST_LINE = 8_192  # characters of standard error without a line break
 STANDARD_ERROR = 2
 
@@ -32,7 +33,7 @@ class LineWriter:
         self._descriptor, self._max_bytes = descriptor, max_bytes
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
-        self._is_writing = False
+        self._is_writing, self._is_idle = False, False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.num_dropped = 0
@@ -45,7 +46,9 @@ class LineWriter:
                 return
             self._lines.append(line)
             self._num_bytes += len(line)
-            self._changed.notify_all()
+            if self._is_idle:
+                self._is_idle = False
+                self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
         """Waits for up to ``seconds`` until all lines are written; returns whether they are."""
@@ -66,7 +69,10 @@ class LineWriter:
         num_reported, is_cut = 0, False
         while True:
             with self._changed:
+                self._is_idle = not self._lines
                 self._changed.wait_for(lambda: bool(self._lines))
+            time.sleep(PAUSE_SECONDS)
+            with self._changed:
                 lines = self._take()
                 num_dropped = self.num_dropped
             data = b"".join(lines)

@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
-from vlmill.runtime.console.command import int_at_least
+from vlmill.runtime.console.command import int_at_least, non_negative_float
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.units.launch.loading import require_flags
-from vlmill.runtime.units.share import parse_share
+from vlmill.runtime.units.share import START_S, parse_share
 from vlmill.schemas.errors import InputError
 
 
@@ -31,12 +32,23 @@ def add_part(parser: argparse.ArgumentParser) -> None:
         "same time with the same flags, on machines that see one --output: they wait for each "
         "other, and part 1 writes the manifest",
     )
+    parser.add_argument(
+        "--part-wait",
+        type=non_negative_float,
+        metavar="S",
+        help="with --part: wait S seconds for parts that have not started (default: "
+        f"{START_S:.0f}); an array job starts its tasks at different times",
+    )
 
 
 def require_part(args: argparse.Namespace, beam_flags: Sequence[str] = ()) -> None:
-    """Raises InputError for ``--part`` with incompatible flags."""
+    """Adds ``--part-wait`` to the part. Raises InputError for flags that do not go together."""
     if args.part is None:
+        if args.part_wait is not None:
+            raise InputError(f"--part-wait {args.part_wait:g}: give --part i/n, which waits")
         return
+    if args.part_wait is not None:
+        args.part = replace(args.part, wait_s=args.part_wait)
     if beam_flags:
         raise InputError(f"--part is for a job without Beam, and {beam_flags[0]} goes to Beam")
     if args.fresh:

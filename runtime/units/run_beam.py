@@ -4,7 +4,6 @@ A worker computes the units of a step when the previous step is done.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -15,6 +14,20 @@ from vlmill.runtime.units.launch.options import run_pipeline
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.stored import StoredJob, remove_stored, store_job
 from vlmill.runtime.units.unit import AnyJob, Unit
+
+
+class ListUnits(beam.DoFn):
+    """Lists the units of a step, each with its index, when the previous step is done.
+
+    Without units it yields None, so that the following steps have an input.
+    """
+
+    def __init__(self, stored: StoredJob, number: int) -> None:
+        self.stored, self.number = stored, number
+
+    def process(self, _: Any) -> Iterator[tuple[int, Unit | None]]:
+        job, steps = self.stored.load()
+        yield from enumerate(steps[self.number].units(job) or [None])
 
 
 class RunUnits(beam.DoFn):
@@ -32,27 +45,22 @@ class RunUnits(beam.DoFn):
 
 
 def build(p: beam.Pipeline, stored: StoredJob, names: Sequence[str]) -> Any:
-    """Builds the steps of these names: the units of each, after those of the previous one."""
-    done = p | "Start" >> beam.Create([0], reshuffle=False)
+    """Builds the steps of these names: the units of each, after those of the previous one.
+
+    Both functions are pickled by their names, not by their code, which depends on Python's version:
+    a worker with another version can load them, and :meth:`StoredJob.load` names the difference.
+    """
+    done = p | "Start" >> beam.Impulse()
     for number, name in enumerate(names):
         # A group for each unit spreads them over the workers, one group for all awaits them.
         done = (
             done
-            | f"Units to {name}" >> beam.FlatMap(partial(list_units, stored, number))
+            | f"Units to {name}" >> beam.ParDo(ListUnits(stored, number))
             | f"Spread to {name}" >> beam.GroupByKey()
             | name.capitalize() >> beam.ParDo(RunUnits(stored, number))
             | f"All of {name}" >> beam.GroupByKey()
         )
     return done
-
-
-def list_units(stored: StoredJob, number: int, _: Any) -> list[tuple[int, Unit | None]]:
-    """Returns the units of a step, each with its index.
-
-    Without units it returns None, so that the following steps have an input.
-    """
-    job, steps = stored.load()
-    return list(enumerate(steps[number].units(job) or [None]))
 
 
 def run_beam(job: AnyJob, steps: Sequence[Step[AnyJob]], *, options: PipelineOptions) -> None:

@@ -17,8 +17,6 @@ from vlmill.runtime.units.unit import AnyJob, Unit, is_finished, record_path
 if TYPE_CHECKING:
     from vlmill.runtime.units.pool import Workers
 
-START_S = 30.0  # within which the other parts of a job may start
-
 Shared = tuple[AnyJob, Sequence[Step[AnyJob]]]
 
 
@@ -99,10 +97,11 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         if not is_reported:
             print_status(f"{step.name}: waiting for {len(waiting)} units of --part {names}")
             is_reported = True
-        if not working and time.monotonic() - begin >= START_S:
+        if not working and time.monotonic() - begin >= share.wait_s:
             raise OSError(
                 f"step {step.name} lacks {len(waiting)} of {len(units)} units, of --part {names}, "
-                "which are not at work; run these parts, and this command again"
+                f"which are not at work after {share.wait_s:.0f} s (--part-wait); run these "
+                "parts, and this command again"
             )
         time.sleep(POLL_S)
 

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmill.runtime.console.command import print_status
@@ -17,14 +17,19 @@ from vlmill.runtime.files.lock import parts_at_work, wait_for_turn
 
 MOST_PARTS = 100_000
 POLL_S = 1.0
+START_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Identifies share ``number``, from 1, of ``count`` shares."""
+    """Identifies share ``number``, from 1, of ``count`` shares.
+
+    ``wait_s`` is how long other shares may take to start, in seconds.
+    """
 
     number: int
     count: int
+    wait_s: float = START_S
 
     @property
     def name(self) -> str:
@@ -38,7 +43,7 @@ class Share:
     def select_others(self) -> "list[Share]":
         """Returns the other shares."""
         numbers = range(1, self.count + 1)
-        return [Share(number=n, count=self.count) for n in numbers if n != self.number]
+        return [replace(self, number=n) for n in numbers if n != self.number]
 
 
 def parse_share(text: str) -> Share:

@@ -115,6 +115,21 @@ def test_the_job_graph_names_image_and_pipeline(name: str, folders: dict[str, li
         assert 0 < (folder / "pipeline.pb").stat().st_size < MOST_GRAPH_BYTES
 
 
+def test_workers_without_public_addresses(tmp_path: Path) -> None:
+    """The flags reach Dataflow as Beam has them."""
+    flags = ["--no_use_public_ips", "--subnetwork=regions/europe-west4/subnetworks/private"]
+    translation = Translation(tmp_path, [f"--sdk_container_image={IMAGE}", *flags])
+    stored = StoredJob(path=f"{OUTPUT}/work/job.pickle", sha256="0" * 64)
+    options = beam_options(["--runner=DataflowRunner", *flags])
+    assert options.get_all_options()["use_public_ips"] is False
+    with translation(options) as pipeline:
+        run_beam.build(pipeline, stored, ["mine"])
+    graph = json.loads((translation.jobs[0] / "job.json").read_text(encoding="utf-8"))
+    (pool,) = graph["environment"]["workerPools"]
+    assert pool["ipConfiguration"] == "WORKER_IP_PRIVATE"
+    assert pool["subnetwork"] == flags[1].partition("=")[2]
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_steps_unpickle_in_a_fresh_process_and_name_no_local_path(
     name: str, unpickled: dict[str, list[dict[str, Any]]]

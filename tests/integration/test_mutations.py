@@ -50,7 +50,7 @@ from vlmill.pipelines.web.choice.joined_page import JoinedPage
 from vlmill.pipelines.web.choice.site_content import count_site_content
 from vlmill.pipelines.web.pages.images import ImageFacts, examine_image
 from vlmill.pipelines.web_pairs.command import main as web_pairs
-from vlmill.pipelines.web_pairs.mine import decode_source, read_page
+from vlmill.pipelines.web_pairs.page_reader import decode_source, read_page
 from vlmill.runtime.files.reading import iter_batches, read_table
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader

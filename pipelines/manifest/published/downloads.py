@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,20 @@ from vlmill.pipelines.web.archives.reading import read_bodies
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import FETCHED, REDIRECTED, SUCCESSES
 from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
+from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.lines import Line, parse_url_line
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.rounds import run_rounds_here
+from vlmill.pipelines.web.fetching.rounds import collect_tables, fetch_all
 from vlmill.pipelines.web.fetching.stages import URLS
-from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
+from vlmill.pipelines.web.fetching.tables import CrawlSummary
 from vlmill.pipelines.web.fetching.warc import part_name
 from vlmill.pipelines.web.fetching.work import (
     FetchState,
     continue_fetch,
     distribute,
-    finish_bucket,
-    restore,
+    journal_name,
+    local_journals,
     try_failed_again,
-    use_local_scratch,
 )
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import has_folder, write_json
@@ -41,6 +41,7 @@ from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import IN, OUT, Drop
+from vlmill.runtime.units.run_here import run_here
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Reason
 
@@ -52,9 +53,10 @@ _lock = threading.Lock()  # of the journals, which several threads read
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedImages:
-    """Looks up downloaded images by their URLs."""
+    """Looks up downloaded images by their URLs; ``journals`` is the folder of the journals."""
 
     fetching: FetchState
+    journals: Path
 
     def image(self, url: str) -> bytes | Drop:
         """Returns the image of a URL, or why the download failed."""
@@ -74,7 +76,7 @@ class FetchedImages:
         """Returns the SHA-256 of each content that more than ``max_urls`` URLs returned."""
         counts: dict[str, int] = {}
         for bucket in range(self.fetching.buckets):
-            with self.fetching.journal(bucket) as journal:
+            with Journal(self.journals / journal_name(bucket)) as journal:
                 for digest, count in journal.rows(_REPEATED):
                     counts[digest] = counts.get(digest, 0) + count
         return frozenset(digest for digest, count in counts.items() if count > max_urls)
@@ -89,7 +91,7 @@ class FetchedImages:
         return assign_bucket(get_host(url), self.fetching.buckets)
 
     def _row(self, url: str) -> tuple[Any, ...] | None:
-        path = self.fetching.journal_path(self._bucket(url))
+        path = self.journals / journal_name(self._bucket(url))
         with _lock:
             row: tuple[Any, ...] | None = _connect(path).execute(_ROW, (url,)).fetchone()
         return row
@@ -116,35 +118,31 @@ def fetched_images(
     Memory: as in a crawl.
     """
     work_folder = output / WORK / FOLDER
-    begun = continue_fetch(FetchState(output=str(work_folder), buckets=all_cores(), policy=manners))
-    with use_local_scratch(begun) as fetching:
-        if retry and has_folder(fetching.resume_folder):
-            (work_folder / DONE).unlink(missing_ok=True)
-        if (work_folder / DONE).exists():
-            restore(fetching)
-        else:
-            for shard in output.glob("*.parquet"):
-                shard.unlink()
-            work_folder.mkdir(parents=True, exist_ok=True)
-            with journal_errors():
-                _fetch(fetching, _lines(reading, folder), retry=retry)
+    state = FetchState(output=str(work_folder), buckets=all_cores(), policy=manners)
+    fetching = continue_fetch(state)
+    if retry and has_folder(fetching.folder):
+        (work_folder / DONE).unlink(missing_ok=True)
+    if not (work_folder / DONE).exists():
+        for shard in output.glob("*.parquet"):
+            shard.unlink()
+        work_folder.mkdir(parents=True, exist_ok=True)
+        with journal_errors():
+            _fetch(fetching, _lines(reading, folder), retry=retry)
+    with local_journals(fetching) as journals:
         try:
-            yield FetchedImages(fetching=fetching)
+            yield FetchedImages(fetching=fetching, journals=journals)
         finally:
             _connect.cache_clear()  # the next run may use these names for others
 
 
 def _fetch(fetching: FetchState, lines: Iterator[Line], *, retry: bool) -> None:
-    is_new = not has_folder(fetching.resume_folder)
+    is_new = not has_folder(fetching.folder)
     distribute(fetching, lines)
     if retry and not is_new:
         try_failed_again(fetching)
-    run_rounds_here(fetching, all_cores())
-    written = []
-    for bucket in range(fetching.buckets):
-        finish_bucket(fetching, bucket)
-        written.append(write_tables(fetching, bucket))
-    write_json(to_path(fetching.output) / DONE, _summarize_outcomes(merge_summaries(written)))
+    fetch_all(fetching, partial(run_here, workers=all_cores(), module=__name__))
+    counts = _summarize_outcomes(collect_tables(fetching))
+    write_json(to_path(fetching.output) / DONE, counts)
 
 
 def _summarize_outcomes(written: CrawlSummary) -> dict[str, Any]:

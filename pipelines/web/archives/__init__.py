@@ -2,5 +2,6 @@
 
 Reading order: ``packing`` (compressed streams and their members; ARC files),
 ``records`` (stored WARC records, including damaged ones), ``content`` (the type of a record),
-``reading`` (the functions for jobs, WACZ files included), and ``index`` (record locations).
+``reading`` (the functions for jobs, WACZ files included), ``wat`` (the links of pages as JSON), and
+``index`` (record locations).
 """

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from fastwarc.warc import WarcRecordType
 
 from vlmill.pipelines.web.archives.records import Stored
+from vlmill.pipelines.web.pages.described import Description
 from vlmill.runtime.net.opt_outs import header_opt_outs
 from vlmill.runtime.net.responses import decode_body, split_http
 from vlmill.runtime.net.urls import resolve
@@ -68,6 +69,12 @@ class Record:
     opt_outs: frozenset[Reason] = frozenset()  # uses that the HTTP headers forbid
     wrong_digest: bool = False  # the block differs from the one that the archive's writer hashed
     digest: str = ""  # of the payload as stated in the header, for an image or a revisit
+    described: Description | None = None  # of a page whose markup is not stored
+
+    @property
+    def key(self) -> str:
+        """Returns the key of the record's rejects: its URL, or its location."""
+        return self.url or f"{self.archive}:{self.offset}"
 
 
 def extract_content(

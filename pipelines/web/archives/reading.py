@@ -8,10 +8,10 @@ are read in the zip file; compressed entries are read as a stream.
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from vlmill.pipelines.web.archives.content import (
     CONTENT_TYPES,
@@ -118,6 +118,7 @@ def _directory_bytes(file: BinaryIO) -> int:
 
 __all__ = [
     "BrokenArchive",
+    "Contents",
     "PartReader",
     "Record",
     "open_archive",
@@ -149,8 +150,27 @@ def open_archive(path: str, allowed: Sequence[str] = ()) -> Any:
     return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
+def _has_content(offset: int, record: Any) -> bool:
+    return bool(record.record_type & CONTENT_TYPES)
+
+
+class Contents(NamedTuple):
+    """Selects the records of an archive that are read, and extracts their content.
+
+    ``is_selected`` gets an offset and a record. ``extract`` gets the stored record, the archive's
+    path, and the offset and ``max_bytes`` by name; it returns None for a record of no interest.
+    """
+
+    is_selected: Callable[[int, Any], bool]
+    extract: Callable[..., Record | Drop | None]
+
+
+RESPONSES = Contents(_has_content, extract_content)
+"""The responses of an ordinary archive."""
+
+
 def read_archive(
-    file: BinaryIO, archive: str, *, max_bytes: int
+    file: BinaryIO, archive: str, *, max_bytes: int, contents: Contents = RESPONSES
 ) -> Iterator[tuple[str, Record | Drop]]:
     """Yields (key, Record or Drop) for each record with content in ``file``.
 
@@ -161,7 +181,7 @@ def read_archive(
     stored and the decoded body.
     """
     if not is_zip(file):
-        yield from _read_entry(file, archive, base=0, max_bytes=max_bytes)
+        yield from _read_entry(file, archive, 0, max_bytes, contents)
         return
     try:
         for number, name, entry in open_entries(file):
@@ -170,7 +190,7 @@ def read_archive(
                 yield key, Drop(Reason.BROKEN_ARCHIVE, entry)
                 continue
             try:
-                yield from _read_entry(entry, archive, base=base, max_bytes=max_bytes)
+                yield from _read_entry(entry, archive, base, max_bytes, contents)
             except BrokenArchive as error:
                 yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
     except OSError as error:
@@ -199,34 +219,32 @@ def read_ranges(
                 if len(stored) < length:
                     raise BrokenArchive(f"{len(stored)} of {length} bytes")
                 entry = io.BytesIO(stored)
-                yield from _read_entry(entry, archive, base=offset, max_bytes=max_bytes)
+                yield from _read_entry(entry, archive, offset, max_bytes, RESPONSES)
             except BrokenArchive as error:
                 yield key, Drop(Reason.BROKEN_ARCHIVE, str(error))
 
 
 def _read_entry(
-    file: BinaryIO, archive: str, *, base: int, max_bytes: int
+    file: BinaryIO, archive: str, base: int, max_bytes: int, contents: Contents
 ) -> Iterator[tuple[str, Record | Drop]]:
     file, layout = sniff_layout(file)
-    stored = StoredRecords(file, layout, is_selected=_has_content, max_bytes=max_bytes)
-    yield from _extract_all(stored, archive, base=base, max_bytes=max_bytes)
+    is_selected = contents.is_selected
+    stored = StoredRecords(file, layout, is_selected=is_selected, max_bytes=max_bytes)
+    yield from _extract_all(stored, archive, base, max_bytes, contents)
 
 
 def _extract_all(
-    stored: Iterable[Stored | Gap], archive: str, *, base: int, max_bytes: int
+    stored: Iterable[Stored | Gap], archive: str, base: int, max_bytes: int, contents: Contents
 ) -> Iterator[tuple[str, Record | Drop]]:
     for item in stored:
         key = f"{archive}:{base + item.offset}"
         if isinstance(item, Gap):
             yield key, Drop(Reason.DAMAGED, f"{item.num_bytes} bytes")
-        elif _has_content(item.offset, item.record):
-            content = extract_content(item, archive, offset=base + item.offset, max_bytes=max_bytes)
-            url = bare_url(item.record.headers.get("WARC-Target-URI"))
-            yield url or key, content
-
-
-def _has_content(offset: int, record: Any) -> bool:
-    return bool(record.record_type & CONTENT_TYPES)
+        elif contents.is_selected(item.offset, item.record):
+            offset = base + item.offset
+            content = contents.extract(item, archive, offset=offset, max_bytes=max_bytes)
+            if content is not None:
+                yield bare_url(item.record.headers.get("WARC-Target-URI")) or key, content
 
 
 class PartReader:
@@ -241,12 +259,19 @@ class PartReader:
     """
 
     def __init__(
-        self, file: BinaryIO, archive: str, part: range, *, size: int, max_bytes: int
+        self,
+        file: BinaryIO,
+        archive: str,
+        part: range,
+        *,
+        size: int,
+        max_bytes: int,
+        contents: Contents = RESPONSES,
     ) -> None:
         self.begin: int | None = None
         self.end = 0
         self._file, self._archive, self._part = file, archive, part
-        self._size, self._max_bytes = size, max_bytes
+        self._size, self._max_bytes, self._contents = size, max_bytes, contents
 
     def __iter__(self) -> Iterator[tuple[str, Record | Drop]]:
         """Yields (key, Record or Drop)."""
@@ -254,19 +279,21 @@ class PartReader:
         if layout is None or isinstance(file, Unpacked):
             if self._part.start == 0:
                 self.begin, self.end = 0, self._size
-                yield from read_archive(self._file, self._archive, max_bytes=self._max_bytes)
+                yield from read_archive(
+                    self._file, self._archive, max_bytes=self._max_bytes, contents=self._contents
+                )
             return
         stored = StoredRecords(
             file,
             layout,
-            is_selected=_has_content,
+            is_selected=self._contents.is_selected,
             max_bytes=self._max_bytes,
             stop=self._part.stop,
         )
         self.begin = stored.skip_to(self._part.start) if self._part.start else 0
         if self.begin is None:
             return
-        yield from _extract_all(stored, self._archive, base=0, max_bytes=self._max_bytes)
+        yield from _extract_all(stored, self._archive, 0, self._max_bytes, self._contents)
         self.end = self._size if stored.next_start is None else stored.next_start
 
 

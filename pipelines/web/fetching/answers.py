@@ -64,7 +64,8 @@ def judge(answer: Answer, turn: QueuedUrl, scope: Scope, *, max_redirects: int) 
         outcome = replace(outcome, modified=outcome.modified or turn.modified)
         return Judgement(outcome=replace(outcome, outcome=NOT_MODIFIED), record=record)
     if answer.status in REDIRECTS:
-        return _redirect(answer, turn, outcome, max_redirects)
+        judgement = _redirect(answer, turn, outcome, max_redirects)
+        return replace(judgement, record=None) if scope.contents else judgement
     if answer.status != 200:
         detail = str(answer.status)
         may_retry = answer.status in TRANSIENT_STATUSES
@@ -139,7 +140,8 @@ def _content(answer: Answer, turn: QueuedUrl, outcome: Outcome, scope: Scope) ->
     declared = answer.headers.get("content-type", "")
     kind = sniff_kind(answer.content, declared)
     if kind == "picture":
-        return Judgement(outcome=outcome, record=_record(answer, turn, IMAGE_LEVEL))
+        record = answer.content if scope.contents else _record(answer, turn, IMAGE_LEVEL)
+        return Judgement(outcome=outcome, record=record)
     if kind is None or turn.follow < 0:
         detail = "a page instead of an image" if kind == "page" else declared[:100]
         return Judgement(outcome=failed_outcome(outcome, Reason.OTHER_TYPE, detail or None))

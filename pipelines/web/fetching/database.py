@@ -1,8 +1,8 @@
-"""Defines a journal's SQLite file: its tables, how it is opened and copied, and its errors."""
+"""Defines a journal's SQLite file: its tables, how it is opened, and its errors."""
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 _TABLES = """
@@ -47,12 +47,20 @@ CREATE TABLE IF NOT EXISTS parts (
     part INTEGER PRIMARY KEY, bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
 )
 """
+# Rows of a table that name a URL.
+_CAPTIONS = """
+CREATE TABLE IF NOT EXISTS captions (
+    row INTEGER PRIMARY KEY, url INTEGER NOT NULL, text TEXT NOT NULL
+)
+"""
 _BUSY_S = 60.0
 _CACHE_KIB = 4_096
 
 
-def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
+def open_database(path: Path, *, new: bool = False, logged: bool = False) -> sqlite3.Connection:
     """Opens a journal's file; ``new`` creates it.
+
+    ``logged``: committed changes stay in the log until :func:`checkpoint`.
 
     Raises OSError for a missing file: an empty journal instead would mean that no URL was ever
     listed.
@@ -63,9 +71,12 @@ def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    if logged:
+        database.execute("PRAGMA wal_autocheckpoint = 0")
     if new:
         database.executescript(_TABLES)
     database.execute(_PARTS)
+    database.execute(_CAPTIONS)
     for table in ("urls", "sent"):
         columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
         if columns and "alternatives" not in columns:  # a journal of an older vlmill
@@ -73,11 +84,10 @@ def open_database(path: Path, *, new: bool = False) -> sqlite3.Connection:
     return database
 
 
-def copy_database(database: sqlite3.Connection, path: Path) -> None:
-    """Writes all committed data into another file, complete and without a log file."""
-    with closing(sqlite3.connect(path)) as copy:
-        database.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")
+def checkpoint(database: sqlite3.Connection) -> bool:
+    """Moves all committed changes from the log into the file; returns False if it is being read."""
+    (is_busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not is_busy
 
 
 @contextmanager

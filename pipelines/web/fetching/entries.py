@@ -22,6 +22,7 @@ class UrlEntry:
     etag: str | None = None  # of an earlier crawl
     modified: str | None = None
     alternatives: tuple[str, ...] = ()  # requested one after the other if this one fails
+    caption: tuple[int, str] | None = None  # the row of a table that names it, and its text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Fetches the URLs of one bucket: many hosts concurrently, each at its own rate.
 
-Every response's record is in the archive, and its outcome in the journal, before the fetcher waits
-for the next responses.
+Every response's record is in the archive, and its outcome in the journal, before its host gets the
+next request.
 """
 
 import heapq
@@ -76,6 +76,7 @@ class Fetcher:
         self._hosts: dict[int, Host] = {}
         self._turns: list[tuple[float, int]] = []  # a heap of (time, host)
         self._running: dict[int, Running] = {}
+        self._unsaved: list[Host] = []  # they have responded since the last save
         self._done = self._rejected = 0
 
     def run(self) -> None:
@@ -88,14 +89,29 @@ class Fetcher:
                 break
             for answer in self._wait():
                 self._answered(answer)
-            # Records before their journal: every journalled record is in the archive.
-            self._parts.flush()
-            self._journal.commit()
-            if self._parts.is_full:  # between two commits: all of it is journalled
-                self._journal.finish_part(self._parts)
+            self._save()
             self._tell()
         self._journal.commit()
         self._tell()
+
+    def _save(self) -> None:
+        """Saves all outcomes; hosts that have responded get their next request only then.
+
+        So after a kill at most the requests in flight are repeated. A store is not written for each
+        response: hosts wait for the next push, which is not later than their pause.
+        """
+        mirror = self._journal.mirror
+        if mirror is not None and (not self._unsaved or mirror.seconds_left > 0):
+            self._parts.flush()
+            self._journal.commit()
+            return
+        self._journal.save(self._parts)
+        for host in self._unsaved:
+            if self._hosts.get(host.row.id) is host:
+                self._schedule(host)
+        self._unsaved.clear()
+        if self._parts.is_full:  # between two commits: all of it is journalled
+            self._journal.finish_part(self._parts)
 
     def _tell(self) -> None:
         self._watch(self._done, self._rejected)
@@ -105,6 +121,8 @@ class Fetcher:
         pause = PAUSE_S
         if self._turns and self._client.num_free:
             pause = min(pause, max(0.0, self._turns[0][0] - self._clock()))
+        if self._unsaved and self._journal.mirror is not None:
+            pause = min(pause, self._journal.mirror.seconds_left)
         if self._client.num_running:
             return self._client.wait(timeout=pause)
         self._sleep(pause)
@@ -245,7 +263,7 @@ class Fetcher:
             detail = f"{host.row.failures} requests in a row failed, the last: {answer.failure}"
             self._close(host, Reason.HOST_FAILED, detail)
         self._journal.keep_host(host.row)
-        self._schedule(host)
+        self._unsaved.append(host)
 
     def _is_busy(self, running: Running, answer: Answer) -> bool:
         """Returns whether the host asks for a later attempt; the URL then continues to wait.

@@ -4,10 +4,13 @@ import argparse
 import dataclasses
 from collections.abc import Iterable
 
+from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
+from vlmill.runtime.console.command import int_at_least
 from vlmill.runtime.net.addresses import parse_networks
 from vlmill.schemas.errors import InputError
 
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 FLAGS: dict[str, tuple[str, str, str]] = {
     "delay_s": (
         "--delay",
@@ -45,7 +48,7 @@ FLAGS: dict[str, tuple[str, str, str]] = {
 """The flag, metavar and help of each field of the politeness policy"""
 
 
-def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
+def add_policy_flags(p: Flags, names: Iterable[str] = FLAGS) -> None:
     """Declares the flags that change how hosts are treated."""
     defaults = {field.name: field.default for field in dataclasses.fields(PolitenessPolicy)}
     for name in names:
@@ -59,8 +62,22 @@ def add_policy_flags(p: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -
         p.add_argument(flag, dest=name, type=type(default), metavar=metavar, help=help_text)
 
 
+def add_buckets(p: Flags) -> None:
+    """Declares the number of buckets."""
+    p.add_argument(
+        "--buckets",
+        type=int_at_least(1),
+        metavar="N",
+        help="number of buckets that the hosts are distributed to; each bucket is processed by one "
+        "worker at a time (default: one per core; with --runner 64; with --part 8 per part)",
+    )
+
+
 def build_policy(args: argparse.Namespace) -> PolitenessPolicy:
     """Builds the politeness policy from the flags. Raises InputError for invalid values."""
+    buckets = getattr(args, "buckets", None)
+    if buckets is not None and buckets > MOST_BUCKETS:
+        raise InputError(f"--buckets {buckets}: must be at most {MOST_BUCKETS}")
     values = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(PolitenessPolicy)

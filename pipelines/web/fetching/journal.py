@@ -4,12 +4,12 @@ Every response is committed before the fetcher waits for the next one, so that a
 no journalled request. Memory is SQLite's page cache; queues of any length are stored on disk.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.web.fetching.database import copy_database, open_database
+from vlmill.pipelines.web.fetching.database import checkpoint, open_database
 from vlmill.pipelines.web.fetching.entries import (
     REDIRECTED,
     HostRow,
@@ -19,9 +19,9 @@ from vlmill.pipelines.web.fetching.entries import (
     UrlEntry,
 )
 from vlmill.pipelines.web.fetching.hosts import get_host
+from vlmill.pipelines.web.fetching.mirror import BucketMirror
 from vlmill.pipelines.web.fetching.outbox import Outbox, join_urls, split_urls
 from vlmill.pipelines.web.fetching.warc import Parts, RecordLocation, part_name
-from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.listed import ListedFile
 from vlmill.schemas.rejects import Reason
 
@@ -34,35 +34,36 @@ _MOST_HOST_IDS = 10_000
 class Journal:
     """Reads and writes one bucket's journal; at most one process at a time may write it.
 
-    ``resume_path`` is its path in a store, from which a run on another machine can continue.
-    ``new`` creates the file; without it a missing journal raises OSError.
+    ``new`` creates the file; without it a missing journal raises OSError. ``mirror`` copies it to a
+    store.
     """
 
-    def __init__(self, path: Path, resume_path: Path | None = None, *, new: bool = False) -> None:
-        self.path, self._kept = path, resume_path
+    def __init__(
+        self, path: Path, mirror: BucketMirror | None = None, *, new: bool = False
+    ) -> None:
+        self.path, self.mirror = path, mirror
         self._host_ids: dict[str, int] = {}
-        self._db = open_database(path, new=new)
+        self._db = open_database(path, new=new, logged=mirror is not None)
         self.outbox = Outbox(self._db)
 
     def commit(self) -> None:
         """Commits everything since the last commit; a kill before loses all of it."""
         self._db.commit()
 
-    def keep(self) -> None:
-        """Copies the committed data into the store, if the journal has a path there."""
-        if self._kept is not None:
-            with atomic_path(self._kept) as copy:
-                copy_database(self._db, copy)
+    def save(self, parts: Parts) -> None:
+        """Commits everything, after the archive has its records, and mirrors both to the store."""
+        parts.flush()
+        self.commit()
+        if self.mirror is not None:
+            self.mirror.push(parts.part, self.checkpoint)
 
-    def restored(self, sent: Mapping[int, int], now: float) -> None:
-        """Adapts a journal restored from a store, as other buckets and hosts may have newer state.
+    def checkpoint(self) -> bool:
+        """Moves all committed changes into the file; returns False if another process reads it."""
+        return checkpoint(self._db)
 
-        ``sent``: the number of the last URL that each bucket's journal, as it was stored, has
-        written for others; the numbers after it may be reused for other URLs. Any host may have
-        received requests until ``now``.
-        """
-        self.outbox.send_again(sent)
-        self._db.execute("UPDATE hosts SET active = 0, last_at = ?", (now,))
+    def restored(self, now: float) -> None:
+        """Adapts a journal from a store: any host may have received requests until ``now``."""
+        self._db.execute("UPDATE hosts SET active = 0, last_at = ? WHERE waiting > 0", (now,))
         self.commit()
 
     def close(self) -> None:
@@ -81,6 +82,11 @@ class Journal:
         """Adds a URL of the user's list; a duplicate is counted."""
         if not self._insert(entry):
             self._db.execute("UPDATE urls SET times = times + 1 WHERE url = ?", (entry.url,))
+        if entry.caption is not None:
+            self._db.execute(
+                "INSERT INTO captions SELECT ?, id, ? FROM urls WHERE url = ?",
+                (*entry.caption, entry.url),
+            )
 
     def drop_line(self, line: str, reason: Reason, detail: str | None) -> None:
         """Stores a line of the user's list that is not a URL."""
@@ -331,18 +337,23 @@ class Journal:
     def finish_part(self, parts: Parts) -> None:
         """Records the size and SHA-256 of the open part, and gives the part its final name.
 
-        The journal is on the disk before the part has its name, so that no finished part has
-        records that the journal lacks, even after a power failure.
+        The journal is on the disk, or in the store, before the part has its name, so that no
+        finished part has records that the journal lacks, even after a power failure.
         """
         if (described := parts.describe_open_part()) is not None:
             self._db.execute(
                 "INSERT OR REPLACE INTO parts VALUES (?, ?, ?)",
                 (parts.part, described.bytes, described.sha256),
             )
-            self._db.commit()
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.save(parts)
+            if self.mirror is None:
+                self.checkpoint()
+            else:
+                self.mirror.require()
             parts.finish()
-        self.keep()
+        if self.mirror is not None:
+            self.commit()
+            self.mirror.finish(self.checkpoint)
 
     def finished_parts(self, bucket: int) -> list[ListedFile]:
         """Returns the finished parts of the bucket's archive, in their order."""
@@ -353,14 +364,12 @@ class Journal:
 
     # Between buckets.
 
-    def pull(self, bucket: int, sent: Iterable[tuple[int, UrlEntry]], *, max_pages: int) -> None:
-        """Adds the URLs that another bucket has sent; if killed, none of them."""
-        last = 0
-        for last, entry in sent:  # noqa: B007
+    def pull(self, bucket: int, last: int, entries: Iterable[UrlEntry], *, max_pages: int) -> None:
+        """Adds URLs that another bucket has sent, up to the number ``last``; if killed, none."""
+        for entry in entries:
             self.add(entry, max_pages=max_pages)
-        if last:
-            self.outbox.mark_pulled(bucket, last)
-            self.commit()
+        self.outbox.mark_pulled(bucket, last)
+        self.commit()
 
     # Counts and rows, for progress, tables and reports.
 
@@ -368,6 +377,11 @@ class Journal:
         """Returns how many URLs wait."""
         row = self._db.execute("SELECT total(waiting) FROM hosts WHERE waiting > 0").fetchone()
         return int(row[0])
+
+    def failed(self) -> int:
+        """Returns how many URLs have failed and may be tried again."""
+        query = "SELECT count(*) FROM urls WHERE state = ?"
+        return int(self._db.execute(query, (FAILED,)).fetchone()[0])
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         """Yields the rows of a query, one after the other."""

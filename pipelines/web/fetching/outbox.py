@@ -1,7 +1,7 @@
-"""Exchanges URLs between buckets: stores URLs for others, and how many were pulled from each."""
+"""Stores URLs for other buckets, and how many were pulled from each (:mod:`.sent`)."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from vlmill.pipelines.web.fetching.entries import UrlEntry
 
@@ -17,7 +17,7 @@ def split_urls(kept: str | None) -> tuple[str, ...]:
 
 
 class Outbox:
-    """Reads and writes the tables of a bucket's journal that other buckets read.
+    """Reads and writes the tables of a bucket's journal about URLs of other buckets.
 
     Sent URLs stay, under ascending numbers: pulling them again adds nothing.
     """
@@ -40,6 +40,11 @@ class Outbox:
         """Returns the number of the last URL sent to another bucket; 0 before the first."""
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM sent").fetchone()[0])
 
+    def list_targets(self, after: int) -> list[int]:
+        """Returns the buckets to which URLs were sent after the number ``after``."""
+        query = "SELECT DISTINCT bucket FROM sent WHERE id > ? ORDER BY bucket"
+        return [bucket for (bucket,) in self._db.execute(query, (after,))]
+
     def sent_to(self, bucket: int, after: int) -> Iterator[tuple[int, UrlEntry]]:
         """Yields the URLs sent to a bucket after the number ``after``, with their numbers."""
         rows = self._db.execute(
@@ -61,17 +66,13 @@ class Outbox:
             )
 
     def pulled(self, bucket: int) -> int:
-        """Returns the number of the last URL that was pulled from another bucket."""
+        """Returns the number of the last URL that was pulled from another bucket.
+
+        For the journal's own bucket: the last one that was written for the others.
+        """
         row = self._db.execute("SELECT last FROM pulled WHERE bucket = ?", (bucket,)).fetchone()
         return 0 if row is None else int(row[0])
 
     def mark_pulled(self, bucket: int, last: int) -> None:
         """Stores the number of the last URL that was pulled from another bucket."""
         self._db.execute("INSERT OR REPLACE INTO pulled VALUES (?, ?)", (bucket, last))
-
-    def send_again(self, sent: Mapping[int, int]) -> None:
-        """Resets the pull positions to at most each bucket's last sent number."""
-        self._db.executemany(
-            "UPDATE pulled SET last = min(last, ?) WHERE bucket = ?",
-            [(last, bucket) for bucket, last in sent.items()],
-        )

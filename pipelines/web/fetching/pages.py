@@ -24,6 +24,7 @@ class Scope:
     max_pages_per_host: int = 1_000  # that links lead to; listed pages do not count
     max_links: int = 1_000  # of one page
     addresses: int = 4  # of an image that are tried, the largest first, until one succeeds
+    contents: bool = False  # images are stored without their records, for this run alone
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from vlmill.runtime.net.exchange import ClientSettings
+from vlmill.runtime.net.proxies import read_proxies
 
 MIB = 1 << 20
 CONNECTIONS = 64  # of a worker, each with one body in memory
@@ -54,13 +55,14 @@ class PolitenessPolicy:
         self.client_settings()  # checks its values, the contact included
 
     def client_settings(self) -> ClientSettings:
-        """Returns the settings of a worker's client."""
+        """Returns the settings of a worker's client, with the proxies of its environment."""
         return ClientSettings(
             contact=self.contact,
             connections=min(CONNECTIONS, self.hosts_at_once * self.per_host),
             connect_seconds=self.connect_s,
             seconds=self.response_s,
             max_bytes=self.max_bytes,
+            proxies=read_proxies(),
             allowed=tuple(ip_network(network) for network in self.allow_addresses),
         )
 

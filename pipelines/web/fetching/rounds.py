@@ -1,52 +1,77 @@
-"""Runs rounds: in each, every bucket that has URLs is fetched by one worker at a time.
+"""Runs a fetch in rounds: in each, every bucket that has URLs is fetched by one worker at a time.
 
 URLs that lead from one bucket to another wait for the next round; when no URL remains, failed
-URLs are tried once more. A round has two steps of the engine: the first exchanges URLs between the
-buckets, in one process; the units of the second are the buckets with waiting URLs. Between them no
-journal is open in two processes, so that the parts of a crawl may run on several machines.
+URLs are tried once more. The units of a round are buckets, on any runner. Between two rounds one
+process reads what the buckets report, and chooses those of the next. No journal is open in two
+processes, so the workers may run on several machines.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from vlmill.pipelines.web.fetching.entries import SUCCESSES
-from vlmill.pipelines.web.fetching.work import FetchState, fetch_bucket, pull_all, retry_failed
+from vlmill.pipelines.web.fetching.database import journal_errors
+from vlmill.pipelines.web.fetching.hosts import MOST_BUCKETS
+from vlmill.pipelines.web.fetching.tables import CrawlSummary, merge_summaries, write_tables
+from vlmill.pipelines.web.fetching.work import FetchState, fetch_bucket
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.files.paths import remove_tree
-from vlmill.runtime.units.numbers import BYTES, Numbers, count_rejects
+from vlmill.runtime.cores import all_cores
+from vlmill.runtime.files.outputs import WORK
+from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.units.run_here import run_here, wait_for_others
 from vlmill.runtime.units.runner import RunSteps
 from vlmill.runtime.units.share import Share
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
 
-_OUTCOMES = """
-SELECT outcome, count(*), total(bytes) FROM urls WHERE outcome IS NOT NULL GROUP BY outcome
-"""
-WAITING = "waiting"  # the buckets with waiting URLs, in the record of an exchange
+BUCKETS_PER_PART = 8  # without --buckets
+BUCKETS_ON_RUNNER = 64  # without --buckets: the number of a runner's workers is not known here
 
 
-def run_rounds(job: FetchState, run_steps: RunSteps, share: Share | None = None) -> None:
-    """Runs rounds until no URL waits, then the retry rounds for failed URLs.
+def default_buckets(share: Share | None, *, on_runner: bool) -> int:
+    """Returns the number of buckets; workers on different machines need the same number."""
+    if share is not None:
+        return min(share.count * BUCKETS_PER_PART, MOST_BUCKETS)
+    return BUCKETS_ON_RUNNER if on_runner else all_cores()
+
+
+def fetch_all(job: FetchState, run_steps: RunSteps, share: Share | None = None) -> None:
+    """Runs rounds until no URL waits, then the retry rounds for failed URLs; writes the tables.
 
     The journals hold the remaining work, and the records of rounds are for the other parts of a
     crawl: without a ``share`` a run begins with new rounds.
     """
     if share is None:
         remove_tree(_records(job))
+    plan: dict[str, Any] = {"buckets": list(range(job.buckets)), "retry": 0, "states": {}}
     number = 0
-    for retry in range(job.policy.retries + 1):
-        while buckets := _exchange(job, number, retry, share):
-            run_steps(job, [make_round(buckets, number)])
-            number += 1
+    while plan["buckets"]:
+        run_steps(job, [make_round(plan["buckets"], number, plan["retry"])])
+        choose = partial(_choose_buckets, plan, number)
+        plan = run_alone(job, f"choose-{number:04d}", choose, share).metrics
         number += 1
+    run_steps(job, [TABLES])
 
 
-def run_rounds_here(job: FetchState, workers: int) -> None:
-    """Runs all rounds in ``workers`` processes of this machine."""
-    run_rounds(job, partial(run_here, workers=workers, module=__name__))
+def _choose_buckets(plan: dict[str, Any], number: int, job: FetchState, _: Unit) -> Result:
+    """Chooses the buckets of the next round, from what those of round ``number`` report."""
+    step = make_round(plan["buckets"], number, plan["retry"])
+    states: dict[str, dict[str, int]] = dict(plan["states"])
+    buckets, retry = set[int](), int(plan["retry"])
+    for bucket, result in zip(plan["buckets"], step.results(job), strict=True):
+        buckets.update(result.metrics["sent"])
+        states[str(bucket)] = {name: result.metrics[name] for name in ("failed", "retry")}
+    while not buckets and retry < job.policy.retries:
+        retry += 1
+        failed = {int(b): s["failed"] for b, s in states.items() if s["retry"] < retry}
+        buckets = {bucket for bucket, urls in failed.items() if urls}
+        if buckets:
+            urls = sum(failed.values())
+            print_status(f"trying {urls} failed URLs once more, in {job.policy.retry_wait_s:g} s")
+            time.sleep(job.policy.retry_wait_s)
+    return Result(metrics={"buckets": sorted(buckets), "retry": retry, "states": states})
 
 
 def run_alone(
@@ -63,47 +88,41 @@ def run_alone(
     return next(step.results(job))
 
 
-def make_round(buckets: Sequence[int], number: int) -> Step[FetchState]:
+def make_round(buckets: Sequence[int], number: int, retry: int = 0) -> Step[FetchState]:
     """Returns the step of round ``number``, which fetches the waiting URLs of these buckets."""
     units = partial(_bucket_units, tuple(buckets), number)
-    return Step(name="fetch", units=units, work=_fetch, folder=_records)
-
-
-def _exchange(job: FetchState, number: int, retry: int, share: Share | None) -> list[int]:
-    """Gives the buckets the URLs for round ``number``; returns those with waiting URLs."""
-    result = run_alone(job, f"exchange-{number:04d}", partial(_exchange_urls, retry), share)
-    waiting: list[int] = result.metrics[WAITING]
-    return waiting
-
-
-def _exchange_urls(retry: int, job: FetchState, _: Unit) -> Result:
-    if retry and (failed := retry_failed(job, retry)):
-        print_status(f"trying {failed} failed URLs once more, in {job.policy.retry_wait_s:g} s")
-        time.sleep(job.policy.retry_wait_s)
-    return Result(metrics={WAITING: pull_all(job)})
+    return Step(name="fetch", units=units, work=partial(_fetch, retry), folder=_records)
 
 
 def _records(job: FetchState) -> Path:
     """Returns the folder of the records of rounds."""
-    return job.folder.with_name("rounds")
+    return to_path(job.output) / WORK / "rounds"
 
 
 def _bucket_units(buckets: tuple[int, ...], number: int, job: FetchState) -> list[Unit]:
     return [Unit(name=f"{number:04d}-bucket-{bucket:05d}", number=bucket) for bucket in buckets]
 
 
-def _fetch(job: FetchState, unit: Unit) -> Result:
-    before = count_outcomes(job, unit.number)
-    fetch_bucket(job, unit.number)
-    return Result(numbers=count_outcomes(job, unit.number) - before)
+def _fetch(retry: int, job: FetchState, unit: Unit) -> Result:
+    with journal_errors():
+        return fetch_bucket(job, unit.number, retry)
 
 
-def count_outcomes(job: FetchState, bucket: int) -> Numbers:
-    """Counts a bucket's URLs with an outcome, their bytes, and the URLs without content."""
-    numbers = Numbers()
-    with job.journal(bucket) as journal:
-        for outcome, urls, num_bytes in journal.rows(_OUTCOMES):
-            numbers += Numbers({"urls": urls, BYTES: int(num_bytes)})
-            if outcome not in SUCCESSES:
-                numbers += count_rejects({outcome: urls})
-    return numbers
+def table_units(job: FetchState) -> list[Unit]:
+    """Returns a unit for each bucket, which writes its tables."""
+    return [Unit(name=f"tables-{bucket:05d}", number=bucket) for bucket in range(job.buckets)]
+
+
+def make_tables(job: FetchState, unit: Unit) -> Result:
+    """Writes the tables of a bucket."""
+    with journal_errors():
+        summary = write_tables(job, unit.number)
+    return Result(shards=summary.shards, tallies=summary.tallies, metrics=summary.to_metrics())
+
+
+TABLES = Step(name="tables", units=table_units, work=make_tables, folder=_records)
+
+
+def collect_tables(job: FetchState) -> CrawlSummary:
+    """Returns the counts of all buckets, after their tables are written."""
+    return merge_summaries(map(CrawlSummary.from_result, TABLES.results(job)))

@@ -3,7 +3,7 @@
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,11 +11,12 @@ from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.stages import FETCH_LISTED, URLS
 from vlmill.pipelines.web.fetching.warc import part_name
-from vlmill.pipelines.web.fetching.work import FetchState, read_lines
+from vlmill.pipelines.web.fetching.work import FetchState, open_bucket, read_lines
 from vlmill.runtime.files.listed import ListedFile, describe_file, file_problem
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.shards import Shard, ShardWriter
 from vlmill.runtime.units.funnel import IN, OUT, Tally
+from vlmill.runtime.units.unit import Result
 from vlmill.schemas.rejects import Reason, reject
 from vlmill.schemas.tables import OUTCOMES, REJECTS, Table
 
@@ -51,18 +52,50 @@ class CrawlSummary:
     records: Counter[str] = field(default_factory=Counter)  # by archive
     archives: list[ListedFile] = field(default_factory=list)
 
+    def to_metrics(self) -> dict[str, Any]:
+        """Returns the counts as plain values, without shards and tallies."""
+        return {
+            "outcomes": self.outcomes,
+            "statuses": self.statuses,
+            "tenths": sorted(self.tenths.items()),
+            "left_out": self.left_out,
+            "hosts": self.hosts,
+            "examples": self.examples,
+            "records": self.records,
+            "archives": [asdict(archive) for archive in self.archives],
+        }
+
+    @classmethod
+    def from_result(cls, result: Result) -> "CrawlSummary":
+        """Returns the counts that a unit's result holds."""
+        values = result.metrics
+        return cls(
+            shards=result.shards,
+            tallies=result.tallies,
+            outcomes=Counter(values["outcomes"]),
+            statuses=Counter(values["statuses"]),
+            tenths=Counter(dict(values["tenths"])),
+            left_out=values["left_out"],
+            hosts=[tuple(host) for host in values["hosts"]],
+            examples=values["examples"],
+            records=Counter(values["records"]),
+            archives=[ListedFile(**archive) for archive in values["archives"]],
+        )
+
 
 def write_tables(job: FetchState, bucket: int) -> CrawlSummary:
-    """Writes a bucket's shards of both tables. Memory: one group of rows.
+    """Finishes a bucket's archive, and writes its shards of both tables. Memory: a group of rows.
 
     Raises OSError if the bucket's lines do not match its outcomes and rejects, or an archive has
     changed since it was finished: no data of the journal or the archives is deleted then.
     """
     written = CrawlSummary()
-    with job.journal(bucket) as journal:
+    with open_bucket(job, bucket) as opened:
+        journal = opened.journal
+        opened.finish_part()
         outcomes = _count_rows(job, journal, written, bucket)
         written.shards.append(_write(job, OUTCOMES, bucket, outcomes))
-        written.shards.append(_write(job, REJECTS, bucket, _rejects(journal, written)))
+        written.shards.append(_write(job, REJECTS, bucket, _rejects(job, journal, written)))
         written.hosts = list(journal.rows(_HOSTS))
         (left_out,) = next(journal.rows("SELECT total(left_out) FROM hosts"))
         written.left_out = int(left_out)
@@ -86,6 +119,8 @@ def _find_archives(
     job: FetchState, bucket: int, journal: Journal, written: CrawlSummary
 ) -> list[ListedFile]:
     """Returns the bucket's finished archives. Raises OSError for one that is missing or cut."""
+    if job.scope.contents:
+        return []
     output = to_path(job.output)
     archives = {archive.name: archive for archive in journal.finished_parts(bucket)}
     for archive in archives.values():
@@ -109,18 +144,21 @@ def _count_rows(
             raise OSError(f"the journal {path} has no outcome of {row['url']}; use --fresh")
         timestamp = row["fetched_at"]
         row["fetched_at"] = None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
+        if job.scope.contents:
+            part = offset = length = None
         row["warc"] = None if part is None else part_name(bucket, part)
         row["warc_offset"], row["warc_length"] = offset, length
-        _count(row, times, written)
+        _count(row, times, written, repeats=not job.has_rows)
         yield row
 
 
-def _count(row: dict[str, Any], times: int, written: CrawlSummary) -> None:
+def _count(row: dict[str, Any], times: int, written: CrawlSummary, *, repeats: bool) -> None:
+    """Counts an outcome; ``repeats``: repeated lines are duplicates."""
     stage, outcome = row["stage"], row["outcome"]
     if stage == FETCH_LISTED.name:
         written.tallies[URLS.name, IN] += times
-        written.tallies[URLS.name, OUT] += 1
-        written.tallies[URLS.name, Reason.DUPLICATE.value] += times - 1
+        written.tallies[URLS.name, OUT] += 1 if repeats else times
+        written.tallies[URLS.name, Reason.DUPLICATE.value] += times - 1 if repeats else 0
     written.tallies[stage, IN] += 1
     written.tallies[stage, OUT if outcome in SUCCESSES else outcome] += 1
     written.outcomes[outcome] += 1
@@ -135,7 +173,9 @@ def _count(row: dict[str, Any], times: int, written: CrawlSummary) -> None:
         examples.append((row["url"], row["detail"] or ""))
 
 
-def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, object]]:
+def _rejects(
+    job: FetchState, journal: Journal, written: CrawlSummary
+) -> Iterator[dict[str, object]]:
     for line, reason, detail, times in journal.rows(_LINES):
         written.tallies[URLS.name, IN] += times
         written.tallies[URLS.name, reason] += times
@@ -143,7 +183,7 @@ def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, obje
             yield reject(URLS.name, line, Reason(reason), detail)
     for values in journal.rows(_OUTCOMES):
         url, _, stage, _, outcome, detail, *_, times = values
-        if stage == FETCH_LISTED.name:
+        if stage == FETCH_LISTED.name and not job.has_rows:
             for _ in range(times - 1):
                 yield reject(URLS.name, url, Reason.DUPLICATE)
         if outcome not in SUCCESSES:
@@ -152,7 +192,8 @@ def _rejects(journal: Journal, written: CrawlSummary) -> Iterator[dict[str, obje
 
 def _write(job: FetchState, table: Table, bucket: int, rows: Iterable[dict[str, Any]]) -> Shard:
     producer = {"job": "crawl", "manners": job.policy.as_settings()}
-    writer = ShardWriter(job.output, table, bucket, job.buckets, producer=producer)
+    shards = job.reject_shards if table is REJECTS else job.buckets
+    writer = ShardWriter(job.output, table, bucket, shards, producer=producer)
     with writer:
         group: list[dict[str, Any]] = []
         for row in rows:

@@ -119,11 +119,17 @@ def part_name(bucket: int, part: int) -> str:
     return f"crawl-{bucket:05d}-{part:05d}.warc.gz"
 
 
+def contents_name(bucket: int, part: int) -> str:
+    """Returns the file name of a finished part that has contents alone."""
+    return f"{bucket:05d}-{part:05d}.contents"
+
+
 class Parts:
     """Writes records into the successive parts of one bucket's archive.
 
     ``journalled`` is the last record in the journal: records after it were written by a run that
-    was killed before it could journal them, and are cut off.
+    was killed before it could journal them, and are cut off. ``contents``: the parts have contents
+    without records, for one run, and their SHA-256 is not computed.
     """
 
     def __init__(
@@ -135,24 +141,30 @@ class Parts:
         contact: str,
         max_bytes: int,
         journalled: RecordLocation | None,
+        contents: bool = False,
     ) -> None:
+        self._contents = contents
         self._output, self._path, self._bucket = output, open_part, bucket
         self._contact, self._max_bytes = contact, max_bytes
         self.part = 0 if journalled is None else journalled.part
         end = 0 if journalled is None else journalled.offset + journalled.length
-        if journalled is not None and (output / part_name(bucket, self.part)).exists():
+        if journalled is not None and (output / self.name(self.part)).exists():
             self.part, end = self.part + 1, 0  # that part was full, and has its final name
-        stray = output / part_name(bucket, self.part)
+        stray = output / self.name(self.part)
         if end == 0 and stray.exists():
             raise OSError(f"{stray} has records that its journal lacks; use --fresh")
         self._file = self._path.open("ab")
         if self._file.tell() < end:
             raise OSError(
-                f"{output / part_name(bucket, self.part)} is missing, and {self._path} has lost "
+                f"{output / self.name(self.part)} is missing, and {self._path} has lost "
                 "records that its journal lists; use --fresh"
             )
         self._file.truncate(end)
         self._end = end
+
+    def name(self, part: int) -> str:
+        """Returns the file name of a finished part."""
+        return (contents_name if self._contents else part_name)(self._bucket, part)
 
     @property
     def is_full(self) -> bool:
@@ -161,10 +173,8 @@ class Parts:
 
     def add(self, record_bytes: bytes, *, timestamp: float) -> RecordLocation:
         """Appends a record; before it is journalled, :meth:`flush` must have been called."""
-        if self._end == 0:
-            self._append(
-                info_record(part_name(self._bucket, self.part), self._contact, timestamp=timestamp)
-            )
+        if self._end == 0 and not self._contents:
+            self._append(info_record(self.name(self.part), self._contact, timestamp=timestamp))
         location = RecordLocation(part=self.part, offset=self._end, length=len(record_bytes))
         self._append(record_bytes)
         return location
@@ -178,19 +188,23 @@ class Parts:
         self._file.flush()
 
     def describe_open_part(self) -> ListedFile | None:
-        """Returns the name, size and SHA-256 of the open part; None if it has no record."""
+        """Returns the name, size and SHA-256 of the open part; None if it has no record.
+
+        The SHA-256 is "" if it is not wanted.
+        """
         if self._end == 0:
             return None
         self._file.flush()
-        name = part_name(self._bucket, self.part)
-        return ListedFile(name=name, bytes=self._end, sha256=hash_file(self._path))
+        name = self.name(self.part)
+        sha256 = "" if self._contents else hash_file(self._path)
+        return ListedFile(name=name, bytes=self._end, sha256=sha256)
 
     def finish(self) -> None:
         """Moves the open part to its final path; the next record begins another part."""
         if self._end == 0:
             return
         self._file.close()
-        path = self._output / part_name(self._bucket, self.part)
+        path = self._output / self.name(self.part)
         if isinstance(path, RemotePath):
             path.upload(self._path)
             self._path.unlink()

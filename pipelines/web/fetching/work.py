@@ -1,20 +1,27 @@
-"""Defines a fetch as a job: its buckets, distributing URLs to them, and fetching one of them."""
+"""Defines a fetch as a job: its buckets, distributing URLs to them, and fetching one of them.
+
+A bucket's files are in the output. If that is in a store, the worker that has the bucket keeps them
+in a temporary folder, and mirrors them to the store (:mod:`.mirror`).
+"""
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from zlib import crc32
 
+from vlmill.pipelines.web.fetching.entries import SUCCESSES, UrlEntry
 from vlmill.pipelines.web.fetching.fetcher import Fetcher
 from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.lines import Line
+from vlmill.pipelines.web.fetching.mirror import PUSH_S, BucketMirror, base_name
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.warc import PARTS, Parts, part_name
+from vlmill.pipelines.web.fetching.sent import pull_sent, write_sent
+from vlmill.pipelines.web.fetching.warc import Parts
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import (
     TEMPORARY_PREFIX,
@@ -29,79 +36,157 @@ from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.files.outputs import WORK
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.remote import RemotePath, is_remote
+from vlmill.runtime.files.remote_lock import SECONDS
 from vlmill.runtime.net.client import Client
 from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.numbers import BYTES, Numbers, count_rejects
+from vlmill.runtime.units.unit import Result
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import read_json
 
 LINES_A_COMMIT = 10_000
 ORPHANS_S = 30.0  # how long a worker of a killed run may take to end
+_OUTCOMES = """
+SELECT outcome, count(*), total(bytes) FROM urls WHERE outcome IS NOT NULL GROUP BY outcome
+"""
 LINES = "lines.json"  # alongside the journals: how many lines of the list each received
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchState:
-    """Holds the state that every worker of a fetch needs; small, as each worker receives it."""
+    """Holds the state that every worker of a fetch needs; small, as each worker receives it.
+
+    A worker takes a bucket in a store over if its lock was not renewed for ``lock_seconds``.
+    ``has_rows``: lines are rows of a table, and a URL of several rows is no duplicate.
+    Archives of the ``contents`` alone are deleted with the other files of the run.
+    """
 
     output: str
     buckets: int
     policy: PolitenessPolicy
     scope: Scope = field(default_factory=Scope)
     part_bytes: int = 1 << 30
-    local: str | None = None  # for an output in a store: a local folder for growing files
+    lock_seconds: float = SECONDS
+    has_rows: bool = False
 
     @property
-    def resume_folder(self) -> Path:
-        """Returns the folder of the journals from which a killed run continues."""
-        return to_path(self.output) / WORK / "buckets"
+    def reject_shards(self) -> int:
+        """Returns the number of shards of rejects: one for each bucket, and one for its rows."""
+        return 2 * self.buckets if self.has_rows else self.buckets
 
     @property
     def folder(self) -> Path:
-        """Returns the folder of the buckets' current journals and open parts."""
-        return self.resume_folder if self.local is None else Path(self.local, "buckets")
+        """Returns the folder of the buckets: their journals, or in a store their mirrors."""
+        return to_path(self.output) / WORK / "buckets"
+
+    @property
+    def sent_folder(self) -> Path:
+        """Returns the folder of URLs that buckets have for each other."""
+        return to_path(self.output) / WORK / "sent"
+
+    @property
+    def archive_folder(self) -> Path:
+        """Returns the folder of finished archives."""
+        output = to_path(self.output)
+        return output / WORK / "contents" if self.scope.contents else output
 
     def journal_path(self, bucket: int) -> Path:
-        """Returns the path of a bucket's journal."""
-        return self.folder / f"{bucket:05d}.journal"
+        """Returns the path of a bucket's journal, in a store that of its mirror."""
+        folder = self.folder
+        return folder / (f"{bucket:05d}" if is_remote(folder) else journal_name(bucket))
 
     def journal(self, bucket: int) -> Journal:
-        """Opens a bucket's journal."""
-        path = self.journal_path(bucket)
-        return Journal(path, None if self.local is None else self.resume_folder / path.name)
+        """Opens a bucket's journal, in an output on this machine."""
+        return Journal(self.journal_path(bucket))
 
-    @contextmanager
-    def parts(self, bucket: int, journal: Journal) -> Iterator[Parts]:
-        """Opens a bucket's archive after its last journalled record."""
-        parts = Parts(
-            to_path(self.output),
-            self.folder / f"{bucket:05d}.warc.gz",
-            bucket,
-            contact=self.policy.contact,
-            max_bytes=self.part_bytes,
-            journalled=journal.last_location(),
-        )
-        try:
-            yield parts
-        finally:
-            parts.close()
+
+def journal_name(bucket: int) -> str:
+    """Returns the file name of a bucket's journal."""
+    return f"{bucket:05d}.journal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenBucket:
+    """Holds a bucket that no other worker may open: its journal, and its archive."""
+
+    journal: Journal
+    parts: Parts
+
+    def finish_part(self) -> None:
+        """Moves the open part of the archive to its final path."""
+        self.journal.finish_part(self.parts)
 
 
 @contextmanager
-def use_local_scratch(job: FetchState) -> Iterator[FetchState]:
-    """Yields the job, with a local folder if its output is in a store."""
+def open_bucket(job: FetchState, bucket: int) -> Iterator[OpenBucket]:
+    """Locks a bucket and opens it after its last journalled record.
+
+    From a store it is downloaded, and at the end of the block uploaded. If its last worker was
+    killed, it continues from the last push. Raises InputError if another worker keeps it.
+    """
+    with _lock_bucket(job, bucket), ExitStack() as stack:
+        folder, mirror = job.folder, None
+        if is_remote(job.output):
+            folder = stack.enter_context(temporary_folder())
+            mirror = _open_mirror(job, bucket, folder)
+        journal = stack.enter_context(Journal(folder / journal_name(bucket), mirror))
+        if job.scope.contents:
+            job.archive_folder.mkdir(parents=True, exist_ok=True)
+        parts = Parts(
+            job.archive_folder,
+            _open_part(folder, bucket),
+            bucket,
+            contact=job.policy.contact,
+            max_bytes=job.part_bytes,
+            journalled=journal.last_location(),
+            contents=job.scope.contents,
+        )
+        stack.callback(parts.close)
+        opened = OpenBucket(journal=journal, parts=parts)
+        if mirror is not None:
+            journal.restored(time.time())
+            if mirror.is_interrupted:
+                opened.finish_part()
+        yield opened
+        if mirror is not None:
+            opened.finish_part()
+
+
+def _open_part(folder: Path, bucket: int) -> Path:
+    return folder / f"{bucket:05d}.warc.gz"
+
+
+def _open_mirror(job: FetchState, bucket: int, folder: Path) -> BucketMirror:
+    place = job.journal_path(bucket)
+    assert isinstance(place, RemotePath)
+    mirror = BucketMirror(
+        place,
+        folder / journal_name(bucket),
+        _open_part(folder, bucket),
+        interval_s=min(PUSH_S, job.policy.delay_s),
+    )
+    mirror.restore()
+    return mirror
+
+
+@contextmanager
+def local_journals(job: FetchState) -> Iterator[Path]:
+    """Yields the folder with all journals, in a store copies of them; no bucket may be open."""
     if not is_remote(job.output):
-        yield job
+        yield job.folder
         return
     with temporary_folder() as folder:
-        yield replace(job, local=str(folder))
+        for bucket in range(job.buckets):
+            _open_mirror(job, bucket, folder)
+        yield folder
 
 
 def continue_fetch(job: FetchState) -> FetchState:
     """Returns the fetch with the number of buckets of an earlier run, if one has begun it."""
-    if not has_folder(job.resume_folder):
+    if not has_folder(job.folder):
         return job
-    lines = read_lines(job.resume_folder)
-    journals = len(list(job.resume_folder.glob("[0-9]*.journal"))) if lines is None else len(lines)
+    lines = read_lines(job.folder)
+    journals = len(list(job.folder.glob("[0-9]*.journal"))) if lines is None else len(lines)
     return replace(job, buckets=journals)
 
 
@@ -119,10 +204,15 @@ def read_lines(folder: Path) -> list[int] | None:
         raise OSError(f"{path} is damaged ({error}); use --fresh") from None
 
 
-def _check_journals(job: FetchState) -> None:
+def check_journals(job: FetchState) -> None:
     """Raises OSError for a missing journal, before the other journals are changed."""
-    for bucket in range(job.buckets):
-        job.journal(bucket).close()
+    if is_remote(job.output):
+        names = {path.name for path in job.folder.iterdir()}
+    else:
+        names = {path.name for path in job.folder.glob("*.journal")}
+    for path in map(job.journal_path, range(job.buckets)):
+        if path.name not in names:
+            raise OSError(f"the journal {path} is missing; put it back, or use --fresh")
     lines = read_lines(job.folder)
     if lines is not None and len(lines) != job.buckets:
         raise OSError(
@@ -136,25 +226,19 @@ def distribute(job: FetchState, lines: Iterable[Line]) -> None:
 
     Duplicates are counted. If killed, no line is assigned. Memory does not grow with the list.
     """
-    if job.folder.exists() or restore(job):
-        _check_journals(job)
+    if has_folder(job.folder):
+        check_journals(job)
         return
-    for leftover in job.folder.parent.glob(f"{TEMPORARY_PREFIX}*"):  # of a run that was killed
-        shutil.rmtree(leftover)
-    with atomic_folder(job.folder) as folder, ExitStack() as stack:
+    with _new_journals(job) as folder, ExitStack() as stack:
         journals = [
-            stack.enter_context(Journal(folder / job.journal_path(bucket).name, new=True))
+            stack.enter_context(Journal(folder / journal_name(bucket), new=True))
             for bucket in range(job.buckets)
         ]
         counts = [0] * job.buckets
         progress = stack.enter_context(Progress(total=None, unit="line", label="list of URLs"))
         for number, (line, entry) in enumerate(lines, start=1):
-            if isinstance(entry, Drop):
-                bucket = crc32(line.encode("utf-8", "replace")) % job.buckets
-                journals[bucket].drop_line(line, entry.reason, entry.detail)
-            else:
-                bucket = assign_bucket(get_host(entry.url), job.buckets)
-                journals[bucket].list_url(entry)
+            bucket = bucket_for(line, entry, job.buckets)
+            add_line(journals[bucket], line, entry)
             counts[bucket] += 1
             progress.advance()
             if number % LINES_A_COMMIT == 0:
@@ -164,125 +248,128 @@ def distribute(job: FetchState, lines: Iterable[Line]) -> None:
             journal.commit()
             journal.close()
         write_json(folder / LINES, {"lines": counts})
-    if job.local is not None:
+
+
+def bucket_for(line: str, entry: UrlEntry | Drop, buckets: int) -> int:
+    """Returns the bucket of a line of a list."""
+    if isinstance(entry, Drop):
+        return crc32(line.encode("utf-8", "replace")) % buckets
+    return assign_bucket(get_host(entry.url), buckets)
+
+
+def add_line(journal: Journal, line: str, entry: UrlEntry | Drop) -> None:
+    """Adds a line of a list to its bucket's journal."""
+    if isinstance(entry, Drop):
+        journal.drop_line(line, entry.reason, entry.detail)
+    else:
+        journal.list_url(entry)
+
+
+@contextmanager
+def _new_journals(job: FetchState) -> Iterator[Path]:
+    """Yields a folder for new journals, which are stored together at the end of the block."""
+    if not is_remote(job.output):
+        for leftover in job.folder.parent.glob(f"{TEMPORARY_PREFIX}*"):  # of a run that was killed
+            shutil.rmtree(leftover)
+        with atomic_folder(job.folder) as folder:
+            yield folder
+        return
+    with temporary_folder() as folder:
+        yield folder
         for bucket in range(job.buckets):
-            with job.journal(bucket) as journal:
-                journal.keep()
-        write_json(job.resume_folder / LINES, {"lines": counts})
-        write_bytes(job.resume_folder / WHOLE, b"")
+            upload_journal(job, bucket, folder / journal_name(bucket))
+        finish_lists(job, read_lines(folder) or [])
 
 
-def restore(job: FetchState) -> bool:
-    """Restores the journals of a killed run from its store; returns False without a folder of them.
-
-    Raises OSError if a journal is missing. Responses since the stored state are discarded, and
-    their archives are removed.
-    """
-    if job.local is None or not has_folder(job.resume_folder):
-        return False
-    names = [job.journal_path(bucket).name for bucket in range(job.buckets)]
-    if missing := [name for name in names if not (job.resume_folder / name).is_file()]:
-        raise OSError(f"the journal {job.resume_folder / missing[0]} is missing; use --fresh")
-    lines = read_lines(job.resume_folder)
-    with atomic_folder(job.folder) as folder:
-        for name in names:
-            remote = job.resume_folder / name
-            assert isinstance(remote, RemotePath)
-            remote.download(folder / name)
-        if lines is not None:
-            write_json(folder / LINES, {"lines": lines})
-    sent = {}
-    for bucket in range(job.buckets):
-        with job.journal(bucket) as journal:
-            sent[bucket] = journal.outbox.last_sent()
-    journalled = set[str]()
-    for bucket in range(job.buckets):
-        with job.journal(bucket) as journal:
-            journal.restored(sent, time.time())
-            last = journal.last_location()
-        journalled.update(part_name(bucket, part) for part in range(last.part + 1 if last else 0))
-    for path in to_path(job.output).glob(PARTS):
-        if path.name not in journalled:
-            path.unlink()
-    return True
+def upload_journal(job: FetchState, bucket: int, file: Path) -> None:
+    """Stores a bucket's new journal in a store."""
+    remote = job.journal_path(bucket) / base_name(1)
+    assert isinstance(remote, RemotePath)
+    remote.upload(file)
 
 
-def pull_all(job: FetchState) -> list[int]:
-    """Gives each bucket the URLs that others have sent to it; returns buckets with waiting URLs."""
-    waiting = []
-    for bucket in range(job.buckets):
-        with _lock_bucket(job, bucket), job.journal(bucket) as journal:
-            for number in range(job.buckets):
-                if number != bucket:
-                    with job.journal(number) as other:
-                        sent = other.outbox.sent_to(bucket, journal.outbox.pulled(number))
-                        journal.pull(number, sent, max_pages=job.scope.max_pages_per_host)
-            if journal.waiting():
-                waiting.append(bucket)
-    return waiting
-
-
-def retry_failed(job: FetchState, number: int) -> int:
-    """Begins retry round ``number`` for transient failures; returns how many URLs wait."""
-    urls = 0
-    for bucket in range(job.buckets):
-        with job.journal(bucket) as journal:
-            urls += journal.retry_failed(number)
-            journal.commit()
-    return urls
+def finish_lists(job: FetchState, counts: Sequence[int]) -> None:
+    """Records that all journals have been stored, with their numbers of lines."""
+    write_json(job.folder / LINES, {"lines": list(counts)})
+    if is_remote(job.output):
+        write_bytes(job.folder / WHOLE, b"")
 
 
 def try_failed_again(job: FetchState) -> None:
     """Begins one more retry round for transient failures, after any that were begun."""
-    passes = []
     for bucket in range(job.buckets):
-        with job.journal(bucket) as journal:
-            passes.append(journal.last_pass())
-    retry_failed(job, max(passes) + 1)
+        with open_bucket(job, bucket) as opened:
+            opened.journal.retry_failed(opened.journal.last_pass() + 1)
+            opened.journal.commit()
 
 
-def fetch_bucket(job: FetchState, bucket: int) -> None:
-    """Fetches the waiting URLs of a bucket."""
-    with ExitStack() as stack:
-        stack.enter_context(_lock_bucket(job, bucket))
-        journal = stack.enter_context(job.journal(bucket))
-        parts = stack.enter_context(job.parts(bucket, journal))
-        progress = stack.enter_context(
-            Progress(total=journal.waiting(), unit="URL", label=f"crawl, bucket {bucket}")
-        )
-        client = stack.enter_context(Client(job.policy.client_settings()))
-        fetcher = Fetcher(
-            journal,
-            parts,
-            client,
-            bucket=bucket,
-            buckets=job.buckets,
-            policy=job.policy,
-            scope=job.scope,
-            watch=_watch(journal, progress),
-        )
-        fetcher.run()
+def fetch_bucket(job: FetchState, bucket: int, retry: int = 0) -> Result:
+    """Fetches the waiting URLs of a bucket, after it has taken those that others have for it.
+
+    ``retry`` begins that retry round. The result's metrics are for the choice of the next round:
+    ``sent`` (the buckets that it has URLs for), ``failed`` (the number of URLs that may be tried
+    again) and ``retry`` (the last retry round).
+    """
+    with open_bucket(job, bucket) as opened, ExitStack() as stack:
+        journal = opened.journal
+        before = count_outcomes(journal)
+        max_pages = job.scope.max_pages_per_host
+        pull_sent(job.sent_folder, bucket, journal, max_pages=max_pages)
+        if retry:
+            journal.retry_failed(retry)
+            journal.commit()
+        if waiting := journal.waiting():
+            progress = stack.enter_context(
+                Progress(total=waiting, unit="URL", label=f"crawl, bucket {bucket}")
+            )
+            client = stack.enter_context(Client(job.policy.client_settings()))
+            Fetcher(
+                journal,
+                opened.parts,
+                client,
+                bucket=bucket,
+                buckets=job.buckets,
+                policy=job.policy,
+                scope=job.scope,
+                watch=_watch(journal, progress),
+            ).run()
+        if is_remote(job.output):
+            opened.finish_part()  # the journal is stored before others may read its URLs
+        sent = write_sent(job.sent_folder, bucket, journal.outbox)
+        journal.commit()
+        state = {"sent": sent, "failed": journal.failed(), "retry": journal.last_pass()}
+        return Result(numbers=count_outcomes(journal) - before, metrics=state)
 
 
-def finish_bucket(job: FetchState, bucket: int) -> None:
-    """Moves the open part of a bucket's archive to its final path: the bucket is complete."""
-    with job.journal(bucket) as journal, job.parts(bucket, journal) as parts:
-        journal.finish_part(parts)
+def count_outcomes(journal: Journal) -> Numbers:
+    """Counts a bucket's URLs with an outcome, their bytes, and the URLs without content."""
+    numbers = Numbers()
+    for outcome, urls, num_bytes in journal.rows(_OUTCOMES):
+        numbers += Numbers({"urls": urls, BYTES: int(num_bytes)})
+        if outcome not in SUCCESSES:
+            numbers += count_rejects({outcome: urls})
+    return numbers
 
 
 @contextmanager
 def _lock_bucket(job: FetchState, bucket: int) -> Iterator[None]:
-    """Locks a bucket; waits for a worker of a killed run, which ends when it notices."""
-    until = time.monotonic() + ORPHANS_S
+    """Locks a bucket; waits for a worker of a killed run, which ends when it notices.
+
+    In a store nothing notices: a killed worker's lock counts for ``lock_seconds``.
+    """
+    path, in_store = job.journal_path(bucket), is_remote(job.output)
+    until = time.monotonic() + ORPHANS_S + (job.lock_seconds if in_store else 0.0)
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(lock_output(job.journal_path(bucket), alongside=True))
+                stack.enter_context(
+                    lock_output(path, alongside=not in_store, seconds=job.lock_seconds)
+                )
                 break
             except InputError:
                 if time.monotonic() > until:
                     raise
-                time.sleep(0.2)
+                time.sleep(1.0 if in_store else 0.2)
         yield
 
 

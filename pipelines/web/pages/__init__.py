@@ -2,5 +2,5 @@
 
 Reading order: ``markup`` (bytes to a parsed page), ``walk`` (its texts and images
 in order), ``addresses``, ``context``, ``tables`` and ``references`` (the texts of an image),
-``metadata``, ``page``; then ``images``.
+``metadata``, ``page``; ``described`` (pages without markup); then ``images``.
 """

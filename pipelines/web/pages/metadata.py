@@ -61,7 +61,7 @@ def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
     for node in nodes[:_MAX_SAYING]:
         tag, attributes = node.tag, node.attributes
         if tag == "meta":
-            _read_meta(attributes, metadata, limit)
+            read_meta(attributes, metadata, limit)
         elif tag == "script" and attributes.get("id") == "__NEXT_DATA__":
             for thing in _things((node.text() or "")[:_MAX_DATA_CHARS]):
                 _read_data(thing, metadata, limit)
@@ -74,14 +74,20 @@ def read_metadata(tree: LexborHTMLParser, limit: int) -> Metadata:
         elif (attributes.get("rel") or "").lower() == "image_src":
             metadata.images.append(fold(attributes.get("href"), limit))
         elif not metadata.license:
-            href = attributes.get("href") or ""
-            link = _LICENSE_LINK.match(href)
-            by_rel = "license" in (attributes.get("rel") or "").lower().split()
-            metadata.license = href[:_MAX_LINK] if by_rel else link.group() if link else ""
+            metadata.license = find_license(attributes)
     return metadata
 
 
-def _read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: int) -> None:
+def find_license(attributes: Mapping[str, str | None]) -> str:
+    """Returns the license that a link states, or ""."""
+    href = attributes.get("href") or ""
+    link = _LICENSE_LINK.match(href)
+    by_rel = "license" in (attributes.get("rel") or "").lower().split()
+    return href[:_MAX_LINK] if by_rel else link.group() if link else ""
+
+
+def read_meta(attributes: Mapping[str, str | None], metadata: Metadata, limit: int) -> None:
+    """Records the image, text or name that a ``meta`` element states."""
     name = (attributes.get("property") or attributes.get("name") or "").lower()
     content = fold(attributes.get("content"), limit)
     if not content:

@@ -102,7 +102,7 @@ def read_page(
     inline: dict[str, bytes] = {}
     numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
     images = _images(tree, spots, blocks, numbers, base, inline, data_images, max_text_chars)
-    images = _with_metadata(_without_copies(images, spots), metadata, base)
+    images = add_metadata(_without_copies(images, spots), metadata, base)
     return Page(
         url=url,
         title=title,
@@ -213,7 +213,7 @@ def _without_copies(images: list[PageImage], spots: Sequence[Spot]) -> list[Page
     return originals
 
 
-def _with_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
+def add_metadata(images: list[PageImage], metadata: Metadata, base: str) -> list[PageImage]:
     """Gives images the head's texts; adds images that the head names but the body does not show."""
     captions = {resolve(base, name): text for name, text in metadata.captions.items()}
     images = _with_preloads(images, metadata, base)

@@ -19,6 +19,7 @@ from typing import Any
 from vlmill import __version__
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.units.launch.failures import format_refusal
+from vlmill.runtime.units.stored import python_version
 
 LOGS = "VLMILL_WORKER_LOGS"
 """Names a folder in which each worker writes its errors, because a task manager discards them."""
@@ -115,12 +116,17 @@ def find_missing(options: Mapping[str, Any]) -> str | None:
 
     A job of another program has no requirements.
     """
-    names = ("beam:option:vlmill_version:v1", "beam:option:vlmill_module:v1")
-    version, module = (options.get(name) for name in names)
+    names = ("version", "python", "module")
+    version, python, module = (options.get(f"beam:option:vlmill_{name}:v1") for name in names)
     remedy = f"install vlmill {version} with its dependencies on every host of a task manager"
     where = f"on {os.uname().nodename} {sys.prefix}"
     if version not in (None, __version__):
         return f"{where} has vlmill {__version__}, the job is of {version}: {remedy}"
+    if python not in (None, python_version()):
+        return (
+            f"{where} has Python {python_version()}, the job was started with Python {python}: "
+            "use the same version on every host of a task manager and where the job is started"
+        )
     if module is not None:
         try:
             importlib.import_module(module)

@@ -18,6 +18,7 @@ from vlmill import __version__
 from vlmill.runtime.units.launch.failures import without_step, worker_error
 from vlmill.runtime.units.launch.flink_watch import watching
 from vlmill.runtime.units.launch.loading import unknown_flag
+from vlmill.runtime.units.stored import python_version
 from vlmill.schemas.errors import InputError, StoreFailed
 
 # Beam's own default tries to download another runner first; this one is inside the package.
@@ -33,6 +34,9 @@ class WorkerOptions(PipelineOptions):
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--vlmill_version", help="version of vlmill in the process that starts the job"
+        )
+        parser.add_argument(
+            "--vlmill_python", help="version of Python in the process that starts the job: 3.11"
         )
         parser.add_argument(
             "--vlmill_module", help="module that every worker must be able to import"
@@ -80,6 +84,7 @@ def beam_options(flags: Sequence[str], module: str = "vlmill") -> PipelineOption
         options.view_as(TypeOptions).pipeline_type_check = False
     worker = options.view_as(WorkerOptions)
     worker.vlmill_version, worker.vlmill_module = __version__, module
+    worker.vlmill_python = python_version()
     cloud_options = options.view_as(GoogleCloudOptions)
     if cloud_options.job_name is None:
         job = module.split(".")[2:3] or ["job"]

@@ -15,6 +15,7 @@ from warcio.archiveiterator import ArchiveIterator
 from vlmill.pipelines.web_pairs import command
 from vlmill.pipelines.web_pairs.archives import resolve_path
 from vlmill.pipelines.web_pairs.job import SHARD_BYTES, choose_shards
+from vlmill.pipelines.web_pairs.sources import SourceFile
 from vlmill.runtime.console.lineage import check_state
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.reading import read_table
@@ -176,7 +177,7 @@ def test_an_index_may_lie_elsewhere(
 
 
 def test_a_shard_for_so_many_bytes_of_archives(tmp_path: Path) -> None:
-    archives = [("a.warc.gz", SHARD_BYTES), ("b.warc.gz", SHARD_BYTES // 2)]
+    archives = [SourceFile("a.warc.gz", SHARD_BYTES), SourceFile("b.warc.gz", SHARD_BYTES // 2)]
     assert [choose_shards(tmp_path, archives[:n]) for n in range(3)] == [1, 1, 2]
 
 
@@ -252,7 +253,7 @@ def test_an_outage_is_no_damage_of_the_archive(
         (["--index", "nothing"], "--index nothing: no file"),
         (["--index", "empty"], "no record"),
         (["--index", "empty", "--warc", "a"], "remove --warc"),
-        ([], "give --warc GLOB or --index FILE"),
+        ([], "give --warc GLOB, --index FILE, --wat GLOB or --table FILE"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

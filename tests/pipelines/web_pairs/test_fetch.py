@@ -136,7 +136,7 @@ def test_a_fetch_in_a_store_goes_on(
     args = ["--warc", warc, *arguments(archive, tmp_path, "--delay", "0")[2:]]
     args[args.index("--output") + 1] = output
     with monkeypatch.context() as patch:
-        patch.setattr(fetch, "write_tables", _stop)
+        patch.setattr(fetch, "collect_tables", _stop)
         assert main(args) == 1
     asked = list(site.asked)
     assert main(args) == 0

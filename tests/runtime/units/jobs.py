@@ -8,7 +8,7 @@ from vlmill.runtime.files.atomic import write_text
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.run_here import run_here
-from vlmill.runtime.units.share import Share, end_job
+from vlmill.runtime.units.share import START_S, Share, end_job
 from vlmill.runtime.units.step import Step, single_unit
 from vlmill.runtime.units.unit import Result, Unit
 
@@ -63,12 +63,12 @@ def log(job: Sums) -> list[str]:
     return Path(job.output, "log.txt").read_text().split()
 
 
-def run_part(output: str, number: int, count: int) -> None:
+def run_part(output: str, number: int, count: int, wait_s: float = START_S) -> None:
     """Does a part of the sums; the first one says that it ends the job.
 
     A process that starts with it imports this module alone.
     """
-    share = Share(number=number, count=count)
+    share = Share(number=number, count=count, wait_s=wait_s)
     with lock_output(output, part=share.name):
         run_here(Sums(output=output), STEPS, workers=1, module=MODULE, share=share)
         with end_job(output, share) as is_last:

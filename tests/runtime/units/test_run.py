@@ -1,19 +1,25 @@
 """Steps give the same files from every runner; a graph does not grow with the inputs."""
 
+import base64
+import bz2
+from dataclasses import replace
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
+from apache_beam.portability.api import beam_runner_api_pb2
 from tests.runtime.units.jobs import STEPS, Sums, log
 
+from vlmill import __version__
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web_pairs.steps import STEPS as WEB_PAIRS
 from vlmill.pipelines.web_pairs.units import Archive, Job
+from vlmill.runtime.units.launch.failures import worker_error
 from vlmill.runtime.units.launch.options import beam_options
 from vlmill.runtime.units.run_beam import build, run_beam
 from vlmill.runtime.units.run_here import run_here
 from vlmill.runtime.units.runner import select_runner
-from vlmill.runtime.units.stored import StoredJob, store_job
+from vlmill.runtime.units.stored import StoredJob, python_version, store_job
 from vlmill.schemas.errors import InputError
 
 MODULE = "tests.runtime.units.jobs"
@@ -54,6 +60,38 @@ def test_a_stored_job_of_another_run_is_not_read(tmp_path: Path) -> None:
     stored = store_job(Sums(output=str(tmp_path)), STEPS)
     with pytest.raises(OSError, match="is not of this run"):
         StoredJob(path=stored.path, sha256="0" * 64).load()
+
+
+def test_a_worker_of_another_python_is_named(tmp_path: Path) -> None:
+    stored = store_job(Sums(output=str(tmp_path)), STEPS)
+    here = f"vlmill {__version__} and Python {python_version()}"
+    other = replace(stored, versions="vlmill 9.9 and Python 3.99")
+    with pytest.raises(OSError, match=r"started with vlmill 9\.9 and Python 3\.99") as caught:
+        other.load()
+    assert here in str(caught.value) and stored.versions == here
+    error = worker_error(f"java.lang.RuntimeException\nOSError: {caught.value}\n")
+    assert str(error).startswith(str(caught.value))  # in one line, of a worker on a cluster too
+
+
+def test_the_graph_names_functions_and_holds_no_code(tmp_path: Path) -> None:
+    """Code depends on Python's version: a worker with another one could not even name it."""
+    stored = store_job(Sums(output=str(tmp_path)), STEPS)
+    pipeline = beam.Pipeline()
+    build(pipeline, stored, [step.name for step in STEPS])
+    transforms = pipeline.to_runner_api().components.transforms.values()
+    pickles = [
+        bz2.decompress(
+            base64.b64decode(
+                beam_runner_api_pb2.ParDoPayload.FromString(each.spec.payload).do_fn.payload
+            )
+        )
+        for each in transforms
+        if each.spec.urn == "beam:transform:pardo:v1"
+    ]
+    assert len(pickles) == 2 * len(STEPS)
+    for content in pickles:
+        assert b"vlmill.runtime.units.run_beam" in content
+        assert b"_make_function" not in content  # with which a pickle rebuilds code
 
 
 def test_a_stored_job_is_what_another_process_reads(tmp_path: Path) -> None:

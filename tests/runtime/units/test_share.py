@@ -17,7 +17,6 @@ from tests.runtime.units.test_run import files
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.runtime.files.manifest import verify_folder
-from vlmill.runtime.units import run_here as run_here_module
 from vlmill.runtime.units.run_here import run_here
 
 ROOT = Path(__file__).parents[3]
@@ -42,30 +41,26 @@ def test_parts_at_the_same_time_do_each_unit_once(tmp_path: Path) -> None:
     assert sorted(log(Sums(output=str(output)))) == sorted(log(whole))
 
 
-def test_missing_parts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_are_named(tmp_path: Path) -> None:
     """Each run of a part goes as far as the others allow; nothing is done twice."""
-    monkeypatch.setattr(run_here_module, "START_S", 0.0)
     output = str(tmp_path)
     with pytest.raises(OSError, match=r"squares lacks 3 of 5 units, of --part 2/3, 3/3"):
-        run_part(output, 1, 3)
+        run_part(output, 1, 3, 0.0)
     with pytest.raises(OSError, match=r"squares lacks 1 of 5 units, of --part 3/3"):
-        run_part(output, 2, 3)
+        run_part(output, 2, 3, 0.0)
     with pytest.raises(OSError, match=r"halves lacks 4 of 5 units, of --part 1/3, 2/3"):
-        run_part(output, 3, 3)
+        run_part(output, 3, 3, 0.0)
     run_here(Sums(output=output), STEPS, workers=1, module=MODULE)  # the whole goes on from there
     assert len(log(Sums(output=output))) == 5
 
 
-def test_a_damaged_unit_of_another_part_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_here_module, "START_S", 0.0)
+def test_a_damaged_unit_of_another_part_is_refused(tmp_path: Path) -> None:
     for number in (2, 1):
         with pytest.raises(OSError, match="lacks"):
-            run_part(str(tmp_path), number, 2)
+            run_part(str(tmp_path), number, 2, 0.0)
     (tmp_path / "work" / "square-1.txt").write_text("5")
     with pytest.raises(OSError, match="square-1 of another --part is damaged"):
-        run_part(str(tmp_path), 1, 2)
+        run_part(str(tmp_path), 1, 2, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +69,7 @@ def test_a_damaged_unit_of_another_part_is_refused(
         (["--part", "1/2", "--fresh"], "--fresh would delete"),
         (["--part", "1/2", "--runner=FlinkRunner"], "--part is for a job without Beam"),
         (["--part", "3/2"], "i from 1 to n"),
+        (["--part-wait", "9"], "--part-wait 9: give --part i/n"),
     ],
 )
 def test_what_does_not_go_with_parts(
@@ -115,10 +111,16 @@ def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path)
             (f"{site}/{number}.jpg", make_image(400, 320, seed=number), "image/jpeg"),
         ]
         write_archive(tmp_path / f"{number}.warc.gz", responses)
+    (tmp_path / "rows.csv").write_text(
+        "image_url,text\nhttp://site-0.example/0.jpg,A white boat with a sail on the lake\n"
+    )
     lines = ["image,text", *(f"{n}.jpg,boat {n}" for n in range(9))]
     (tmp_path / "own.csv").write_text("\n".join(lines))
     command = {
-        "web_pairs": ["--warc", str(tmp_path / "*.warc.gz"), *NO_MODELS, "--shards", "2"],
+        "web_pairs": [
+            *["--warc", str(tmp_path / "*.warc.gz"), "--table", str(tmp_path / "rows.csv")],
+            *[*NO_MODELS, "--shards", "2"],
+        ],
         "hard_negatives": [*pairs, "--pairs-per-shard", "5", "--workers", "1"],
         "nearest_images": ["--regions", inputs.regions, *pairs, "--images-per-shard", "5"],
         "manifest": [
@@ -129,19 +131,24 @@ def test_parts_of_jobs_write_the_bytes_of_one_process(name: str, tmp_path: Path)
         "tables": ["concat", inputs.pairs, inputs.pairs],
     }[name]
 
-    def start(output: str, *flags: str) -> "subprocess.Popen[str]":
-        flags = (*flags, "--output", str(tmp_path / output))
+    def start(output: str, *program: str, **slurm: str) -> "subprocess.Popen[str]":
+        given = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **slurm}
         return subprocess.Popen(
-            [sys.executable, "-m", *f"vlmill.pipelines.{name}".split(), *command, *flags],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+            [*program, *command, "--output", str(tmp_path / output)],
+            env={**os.environ, "PYTHON": sys.executable, **given},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    processes = [start("whole"), start("parts", "--part", "2/2"), start("parts", "--part", "1/2")]
+    script = ["bash", str(ROOT / "examples/slurm/job.sbatch"), *name.split()]
+    processes = [start("whole", sys.executable, "-m", *f"vlmill.pipelines.{name}".split())]
+    processes += [
+        start("parts", *script, SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_TASK_COUNT="3")
+        for task in ("2", "3", "1")
+    ]
     said = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert [process.returncode for process in processes] == [0, 0, 0, 0], said
     whole, parts = (
         {p.name: p.read_bytes() for p in (tmp_path / out).iterdir() if p.is_file()}
         for out in ("whole", "parts")

@@ -134,7 +134,7 @@ def test_a_fetch_into_a_store_goes_on_and_tries_again(
     folder = write_captions(tmp_path / "in", [f"{host.url}/{name}" for name in names])
     args = arguments(folder, "cc", "--delay", "0", "--retries", "0", "--workers", "1")
     args[args.index("--output") + 1] = output = f"{bucket}/out"
-    for module, name in ((fetched, "write_tables"), (published, "make_parts")):
+    for module, name in ((fetched, "collect_tables"), (published, "make_parts")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, _stop)
             assert main(args) == 1

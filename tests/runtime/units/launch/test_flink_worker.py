@@ -105,6 +105,8 @@ def test_a_worker_is_asked_for_version_and_module() -> None:
     other = find_missing({**asked, "beam:option:vlmill_version:v1": "9.9"})
     assert other is not None
     assert f"has vlmill {__version__}, the job is of 9.9: install vlmill 9.9" in other
+    newer = find_missing({**asked, "beam:option:vlmill_python:v1": "3.99"})
+    assert newer is not None and "the job was started with Python 3.99" in newer
     lacking = find_missing(asked_for("vlmill.pipelines.no_such_job"))
     assert lacking is not None and "cannot import vlmill.pipelines.no_such_job (Mod" in lacking
 

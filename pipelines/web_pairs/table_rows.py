@@ -1,0 +1,177 @@
+"""Reads tables of (image URL, text, page URL): each row is a page with one image and its text."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmill.pipelines.manifest.reading.detected import DELIMITERS, detect_encoding
+from vlmill.pipelines.manifest.reading.rows import (
+    FORMATS,
+    TableFile,
+    column_names,
+    read_rows,
+    table_file,
+)
+from vlmill.pipelines.web.archives.reading import BrokenArchive, Record
+from vlmill.pipelines.web.pages.described import RowPage
+from vlmill.runtime.files.paths import matches, to_path
+from vlmill.runtime.files.reading import find_shards
+from vlmill.runtime.net.urls import resolve
+from vlmill.runtime.units.funnel import Drop
+from vlmill.schemas.errors import InputError
+from vlmill.schemas.rejects import Reason
+from vlmill.schemas.tables import PAIRS
+
+FLAG = "--table"
+MOST_CHECKED = 100  # files whose columns are checked before the job starts
+# The usual names of columns, the clearest first.
+IMAGE_URLS = ("image_url", "img_url", "image_link", "url", "URL")
+TEXTS = ("text", "TEXT", "caption", "alt", "alt_text")
+PAGE_URLS, LANGUAGES = ("page_url", "page"), ("language", "LANGUAGE", "lang")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumns:
+    """Names the columns of tables; None: the usual names are tried."""
+
+    image_url: str | None = None
+    text: str | None = None
+    page_url: str | None = None
+
+
+NO_COLUMNS = TableColumns()
+
+
+def find_tables(argument: str) -> list[tuple[str, int]]:
+    """Returns the sorted (path, bytes) of the tables in a file, folder or glob.
+
+    Raises InputError if there are none.
+    """
+    path = to_path(argument)
+    if path.is_dir() and any(path.glob("pairs-*.parquet")):
+        paths = find_shards(path, PAIRS, FLAG)
+    elif path.is_dir():
+        paths = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in FORMATS)
+    else:
+        paths = [path] if path.is_file() else sorted(matches(argument))
+    if not paths:
+        raise InputError(
+            f"{FLAG} {argument}: no such table; give a file, a folder or a quoted glob of "
+            f"{', '.join(FORMATS)}"
+        )
+    return [(str(file), file.stat().st_size) for file in paths]
+
+
+def require_columns(paths: Sequence[str], columns: TableColumns) -> None:
+    """Raises InputError for a file among the first that is not a table or lacks a column."""
+    for path in paths[:MOST_CHECKED]:
+        _open_table(to_path(path), columns)
+
+
+def read_table(path: str, columns: TableColumns) -> Iterator[tuple[str, Record | Drop]]:
+    """Yields (key, Record or Drop) for each row. Memory: a batch of rows.
+
+    Raises BrokenArchive for a file that cannot be read further.
+    """
+    try:
+        table, indices = _open_table(to_path(path), columns)
+        for number, fields in read_rows(table, [i for i in indices if i is not None]):
+            key = f"{path}:{number}"
+            if isinstance(fields, Drop):
+                yield key, fields
+                continue
+            values = iter(fields)
+            row = [None if i is None else next(values) for i in indices]
+            yield key, _read_row(row, path, number)
+    except (InputError, OSError) as error:
+        raise BrokenArchive(str(error)) from None
+
+
+def _read_row(row: Sequence[str | None], path: str, number: int) -> Record | Drop:
+    image_url, text, page_url, language = ((value or "").strip() for value in row)
+    page = resolve("", page_url) if page_url else ""
+    if page is None:
+        return Drop(Reason.BAD_URL, f"the page's: {page_url[:200]}")
+    image = resolve(page, image_url)
+    if image is None:
+        return Drop(Reason.BAD_URL, image_url[:200])
+    if not text:
+        return Drop(Reason.EMPTY_TEXT, image)
+    described = RowPage(page_url=page, image_url=image, text=text, language=language)
+    return Record(archive=path, offset=number, url="", kind="page", described=described)
+
+
+def _open_table(path: Path, columns: TableColumns) -> tuple[TableFile, list[int | None]]:
+    """Returns a table, and the indices of the columns of image, text, page and language.
+
+    The last two may be absent. Numbers as names refer to a file without a header. Raises
+    InputError.
+    """
+    try:
+        table = _detect_table(path, columns)
+        first_error: InputError | None = None
+        for candidate in _list_candidates(table):
+            try:
+                return candidate, _find_columns(candidate, columns)
+            except InputError as error:
+                first_error = first_error or error
+    except InputError as error:
+        first_error = error
+    assert first_error is not None, "no candidate"
+    raise InputError(str(first_error).replace("--input", FLAG)) from None
+
+
+def _detect_table(path: Path, columns: TableColumns) -> TableFile:
+    table = table_file(path)
+    if table.format not in ("csv", "tsv"):
+        return table
+    named = [name for name in dataclasses.astuple(columns) if name is not None]
+    header = not (named and all(name.isdecimal() for name in named))
+    try:
+        encoding = detect_encoding(path)
+    except InputError:
+        raise InputError(
+            f"{FLAG} {path} is not UTF-8; convert it: iconv -f ENCODING -t UTF-8"
+        ) from None
+    return table_file(path, encoding=encoding, header=header)
+
+
+def _list_candidates(table: TableFile) -> Iterator[TableFile]:
+    """Yields the table with the separator of its name, then with others."""
+    yield table
+    if table.format in ("csv", "tsv"):
+        for delimiter in DELIMITERS:
+            if delimiter != table.delimiter:
+                yield dataclasses.replace(table, delimiter=delimiter, format="csv")
+
+
+def _find_columns(table: TableFile, columns: TableColumns) -> list[int | None]:
+    names = column_names(table)
+    return [
+        _find_column(table, names, columns.image_url, IMAGE_URLS, "--image-column"),
+        _find_column(table, names, columns.text, TEXTS, "--text-column"),
+        _find_optional(table, names, columns.page_url),
+        next((names.index(name) for name in LANGUAGES if name in names), None),
+    ]
+
+
+def _find_optional(table: TableFile, names: list[str], requested: str | None) -> int | None:
+    is_there = requested is not None or any(name in names for name in PAGE_URLS)
+    return _find_column(table, names, requested, PAGE_URLS, "--page-column") if is_there else None
+
+
+def _find_column(
+    table: TableFile, names: list[str], requested: str | None, usual: Sequence[str], flag: str
+) -> int:
+    name = requested or next((one for one in usual if one in names), None)
+    if name is not None and names.count(name) == 1:
+        return names.index(name)
+    listed = ", ".join(names)[:300]
+    if name is None:
+        raise InputError(
+            f"{FLAG} {table.path}: none of {', '.join(usual)} is a column; name it with {flag}: "
+            f"{listed}"
+        )
+    problem = "several columns have this name" if name in names else "no such column"
+    raise InputError(f"{flag} {name}: {problem} in {table.path}; it has {listed}")

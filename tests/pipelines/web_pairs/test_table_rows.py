@@ -1,0 +1,226 @@
+"""Tables of image URLs with texts: each row is a pair or a reject, by the rules of pages."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+from tests.pipelines.web_pairs.test_fetch import Site
+from tests.pipelines.web_pairs.test_job import SITE, rows
+from tests.pipelines.web_pairs.test_wat import ALTS, found, photo, rejected, run
+
+from vlmill.pipelines.web_pairs import table_rows
+from vlmill.schemas.tables import PAIRS, REJECTS
+
+Make = Callable[..., bytes]
+Pack = Callable[[Path, Sequence[tuple[str, bytes, str]]], Path]
+
+PAGE = f"{SITE}about.html"
+ROWS = [
+    (f"{SITE}p0.jpg", ALTS[0], PAGE),
+    ("p1.jpg", ALTS[1], PAGE),  # relative to its page
+    (f"{SITE}p2.jpg", ALTS[2], ""),
+]
+EXPECTED = {
+    f"{SITE}p0.jpg": (ALTS[0], PAGE),
+    f"{SITE}p1.jpg": (ALTS[1], PAGE),
+    f"{SITE}p2.jpg": (ALTS[2], None),
+}
+
+
+@pytest.fixture
+def images(image: Make, archive: Pack, tmp_path: Path) -> Path:
+    photos = [photo(image, f"p{seed}.jpg", seed) for seed in range(3)]
+    return archive(tmp_path / "images.warc.gz", photos)
+
+
+def write_table(path: Path, names: Sequence[str], values: Sequence[Sequence[Any]]) -> Path:
+    """A table of texts in the format of its name."""
+    columns = {
+        name: pa.array([row[i] for row in values], pa.string()) for i, name in enumerate(names)
+    }
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(table.to_pylist()))
+    elif path.suffix == ".csv":
+        pc.write_csv(table, path)
+    else:
+        lines = [names, *values]
+        path.write_text("".join("\t".join(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "tsv", "json", "jsonl", "txt"])
+def test_every_format_gives_the_same_pairs(ending: str, images: Path, tmp_path: Path) -> None:
+    """In a file .txt the columns are separated by tabs."""
+    table = write_table(tmp_path / f"t.{ending}", ("url", "caption", "page_url"), ROWS)
+    assert run(tmp_path / "out", "--table", str(table), "--warc", str(images)) == 0
+    assert found(tmp_path / "out") == EXPECTED
+    assert not rejected(tmp_path / "out")
+    assert {row["text_source"] for row in rows(tmp_path / "out", PAIRS)} == {"alt"}
+
+
+def test_a_finished_output_is_a_table_too(images: Path, tmp_path: Path) -> None:
+    """Of a folder only its pairs are read; further tables join the earlier archives."""
+    table = write_table(tmp_path / "t.csv", ("image_url", "text", "page_url"), ROWS[:2])
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run(first, "--table", str(table), "--warc", str(images)) == 0
+    assert run(second, "--table", str(first), "--warc", str(images)) == 0
+    assert found(second) == found(first) and len(found(first)) == 2
+    more = write_table(tmp_path / "u.csv", ("image_url", "text", "page_url"), ROWS[2:])
+    assert run(first, "--table", str(more)) == 0
+    assert found(first) == EXPECTED
+
+
+def test_columns_by_name_and_by_number(images: Path, tmp_path: Path) -> None:
+    named = write_table(tmp_path / "t.csv", ("link", "words", "from"), ROWS)
+    flags = ["--image-column", "link", "--text-column", "words", "--page-column", "from"]
+    assert run(tmp_path / "named", "--table", str(named), "--warc", str(images), *flags) == 0
+    assert found(tmp_path / "named") == EXPECTED
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("".join(f"{text}\t{SITE}p{n}.jpg\n" for n, (_, text, _) in enumerate(ROWS)))
+    flags = ["--image-column", "2", "--text-column", "1"]
+    assert run(tmp_path / "bare", "--table", str(bare), "--warc", str(images), *flags) == 0
+    assert {url: text for url, (text, _) in found(tmp_path / "bare").items()} == {
+        url: text for url, (text, _) in EXPECTED.items()
+    }
+
+
+def test_every_row_is_a_pair_or_a_reject(images: Path, tmp_path: Path) -> None:
+    lines = [
+        "image_url,text,page_url,language",
+        f"{SITE}p0.jpg,{ALTS[0]},{PAGE},en",
+        f"{SITE}p1.jpg,,{PAGE},",
+        f"javascript:x,{ALTS[1]},{PAGE},",
+        f"p1.jpg,{ALTS[1]},,",  # relative to nothing
+        f"{SITE}p1.jpg,{ALTS[1]},no page,",
+        f"{SITE}p1.jpg,Ein rotes Boot auf dem ruhigen See am Mittag,{PAGE},de",
+        f"{SITE}p1.jpg,Dieses kleine rote Boot liegt seit dem letzten Sommer auf dem stillen See "
+        f"und wartet,{PAGE},",
+        f"{SITE}p2.jpg,湖の上の船の写真,{PAGE},",
+        f"{SITE}gone.jpg,{ALTS[2]},{PAGE},",
+        f"{SITE}p2.jpg,{ALTS[2]},http://blocked.example/x,",
+        f"{SITE}p2.jpg,IMG_2034.jpg,{PAGE},",
+        "one field",
+        f'{SITE}p2.jpg,"{ALTS[2]},{PAGE},',  # never closed
+    ]
+    table = tmp_path / "t.csv"
+    table.write_bytes("\n".join(lines).encode() + b"\nhttp://a.example/\xff\xfe,x,y,z\n")
+    (tmp_path / "blocked").write_text("blocked.example\n")
+    flags = ["--warc", str(images), "--blocked-pages", str(tmp_path / "blocked")]
+    assert run(tmp_path / "out", "--table", str(table), *flags) == 0
+    assert found(tmp_path / "out") == {f"{SITE}p0.jpg": (ALTS[0], PAGE)}
+    assert {
+        *(("records", r) for r in ("empty_text", "bad_url", "bad_record", "bad_encoding")),
+        ("language", "other_language"),
+        ("pages", "excluded"),
+        ("join", "missing_image"),
+    } <= rejected(tmp_path / "out")
+    funnel = {s["stage"]: s for s in json.loads((tmp_path / "out" / "funnel.json").read_text())}
+    num_rows, num_images = len(lines), 3
+    assert funnel["records"]["in"] == num_rows + num_images
+    rejects = rows(tmp_path / "out", REJECTS)
+    assert len(rejects) == num_rows - 1
+    assert f"{table}:3" in {row["key"] for row in rejects}
+
+
+@pytest.mark.parametrize("language", ["any", "en,de", "de"])
+def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
+    """A short text counts as the only language that was asked for."""
+    texts = [ALTS[0], "Ein rotes Boot auf dem ruhigen See am Mittag", "A boat"]
+    values = [(f"{SITE}p{n}.jpg", text) for n, text in enumerate(texts)]
+    table = write_table(tmp_path / "t.csv", ("url", "text"), values)
+    flags = ["--warc", str(images), "--language", language, "--min-words", "1"]
+    assert run(tmp_path / "out", "--table", str(table), *flags) == 0
+    languages = {row["text"]: row["language"] for row in rows(tmp_path / "out", PAIRS)}
+    assert languages[texts[1]] == "de"
+    assert language == "de" or languages[texts[0]] == "en"
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "words"),
+    [
+        ("a,b\n1,2\n", [], "none of image_url, img_url, image_link, url, URL is a column"),
+        ("url,b\n1,2\n", [], "name it with --text-column: url, b"),
+        ("url,text\n1,2\n", ["--page-column", "p"], "--page-column p: no such column"),
+        ("url,url,text\n1,2,3\n", [], "several columns have this name"),
+        ("", [], "is empty"),
+    ],
+)
+def test_a_table_without_the_columns_is_refused(
+    content: str,
+    flags: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(content)
+    assert run(tmp_path / "out", "--table", str(table), *flags) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert words in error and str(table) in error and "--input" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    (tmp_path / "t.csv.gz").write_bytes(b"\x1f\x8b")
+    for name, words in (("t.parquet", "not a readable Parquet file"), ("t.csv.gz", "unpack it")):
+        assert run(tmp_path / "out", "--table", str(tmp_path / name)) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert words in error and name in error and "--table" in error
+    assert run(tmp_path / "out", "--table", str(tmp_path / "none*")) == 2
+    assert "no such table" in capsys.readouterr().err
+    assert run(tmp_path / "out", "--text-column", "x", "--warc", str(tmp_path / "t.csv.gz")) == 2
+    assert "--text-column x: give --table" in capsys.readouterr().err
+
+
+def test_a_file_that_is_damaged_later_is_a_reject(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows before the damage count, and so do other files."""
+    monkeypatch.setattr(table_rows, "MOST_CHECKED", 0)
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    write_table(folder / "a.csv", ("url", "text"), [row[:2] for row in ROWS[:1]])
+    write_table(folder / "b.csv", ("other",), [("x",)])
+    (folder / "c.parquet").write_bytes(b"PAR1 and no more")
+    assert run(tmp_path / "out", "--table", str(folder), "--warc", str(images)) == 0
+    assert list(found(tmp_path / "out")) == [f"{SITE}p0.jpg"]
+    broken = [r["key"] for r in rows(tmp_path / "out", REJECTS) if r["stage"] == "archives"]
+    assert broken == [str(folder / "b.csv"), str(folder / "c.parquet")]
+
+
+def test_images_of_rows_are_downloaded(image: Make, tmp_path: Path) -> None:
+    site = Site(image)
+    assert isinstance(site.server, ThreadingHTTPServer)
+    thread = threading.Thread(target=site.server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        values = [(f"{site.url}/p{n}.jpg", ALTS[n], "") for n in range(2)]
+        values.append((f"{site.url}/gone.jpg", ALTS[2], f"{site.url}/page.html"))
+        table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), values)
+        fetch = ["--fetch", "--contact", "me@example.org", "--allow-address", "127.0.0.0/8"]
+        assert run(tmp_path / "out", "--table", str(table), *fetch, "--delay", "0") == 0
+        expected = {f"{site.url}/p{n}.jpg": (ALTS[n], None) for n in range(2)}
+        assert found(tmp_path / "out") == expected
+        assert ("join", "missing_image") in rejected(tmp_path / "out")
+    finally:
+        site.server.shutdown()
+        site.server.server_close()
+
+
+def test_a_dry_run_reads_the_first_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), ROWS)
+    assert run(tmp_path / "out", "--table", str(table), "--dry-run") == 0
+    assert "--table 1 tables" in capsys.readouterr().out
