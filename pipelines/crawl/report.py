@@ -15,6 +15,7 @@ from vlmill.runtime.console.report import (
     settings_table,
     write_page,
 )
+from vlmill.schemas.plurals import format_count
 
 MOST_TENTHS = 100  # ten seconds; the last column has all longer times
 
@@ -48,8 +49,8 @@ def write_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{sum(summary.outcomes.values())} URLs, "
-        f"{sum(summary.records.values())} responses",
+        subtitle=f"{format_count(sum(summary.outcomes.values()), 'URL')}, "
+        f"{format_count(sum(summary.records.values()), 'response')}",
     )
 
 

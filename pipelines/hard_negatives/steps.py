@@ -57,6 +57,7 @@ from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.units.step import Step, Work, single_unit
 from vlmill.runtime.units.unit import Result, Unit, read_result, work_folder
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import REJECTS
 
 MAX_VALUES = 200_000  # of a histogram
@@ -126,7 +127,7 @@ def write_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"negatives of {captions} captions",
+        subtitle=f"negatives of {format_count(captions, 'caption')}",
     )
 
 

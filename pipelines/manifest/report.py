@@ -23,6 +23,7 @@ from vlmill.runtime.console.report import (
     write_page,
 )
 from vlmill.runtime.files.paths import readable
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import PAIRS, Table
 
 MAX_SHARDS, ROWS_OF_SHARD = 8, 2_000
@@ -56,8 +57,8 @@ def write_report(
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{funnel[-1]['out']} {table.name} from {funnel[0]['in']} rows of "
-        f"{settings['input']}",
+        subtitle=f"{funnel[-1]['out']:,} {table.name} from "
+        f"{format_count(funnel[0]['in'], 'row')} of {settings['input']}",
     )
 
 

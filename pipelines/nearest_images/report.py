@@ -22,6 +22,7 @@ from vlmill.runtime.console.report import (
 )
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.files.remote import is_remote
+from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import NEIGHBOURS
 
 SHOWN, NEAREST_SHOWN = 50, 5
@@ -65,7 +66,7 @@ def write_report(
         folder / "report.html",
         "Nearest images",
         sections,
-        subtitle=f"{num_images} images",
+        subtitle=format_count(num_images, "image"),
     )
 
 

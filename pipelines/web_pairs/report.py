@@ -30,6 +30,7 @@ from vlmill.runtime.console.report import (
     write_page,
 )
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 
 MOST_BARS = 20
 SHOWN_IMAGES = 12  # of each, kept and rejected
@@ -86,7 +87,8 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
             ),
             Section(title="Settings", body=settings_table(settings)),
         ],
-        subtitle=f"{funnel[-1]['out']} pairs from {funnel[0]['in']} archives",
+        subtitle=f"{format_count(funnel[-1]['out'], 'pair')} from "
+        f"{format_count(funnel[0]['in'], 'archive')}",
     )
 
 
