@@ -54,7 +54,7 @@ FROM captions JOIN urls ON urls.id = captions.url ORDER BY part, offset, row
 class PairsJob:
     """Holds the state that every unit needs.
 
-    ``name`` begins the ids of images; ``columns`` are those of URLs and captions.
+    ``name`` begins the ids of images; ``columns`` name the URLs and captions.
     """
 
     fetching: FetchState
@@ -193,10 +193,10 @@ def find_outcomes(job: PairsJob, urls: set[str]) -> dict[str, dict[str, Any]]:
         return assign_bucket(get_host(url), job.fetching.buckets)
 
     for number, group in groupby(sorted(urls, key=bucket), key=bucket):
-        wanted = pa.array(list(group))
+        group_urls = pa.array(list(group))
         with pq.ParquetFile(readable(job.outcomes_file(number))) as file:
             for batch in file.iter_batches():
-                rows = batch.filter(pc.is_in(batch.column("url"), wanted))
+                rows = batch.filter(pc.is_in(batch.column("url"), group_urls))
                 outcomes.update((row["url"], row) for row in rows.to_pylist())
     return outcomes
 
@@ -261,7 +261,7 @@ class _ArchiveReader:
 
 
 def read_content(record: bytes, max_bytes: int) -> bytes | None:
-    """Returns the content of a response from its record, one gzip member of our own archives."""
+    """Returns the content of a response from its record, one gzip member of vlmill's archives."""
     block = zlib.decompress(record, wbits=zlib.MAX_WBITS | 16)
     start = block.index(b"\r\n\r\n") + 4
     _, headers, body = split_http(block[start:-4])

@@ -265,7 +265,7 @@ def read_records(
 
 
 def choose_contents(kind: Kind) -> Contents:
-    """Returns what is read from an archive: responses, or the descriptions of a WAT file."""
+    """Returns the records of an archive to read: responses, or the descriptions of a WAT file."""
     return DESCRIPTIONS if kind == WAT else RESPONSES
 
 

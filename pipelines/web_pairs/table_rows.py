@@ -46,7 +46,7 @@ NO_COLUMNS = TableColumns()
 def find_tables(argument: str) -> list[tuple[str, int]]:
     """Returns the sorted (path, bytes) of the tables in a file, folder or glob.
 
-    Raises InputError if there are none.
+    Raises InputError if no file exists.
     """
     path = to_path(argument)
     if path.is_dir() and any(path.glob("pairs-*.parquet")):

@@ -32,7 +32,7 @@ class BucketMirror:
     def __init__(
         self, place: RemotePath, journal: Path, open_part: Path, *, interval_s: float
     ) -> None:
-        """Sets up the mirror at ``place`` of two local files; no request is made."""
+        """Prepares the mirror of two local files at ``place``; no request is made."""
         self._place, self._journal, self._open_part = place, journal, open_part
         self._log = journal.with_name(f"{journal.name}-wal")
         self._interval_s = interval_s
@@ -69,14 +69,14 @@ class BucketMirror:
     def _concatenate(self, pieces: list[tuple[int, str]], file: Path) -> int:
         """Writes pieces that follow each other into a file; returns its size in bytes."""
         size, piece = 0, file.with_name(f"{file.name}.piece")
-        with file.open("wb") as whole:
+        with file.open("wb") as complete:
             for offset, name in pieces:
                 if offset != size:
                     break
                 self._download(name, piece)
                 with piece.open("rb") as part:
-                    shutil.copyfileobj(part, whole, 1 << 20)
-                size = whole.tell()
+                    shutil.copyfileobj(part, complete, 1 << 20)
+                size = complete.tell()
                 piece.unlink()
         if not size:
             file.unlink()
@@ -92,7 +92,7 @@ class BucketMirror:
         require_held(str(self._place))
 
     def push(self, part: int, checkpoint: Callable[[], bool]) -> None:
-        """Uploads what was written since the last push; the open part has the number ``part``.
+        """Uploads the new bytes since the last push; the open part has the number ``part``.
 
         Everything must be committed. ``checkpoint`` moves the log into the journal's own file.
         """
@@ -113,10 +113,10 @@ class BucketMirror:
         if size <= start:
             return start
         piece = file.with_name(f"{file.name}.piece")
-        with file.open("rb") as whole, piece.open("wb") as part:
-            whole.seek(start)
-            shutil.copyfileobj(whole, part, 1 << 20)
-            end = whole.tell()
+        with file.open("rb") as complete, piece.open("wb") as part:
+            complete.seek(start)
+            shutil.copyfileobj(complete, part, 1 << 20)
+            end = complete.tell()
         self._upload(piece, f"{name}-{start:015d}")
         piece.unlink()
         return end
