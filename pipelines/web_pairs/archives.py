@@ -126,7 +126,7 @@ def nothing_matches(pattern: str, flag: str) -> InputError:
 def find_archives(
     pattern: str, *, base: str | None = None, allowed: Sequence[str] = (), flag: str = "--warc"
 ) -> list[tuple[str, int]]:
-    """Returns the sorted (path, bytes) of the named archives. Raises InputError if no archive matches.
+    """Returns the sorted (path, bytes) of the archives. Raises InputError if no archive matches.
 
     Raises Unreachable for an archive on the web that does not respond.
     """
