@@ -54,7 +54,7 @@ FROM captions JOIN urls ON urls.id = captions.url ORDER BY part, offset, row
 class PairsJob:
     """Holds the state that every unit needs.
 
-    ``name`` begins the ids of images; ``columns`` name the URLs and captions.
+    ``name`` begins the ids of images; ``columns`` are the names of the two columns.
     """
 
     fetching: FetchState
@@ -193,10 +193,10 @@ def find_outcomes(job: PairsJob, urls: set[str]) -> dict[str, dict[str, Any]]:
         return assign_bucket(get_host(url), job.fetching.buckets)
 
     for number, group in groupby(sorted(urls, key=bucket), key=bucket):
-        group_urls = pa.array(list(group))
+        urls_here = pa.array(list(group))
         with pq.ParquetFile(readable(job.outcomes_file(number))) as file:
             for batch in file.iter_batches():
-                rows = batch.filter(pc.is_in(batch.column("url"), group_urls))
+                rows = batch.filter(pc.is_in(batch.column("url"), urls_here))
                 outcomes.update((row["url"], row) for row in rows.to_pylist())
     return outcomes
 
@@ -261,7 +261,7 @@ class _ArchiveReader:
 
 
 def read_content(record: bytes, max_bytes: int) -> bytes | None:
-    """Returns the content of a response from its record, one gzip member of vlmill's archives."""
+    """Returns the content of a response from its record in a crawl's archive."""
     block = zlib.decompress(record, wbits=zlib.MAX_WBITS | 16)
     start = block.index(b"\r\n\r\n") + 4
     _, headers, body = split_http(block[start:-4])
@@ -355,7 +355,8 @@ class _Writer:
 
     def __init__(self, job: PairsJob, bucket: int) -> None:
         self._job, self._first = job, bucket * SHARDS_A_BUCKET
-        self._stack, self._part = ExitStack(), None  # type: ignore[var-annotated]
+        self._stack = ExitStack()
+        self._part: Part | None = None
         self._rows = 0
         self.shards: list[Shard] = []
 
@@ -367,8 +368,8 @@ class _Writer:
             self.begin()
         assert self._part is not None
         self._rows += 1
-        is_new = isinstance(image, EncodedImage) and image.content is not None
-        stored = image.content if is_new else content  # type: ignore[union-attr]
+        encoded = image.content if isinstance(image, EncodedImage) else None
+        stored = content if encoded is None else encoded
         sha256 = image.image_id if isinstance(image, ImageFacts) else compute_image_id(stored)
         self._part.add(
             IMAGES,

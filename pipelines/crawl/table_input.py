@@ -49,11 +49,11 @@ def open_input(path: Path, url_column: str | None, caption_column: str | None) -
         table = replace(table, encoding=detect_encoding(table.path))
         names = [name for name in (url_column, caption_column) if name is not None]
         table = detect_delimiter(table, names or [_first_usual(table)])
-    names, flag = column_names(table), f"--input {path}"
+    names, display_name = column_names(table), f"--input {path}"
     return TableInput(
         table=table,
-        url_column=guess_column(names, URL_COLUMNS, url_column, "--url-column", flag),
-        caption_column=guess_column(names, TEXTS, caption_column, "--caption-column", flag),
+        url_column=guess_column(names, URL_COLUMNS, url_column, "--url-column", display_name),
+        caption_column=guess_column(names, TEXTS, caption_column, "--caption-column", display_name),
     )
 
 

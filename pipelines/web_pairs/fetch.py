@@ -39,10 +39,9 @@ def fetch_missing(
 ) -> list[tuple[str, int]]:
     """Mines the archives and fetches missing candidate images; returns all (path, bytes).
 
-    The result includes the archives with fetched images. ``run_steps`` runs the steps, including
-    the rounds of the fetch, in ``buckets`` unless an earlier run has begun with another number.
-    A killed run continues; images that an earlier run fetched for these archives are not requested
-    again.
+    The result includes the archives with fetched images. ``run_steps`` runs all steps. An earlier
+    run may have begun with another number of ``buckets``. A killed run continues; images that an
+    earlier run fetched for these archives are not requested again.
     """
     folders = to_path(job.output) / WORK
     folder = folders / f"fetch-{_compute_digest(job)}"

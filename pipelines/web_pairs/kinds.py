@@ -65,7 +65,7 @@ def _sniff(path: str) -> str | None:
             is_gzip = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
-            start = io.BufferedReader(stream).read(_SNIFFED_BYTES)  # type: ignore[type-var]
+            start = io.BufferedReader(stream).read(_SNIFFED_BYTES)
     except (OSError, EOFError, zlib.error):
         return None  # the error is reported when the file is read
     types = {kind.lower() for kind in _TYPE.findall(start)} - {b"warcinfo"}

@@ -45,7 +45,7 @@ from vlmill.runtime.units.step import Step, Work
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.rejects import MAX_KEY
 
-ASSUMED = "assumed:"  # begins the paths of assumed archives for missing images
+ASSUMED = "assumed:"  # begins the paths of archives that replace missing ones
 ASSUMED_SIDE_PX = 1_000
 ADDRESSES = 4  # of an image that are tried, the largest first, until one succeeds
 

@@ -6,7 +6,8 @@ refuses addresses, and names that resolve here, if they are not of the web.
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment
+from urllib.request import proxy_bypass_environment as is_excluded  # type: ignore[attr-defined]
 
 from vlmill.schemas.errors import InputError
 
@@ -28,7 +29,7 @@ class Proxies:
         if proxy is None:
             return None
         host = rest.partition("/")[0]
-        return None if proxy_bypass_environment(host, {"no": self.excluded}) else proxy
+        return None if is_excluded(host, {"no": self.excluded}) else proxy
 
 
 def read_proxies() -> Proxies | None:

@@ -194,7 +194,8 @@ def test_a_task_manager_sees_its_own_death(tmp_path: Path) -> None:
     """By its port, and by the job manager; not while the job manager itself is away."""
     healthy = load_script("healthy.py")
     beat, body = tmp_path / "beat", b'{"timeSinceLastHeartbeat": 1700000000000}'
-    node = {"role": "taskmanager", "name": "tm-1", "job_manager": "127.0.0.1", "own": "127.0.0.1"}
+    node: dict[str, Any] = {"role": "taskmanager", "name": "tm-1", "own": "127.0.0.1"}
+    node |= {"job_manager": "127.0.0.1"}
     with serving(sends(ok(body))) as known:
         node |= {"port": known.port, "rpc_port": known.port}
         assert healthy.check_node({**node, "role": "jobmanager"}) is None

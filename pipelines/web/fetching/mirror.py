@@ -30,10 +30,10 @@ class BucketMirror:
     """Restores and mirrors one bucket: its journal and the open part of its archive."""
 
     def __init__(
-        self, place: RemotePath, journal: Path, open_part: Path, *, interval_s: float
+        self, folder: RemotePath, journal: Path, open_part: Path, *, interval_s: float
     ) -> None:
-        """Prepares the mirror of two local files at ``place``; no request is made."""
-        self._place, self._journal, self._open_part = place, journal, open_part
+        """Sets up the mirror at ``folder`` of two local files; no request is made."""
+        self._folder, self._journal, self._open_part = folder, journal, open_part
         self._log = journal.with_name(f"{journal.name}-wal")
         self._interval_s = interval_s
         self._objects: set[str] = set()
@@ -44,11 +44,11 @@ class BucketMirror:
 
     def restore(self) -> None:
         """Downloads the state of the last push. Raises OSError for a missing journal."""
-        matches = [_NAME.fullmatch(path.name) for path in self._place.iterdir()]
+        matches = [_NAME.fullmatch(path.name) for path in self._folder.iterdir()]
         named = sorted((m[1], int(m[2]), int(m[3] or 0), m[0]) for m in matches if m)
         bases = [(number, name) for kind, number, _, name in named if kind == BASE]
         if not bases:
-            raise OSError(f"the journal {self._place} is missing; use --fresh")
+            raise OSError(f"the journal {self._folder} is missing; use --fresh")
         self._generation, base = bases[-1]
         self._objects = {name for *_, name in named}
         self._download(base, self._journal)
@@ -62,21 +62,21 @@ class BucketMirror:
         self.is_interrupted = len(named) > 1
 
     def _download(self, name: str, file: Path) -> None:
-        remote = self._place / name
+        remote = self._folder / name
         assert isinstance(remote, RemotePath)
         remote.download(file)
 
     def _concatenate(self, pieces: list[tuple[int, str]], file: Path) -> int:
         """Writes pieces that follow each other into a file; returns its size in bytes."""
         size, piece = 0, file.with_name(f"{file.name}.piece")
-        with file.open("wb") as complete:
+        with file.open("wb") as target:
             for offset, name in pieces:
                 if offset != size:
                     break
                 self._download(name, piece)
                 with piece.open("rb") as part:
-                    shutil.copyfileobj(part, complete, 1 << 20)
-                size = complete.tell()
+                    shutil.copyfileobj(part, target, 1 << 20)
+                size = target.tell()
                 piece.unlink()
         if not size:
             file.unlink()
@@ -89,10 +89,10 @@ class BucketMirror:
 
     def require(self) -> None:
         """Raises StoreFailed if another worker has taken the bucket over."""
-        require_held(str(self._place))
+        require_held(str(self._folder))
 
     def push(self, part: int, checkpoint: Callable[[], bool]) -> None:
-        """Uploads the new bytes since the last push; the open part has the number ``part``.
+        """Uploads the bytes since the last push; the open part has the number ``part``.
 
         Everything must be committed. ``checkpoint`` moves the log into the journal's own file.
         """
@@ -113,16 +113,16 @@ class BucketMirror:
         if size <= start:
             return start
         piece = file.with_name(f"{file.name}.piece")
-        with file.open("rb") as complete, piece.open("wb") as part:
-            complete.seek(start)
-            shutil.copyfileobj(complete, part, 1 << 20)
-            end = complete.tell()
+        with file.open("rb") as source, piece.open("wb") as part:
+            source.seek(start)
+            shutil.copyfileobj(source, part, 1 << 20)
+            end = source.tell()
         self._upload(piece, f"{name}-{start:015d}")
         piece.unlink()
         return end
 
     def _upload(self, file: Path, name: str) -> None:
-        remote = self._place / name
+        remote = self._folder / name
         assert isinstance(remote, RemotePath)
         remote.upload(file)
         self._objects.add(name)
@@ -141,7 +141,7 @@ class BucketMirror:
         self._log_bytes, self.is_interrupted = 0, False
         for name in sorted(self._objects - {new}):
             if not (keeps_part and name.startswith(PART)):
-                (self._place / name).unlink(missing_ok=True)
+                (self._folder / name).unlink(missing_ok=True)
                 self._objects.discard(name)
         if not keeps_part:
             self._part_bytes = 0

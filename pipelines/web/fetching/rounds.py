@@ -2,8 +2,8 @@
 
 URLs that lead from one bucket to another wait for the next round; when no URL remains, failed
 URLs are tried once more. The units of a round are buckets, on any runner. Between two rounds one
-process reads the reports of the buckets and chooses the buckets of the next round. No journal is
-open in two processes, so the workers may run on several machines.
+process reads the buckets' reports, and chooses the buckets of the next round. No journal is open in
+two processes, so the workers may run on several machines.
 """
 
 import time
@@ -56,7 +56,7 @@ def fetch_all(job: FetchState, run_steps: RunSteps, share: Share | None = None) 
 
 
 def _choose_buckets(plan: dict[str, Any], number: int, job: FetchState, _: Unit) -> Result:
-    """Chooses the buckets of the next round, from the reports of round ``number``."""
+    """Chooses the buckets of the next round, by the results of round ``number``."""
     step = make_round(plan["buckets"], number, plan["retry"])
     states: dict[str, dict[str, int]] = dict(plan["states"])
     buckets, retry = set[int](), int(plan["retry"])

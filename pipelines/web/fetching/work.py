@@ -57,7 +57,7 @@ class FetchState:
     """Holds the state that every worker of a fetch needs; small, as each worker receives it.
 
     A worker takes a bucket in a store over if its lock was not renewed for ``lock_seconds``.
-    ``has_rows``: lines are rows of a table, and a URL in several rows is not a duplicate.
+    ``has_rows``: lines are rows of a table, and a URL of several rows is not a duplicate.
     Archives of the ``contents`` alone are deleted with the other files of the run.
     """
 
@@ -157,10 +157,10 @@ def _open_part(folder: Path, bucket: int) -> Path:
 
 
 def _open_mirror(job: FetchState, bucket: int, folder: Path) -> BucketMirror:
-    place = job.journal_path(bucket)
-    assert isinstance(place, RemotePath)
+    remote = job.journal_path(bucket)
+    assert isinstance(remote, RemotePath)
     mirror = BucketMirror(
-        place,
+        remote,
         folder / journal_name(bucket),
         _open_part(folder, bucket),
         interval_s=min(PUSH_S, job.policy.delay_s),
@@ -304,7 +304,7 @@ def try_failed_again(job: FetchState) -> None:
 
 
 def fetch_bucket(job: FetchState, bucket: int, retry: int = 0) -> Result:
-    """Fetches the waiting URLs of a bucket, including URLs that other buckets have sent.
+    """Fetches the waiting URLs of a bucket, after it has taken the URLs of other buckets for it.
 
     ``retry`` begins that retry round. The result's metrics are for the choice of the next round:
     ``sent`` (the buckets that it has URLs for), ``failed`` (the number of URLs that may be tried

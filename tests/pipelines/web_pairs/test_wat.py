@@ -34,7 +34,7 @@ def run(output: Path, *flags: str) -> int:
     return main(["--output", str(output), *NO_MODELS, "--workers", "1", *flags])
 
 
-def found(output: Path) -> dict[str, tuple[str, str]]:
+def found(output: Path) -> dict[str, tuple[str, str | None]]:
     """Image URL -> text and page URL."""
     return {row["image_url"]: (row["text"], row["page_url"]) for row in rows(output, PAIRS)}
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from selectolax.lexbor import LexborHTMLParser
 
-Headers = Mapping[str, str]
+Headers = Mapping[str, str | list[str]]
 META = ("name", "rel", "content", "http-equiv", "property")
 
 
