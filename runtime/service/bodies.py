@@ -20,6 +20,7 @@ from vlmill.runtime.service.refusals import RequestRefused, bad_request
 FORM, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
 MOST_FIELDS = 1_000  # in addition to images
 LONGEST_NAME, LONGEST_TEXT = 200, 20_000
+MAX_BOUNDARY = 70  # characters (RFC 2046, section 5.1.1)
 HEADERS_OF_A_PART, HEADER_BYTES = 8, 4_096
 # Limit of JSON outside its strings: brackets, commas, quotes, white space. Unbounded, 31 MiB of
 # empty lists became 900 MiB, and of empty objects 1.9 GiB.
@@ -75,9 +76,9 @@ def read_form(
     if kind.startswith(b"image/"):
         form.images.append(RequestImage(name="picture", content=body))
     elif kind == FORM.encode():
-        boundary = options.get(b"boundary", b"")
-        if not 1 <= len(boundary) <= 70:
-            raise bad_request("multipart: expected a boundary of 1 to 70 characters")
+        boundary = options.get(b"boundary", find_boundary(body))
+        if not 1 <= len(boundary) <= MAX_BOUNDARY:
+            raise bad_request(f"multipart: expected a boundary of 1 to {MAX_BOUNDARY} characters")
         Parts(form, words, most_images).read(boundary, body)
     elif kind == JSON.encode():
         read_json(form, body, words)
@@ -89,6 +90,15 @@ def read_form(
         )
     require_max_images(form.images, most_images)
     return form
+
+
+def find_boundary(body: bytes) -> bytes:
+    """Returns the boundary in a form's first line: clients that set the content type by hand
+    often leave it out of the header. Empty if there is none.
+    """
+    start = body[: MAX_BOUNDARY + 8].lstrip(b"\r\n")
+    line, ended, _ = start.partition(b"\r\n")
+    return line[2:] if ended and line.startswith(b"--") else b""
 
 
 def require_max_images(images: Sequence[Any], max_images: int) -> None:

@@ -56,6 +56,20 @@ def test_what_hostile_bodies_take() -> None:
         assert peak(kind, body) < 1.2, content
 
 
+def test_a_form_without_a_boundary_in_its_header() -> None:
+    """Its first line has the boundary."""
+    body = (
+        b'--edge\r\nContent-Disposition: form-data; name="p"; filename="a"\r\n\r\nx\r\n--edge--\r\n'
+    )
+    for start in (b"", b"\r\n"):
+        read = read_form("multipart/form-data", start + body, most_images=1)
+        assert [image.content for image in read.images] == [b"x"]
+    for wrong in (b"", b"--", b"--\r\n", b"x" + body, b"--" + b"e" * 71 + b"\r\n"):
+        with pytest.raises(RequestRefused) as refused:
+            read_form("multipart/form-data", wrong, most_images=1)
+        assert refused.value.status == 400
+
+
 def test_images_are_found_among_texts() -> None:
     """A long text that might be an image is a text; a quote in a text begins no image."""
     long, image = "A" * 2_000, base64.b64encode(IMAGE[:3_000]).decode()
