@@ -127,9 +127,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "web/pages filters",
         "web/archives web/choice",
         "web/fetching",
-        "web",
-        "manifest/reading",
-        "manifest/cleaning manifest/part",  # of tables of others
+        "web manifest/cleaning manifest/reading manifest/part",  # of tables of others
         "web_pairs hard_negatives nearest_images manifest regions crawl fit_image_filter "
         "fit_scorer tables",
         "__init__",
@@ -146,7 +144,6 @@ NESTED = {  # rooms inside rooms
     *("layers/cpu", "layers/gpu"),
     *("manifest/cleaning", "manifest/reading", "manifest/part"),
     *(f"web/{room}" for room in ("archives", "choice", "fetching", "pages", "texts")),
-    "manifest/reading",
 }
 
 

@@ -59,7 +59,7 @@ def _megabytes(
 def _read(
     archive: SourceFile, rules: WebPairRules, allowed: Sequence[str], columns: TableColumns
 ) -> Iterator[tuple[int, reading.Record]]:
-    """Yields (position in bytes, record) of the records of a file that are not dropped."""
+    """Yields (position in bytes, record) of a file's records, without the dropped records."""
     path, max_bytes = archive.path, rules.max_record_bytes
     if archive.kind == TABLE:
         position = 0

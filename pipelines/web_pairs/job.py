@@ -152,9 +152,9 @@ def resolve_archives(args: argparse.Namespace) -> tuple[Index | None, list[Sourc
         ("--wat", args.wat, WAT, require_wat),
     ):
         if pattern is not None:
-            found = find_archives(pattern, base=args.base, allowed=args.allow_address, flag=flag)
-            require(f"{flag} {pattern}", [path for path, _ in found])
-            files += [SourceFile(path, size, kind) for path, size in found]
+            sizes = find_archives(pattern, base=args.base, allowed=args.allow_address, flag=flag)
+            require(f"{flag} {pattern}", [path for path, _ in sizes])
+            files += [SourceFile(path, size, kind) for path, size in sizes]
     if args.index is not None:
         index = indexed_archives(args.index, args.base, args.allow_address)
         argument = f"--index {args.index}"

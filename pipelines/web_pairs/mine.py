@@ -123,7 +123,7 @@ class Miner:
             drop = Drop(Reason.TOO_MANY, f"{page.num_beyond} images after {limit}")
             self._counts.dropped(JOIN, page.url, drop)
         page = replace(page, inline=())
-        # An image whose page is unknown is on a page of its own host.
+        # An image whose page is unknown counts as a page of the image's host.
         host_url = page.url or page.images[0].urls[0]
         page_key = rows.page_key(host_url, self._archive, offset)
         self._spools["pages"].add(page_key[0], page_key + rows.PAGE, rows.encode(page))
@@ -265,7 +265,7 @@ def read_records(
 
 
 def choose_contents(kind: Kind) -> Contents:
-    """Returns the records of an archive to read: responses, or the descriptions of a WAT file."""
+    """Returns which records of a file are read: responses, or the descriptions of a WAT file."""
     return DESCRIPTIONS if kind == WAT else RESPONSES
 
 

