@@ -194,12 +194,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--urls", type=int, help="URLs of the list, of the 1x of growth too")
-    parser.add_argument("--rounds", type=int, help="rounds, of which the best counts")
-    parser.add_argument("--growth", type=int, help="up to how many times the URLs: 1, 4 or 16")
-    parser.add_argument("--lines", type=int, help="of a long list; 2.5 times as many duplicates")
-    parser.add_argument("--connections", type=int, default=64, help="requests at once (64)")
-    parser.add_argument("--img2dataset", metavar="PYTHON", help="an interpreter that has it")
+    parser.add_argument(
+        "--urls", type=int, help="number of URLs in the list, and of the smallest list of --growth"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds to measure; the best counts")
+    parser.add_argument(
+        "--growth", type=int, help="largest multiple of --urls to measure: 1, 4 or 16"
+    )
+    parser.add_argument(
+        "--lines", type=int, help="lines of a long list; it has 2.5 times as many duplicates"
+    )
+    parser.add_argument(
+        "--connections", type=int, default=64, help="simultaneous requests (default: 64)"
+    )
+    parser.add_argument(
+        "--img2dataset", metavar="PYTHON", help="Python interpreter that has img2dataset"
+    )
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name, serve_site(None, NUM_HOSTS) as served:
         folder = Path(name)

@@ -175,14 +175,24 @@ def parser() -> Parser:
         type=Path,
         default=Path("build/detector-world"),
         metavar="DIR",
-        help="folder to write, and to continue in (build/detector-world)",
+        help="folder to write or continue (default: build/detector-world)",
     )
-    p.add_argument("--pairs", type=int, metavar="N", help="to train on")
-    p.add_argument("--held-out", type=int, metavar="N", help="to rank")
-    p.add_argument("--detector-steps", type=int, metavar="N", help="of 8 images, of the detector")
-    p.add_argument("--validation", type=int, metavar="N", help="held-out scenes to detect in")
-    p.add_argument("--steps", type=int, metavar="N", help="of the recipe")
-    p.add_argument("--seed", type=int, default=0, help="of the recipe (0)")
+    p.add_argument("--pairs", type=int, metavar="N", help="pairs to train on")
+    p.add_argument("--held-out", type=int, metavar="N", help="pairs to rank")
+    p.add_argument(
+        "--detector-steps",
+        type=int,
+        metavar="N",
+        help="training steps of the detector, of 8 images",
+    )
+    p.add_argument(
+        "--validation",
+        type=int,
+        metavar="N",
+        help="held-out scenes on which the detector is measured",
+    )
+    p.add_argument("--steps", type=int, metavar="N", help="training steps of the recipe")
+    p.add_argument("--seed", type=int, default=0, help="seed of the recipe (default: 0)")
     return p
 
 

@@ -344,8 +344,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", choices=ARCHITECTURES, default="r101")
-    parser.add_argument("--images", type=int, metavar="N", help="to extract")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
+    parser.add_argument("--images", type=int, metavar="N", help="images to extract")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    )
     arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     config = ExtractConfig(storage=Storage(dtype="float32"))
     images = photos(arguments.images)

@@ -164,10 +164,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="to measure (all)"
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        default=list(MODELS),
+        help="models to measure (default: all)",
     )
     parser.add_argument(
-        "--tasks", nargs="+", choices=RECIPES, default=list(RECIPES), help="to measure (all)"
+        "--tasks",
+        nargs="+",
+        choices=RECIPES,
+        default=list(RECIPES),
+        help="tasks to measure (default: all)",
     )
     parser.add_argument(
         "--official",
@@ -175,11 +183,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=partial(official_checkout, known=TASK_PEERS),
         default=[],
         metavar="MODEL=DIR",
-        help="checkouts of official codes, to be measured beside",
+        help="checkouts of the official code, to measure as well",
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
     parser.add_argument(
-        "--questions", type=int, choices=(1, 2, 4, 8), metavar="N", help="of a batch: 1, 2, 4 or 8"
+        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
+    )
+    parser.add_argument(
+        "--questions",
+        type=int,
+        choices=(1, 2, 4, 8),
+        metavar="N",
+        help="questions of a batch: 1, 2, 4 or 8",
     )
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does

@@ -204,8 +204,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", type=int, metavar="N", help="of 36 boxes x 2048: 0.3 MB each")
-    parser.add_argument("--rounds", type=int, metavar="N", help="the best of N is printed")
+    parser.add_argument(
+        "--images", type=int, metavar="N", help="images, each with 36 boxes x 2048 (0.3 MB)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the best counts"
+    )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name, without_progress():

@@ -167,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--archives", type=int, nargs="+", metavar="N", help="numbers of archives")
+    parser.add_argument(
+        "--archives", type=int, nargs="+", metavar="N", help="numbers of archives to measure"
+    )
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     mine.examining = decode.examining = examining  # type: ignore[assignment, attr-defined]
     meter = Meter()

@@ -257,10 +257,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--captions", type=int, nargs="+", metavar="N", help="sizes to measure")
-    parser.add_argument("--queries", type=int, metavar="N", help="searched at each size")
-    parser.add_argument("--pairs", metavar="TABLE", help="captions in place of generated ones")
-    parser.add_argument("--text-column", metavar="C", help="their column in any Parquet or TSV")
+    parser.add_argument(
+        "--captions", type=int, nargs="+", metavar="N", help="numbers of captions to measure"
+    )
+    parser.add_argument("--queries", type=int, metavar="N", help="queries to search at each size")
+    parser.add_argument(
+        "--pairs", metavar="TABLE", help="table of captions to use instead of generated ones"
+    )
+    parser.add_argument(
+        "--text-column", metavar="C", help="column of the captions in a Parquet or TSV file"
+    )
     arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     source = None
     if arguments.pairs is not None:

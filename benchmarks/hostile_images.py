@@ -171,9 +171,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kinds", type=int, help="kinds of hostile images, at most all")
-    parser.add_argument("--bad", type=int, help="bad images")
-    parser.add_argument("--rounds", type=int, help="turns of the photographs")
+    parser.add_argument("--kinds", type=int, help="kinds of hostile images to measure")
+    parser.add_argument("--bad", type=int, help="number of bad images")
+    parser.add_argument("--rounds", type=int, help="rounds over the photographs")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     photographs = [photograph("JPEG", side) for side in range(400, 1_000, 5)]
     for lines in (

@@ -70,9 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     parser.add_argument(
-        "--images", type=int, metavar="N", help="a sample of N images of each folder (default: all)"
+        "--images", type=int, metavar="N", help="sample of N images of each folder (default: all)"
     )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="save the dropped images")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="folder for the dropped images")
     args = parser.parse_args()
     on = ImageFilters.load(OPEN_NSFW, PHOTOGRAPHS)
     assert on.safety is not None and on.realism is not None

@@ -134,19 +134,26 @@ def parser() -> Parser:
         type=Path,
         default=Path("build/learning"),
         metavar="DIR",
-        help="folder to write, and to continue in (build/learning)",
+        help="folder to write or continue (default: build/learning)",
     )
     p.add_argument(
-        "--ablations", action="store_true", help="the grid of ablations; takes hours with --full"
+        "--ablations", action="store_true", help="run the grid of ablations (hours with --full)"
+    )
+    p.add_argument("--variants", type=_names, metavar="A,B", help="recipes to run")
+    p.add_argument(
+        "--arms",
+        type=_names,
+        metavar="A,B",
+        help="configurations of --ablations to run (default: all)",
     )
     p.add_argument(
-        "--variants", type=_names, metavar="A,B", help="recipes to run, small or of an hour"
+        "--seeds", metavar="N,M", help="seeds of training (default: 0; with --ablations: 0,1,2)"
     )
-    p.add_argument("--arms", type=_names, metavar="A,B", help="of --ablations, only these (all)")
-    p.add_argument("--seeds", metavar="N,M", help="of training (0; --ablations: 0,1,2)")
-    p.add_argument("--steps", type=int_at_least(1), metavar="N", help="of each recipe")
-    p.add_argument("--pairs", type=int_at_least(2), metavar="N", help="to train on")
-    p.add_argument("--held-out", type=int_at_least(2), metavar="N", help="to rank")
+    p.add_argument(
+        "--steps", type=int_at_least(1), metavar="N", help="training steps of each recipe"
+    )
+    p.add_argument("--pairs", type=int_at_least(2), metavar="N", help="pairs to train on")
+    p.add_argument("--held-out", type=int_at_least(2), metavar="N", help="pairs to rank")
     add_jobs(p)
     return p
 

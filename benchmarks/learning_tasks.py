@@ -170,10 +170,13 @@ def seeds_of(text: str) -> list[int]:
 def add_places(p: Parser) -> None:
     """Adds the flags that say where runs and their figures lie."""
     p.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder of worlds and runs, and to continue in"
+        "--output", type=Path, metavar="DIR", help="folder of worlds and runs, to write or continue"
     )
     p.add_argument(
-        "--results", type=Path, metavar="FILE", help="JSON lines of finished runs, to be added to"
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines file of finished runs, to append to",
     )
     add_jobs(p)
 
@@ -187,10 +190,17 @@ def parser() -> Parser:
     )
     add_places(p)
     p.add_argument(
-        "--arms", type=names_of, metavar="A,B", help="only these (all; --list names them)"
+        "--arms",
+        type=names_of,
+        metavar="A,B",
+        help="configurations to run (default: all; --list names them)",
     )
-    p.add_argument("--seeds", metavar="N,M", help="of training (those of each arm)")
-    p.add_argument("--list", action="store_true", help="say what is finished and what is missing")
+    p.add_argument(
+        "--seeds", metavar="N,M", help="seeds of training (default: those of each configuration)"
+    )
+    p.add_argument(
+        "--list", action="store_true", help="print which runs are finished and which are missing"
+    )
     return p
 
 

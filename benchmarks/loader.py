@@ -214,17 +214,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--images", type=int, metavar="N", help="0.4 MB each, and LMDB's 1.1 (500 at most)"
+        "--images",
+        type=int,
+        metavar="N",
+        help="images of 0.4 MB each, in LMDB 1.1 MB (500 at most)",
     )
     parser.add_argument(
-        "--batch-size", type=int, default=32, metavar="N", help="images (%(default)s)"
+        "--batch-size",
+        type=int,
+        default=32,
+        metavar="N",
+        help="images per batch (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
+    )
     parser.add_argument(
         "--workers",
         type=int,
         default=max(1, min(2, (os.cpu_count() or 1) - 1)),  # this process needs a core, too
-        help="for the pretraining batches (%(default)s)",
+        help="workers that make the pretraining batches (default: %(default)s)",
     )
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     torch.set_num_threads(1)

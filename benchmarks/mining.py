@@ -127,23 +127,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints JSON lines; ``--fit`` prints the source of the weights instead."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     default = Path(os.environ.get("VLMILL_DATA", "data")) / "sites"
-    parser.add_argument("--sites", type=Path, default=default, help="*.warc.gz and labels.jsonl")
+    parser.add_argument(
+        "--sites", type=Path, default=default, help="folder of *.warc.gz and labels.jsonl"
+    )
     parser.add_argument(
         "--archives",
         type=Path,
         action="append",
         default=[],
-        help="folder of the archives of labels-*.jsonl; repeatable (default: none of these sites)",
+        help="folder of the archives of labels-*.jsonl; repeatable (default: not measured)",
     )
     parser.add_argument("--min-score", type=float, default=WebPairRules().min_score)
     parser.add_argument(
         "--leave-out",
         choices=("site", "language"),
-        help="choose on each site or language with weights fitted on the others",
+        help="measure each site or language with weights that are fitted on the others",
     )
-    parser.add_argument("--held-out", action="store_true", help="report the held-out sites only")
+    parser.add_argument("--held-out", action="store_true", help="measure the held-out sites only")
     parser.add_argument("--fit", action="store_true", help="print the weights fitted on all sites")
-    parser.add_argument("--texts", action="store_true", help="print each kept text, too")
+    parser.add_argument("--texts", action="store_true", help="also print each selected text")
     options = parser.parse_args(argv)
     if options.held_out and (options.fit or options.leave_out):
         parser.error("--held-out sites are for reports only; remove --fit or --leave-out")

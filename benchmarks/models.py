@@ -375,7 +375,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--variants", nargs="+", choices=CASES, default=list(CASES), help="to measure (all)"
+        "--variants",
+        nargs="+",
+        choices=CASES,
+        default=list(CASES),
+        help="models to measure (default: all)",
     )
     parser.add_argument(
         "--official",
@@ -383,9 +387,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=partial(official_checkout, known=PEERS),
         default=[],
         metavar="VARIANT=DIR",
-        help="checkouts of official codes, to be measured beside",
+        help="checkouts of the official code, to measure as well",
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
+    )
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official = dict(options.official)

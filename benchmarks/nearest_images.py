@@ -148,11 +148,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", type=int, metavar="N", help="vectors")
-    parser.add_argument("--width", type=int, default=2048, metavar="D", help="of a vector (2048)")
-    parser.add_argument("--queries", type=int, metavar="N", help="of them, the first")
-    parser.add_argument("--top", type=int, default=100, metavar="N", help="a list's length (100)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
+    parser.add_argument(
+        "--images", type=int, metavar="N", help="number of images, each with a vector"
+    )
+    parser.add_argument(
+        "--width", type=int, default=2048, metavar="D", help="width of a vector (default: 2048)"
+    )
+    parser.add_argument(
+        "--queries", type=int, metavar="N", help="number of queries: the first images"
+    )
+    parser.add_argument(
+        "--top", type=int, default=100, metavar="N", help="nearest images per query (default: 100)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     options = parse_form(parser, argv, short=SHORT, full=FULL)

@@ -53,22 +53,26 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of photographs")
-    p.add_argument("--test", type=Path, metavar="DIR", help="another folder, to test on as well")
+    p.add_argument(
+        "--test", type=Path, metavar="DIR", help="another folder of photographs to test on"
+    )
     p.add_argument(
         "--output",
         type=Path,
         default=OUTPUT,
         metavar="DIR",
-        help="folder of tables and runs, and to continue in (default: %(default)s)",
+        help="folder of tables and runs, to write or continue (default: %(default)s)",
     )
     p.add_argument(
         "--results",
         type=Path,
         default=COMMITTED,
         metavar="FILE",
-        help="JSON lines of finished runs, to be added to (default: %(default)s)",
+        help="JSON lines file of finished runs, to append to (default: %(default)s)",
     )
-    p.add_argument("--runs", type=names_of, metavar="A,B", help="only these (--list shows all)")
+    p.add_argument(
+        "--runs", type=names_of, metavar="A,B", help="runs to do (default: all; --list names them)"
+    )
     p.add_argument(
         "--tests",
         type=names_of,
@@ -82,7 +86,7 @@ def parser() -> Parser:
         metavar="N",
         help="processes that extract regions (default: %(default)s)",
     )
-    p.add_argument("--list", action="store_true", help="print what is missing, and train nothing")
+    p.add_argument("--list", action="store_true", help="print which runs are missing and exit")
     return p
 
 

@@ -248,8 +248,10 @@ def fit(parts: dict[str, Features], sources: list[Source]) -> Trees:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sources", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the model")
-    parser.add_argument("--worst", type=int, default=0, help="print the worst images of a source")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file for the model")
+    parser.add_argument(
+        "--worst", type=int, default=0, help="number of worst images to print for each source"
+    )
     args = parser.parse_args()
     parts: dict[str, Features] = {}
     names: dict[str, list[str]] = {}

@@ -190,10 +190,13 @@ def parser() -> Parser:
     )
     add_places(p)
     p.add_argument(
-        "--tables", type=names_of, metavar="A,B", help="only these (all; --list shows their rows)"
+        "--tables",
+        type=names_of,
+        metavar="A,B",
+        help="tables to compute (default: all; --list shows their rows)",
     )
-    p.add_argument("--seeds", metavar="N,M", help="of pretraining and of the tasks")
-    p.add_argument("--list", action="store_true", help="say what is missing, and train nothing")
+    p.add_argument("--seeds", metavar="N,M", help="seeds of pretraining and of the tasks")
+    p.add_argument("--list", action="store_true", help="print which runs are missing and exit")
     return p
 
 

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, metavar="N", help="of a crawl")
+    parser.add_argument("--kills", type=int, metavar="N", help="number of kills of a crawl")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     form = ("--full",) if options.full else ()
     run_script("serve.py", *form, *OVERLOAD_ONLY)

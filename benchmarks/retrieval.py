@@ -333,7 +333,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--variants", nargs="+", choices=CASES, default=list(CASES), help="to measure (all)"
+        "--variants",
+        nargs="+",
+        choices=CASES,
+        default=list(CASES),
+        help="models to measure (default: all)",
     )
     parser.add_argument(
         "--official",
@@ -341,15 +345,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=partial(official_checkout, known=RETRIEVAL_PEERS),
         default=[],
         metavar="VARIANT=DIR",
-        help="checkouts of official codes, to be measured beside",
+        help="checkouts of the official code, to measure as well",
     )
     parser.add_argument(
-        "--arch", choices=ARCHITECTURES, default="r101", help="of the detector (r101)"
+        "--arch",
+        choices=ARCHITECTURES,
+        default="r101",
+        help="architecture of the detector (default: r101)",
     )
     sizes = (1, 2, 4, 8)
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the median counts")
-    parser.add_argument("--captions", type=int, choices=sizes, metavar="N", help="1, 2, 4 or 8")
-    parser.add_argument("--images", type=int, choices=sizes, metavar="N", help="1, 2, 4 or 8")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
+    )
+    parser.add_argument(
+        "--captions", type=int, choices=sizes, metavar="N", help="number of captions: 1, 2, 4 or 8"
+    )
+    parser.add_argument(
+        "--images", type=int, choices=sizes, metavar="N", help="number of images: 1, 2, 4 or 8"
+    )
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official, ranking = dict(options.official), run_ranking()

@@ -155,10 +155,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vectors", type=int, metavar="N", help="in an index")
-    parser.add_argument("--width", type=int, default=768, metavar="P", help="of a vector (768)")
-    parser.add_argument("--queries", type=int, metavar="N", help="that are answered")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the least counts")
+    parser.add_argument("--vectors", type=int, metavar="N", help="vectors in the index")
+    parser.add_argument(
+        "--width", type=int, default=768, metavar="P", help="width of a vector (default: 768)"
+    )
+    parser.add_argument("--queries", type=int, metavar="N", help="queries to answer")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    )
     parser.add_argument("--types", nargs="+", default=list(TYPES), metavar="TYPE")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0)

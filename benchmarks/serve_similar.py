@@ -202,14 +202,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vectors", type=int, metavar="N", help="in an index")
-    parser.add_argument("--width", type=int, default=768, metavar="P", help="of a vector (768)")
+    parser.add_argument("--vectors", type=int, metavar="N", help="vectors in the index")
+    parser.add_argument(
+        "--width", type=int, default=768, metavar="P", help="width of a vector (default: 768)"
+    )
     parser.add_argument("--type", choices=TYPES, default="pq")
     parser.add_argument(
-        "--neighbours", type=int, default=20, metavar="K", help="stored for each item; 0: searched"
+        "--neighbours",
+        type=int,
+        default=20,
+        metavar="K",
+        help="stored neighbours of each item; 0: search instead",
     )
-    parser.add_argument("--requests", type=int, metavar="N", help="in a round")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of both paths")
+    parser.add_argument("--requests", type=int, metavar="N", help="requests per round")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to measure on both paths")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     folder = Path(tempfile.mkdtemp())
     try:

@@ -141,11 +141,15 @@ def parser() -> Parser:
         type=Path,
         default=Path("build/tokenizer"),
         metavar="DIR",
-        help="folder to write (build/tokenizer)",
+        help="folder to write (default: build/tokenizer)",
     )
-    p.add_argument("--images", type=int, metavar="N", help="of the world, to train on")
-    p.add_argument("--tokenizer-steps", type=int, metavar="N", help="of the tokenizer")
-    p.add_argument("--steps", type=int, metavar="N", help="of VLMo's first stage")
+    p.add_argument(
+        "--images", type=int, metavar="N", help="images of the generated world to train on"
+    )
+    p.add_argument(
+        "--tokenizer-steps", type=int, metavar="N", help="training steps of the tokenizer"
+    )
+    p.add_argument("--steps", type=int, metavar="N", help="training steps of VLMo's first stage")
     return p
 
 

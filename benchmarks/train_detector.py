@@ -93,13 +93,13 @@ def run(arguments: Sequence[str]) -> int:
 def parser() -> Parser:
     """Returns the parser of the flags that do not depend on the form."""
     p = Parser(prog="python benchmarks/train_detector.py", description=__doc__)
-    p.add_argument("--depth", type=int, choices=(50, 101), help="of the ResNet")
-    p.add_argument("--images", type=int, metavar="N", help="of a step")
-    p.add_argument("--height", type=int, metavar="N", help="of each image, in pixels")
-    p.add_argument("--width", type=int, metavar="N", help="likewise")
-    p.add_argument("--regions", type=int, metavar="N", help="sampled of each image")
-    p.add_argument("--rounds", type=int, metavar="N", help="steps of each side after the first one")
-    p.add_argument("--narrow", action="store_true", help="an eighth of the channels, for tests")
+    p.add_argument("--depth", type=int, choices=(50, 101), help="layers of the ResNet")
+    p.add_argument("--images", type=int, metavar="N", help="images per step")
+    p.add_argument("--height", type=int, metavar="N", help="height of each image in pixels")
+    p.add_argument("--width", type=int, metavar="N", help="width of each image in pixels")
+    p.add_argument("--regions", type=int, metavar="N", help="sampled regions per image")
+    p.add_argument("--rounds", type=int, metavar="N", help="steps to measure after the first one")
+    p.add_argument("--narrow", action="store_true", help="use an eighth of the channels, for tests")
     return p
 
 

@@ -166,9 +166,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pages", type=int, metavar="N", help="of 20 KB that are generated")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of which the best counts")
-    parser.add_argument("--growth", type=int, metavar="N", help="times as many pages, at most")
+    parser.add_argument("--pages", type=int, metavar="N", help="generated pages of 20 KB")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds to measure; the best counts"
+    )
+    parser.add_argument(
+        "--growth", type=int, metavar="N", help="largest multiple of --pages to measure"
+    )
     parser.add_argument("--warc", metavar="GLOB", help="time the steps on these archives instead")
     parser.add_argument("--one", metavar="GLOB", help=argparse.SUPPRESS)
     args = parse_form(parser, argv, short=SHORT, full=FULL)

@@ -152,9 +152,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pages", type=int, metavar="N", help="of 20 KB, with three images each")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes beside one")
-    parser.add_argument("--copies", type=int, default=0, metavar="N", help="in a single archive")
+    parser.add_argument(
+        "--pages", type=int, metavar="N", help="pages of 20 KB, with three images each"
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="number of workers to compare with one"
+    )
+    parser.add_argument(
+        "--copies", type=int, default=0, metavar="N", help="copies of the pages in one archive"
+    )
     args = parse_form(parser, argv, short=SHORT, full=FULL)
     with tempfile.TemporaryDirectory() as name:
         folder, web = Path(name), Web(pages=args.pages, images=True)

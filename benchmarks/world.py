@@ -118,21 +118,31 @@ def parser() -> Parser:
         type=Path,
         default=Path("build/world"),
         metavar="DIR",
-        help="folder to write (build/world)",
+        help="folder to write (default: build/world)",
     )
-    p.add_argument("--pairs", type=int, metavar="N", help="to train on")
-    p.add_argument("--held-out", type=int, metavar="N", help="to evaluate on")
+    p.add_argument("--pairs", type=int, metavar="N", help="pairs to train on")
+    p.add_argument("--held-out", type=int, metavar="N", help="pairs to evaluate on")
     p.add_argument(
         "--captions",
         type=int,
         default=1,
         metavar="N",
-        help="of each image to train on, of which there are so many times fewer (1)",
+        help="captions of each training image; there are as many times fewer images (default: 1)",
     )
-    p.add_argument("--seed", type=int, default=0, help="of the world (0)")
-    p.add_argument("--extra-boxes", type=int, default=1, metavar="N", help="of each thing (1)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the generated world (default: 0)")
     p.add_argument(
-        "--class-error", type=float, default=0.05, metavar="P", help="share of wrong classes (0.05)"
+        "--extra-boxes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="additional, shifted boxes of each object (default: 1)",
+    )
+    p.add_argument(
+        "--class-error",
+        type=float,
+        default=0.05,
+        metavar="P",
+        help="fraction of wrong classes (default: 0.05)",
     )
     return p
 

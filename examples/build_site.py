@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         type=Path,
         required=True,
         metavar="FILE.warc.gz",
-        help="the archive to write; it appears completely or not at all",
+        help="archive to write; it appears completely or not at all",
     )
     output: Path = parser.parse_args(argv).output
     _check(output)

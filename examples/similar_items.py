@@ -222,10 +222,12 @@ def compared(folder: Path, *, items: int, steps: int, visits: int) -> dict[str, 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder of what is made")
-    parser.add_argument("--items", type=int, default=600, help="items (default: 600)")
-    parser.add_argument("--visits", type=int, default=1000, help="users (default: 1000)")
-    parser.add_argument("--steps", type=int, default=200, help="of either model (default: 200)")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the outputs")
+    parser.add_argument("--items", type=int, default=600, help="number of items (default: 600)")
+    parser.add_argument("--visits", type=int, default=1000, help="number of users (default: 1000)")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="training steps of each model (default: 200)"
+    )
     args = parser.parse_args(None if arguments is None else list(arguments))
     try:
         figures = compared(args.output, items=args.items, steps=args.steps, visits=args.visits)

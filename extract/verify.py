@@ -42,13 +42,13 @@ def verify(folder: str | Path) -> list[str]:
         for each in (path, *sorted((path / CHECKPOINTS).glob(f"{STEP}*")))
         if any((each / name).is_file() for name in RECORDS)
     ]
-    problems = [problem for each in recorded for problem in recorded_problems(each)]
+    problems = [problem for each in recorded for problem in compare_with_record(each)]
     if recorded and not (path / MANIFEST).is_file():
         return problems
     return problems + table_problems(folder)
 
 
-def recorded_problems(folder: Path) -> list[str]:
+def compare_with_record(folder: Path) -> list[str]:
     """Returns the differences between a checkpoint, detector or index and its record of its files.
 
     An older vlmill recorded none: then the record alone must be readable.

@@ -1,4 +1,4 @@
-"""Defines what a filter of images reports, and how jobs call it."""
+"""Defines the results of a filter of images, and how jobs call it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

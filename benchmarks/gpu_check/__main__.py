@@ -87,21 +87,23 @@ def command() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="which (default: all; see --list)")
-    parser.add_argument("--list", action="store_true", help="print the parts and end")
     parser.add_argument(
-        "--share", type=share, metavar="N/M", help="the N-th of M shares that take equally long"
+        "parts", nargs="*", metavar="PART", help="parts to run (default: all; see --list)"
     )
-    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.add_argument("--list", action="store_true", help="print the parts and exit")
     parser.add_argument(
-        "--tiny", action="store_true", help="the small size of the tests, as always on a cpu"
+        "--share", type=share, metavar="N/M", help="run the N-th of M shares that take equally long"
+    )
+    parser.add_argument("--device", help="device (default: cuda if there is one, else cpu)")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use the small sizes of the tests, as a CPU always does"
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=LIMIT_S,
         metavar="S",
-        help="seconds after which a part is ended (default: %(default)g)",
+        help="seconds after which a part is stopped (default: %(default)g)",
     )
     return parser
 

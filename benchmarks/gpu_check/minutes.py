@@ -149,7 +149,7 @@ def command(parts: Sequence[MinutesPart]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="run on the CPU at the small size of the tests, whose numbers mean nothing",
+        help="run on the CPU at the small sizes of the tests; the figures mean nothing",
     )
     parser.add_argument(
         "--budget",

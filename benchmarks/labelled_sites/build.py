@@ -286,12 +286,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", required=True, help="address of the site's root, with a slash")
     parser.add_argument("--out", type=Path, required=True, help="archive to write")
     parser.add_argument("--ref", default="HEAD", help="commit or branch with the pages")
-    parser.add_argument("--root", default="", help="folder of the repository that is served: docs/")
+    parser.add_argument(
+        "--root", default="", help="folder of the repository that is served, such as docs/"
+    )
     parser.add_argument("--skip", default="", help="pattern of paths of pages to leave out")
-    parser.add_argument("--keep", type=Path, help="labels whose pages and images are kept")
-    parser.add_argument("--pages", type=int, default=60, help="most pages")
-    parser.add_argument("--megabytes", type=float, default=4.0, help="size of the archive, about")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw of pages")
+    parser.add_argument("--keep", type=Path, help="file of labels whose pages and images are kept")
+    parser.add_argument("--pages", type=int, default=60, help="largest number of pages")
+    parser.add_argument(
+        "--megabytes", type=float, default=4.0, help="approximate size of the archive"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample of pages")
     options = parser.parse_args(argv)
     pages = build(
         options.git,

@@ -48,7 +48,9 @@ def cpu_seconds(work: Callable[[Tensor], object], image: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", type=int, choices=(50, 101, 152), default=152)
-    parser.add_argument("--pyramid", action="store_true", help="with FPN, else to res4")
+    parser.add_argument(
+        "--pyramid", action="store_true", help="measure with FPN instead of up to res4"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     make = detectron2_fpn if arguments.pyramid else detectron2

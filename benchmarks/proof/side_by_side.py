@@ -26,7 +26,7 @@ def add_jobs(p: Parser) -> None:
         type=int_at_least(1),
         default=min(all_cores(), MOST_AT_ONCE),
         metavar="N",
-        help="runs at once, each on one core (%(default)s)",
+        help="simultaneous runs, each on one core (default: %(default)s)",
     )
 
 

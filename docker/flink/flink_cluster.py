@@ -126,7 +126,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """What ``--flink_master`` takes."""
+        """The value for ``--flink_master``."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -281,8 +281,16 @@ def flags(cluster: Cluster, slots: int) -> str:
 def main() -> int:
     """Runs a cluster until it is interrupted; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task-managers", type=int, default=2, metavar="N", help="(2)")
-    parser.add_argument("--port", type=int, default=8081, help="of --flink_master (8081)")
+    parser.add_argument(
+        "--task-managers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of task managers (default: 2)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8081, help="port of --flink_master (default: 8081)"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

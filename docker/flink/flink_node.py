@@ -35,15 +35,42 @@ def main() -> int:
     """Writes the settings and becomes the process; returns only where that fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("role", choices=ROLES)
-    parser.add_argument("--job-manager", required=True, metavar="HOST", help="where it runs")
-    parser.add_argument("--own", default=socket.gethostname(), metavar="HOST", help="this host")
-    parser.add_argument("--bind", default="0.0.0.0", metavar="ADDRESS", help="(%(default)s)")
-    parser.add_argument("--rpc-port", type=int, default=6123, metavar="N", help="(%(default)s)")
-    parser.add_argument("--port", type=int, default=8081, metavar="N", help="REST (%(default)s)")
     parser.add_argument(
-        "--task-port", type=int, default=6122, metavar="N", help="of a task manager (%(default)s)"
+        "--job-manager", required=True, metavar="HOST", help="address of the job manager"
     )
-    parser.add_argument("--jar", type=Path, metavar="FILE", help="(built by Maven)")
+    parser.add_argument(
+        "--own", default=socket.gethostname(), metavar="HOST", help="this host's address"
+    )
+    parser.add_argument(
+        "--bind",
+        default="0.0.0.0",
+        metavar="ADDRESS",
+        help="address to listen on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rpc-port",
+        type=int,
+        default=6123,
+        metavar="N",
+        help="port of the job manager (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8081,
+        metavar="N",
+        help="port of the REST interface (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--task-port",
+        type=int,
+        default=6122,
+        metavar="N",
+        help="port of a task manager (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jar", type=Path, metavar="FILE", help="job server (default: the one built by Maven)"
+    )
     args = parser.parse_args()
     try:
         jar = args.jar or job_server_jar()

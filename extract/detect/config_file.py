@@ -5,7 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.models.detector.configurations import Configuration, flat, read_configuration
+from vlmill.models.detector.configurations import (
+    Configuration,
+    flatten_sections,
+    read_configuration,
+)
 from vlmill.models.detector.keys import Value, WrongKey
 from vlmill.runtime.settings.plain_yaml import BadYaml, Document, read_document
 from vlmill.schemas.errors import InputError
@@ -102,7 +106,7 @@ class Files:
         for base in bases if isinstance(bases, list) else [bases]:
             location = f"{path}:{document.lines[BASE]}"
             settings |= self.read(resolve_base(base, path, location), (*chain, path))
-        for name, value in flat(document.value):
+        for name, value in flatten_sections(document.value):
             line = document.lines.get(name)
             settings[name] = Setting(value=value, location=f"{path}:{line}" if line else str(path))
         return settings

@@ -26,7 +26,7 @@ from vlmill.extract.detect.precision import computing
 from vlmill.extract.images.decode import Pixels
 from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig, Family
-from vlmill.models.detector.configurations import flat, make_config
+from vlmill.models.detector.configurations import flatten_sections, make_config
 from vlmill.models.detector.faster_rcnn import Detections, DetectorNetwork
 from vlmill.models.detector.fit import describe_mismatches
 from vlmill.models.detector.keys import WrongKey
@@ -173,7 +173,7 @@ def open_detectron2(config_file: Path, weights: Path, *, device: str = "cpu") ->
     cfg = load_cfg_node(config, file)
     cfg.MODEL.DEVICE = str(target)
     try:
-        spec = make_config(HEADS[cfg.MODEL.ROI_HEADS.NAME], dict(flat(cfg)))
+        spec = make_config(HEADS[cfg.MODEL.ROI_HEADS.NAME], dict(flatten_sections(cfg)))
     except WrongKey as error:
         raise file.make_error(error, GIVE) from None
     model = library("modeling").build_model(cfg)

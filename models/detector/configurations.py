@@ -144,11 +144,11 @@ class Configuration:
         raise AssertionError(f"no key of {self.family} sets {field}")
 
 
-def flat(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Value]]:
+def flatten_sections(values: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Value]]:
     """Yields the keys of nested sections by their dotted names; tuples become lists."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, f"{section}{name}.")
+            yield from flatten_sections(value, f"{section}{name}.")
         else:
             yield f"{section}{name}", as_lists(value)
 

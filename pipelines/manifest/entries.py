@@ -81,7 +81,7 @@ class Entry:
     notes: tuple[str, ...] = ()
 
 
-FOOTER = "the file's footer"  # a source of counts: they are those of the input itself
+FOOTER = "the file's footer"  # a source of counts: the input itself
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[
             mask = np.zeros(rows.num_rows, dtype=np.bool_)
             for name, wanted_keys in keys_by_column.items():
                 column = rows.column(name)
-                keys = compute_keys(flat(column))
+                keys = compute_keys(flatten_lists(column))
                 known = known_keys(keys, wanted_keys)
                 matches.append(np.unique(keys[known]))
                 if name != "image_ids":
@@ -230,7 +230,7 @@ def _images(tables: Mapping[str, TableInput], request: RemovalRequest) -> tuple[
     return images, np.unique(np.concatenate(matches))
 
 
-def flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def flatten_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns the strings of a column; for a list column, the strings of all lists."""
     return pc.list_flatten(column) if pa.types.is_list(column.type) else column
 

@@ -126,7 +126,7 @@ def nothing_matches(pattern: str, flag: str) -> InputError:
 def find_archives(
     pattern: str, *, base: str | None = None, allowed: Sequence[str] = (), flag: str = "--warc"
 ) -> list[tuple[str, int]]:
-    """Returns the sorted (path, bytes) of the named archives. Raises InputError if there are none.
+    """Returns the sorted (path, bytes) of the archives. Raises InputError if no archive matches.
 
     Raises Unreachable for an archive on the web that does not respond.
     """
@@ -252,7 +252,7 @@ def _copy_index(pattern: str, folder: Path, allowed: Sequence[str]) -> list[str]
 
 
 def index_files(pattern: str) -> list[Path]:
-    """Returns the files of ``--index``. Raises InputError if there are none."""
+    """Returns the files of ``--index``. Raises InputError if no file exists."""
     names = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern))
     paths = [Path(name) for name in names if os.path.isfile(name)]
     if not paths:

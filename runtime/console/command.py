@@ -221,6 +221,24 @@ class Parser(argparse.ArgumentParser):
                     self.error(f"{name or action.dest} {text} is {kind}; give a file or a folder")
         return parsed, unknown
 
+    def parse_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> argparse.Namespace:
+        """Parses all arguments. An unknown one is an error of the subcommand that it follows."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._chosen_parser(parsed).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed
+
+    def _chosen_parser(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                subparsers: dict[str, argparse.ArgumentParser] = action.choices
+                return subparsers.get(getattr(parsed, action.dest, None) or "", self)
+        return self
+
     def error(self, message: str) -> NoReturn:
         """Prints one line and exits with status 2."""
         message = _VALUE.sub(lambda match: f"expected {_NUMBERS[match[1]]}, got", message)

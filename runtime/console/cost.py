@@ -34,7 +34,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The cost of a run. Bytes are those of --output.
+    """The cost of a run. Bytes count the files in --output.
 
     ``min_bytes`` is the certain minimum: a disk with less space is refused. ``max_bytes`` is the
     maximum, and ``expected_bytes`` the size if all items are like the first ones; None if only the

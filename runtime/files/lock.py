@@ -118,7 +118,7 @@ def parts_at_work(output: str | Path, names: Iterable[str]) -> bool:
 
 @contextmanager
 def wait_for_turn(output: str | Path) -> Iterator[None]:
-    """Waits until no other part of an output is in such a block: only one part is at a time."""
+    """Holds the lock that only one part of an output can have at a time, after waiting for it."""
     path = Path(output, f"{LOCK}-alone")
     with _hold_lock(path, f"--output {output}", fcntl.LOCK_EX, wait=True):
         yield

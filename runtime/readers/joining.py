@@ -1,6 +1,4 @@
-"""Matches ids of one table with those of another: equal ones, else those that name the
-same image.
-"""
+"""Matches ids of two tables: equal ids, else ids that name the same image."""
 
 from collections import Counter
 from collections.abc import Sequence

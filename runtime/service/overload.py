@@ -45,7 +45,7 @@ class WorkerLoad:
 
     @property
     def pace(self) -> float:
-        """Returns the seconds per unit of weight, at least those of the running batch so far."""
+        """Returns the seconds per unit of weight, at least the time of the running batch so far."""
         running = self.elapsed / self.weights[0] if self.weights else 0.0
         return max(self.seconds_per_weight, running)
 

@@ -151,8 +151,8 @@ class Shell:
             if item.future.set_running_or_notify_cancel():
                 fail_item(item, RequestRefused(503, "stopping", "the service is stopping"))
 
-    def list_unfed(self) -> list[str]:
-        """Returns the names of the workers whose feeding thread has ended."""
+    def list_stopped_feeders(self) -> list[str]:
+        """Returns the names of the workers whose feeding thread has stopped."""
         return [worker.plan.name for worker in self.workers if not worker.is_fed]
 
     def forecast(self) -> Forecast:
@@ -340,9 +340,9 @@ def new_application(
         responses=statuses,
     )
     async def healthz() -> Response:
-        unfed = [] if shell.is_draining else shell.list_unfed()
-        if unfed:
-            status = f"workers without a feeding thread: {', '.join(unfed)}; restart the service"
+        stopped = [] if shell.is_draining else shell.list_stopped_feeders()
+        if stopped:
+            status = f"workers without a feeding thread: {', '.join(stopped)}; restart the service"
             return JSONResponse({"status": status}, status_code=503)
         return JSONResponse({"status": "ok"})
 

@@ -212,7 +212,7 @@ def _list_files(location: HubLocation) -> tuple[str, dict[str, HubFile]]:
 def _find_cached(
     location: HubLocation, choose: Choose, cache: Path, error: Exception, warn: Warn
 ) -> Path:
-    """Returns the files of an earlier call, and warns. Raises InputError if there are none."""
+    """Returns the files of an earlier call, and warns. Raises InputError without any."""
     unreachable = f"{location}: the hub cannot be reached ({shorten(error)})"
     remedy = (
         "try again with a network, or copy the cache from where there is one and name it by "

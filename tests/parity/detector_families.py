@@ -30,7 +30,7 @@ from vlmill.extract.images.resize import resize_pillow
 from vlmill.models.convert.caffe_file import read_caffe_layers
 from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.configurations import flat, read_configuration
+from vlmill.models.detector.configurations import flatten_sections, read_configuration
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.models.detector.roi_heads import map_numbers, number_boxes, pool_regions
 
@@ -104,7 +104,7 @@ def vinvl_spec(case: Case, keys: Mapping[str, Any], options: Mapping[str, Any]) 
         "MODEL.ROI_HEADS.NMS": options["nms"],
         "TEST.IGNORE_BOX_REGRESSION": options["ignore"],
     }
-    said = read_configuration(dict(flat(keys)) | own).config
+    said = read_configuration(dict(flatten_sections(keys)) | own).config
     names = ("selection", "pair_order", "candidate_share", "class_nms_thresholds", "written_boxes")
     return dataclasses.replace(case.spec, **{name: getattr(said, name) for name in names})
 

@@ -21,7 +21,7 @@ from vlmill.extract.detect.selection import Frames
 from vlmill.extract.detect.transfer import compute_measures, make_frames, pad_images
 from vlmill.extract.images.resize import NetworkInput, network_input, resize_pillow
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.configurations import flat, read_configuration
+from vlmill.models.detector.configurations import flatten_sections, read_configuration
 from vlmill.models.detector.faster_rcnn import Detections, FasterRCNN
 from vlmill.models.detector.proposals import ProposalGenerator
 from vlmill.models.detector.published import fit_configuration
@@ -165,7 +165,7 @@ def config_of_keys(
     """
     file = golden.folder / "config.json"
     try:
-        configuration = read_configuration(dict(flat(keys)), grid=grid)
+        configuration = read_configuration(dict(flatten_sections(keys)), grid=grid)
         config = fit_configuration(configuration, read_tensors(golden.weights))
     except ValueError as error:
         raise NotComparable(f"{file} and {golden.weights}: {error}") from None

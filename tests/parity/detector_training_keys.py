@@ -6,7 +6,7 @@ from typing import Any
 from tests.parity.golden import GoldenSet, expect
 
 from vlmill.models.detector.config import Box4, DetectorConfig, detectron2
-from vlmill.models.detector.configurations import flat
+from vlmill.models.detector.configurations import flatten_sections
 from vlmill.train.detector.settings import Matching, RoiRules, RpnRules, Solver, TrainingSettings
 
 Keys = Mapping[str, Any]
@@ -49,7 +49,7 @@ def keys_of(golden: GoldenSet, case: str) -> dict[str, Any]:
     layers = (DEFAULTS, of_head, *of_set, own)
     values: dict[str, Any] = {}
     for layer in layers:
-        values |= dict(flat(layer))
+        values |= dict(flatten_sections(layer))
     return values
 
 

@@ -16,7 +16,7 @@ from tests.parity.variants import recorded, write_detector, write_set
 from torch import Tensor
 
 from vlmill.models.detector.config import DetectorConfig
-from vlmill.models.detector.configurations import flat, read_configuration
+from vlmill.models.detector.configurations import flatten_sections, read_configuration
 
 SETS = {golden.name: golden for golden in read_index(GOLDEN)}
 MODELS = {
@@ -137,7 +137,7 @@ def keys_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def network_config(family: str, config: Mapping[str, Any]) -> DetectorConfig:
     """The network of a set, as its keys say."""
-    return read_configuration(dict(flat(keys_of(family, config)))).config
+    return read_configuration(dict(flatten_sections(keys_of(family, config)))).config
 
 
 def images(*sizes: tuple[int, int]) -> list[Tensor]:

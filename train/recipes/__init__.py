@@ -57,7 +57,7 @@ def get_training(variant: str | None) -> "VariantTraining":
 
     rows: dict[str, VariantTraining] = {}
     for paper in PAPERS:
-        rows |= paper.trainings()
+        rows |= paper.variant_trainings()
     return rows.get(variant or "", VariantTraining())
 
 

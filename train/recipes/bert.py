@@ -79,7 +79,7 @@ def bert_small_recipe() -> Recipe:
     )
 
 
-def trainings() -> dict[str, VariantTraining]:
+def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import text_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
@@ -90,7 +90,7 @@ def trainings() -> dict[str, VariantTraining]:
 
 
 ROW = PaperTraining(
-    trainings=trainings,
+    variant_trainings=variant_trainings,
     recipes={
         "bert-small": bert_small_recipe,
         "bert-base": bert_base_recipe,

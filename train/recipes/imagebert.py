@@ -143,7 +143,7 @@ def imagebert_hour_recipe() -> Recipe:
     return hour_recipe(imagebert_small_recipe(), steps=4_500)
 
 
-def trainings() -> dict[str, VariantTraining]:
+def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import VariantTraining
 
@@ -153,7 +153,7 @@ def trainings() -> dict[str, VariantTraining]:
 
 
 ROW = PaperTraining(
-    trainings=trainings,
+    variant_trainings=variant_trainings,
     recipes={
         "imagebert-small": imagebert_small_recipe,
         "imagebert-hour": imagebert_hour_recipe,

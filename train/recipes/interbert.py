@@ -217,7 +217,7 @@ def interbert_hour_recipe() -> Recipe:
     return hour_recipe(interbert_small_recipe(), steps=9_000)
 
 
-def trainings() -> dict[str, VariantTraining]:
+def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import VariantTraining
 
@@ -228,7 +228,7 @@ def trainings() -> dict[str, VariantTraining]:
 
 
 ROW = PaperTraining(
-    trainings=trainings,
+    variant_trainings=variant_trainings,
     recipes={
         "interbert-small": interbert_small_recipe,
         "interbert-hour": interbert_hour_recipe,

@@ -17,12 +17,12 @@ def _as_plain_models() -> dict[str, Any]:
 class PaperTraining:
     """Describes how the models of a paper's folder are trained.
 
-    recipes: its pretraining runs by name. trainings: imports torch and returns the rows
+    recipes: its pretraining runs by name. variant_trainings: imports torch and returns the rows
     (`VariantTraining`) of the variants that differ from plain models on regions.
     """
 
     recipes: Mapping[str, Callable[[], Recipe]]
-    trainings: Callable[[], dict[str, Any]] = _as_plain_models
+    variant_trainings: Callable[[], dict[str, Any]] = _as_plain_models
 
 
 def say_what_is_new(names: Sequence[str]) -> None:

@@ -171,7 +171,7 @@ def vilbert_hour_recipe() -> Recipe:
     return hour_recipe(vilbert_small_recipe(), steps=9_000)
 
 
-def trainings() -> dict[str, VariantTraining]:
+def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.recipes.training import (
         VariantTraining,
@@ -191,7 +191,7 @@ def trainings() -> dict[str, VariantTraining]:
 
 
 ROW = PaperTraining(
-    trainings=trainings,
+    variant_trainings=variant_trainings,
     recipes={
         "vilbert-small": vilbert_small_recipe,
         "vilbert-hour": vilbert_hour_recipe,

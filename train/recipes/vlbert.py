@@ -276,7 +276,7 @@ def start_task_end_to_end(fresh: Any, init: LoadedCheckpoint, labels: Labels) ->
     say_what_is_new([f"model.{name}" for name in names])
 
 
-def trainings() -> dict[str, VariantTraining]:
+def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import end_to_end_losses
     from vlmill.train.recipes.training import VariantTraining, continue_pretrained
@@ -292,7 +292,7 @@ def trainings() -> dict[str, VariantTraining]:
 
 
 ROW = PaperTraining(
-    trainings=trainings,
+    variant_trainings=variant_trainings,
     recipes={
         "vl-bert-small": vl_bert_small_recipe,
         "vl-bert-hour": vl_bert_hour_recipe,

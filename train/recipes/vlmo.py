@@ -370,7 +370,7 @@ def start_task(fresh: Any, init: LoadedCheckpoint, labels: Labels) -> None:
     say_what_is_new(sorted(start_from(fresh, init.model.state_dict(), encoder)))
 
 
-def trainings() -> dict[str, VariantTraining]:
+def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
     from vlmill.train.objectives.pretraining import image_losses, vlmo_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
@@ -388,7 +388,7 @@ def trainings() -> dict[str, VariantTraining]:
 
 
 ROW = PaperTraining(
-    trainings=trainings,
+    variant_trainings=variant_trainings,
     recipes={
         "vlmo-small": vlmo_small_recipe,
         "vlmo-hour": vlmo_hour_recipe,

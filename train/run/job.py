@@ -94,7 +94,7 @@ def _sized_config(recipe: Recipe, tokenizer: Tokenizer, sources: Sources) -> Any
 
 
 def continued_config(recipe: Recipe, init: LoadedCheckpoint | None) -> Any:
-    """Returns the configuration of ``--init``, if its model is trained on; else None.
+    """Returns the configuration of ``--init`` if the run continues to train its model, else None.
 
     VLMo's stages differ in their heads and positions, and a model that starts from BERT has the
     recipe's sizes.

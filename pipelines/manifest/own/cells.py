@@ -55,7 +55,7 @@ def read_list(value: Any, separator: str | None = None) -> list[Any]:
     ``separator`` between the items. Any other value is one item; an empty cell has none.
 
     An object of lists, as the hub stores a list of objects, has the items of its text's list. An
-    object of scores (LXMERT's ``{"yes": 1, "no": 0.3}``) has each name as often as its score says.
+    object of scores (LXMERT's ``{"yes": 1, "no": 0.3}``) has each name in proportion to its score.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return []

@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 1 << 20
 MAX_ENTRY_CHARS = 400
 ALIGNED = r"(?:left|right|cent(?:er|re))?\W*"  # after a figure's number
 CREDIT_MARKS = (":", "：", "©", r"\(c\)")
-# Places of photographs for everybody, which credits name last: "Foto de Ana Ruiz en Unsplash".
+# Sites of free photographs, which credits name last: "Foto de Ana Ruiz en Unsplash".
 STOCK = (
     r"\b.{0,60}\b(?:unsplash|pexels|pixabay|shutterstock|freepik|istock|getty ?images)\b.{0,12}$"
 )

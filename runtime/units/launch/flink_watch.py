@@ -83,7 +83,7 @@ def _find_running_jobs(master: str, name: str) -> list[str]:
 
 
 def _print_status(master: str, job: str, parallelism: int) -> None:
-    """Prints the address of the job's progress, and what is missing if the cluster is too small."""
+    """Prints the address of the job's progress, and a lack of slots if the cluster has too few."""
     print(f"Flink has the job; its progress: {master}/#/job/{job}", file=sys.stderr, flush=True)
     slots = int(_fetch_json(f"{master}/overview")["slots-total"])
     if slots < parallelism:

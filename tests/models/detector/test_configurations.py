@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vlmill.models.detector.config import ARCHITECTURES, airsplay, detectron2, milvlg, milvlg_r152
-from vlmill.models.detector.configurations import flat, read_configuration
+from vlmill.models.detector.configurations import flatten_sections, read_configuration
 from vlmill.models.detector.keys import WrongKey, format_value, number, one_level
 
 # What the published files say, their training left out.
@@ -79,7 +79,9 @@ HUGGING_FACE: dict[str, Any] = {
 
 def keys(nested: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Dotted keys, with changes in which two underscores stand for a dot."""
-    return dict(flat(nested)) | {name.replace("__", "."): v for name, v in changes.items()}
+    return dict(flatten_sections(nested)) | {
+        name.replace("__", "."): v for name, v in changes.items()
+    }
 
 
 def test_detectron2s_own_model_is_ours() -> None:

@@ -224,7 +224,7 @@ def test_images_of_rows_are_downloaded(image: Make, tmp_path: Path) -> None:
         table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), values)
         fetch = ["--fetch", "--contact", "me@example.org", "--allow-address", "127.0.0.0/8"]
         assert run(tmp_path / "out", "--table", str(table), *fetch, "--delay", "0") == 0
-        expected = {f"{site.url}/p{n}.jpg": (ALTS[n], None) for n in range(2)}
+        expected: dict[str, Any] = {f"{site.url}/p{n}.jpg": (ALTS[n], None) for n in range(2)}
         assert found(tmp_path / "out") == expected
         assert ("join", "missing_image") in rejected(tmp_path / "out")
     finally:

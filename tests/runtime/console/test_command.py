@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.console.command import Parser, print_reading_hint
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.rejects import Reason, reject
@@ -28,3 +28,14 @@ def test_the_line_on_reading_a_table_reads_it(
     table = eval(said[1], {"pq": pq, "glob": glob})
     assert table.column("pair_id").to_pylist() == ["pair-0", "pair-1"]
     assert table.schema.names == PAIRS.schema.names
+
+
+def test_an_unknown_flag_names_the_help_of_its_subcommand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    top = Parser(prog="tool")
+    top.add_subparsers(dest="command").add_parser("show")
+    for arguments, prog in ((["show", "--images", "x"], "tool show"), (["--images"], "tool")):
+        with pytest.raises(SystemExit):
+            top.parse_args(arguments)
+        assert capsys.readouterr().err.startswith(f"{prog}: unrecognized arguments: --images")

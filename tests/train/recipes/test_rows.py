@@ -76,7 +76,7 @@ def toy_small():
     return replace(recipe, vocabulary_size=90, log_every=1)
 
 
-def trainings():
+def variant_trainings():
     from vlmill.train.objectives.pretraining import region_losses
     from vlmill.train.recipes.training import VariantTraining
 
@@ -86,7 +86,7 @@ def trainings():
     return {"toy": VariantTraining(losses=losses)}
 
 
-ROW = PaperTraining(recipes={"toy-small": toy_small}, trainings=trainings)
+ROW = PaperTraining(recipes={"toy-small": toy_small}, variant_trainings=variant_trainings)
 '''
 # The registries, and what a new paper adds to them: an import, and a name in the tuple.
 LINES = {
@@ -147,7 +147,7 @@ def test_rows_belong_to_variants_and_name_what_is_there() -> None:
         assert find_variant(object.__new__(variant.model)) == name
         assert set(variant.starts_from) <= VARIANTS.keys()
         assert variant.heads.keys() <= TASKS.keys()
-    trained = {name for paper in TRAINED_PAPERS for name in paper.trainings()}
+    trained = {name for paper in TRAINED_PAPERS for name in paper.variant_trainings()}
     assert trained <= MODELS.keys()
     assert get_training("none of them") == get_training(None) == VariantTraining()
     for paper in PAPERS:

@@ -38,9 +38,7 @@ FEW_NEGATIVES = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TextForm:
-    """Describes a task's changes to a text's tokens after they are cut, which ``adds`` a number of
-    tokens.
-    """
+    """Describes how a task changes a text's tokens after truncation, and how many it adds."""
 
     apply: Callable[[list[int]], list[int]]
     adds: int = 0

@@ -133,7 +133,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
         (one for one in TASKS[task].make_recipes() if one.variant == loaded.variant), None
     )
     if recipe is None and loaded.task is not None:
-        recipe = own_recipe(loaded, task)
+        recipe = checkpoint_recipe(loaded, task)
     if recipe is None or (loaded.task is None and loaded.training.stage):
         raise InputError(
             f"{who} is {with_article(loaded.variant)}, which was not fine-tuned for {task}; "
@@ -151,7 +151,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
 
 
-def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
+def checkpoint_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     """Returns a recipe for a model that was trained by a custom recipe (``--config``) and matches
     none of the task's recipes. Evaluation reads the inputs that the checkpoint records.
     """
@@ -168,10 +168,10 @@ def own_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
 
 
 def apply_options(recipe: TaskRecipe, options: EvaluationOptions) -> TaskRecipe:
-    """Returns the recipe with the boxes and the rule to measure by: the user's, or as trained,
-    where evaluation reads detected boxes if others were added in training only.
+    """Returns the recipe with the user's boxes and metric, by default those of the training.
 
-    Raises InputError where the task has no such rule.
+    Detected boxes alone replace ``joined-in-training``. Raises InputError if the task does not
+    have the metric.
     """
     (stage,) = recipe.stages
     boxes = stage.feeding.boxes if options.boxes is None else options.boxes
