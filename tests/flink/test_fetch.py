@@ -1,0 +1,124 @@
+"""One command mines pages, fetches their images and joins both, through a kill: the local rows."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from flink_cluster import Cluster
+from tests.factories import NO_MODELS, caption
+from tests.flink.jobs import assert_same, finish, job_command, start
+from tests.flink.observed import await_some, failures_of, task_managers_of
+from tests.flink.test_kills import kill
+from tests.pipelines.conftest import make_image, write_archive
+
+pytestmark = [pytest.mark.flink, pytest.mark.long]
+ARCHIVES, PAGES, HOSTS = 4, 240, 12
+
+
+class Images:
+    """A server of images, which counts what it is asked for by host and path."""
+
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
+        images, lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                """Says nothing."""
+
+            def do_GET(self) -> None:
+                """Sends the image of a number; there is nothing else."""
+                name = self.path.strip("/").removesuffix(".jpg")
+                with lock:
+                    images.asked[f"{self.headers['host']}{self.path}"] += 1
+                body = make_image(400, 320, seed=int(name)) if name.isdigit() else b""
+                self.send_response(200 if body else 404)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
+
+    def fetched(self) -> list[int]:
+        """How often each image was asked for."""
+        return [count for path, count in self.asked.items() if path.endswith(".jpg")]
+
+
+@contextmanager
+def serve_images() -> Iterator[Images]:
+    """Serves images at every address of this machine."""
+    images = Images()
+    threading.Thread(target=images.server.serve_forever, daemon=True).start()
+    try:
+        yield images
+    finally:
+        images.server.shutdown()
+        images.server.server_close()
+
+
+def write_pages(folder: Path, port: int, *, archives: int, pages: int, hosts: int) -> None:
+    """Archives of pages without their images, of hosts 127.0.0.2 and the next ones."""
+    folder.mkdir()
+    for part in range(archives):
+        records = []
+        for number in range(part, pages, archives):
+            site, text = f"http://127.0.0.{2 + number % hosts}:{port}", caption(number)
+            page = (
+                f"<html lang=en><title>{text}</title><p>Some words before it stand here."
+                f"<img src='/{number}.jpg' width=400 height=320 alt='{text} at noon'></html>"
+            )
+            records.append((f"{site}/page-{number}.html", page.encode(), "text/html"))
+        write_archive(folder / f"{part}.warc.gz", records)
+
+
+def run_and_compare(
+    cluster: Cluster,
+    flags: list[str],
+    folder: Path,
+    *,
+    archives: int = ARCHIVES,
+    pages: int = PAGES,
+    hosts: int = HOSTS,
+) -> dict[str, float]:
+    """Runs the command here, and on the cluster with a task manager that is killed; returns how
+    many images were asked for, and the most often one.
+    """
+    polite = ["--delay", "0", "--retries", "0", "--buckets", "8", "--lock-seconds", "10"]
+    access = ["--fetch", "--contact", "me@example.org", "--allow-address", "127.0.0.0/8"]
+    with serve_images() as images:
+        port = images.server.server_address[1]
+        write_pages(folder / "warc", port, archives=archives, pages=pages, hosts=hosts)
+        warc = ["--warc", str(folder / "warc/*.warc.gz"), "--shards", "3", *NO_MODELS]
+        command = job_command("web_pairs", *warc, *access, *polite)
+        finish(start(command, folder / "local"))
+        assert sorted(images.fetched()) == [1] * pages
+        images.asked.clear()
+        output = folder / "cluster"
+        job = start(command, output, *flags)
+        await_some(lambda: max(0, len(images.fetched()) - pages // 4), job)
+        revive = kill(cluster, "a task manager")
+        before = len(images.fetched())
+        revive()
+        finish(job)
+        counts = images.fetched()
+    assert before < pages
+    assert len(counts) == pages
+    assert_same(folder / "local", output)
+    assert failures_of(cluster) > 0
+    return {"asked": sum(counts), "most": max(counts), "before the kill": before}
+
+
+def test_pages_and_images_of_hosts_through_a_kill(
+    cluster: Cluster, endpoint: list[str], process: list[str], tmp_path: Path
+) -> None:
+    """What was in flight at the kill is asked for again, at most one image of each host."""
+    found = run_and_compare(cluster, [*endpoint, *process], tmp_path)
+    assert found["asked"] <= PAGES + HOSTS
+    assert found["most"] <= 2
+    assert len(task_managers_of(cluster, "Fetch")) == 2
