@@ -1,6 +1,7 @@
 """Reads tables of (image URL, text, page URL): each row is a page with one image and its text."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ MOST_CHECKED = 100  # files whose columns are checked before the job starts
 IMAGE_URLS = ("image_url", "img_url", "image_link", "url", "URL")
 TEXTS = ("text", "TEXT", "caption", "alt", "alt_text")
 PAGE_URLS, LANGUAGES = ("page_url", "page"), ("language", "LANGUAGE", "lang")
+_CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8}){0,4}")
+_NO_LANGUAGE = frozenset({"und", "zxx", "mis", "mul", "nan", "na"})  # nan, na: missing values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,8 @@ def _read_row(row: Sequence[str | None], path: str, number: int) -> Record | Dro
         return Drop(Reason.BAD_URL, image_url[:200])
     if not text:
         return Drop(Reason.EMPTY_TEXT, image)
+    if _CODE.fullmatch(language) is None or language.lower() in _NO_LANGUAGE:
+        language = ""  # such as English, unknown or nolang: the text is detected
     described = RowPage(page_url=page, image_url=image, text=text, language=language)
     return Record(archive=path, offset=number, url="", kind="page", described=described)
 
@@ -128,7 +133,8 @@ def _open_table(path: Path, columns: TableColumns) -> tuple[TableFile, list[int 
     except InputError as error:
         first_error = error
     assert first_error is not None, "no candidate"
-    raise InputError(str(first_error).replace("--input", FLAG)) from None
+    message = str(first_error).replace("--input", FLAG)
+    raise InputError(message if "--" in message else f"{FLAG} {message}") from None
 
 
 def _detect_table(path: Path, columns: TableColumns) -> TableFile:
@@ -166,6 +172,11 @@ def _find_columns(table: TableFile, columns: TableColumns) -> list[int | None]:
         _find_column(table, names, columns.image_url, IMAGE_URLS, "--image-column"),
         _find_column(table, names, columns.text, TEXTS, "--text-column"),
     ]
+    if required[0] == required[1]:
+        raise InputError(
+            f"--text-column {names[required[1]]}: {table.path} has the image URLs in this column; "
+            "name another one"
+        )
     # A column that nobody named is ignored if it holds something else, such as page numbers.
     texts = text_names(table.files[0]) if table.format == "parquet" else names
     if columns.page_url is not None:

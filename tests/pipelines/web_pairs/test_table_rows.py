@@ -176,6 +176,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
         ("url,b\n1,2\n", [], "name it with --text-column: url, b"),
         ("url,text\n1,2\n", ["--page-column", "p"], "--page-column p: no such column"),
         ("url,url,text\n1,2,3\n", [], "several columns have this name"),
+        ("url,text\n1,2\n", ["--text-column", "url"], "name another one"),
         ("", [], "is empty"),
     ],
 )
@@ -249,6 +250,15 @@ def test_required_columns_of_other_types_are_refused(
     pq.write_table(pa.table({"url": ["x"], "text": values}), path)
     with pytest.raises(InputError, match=f"--table {path}: the column text is {kind}"):
         require_columns([str(path)], NO_COLUMNS)
+
+
+def test_values_that_state_no_language(tmp_path: Path) -> None:
+    values = {"en-US": "en-US", "zh_CN": "zh_CN", "nolang": "", "und": "", "English": "", "NaN": ""}
+    lines = [f"{ROWS[0][0]},x,{value}\n" for value in values]
+    (tmp_path / "t.csv").write_text("url,text,language\n" + "".join(lines))
+    table = read_table(str(tmp_path / "t.csv"), NO_COLUMNS)
+    pages = [r.described for _, r in table if isinstance(r, Record)]
+    assert [page.language for page in pages if isinstance(page, RowPage)] == [*values.values()]
 
 
 def test_hidden_files_and_folders(tmp_path: Path) -> None:
