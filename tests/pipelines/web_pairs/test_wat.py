@@ -140,7 +140,7 @@ def test_every_record_is_a_page_or_a_reject(images: Path, tmp_path: Path) -> Non
 
 def test_a_record_that_would_fill_memory(tmp_path: Path) -> None:
     """Empty links take thirty times as many bytes in memory as in the file."""
-    html = {"Links": [{}] * (3 << 20)}
+    html: dict[str, Any] = {"Links": [{}] * (3 << 20)}
     odd = describe(SITE, b"<html>")
     odd["Envelope"]["Payload-Metadata"]["HTTP-Response-Metadata"]["HTML-Metadata"] = html
     (tmp_path / "a.wat.gz").write_bytes(wat_record(SITE, odd))
