@@ -1,13 +1,16 @@
 """Reads tables of (image URL, text, page URL): each row is a page with one image and its text."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmill.pipelines.manifest.reading.detected import DELIMITERS, detect_encoding
+from vlmill.pipelines.manifest.reading.parquet_files import check_types, text_names
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
+    PACKED,
     TableFile,
     column_names,
     read_rows,
@@ -29,6 +32,8 @@ MOST_CHECKED = 100  # files whose columns are checked before the job starts
 IMAGE_URLS = ("image_url", "img_url", "image_link", "url", "URL")
 TEXTS = ("text", "TEXT", "caption", "alt", "alt_text")
 PAGE_URLS, LANGUAGES = ("page_url", "page"), ("language", "LANGUAGE", "lang")
+_CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8}){0,4}")
+_NO_LANGUAGE = frozenset({"und", "zxx", "mis", "mul", "nan", "na"})  # nan, na: missing values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +57,22 @@ def find_tables(argument: str) -> list[tuple[str, int]]:
     if path.is_dir() and any(path.glob("pairs-*.parquet")):
         paths = find_shards(path, PAIRS, FLAG)
     elif path.is_dir():
-        paths = sorted(p for p in path.iterdir() if p.is_file() and p.suffix.lower() in FORMATS)
+        paths = sorted(file for file in path.iterdir() if _is_table(file))
     else:
         paths = [path] if path.is_file() else sorted(matches(argument))
+    if folder := next((file for file in paths if file.is_dir()), None):
+        raise InputError(f"{FLAG} {argument}: {folder} is a folder; give '{argument}/*'")
     if not paths:
         raise InputError(
             f"{FLAG} {argument}: no such table; give a file, a folder or a quoted glob of "
             f"{', '.join(FORMATS)}"
         )
     return [(str(file), file.stat().st_size) for file in paths]
+
+
+def _is_table(file: Path) -> bool:
+    """Returns whether a file in a folder is a table; hidden files belong to the system."""
+    return file.suffix.lower() in FORMATS and not file.name.startswith(".") and file.is_file()
 
 
 def require_columns(paths: Sequence[str], columns: TableColumns) -> None:
@@ -85,7 +97,7 @@ def read_table(path: str, columns: TableColumns) -> Iterator[tuple[str, Record |
             row = [None if i is None else next(values) for i in indices]
             yield key, _read_row(row, path, number)
     except (InputError, OSError) as error:
-        raise BrokenArchive(str(error)) from None
+        raise BrokenArchive(str(error).replace("--input", FLAG)) from None
 
 
 def _read_row(row: Sequence[str | None], path: str, number: int) -> Record | Drop:
@@ -98,6 +110,8 @@ def _read_row(row: Sequence[str | None], path: str, number: int) -> Record | Dro
         return Drop(Reason.BAD_URL, image_url[:200])
     if not text:
         return Drop(Reason.EMPTY_TEXT, image)
+    if _CODE.fullmatch(language) is None or language.lower() in _NO_LANGUAGE:
+        language = ""  # such as English, unknown or nolang: the text is detected
     described = RowPage(page_url=page, image_url=image, text=text, language=language)
     return Record(archive=path, offset=number, url="", kind="page", described=described)
 
@@ -119,10 +133,16 @@ def _open_table(path: Path, columns: TableColumns) -> tuple[TableFile, list[int 
     except InputError as error:
         first_error = error
     assert first_error is not None, "no candidate"
-    raise InputError(str(first_error).replace("--input", FLAG)) from None
+    message = str(first_error).replace("--input", FLAG)
+    raise InputError(message if "--" in message else f"{FLAG} {message}") from None
 
 
 def _detect_table(path: Path, columns: TableColumns) -> TableFile:
+    if path.is_file() and path.suffix.lower() not in FORMATS:
+        remedy = "unpack it" if path.suffix.lower() in PACKED else "rename it"
+        raise InputError(f"{FLAG} {path} ends in none of {', '.join(FORMATS)}; {remedy}")
+    if path.is_file() and path.stat().st_size == 0:
+        raise InputError(f"{FLAG} {path} is empty; remove it, or give another file")
     table = table_file(path)
     if table.format not in ("csv", "tsv"):
         return table
@@ -148,17 +168,30 @@ def _list_candidates(table: TableFile) -> Iterator[TableFile]:
 
 def _find_columns(table: TableFile, columns: TableColumns) -> list[int | None]:
     names = column_names(table)
-    return [
+    required = [
         _find_column(table, names, columns.image_url, IMAGE_URLS, "--image-column"),
         _find_column(table, names, columns.text, TEXTS, "--text-column"),
-        _find_optional(table, names, columns.page_url),
-        next((names.index(name) for name in LANGUAGES if name in names), None),
     ]
+    if required[0] == required[1]:
+        raise InputError(
+            f"--text-column {names[required[1]]}: {table.path} has the image URLs in this column; "
+            "name another one"
+        )
+    # A column that nobody named is ignored if it holds something else, such as page numbers.
+    texts = text_names(table.files[0]) if table.format == "parquet" else names
+    if columns.page_url is not None:
+        required.append(_find_column(table, names, columns.page_url, (), "--page-column"))
+    if table.format == "parquet":
+        check_types(table.files[0], required)
+    found: list[int | None] = [*required]
+    if columns.page_url is None:
+        found.append(_find_optional(names, texts, PAGE_URLS))
+    return [*found, _find_optional(names, texts, LANGUAGES)]
 
 
-def _find_optional(table: TableFile, names: list[str], requested: str | None) -> int | None:
-    is_there = requested is not None or any(name in names for name in PAGE_URLS)
-    return _find_column(table, names, requested, PAGE_URLS, "--page-column") if is_there else None
+def _find_optional(names: list[str], texts: list[str], usual: Sequence[str]) -> int | None:
+    """Returns the index of the first usual name that one column of text has, or None."""
+    return next((names.index(name) for name in usual if texts.count(name) == 1), None)
 
 
 def _find_column(

@@ -86,6 +86,8 @@ def _longest_entry(path: Path, group: int, column: str) -> int:
 def require_short_texts(path: Path, batch: pa.RecordBatch) -> None:
     """Raises InputError for a decoded text that is longer than ``MAX_TEXT_BYTES``."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_string_view(column.type):
+            column = column.cast(pa.large_string())
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             _require_short(path, name, pc.max(pc.binary_length(column)).as_py() or 0)
 

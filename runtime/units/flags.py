@@ -36,7 +36,7 @@ def add_part(parser: argparse.ArgumentParser) -> None:
         "--part-wait",
         type=non_negative_float,
         metavar="S",
-        help="with --part: wait S seconds for parts that have not started (default: "
+        help="with --part: wait S seconds for parts that have not started or were killed (default: "
         f"{START_S:.0f}); an array job starts its tasks at different times",
     )
 

@@ -85,7 +85,7 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         for other in share.select_others()
         for number in other.select_shards(len(units))
     ]
-    begin, is_reported = time.monotonic(), False
+    last_seen, is_reported = time.monotonic(), False
     while True:
         # In this order: a part may finish its last unit and exit between the two.
         working = parts_at_work(job.output, {other.name for other, _ in waiting})
@@ -97,7 +97,9 @@ def wait_for_others(job: AnyJob, step: Step[AnyJob], units: Sequence[Unit], shar
         if not is_reported:
             print_status(f"{step.name}: waiting for {len(waiting)} units of --part {names}")
             is_reported = True
-        if not working and time.monotonic() - begin >= share.wait_s:
+        if working:
+            last_seen = time.monotonic()
+        elif time.monotonic() - last_seen >= share.wait_s:
             raise OSError(
                 f"step {step.name} lacks {len(waiting)} of {len(units)} units, of --part {names}, "
                 f"which are not at work after {share.wait_s:.0f} s (--part-wait); run these "

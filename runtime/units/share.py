@@ -24,7 +24,7 @@ START_S = 30.0
 class Share:
     """Identifies share ``number``, from 1, of ``count`` shares.
 
-    ``wait_s`` is how long other shares may take to start, in seconds.
+    ``wait_s`` is how long other shares may take to start, or to start again, in seconds.
     """
 
     number: int

@@ -22,7 +22,8 @@ _SEP_LINE = re.compile(r"sep=(.)[\r\n]*", re.IGNORECASE)
 def detect_encoding(path: Path) -> str:
     """Returns utf-8, utf-16 (by its byte order mark) or cp1252 (Western European).
 
-    A file with some broken lines among valid UTF-8 is UTF-8. Raises InputError for a file that is
+    A file with some broken lines among valid UTF-8 is UTF-8, and so is a file of ASCII with at most
+    one broken line in ten. Raises InputError for a file that is
     neither, such as one in an Asian or Cyrillic encoding: these cannot be distinguished safely.
     """
     with path.open("rb") as file:
@@ -39,6 +40,8 @@ def detect_encoding(path: Path) -> str:
     single = sum(len(run) == 1 for run in runs)
     undefined = any(byte in run for run in runs for byte in b"\x81\x8d\x8f\x90\x9d")
     if undefined or 2 * single < len(runs):
+        if 10 * len(broken) <= sample.count(b"\n"):
+            return "utf-8"
         raise InputError(
             f"--input {path} is not UTF-8; name its encoding, such as --encoding gb18030, "
             "shift_jis, cp1251 or cp1252"

@@ -102,16 +102,29 @@ def check_types(path: Path, column_indices: Sequence[int]) -> None:
         schema = file.schema_arrow
     for index in column_indices:
         kind = schema.field(index).type
-        inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not _is_text(inner) and not pa.types.is_integer(inner):
+        inner = _decoded(kind)
+        # A column of the type null has no value in any row.
+        if not (_is_text(inner) or pa.types.is_integer(inner) or pa.types.is_null(inner)):
             raise InputError(
                 f"--input {path}: the column {schema.names[index]} is {kind}; expected "
                 "text or whole numbers, one a row"
             )
 
 
+def text_names(path: Path) -> list[str]:
+    """Returns the names of a file's columns of texts. Raises InputError if it is unreadable."""
+    with open_parquet(path) as file:
+        schema = file.schema_arrow
+    return [field.name for field in schema if _is_text(_decoded(field.type))]
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(kind) for test in is_text)
 
 
 def _values(column: pa.Array) -> list[Any]:

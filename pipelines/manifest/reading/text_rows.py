@@ -111,7 +111,7 @@ def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
             # A quote that is never closed: only this line is lost, not the lines that were read to
             # find the quote's end.
             lines.give_back(pulled[1:])
-            yield number, Drop(Reason.BAD_RECORD, str(error))
+            yield number, Drop(Reason.BAD_RECORD, _describe(error))
             continue
         width = width or len(fields)
         if len(pulled) > 1 and len(fields) != width:  # closed by the quote of a later row
@@ -119,6 +119,13 @@ def csv_records(lines: Lines, delimiter: str) -> Iterator[Row]:
             yield number, Drop(Reason.BAD_RECORD, "a quotation mark that does not end in its row")
         else:
             yield number, [*fields]
+
+
+def _describe(error: csv.Error) -> str:
+    """Returns the text of an error, without the advice that the csv module gives programmers."""
+    if "new-line character" in str(error):
+        return "a carriage return outside quotation marks; lines end with LF or CR LF"
+    return str(error)
 
 
 def _pull(lines: Lines, pulled: list[tuple[int, str | None]]) -> Iterator[str]:

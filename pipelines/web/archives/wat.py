@@ -7,6 +7,7 @@ elements of the head, the ``base``, and the links of the body in the order of th
 Since December 2024 the language of the ``html`` element is a ``meta`` of the name ``HTML@/lang``.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ IMAGE = "IMG@/src"
 _LANGUAGES = ("html@/lang", "html@/xml:lang")
 _DESCRIPTIONS = ("description", "og:description", "og:title")
 _MAX_ELEMENTS = 300  # of the head, as for pages
+_MAX_JSON = 8 << 20  # bytes of a record: 3 bytes ("{},") become 90 in memory
 _MAX_TEXT = 200  # characters of a text from which the language is detected
 
 
@@ -92,6 +94,27 @@ class _Wat(msgspec.Struct, rename={"envelope": "Envelope"}):
 
 
 _decode = msgspec.json.Decoder(_Wat).decode
+
+
+# An escape of half a character: an emoji that a writer has cut.
+_HALF = re.compile(
+    rb"(?<!\\)((?:\\\\)*)(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+def _decode_record(block: bytes) -> _Wat:
+    """Returns a record's JSON. Bytes and escapes that are not characters become U+FFFD.
+
+    Raises msgspec's errors, and RecursionError.
+    """
+    try:
+        return _decode(block)
+    except msgspec.ValidationError:
+        raise  # the JSON of another layout
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = block.decode("utf-8", "replace").encode()
+        return _decode(_HALF.sub(rb"\1\\ufffd", text))
 
 
 def _text(value: Any) -> str:
@@ -218,12 +241,12 @@ def extract_description(
     record, block = stored.record, stored.block
     if "json" not in (record.headers.get("Content-Type") or "").lower():
         return None
-    if record.content_length > max_bytes:
+    if record.content_length > min(max_bytes, _MAX_JSON):
         return Drop(Reason.TOO_LARGE, f"{record.content_length} bytes")
     if not stored.is_whole:
         return Drop(Reason.BROKEN_ARCHIVE, f"{len(block)} of {record.content_length} bytes")
     try:
-        envelope = _decode(block).envelope
+        envelope = _decode_record(block).envelope
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return Drop(Reason.BAD_RECORD, f"not the JSON of a WAT record: {error}")
     kind, response = _text(envelope.header.type), envelope.payload.response

@@ -186,7 +186,7 @@ def page_language(
         language = primary_language(declared)
         if _is_wanted(language, text, languages):
             return language
-        return Drop(Reason.OTHER_LANGUAGE, f"declared {declared}")
+        return Drop(Reason.OTHER_LANGUAGE, f"declared {declared[:40]}")
     shares = detector.probabilities(text[:max_chars])
     if not shares:
         return Drop(Reason.UNKNOWN_LANGUAGE, "no letters")

@@ -16,7 +16,17 @@ from tests.pipelines.web_pairs.test_fetch import Site
 from tests.pipelines.web_pairs.test_job import SITE, rows
 from tests.pipelines.web_pairs.test_wat import ALTS, found, photo, rejected, run
 
+from vlmill.pipelines.web.archives.reading import Record
+from vlmill.pipelines.web.pages.described import RowPage
 from vlmill.pipelines.web_pairs import table_rows
+from vlmill.pipelines.web_pairs.table_rows import (
+    NO_COLUMNS,
+    find_tables,
+    read_table,
+    require_columns,
+)
+from vlmill.runtime.units.funnel import Drop
+from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS, REJECTS
 
 Make = Callable[..., bytes]
@@ -166,6 +176,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
         ("url,b\n1,2\n", [], "name it with --text-column: url, b"),
         ("url,text\n1,2\n", ["--page-column", "p"], "--page-column p: no such column"),
         ("url,url,text\n1,2,3\n", [], "several columns have this name"),
+        ("url,text\n1,2\n", ["--text-column", "url"], "name another one"),
         ("", [], "is empty"),
     ],
 )
@@ -195,6 +206,84 @@ def test_what_is_no_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no such table" in capsys.readouterr().err
     assert run(tmp_path / "out", "--text-column", "x", "--warc", str(tmp_path / "t.csv.gz")) == 2
     assert "--text-column x: give --table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"page_url": pa.nulls(3), "language": pa.nulls(3)},
+        {"page_url": pa.array([float("nan")] * 3), "language": pa.array([["en"]] * 3)},
+        {"page": pa.array([1, 2, 3]), "language": pa.array([0, 1, 2])},
+    ],
+    ids=["null", "other", "numbers"],
+)
+def test_usual_columns_of_other_types_are_ignored(
+    text: pa.DataType, extra: dict[str, pa.Array], tmp_path: Path
+) -> None:
+    """A page number is no page; a column without any value has the type null or double."""
+    texts = {"url": [row[0] for row in (ROWS[0], ROWS[2])] * 2, "text": [r[1] for r in ROWS] * 2}
+    columns = {name: pa.array(values[:3], text) for name, values in texts.items()}
+    pq.write_table(pa.table(columns | extra), tmp_path / "t.parquet")
+    table = read_table(str(tmp_path / "t.parquet"), NO_COLUMNS)
+    pages = [r.described for _, r in table if isinstance(r, Record)]
+    assert [
+        (p.address, p.page_url, p.text, p.language) for p in pages if isinstance(p, RowPage)
+    ] == [(url, "", text, "") for url, text in zip(*(v[:3] for v in texts.values()), strict=True)]
+
+
+def test_a_column_twice_in_parquet(tmp_path: Path) -> None:
+    arrays = [pa.array([ROWS[0][0]]), *[pa.array(["en"])] * 3]
+    names = ["url", "text", "language", "language"]
+    pq.write_table(pa.Table.from_arrays(arrays, names), tmp_path / "t.parquet")
+    ((_, record),) = read_table(str(tmp_path / "t.parquet"), NO_COLUMNS)
+    assert isinstance(record, Record)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [([b"x"], "binary"), ([["x"]], "list"), ([1.5], "double")]
+)
+def test_required_columns_of_other_types_are_refused(
+    values: list[Any], kind: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"url": ["x"], "text": values}), path)
+    with pytest.raises(InputError, match=f"--table {path}: the column text is {kind}"):
+        require_columns([str(path)], NO_COLUMNS)
+
+
+def test_values_that_state_no_language(tmp_path: Path) -> None:
+    values = {"en-US": "en-US", "zh_CN": "zh_CN", "nolang": "", "und": "", "English": "", "NaN": ""}
+    lines = [f"{ROWS[0][0]},x,{value}\n" for value in values]
+    (tmp_path / "t.csv").write_text("url,text,language\n" + "".join(lines))
+    table = read_table(str(tmp_path / "t.csv"), NO_COLUMNS)
+    pages = [r.described for _, r in table if isinstance(r, Record)]
+    assert [page.language for page in pages if isinstance(page, RowPage)] == [*values.values()]
+
+
+def test_hidden_files_and_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "t.parquet"
+    folder.mkdir()
+    (folder / "a.csv").write_text("url,text\n")
+    (folder / "._a.csv").write_bytes(b"\0\5\x16\7")
+    assert [path for path, _ in find_tables(str(folder))] == [str(folder / "a.csv")]
+    with pytest.raises(InputError, match=r"t\.parquet is a folder; give '.*\*\.parquet/\*'"):
+        find_tables(f"{tmp_path}/*.parquet")
+
+
+def test_one_broken_line_of_ascii(tmp_path: Path) -> None:
+    """It is a reject; lines end with a carriage return in no table."""
+    lines = [b"url,text", *[f"{SITE}{n}.jpg,{ALTS[0]}".encode() for n in range(20)]]
+    lines[5] = b"http://a.example/,\xff\xfe"
+    lines[6] = b"http://a.example/,a\rb"
+    (tmp_path / "t.csv").write_bytes(b"\n".join(lines))
+    rejects = {
+        key.rpartition(":")[2]: str(row.detail)
+        for key, row in read_table(str(tmp_path / "t.csv"), NO_COLUMNS)
+        if isinstance(row, Drop)
+    }
+    assert list(rejects) == ["6", "7"] and "encoding" in rejects["6"]
+    assert "carriage return" in rejects["7"]
 
 
 def test_a_file_that_is_damaged_later_is_a_reject(

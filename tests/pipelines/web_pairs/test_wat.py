@@ -138,6 +138,30 @@ def test_every_record_is_a_page_or_a_reject(images: Path, tmp_path: Path) -> Non
     assert not {("pages", "no_ai"), ("parse", "no_ai")} & rejected(tmp_path / "all")
 
 
+def test_a_record_that_would_fill_memory(tmp_path: Path) -> None:
+    """Empty links take thirty times as many bytes in memory as in the file."""
+    html: dict[str, Any] = {"Links": [{}] * (3 << 20)}
+    odd = describe(SITE, b"<html>")
+    odd["Envelope"]["Payload-Metadata"]["HTTP-Response-Metadata"]["HTML-Metadata"] = html
+    (tmp_path / "a.wat.gz").write_bytes(wat_record(SITE, odd))
+    assert run(tmp_path / "out", "--wat", str(tmp_path / "a.wat.gz")) == 1
+    assert rejected(tmp_path / "out") == {("records", "too_large")}
+
+
+def test_characters_that_a_writer_has_cut(images: Path, tmp_path: Path) -> None:
+    """Half an emoji or a broken byte in one text does not lose the page."""
+    url = f"{SITE}a.html"
+    html = f"<html lang=en><body><img src=p0.jpg alt='{ALTS[0]}'><i>CUT</i>{PROSE}".encode()
+    good = json.dumps(describe(url, html)).encode()
+    assert good.count(b"200") == 1
+    halves = rb"\ud83d \ud83d\ude00 \ude00 \\ud83d".join((b'"200","Reason":"', b'"'))
+    for name, reason in (("half", halves), ("byte", b'"200","Reason":"\xff"')):
+        (tmp_path / name).write_bytes(wat_record(url, good.replace(b'"200"', reason)))
+        flags = ["--wat", str(tmp_path / name), "--warc", str(images)]
+        assert run(tmp_path / f"out-{name}", *flags) == 0
+        assert list(found(tmp_path / f"out-{name}")) == [f"{SITE}p0.jpg"]
+
+
 def test_the_head_s_image_license_and_redirects(
     images: Path, image: Make, archive: Pack, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.factories import NO_MODELS, Tables
@@ -17,7 +18,9 @@ from tests.runtime.units.test_run import files
 from vlmill.pipelines.tables.command import main as tables
 from vlmill.pipelines.web_pairs.command import main as web_pairs
 from vlmill.runtime.files.manifest import verify_folder
-from vlmill.runtime.units.run_here import run_here
+from vlmill.runtime.units.run_here import run_here, wait_for_others
+from vlmill.runtime.units.share import Share
+from vlmill.runtime.units.unit import Unit
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,6 +55,24 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
         run_part(output, 3, 3, 0.0)
     run_here(Sums(output=output), STEPS, workers=1, module=MODULE)  # the whole goes on from there
     assert len(log(Sums(output=output))) == 5
+
+
+def test_a_part_may_start_again_after_a_long_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait begins when the killed part was last at work, not when the step began."""
+    job, share = Sums(output=str(tmp_path)), Share(number=1, count=2, wait_s=15)
+    units = [Unit(name="square-0", number=0), Unit(name="square-1", number=1)]
+    seconds, polls = [0.0], iter([True] * 5 + [False] * 9)
+    clock = SimpleNamespace(
+        monotonic=lambda: seconds[0],
+        sleep=lambda _: seconds.append(seconds.pop() + 10),
+    )
+    monkeypatch.setattr("vlmill.runtime.units.run_here.time", clock)
+    monkeypatch.setattr("vlmill.runtime.units.run_here.parts_at_work", lambda *_: next(polls))
+    with pytest.raises(OSError, match="not at work after 15 s"):
+        wait_for_others(job, STEPS[0], units, share)
+    assert seconds == [60.0]  # last at work at 40
 
 
 def test_a_damaged_unit_of_another_part_is_refused(tmp_path: Path) -> None:
