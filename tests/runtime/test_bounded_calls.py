@@ -32,7 +32,7 @@ def test_results_belong_to_their_calls() -> None:
     with BoundedPool[str, object](3, calls.start, "a") as three:
         futures = [three.submit(f"echo {number}") for number in range(50)]
         assert [future.result() for future in futures] == [f"a {number}" for number in range(50)]
-        assert len(set(three.process_ids)) == 3
+        assert len(set(three.process_ids)) <= 3  # the last one starts only if it is needed
 
 
 @pytest.mark.parametrize(
