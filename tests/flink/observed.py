@@ -88,10 +88,10 @@ def jobs_of(cluster: Cluster) -> list[dict[str, Any]]:
     return sorted(jobs, key=lambda job: -job["start-time"])
 
 
-def failures_of(cluster: Cluster) -> int:
-    """How many failures the last job has been through."""
-    last = jobs_of(cluster)[0]["jid"]
-    return len(cluster.ask(f"/jobs/{last}/exceptions")["exceptionHistory"]["entries"])
+def failures_of(cluster: Cluster, last: int = 1) -> int:
+    """How many failures the last jobs have been through."""
+    answers = [cluster.ask(f"/jobs/{job['jid']}/exceptions") for job in jobs_of(cluster)[:last]]
+    return sum(len(answer["exceptionHistory"]["entries"]) for answer in answers)
 
 
 def task_managers_of(cluster: Cluster, step: str) -> set[str]:
@@ -116,13 +116,23 @@ def await_some(count: Callable[[], int], process: "subprocess.Popen[str]") -> No
         time.sleep(0.02)
 
 
-def numbers_of(cluster: Cluster) -> Counter[tuple[str, str]]:
-    """The numbers of the last job by step and name, as its job manager has them.
+def numbers_of(cluster: Cluster, step: str = "") -> Counter[tuple[str, str]]:
+    """The numbers of the last job by step and name, as its job manager has them; with ``step``
+    those of the last job that has numbers of it.
 
     Of a distribution it is the sum.
     """
-    last, numbers = jobs_of(cluster)[0]["jid"], Counter[tuple[str, str]]()
-    for each in cluster.ask(f"/jobs/{last}/accumulators")["user-task-accumulators"]:
+    for job in jobs_of(cluster):
+        numbers = numbers_of_job(cluster, job["jid"])
+        if not step or any(name == step for name, _ in numbers):
+            return numbers
+    raise AssertionError(f"no job has numbers of {step}")
+
+
+def numbers_of_job(cluster: Cluster, job: str) -> Counter[tuple[str, str]]:
+    """The numbers of a job by step and name."""
+    numbers = Counter[tuple[str, str]]()
+    for each in cluster.ask(f"/jobs/{job}/accumulators")["user-task-accumulators"]:
         if each["name"] != BEAMS:
             continue
         answer = json_format.Parse(each["value"], beam_job_api_pb2.GetJobMetricsResponse())

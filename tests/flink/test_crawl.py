@@ -32,5 +32,5 @@ def test_the_outcomes_are_those_of_the_table(
         kept_rates(served)
         is_whole(output)
     assert len(task_managers_of(cluster, "Fetch")) == 2
-    numbers = numbers_of(cluster)  # of the last round
+    numbers = numbers_of(cluster, "fetch")  # of the last round
     assert numbers["fetch", "urls"] > 0 and numbers["fetch", "milliseconds"] > 0

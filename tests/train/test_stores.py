@@ -86,6 +86,7 @@ class Killed(BaseException):
     """Ends a run as a kill does: nothing more is written."""
 
 
+@pytest.mark.nightly
 def test_seeds_of_a_task_go_on_in_a_store(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

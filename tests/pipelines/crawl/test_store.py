@@ -96,6 +96,7 @@ def test_a_killed_worker_s_bucket_is_taken_over_from_its_mirror(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_runner_s_workers_fetch_buckets_in_a_store(
     tmp_path: Path, fresh: Served, bucket: str
 ) -> None:

@@ -126,6 +126,7 @@ def test_what_a_data_set_lacks_is_downloaded(
     assert verify_folder(out) == [] and read_manifest(out)["fetch"]["fetched"] == 3
 
 
+@pytest.mark.nightly
 def test_a_fetch_into_a_store_goes_on_and_tries_again(
     tmp_path: Path, host: Host, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
