@@ -218,7 +218,7 @@ def test_what_cannot_be_scored_again(
 
     assert "no _manifest.json" in said(tmp_path / "none", *with_regions(world))
     assert "was written by regions" in said(world.regions, *with_regions(world))
-    assert "give --warc GLOB, --index FILE, --wat GLOB or --table FILE to mine" in said(world.output)
+    assert "--wat GLOB or --table FILE to mine, or --regions" in said(world.output)
     both = said(world.output, "--warc", "x", *with_regions(world))
     assert "--regions cannot be combined with --warc or --index" in both
     assert "not a readable model" in said(world.output, "--scorer", str(world.classes))
