@@ -220,6 +220,6 @@ def test_what_cannot_be_scored_again(
     assert "was written by regions" in said(world.regions, *with_regions(world))
     assert "--wat GLOB or --table FILE to mine, or --regions" in said(world.output)
     both = said(world.output, "--warc", "x", *with_regions(world))
-    assert "--regions cannot be combined with --warc or --index" in both
+    assert "--regions cannot be combined with --warc: mine first" in both
     assert "not a readable model" in said(world.output, "--scorer", str(world.classes))
     assert "scoring" not in read_manifest(world.output)
