@@ -88,6 +88,14 @@ def _number_of_threads() -> Iterator[None]:
         assert sys.modules["torch"].get_num_threads() == before
 
 
+@pytest.fixture(autouse=True)
+def _written_log() -> Iterator[None]:
+    """Writes a service's log before the next test: a thread does it a moment later."""
+    yield
+    if (logs := sys.modules.get("vlmill.runtime.service.logs")) is not None:
+        logs.flush_log()
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[dict[str, str]]:
     """The variables of an S3 server on this machine, which runs while tests ask for it."""

@@ -112,6 +112,7 @@ def test_the_report_names_what_matters(models: Path) -> None:
     assert "Cross-validation" in page and "palette" in page and "<script" not in page
 
 
+@pytest.mark.nightly
 def test_a_backbone_becomes_part_of_the_filter(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=7)

@@ -366,6 +366,7 @@ def test_a_run_that_gets_no_better_ends_with_its_best_detector(
     assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
+@pytest.mark.nightly
 def test_compiled_blocks_train_the_same_detector(
     shapes: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
