@@ -179,7 +179,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = MEMORY_DISK if MEMORY_DISK.is_dir() else None
         with tempfile.TemporaryDirectory(dir=where) as name:
             figures[number] = run_steps(Path(name), number, meter)
-        print(json.dumps({"archives": number, "steps": figures[number]}), flush=True)
+        line = result_line(
+            f"web_pairs/growth/{number}",
+            round(sum(step["cpu_s"] for step in figures[number].values()), 2),
+            "CPU s",
+            archives=number,
+            steps=figures[number],
+        )
+        print(json.dumps(line), flush=True)
     totals = {
         number: {name: sum(step[name] for step in steps.values()) for name in FIGURES}
         | {"peak_mb": max(step["peak_mb"] for step in steps.values())}

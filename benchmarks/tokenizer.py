@@ -21,6 +21,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 # The products are small: threads cost twice the CPU time and save none.
@@ -77,7 +78,9 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps(line))
     words = ["pretrain", "vlmo-images-base", "--images", str(world), "--fresh"]
     words += ["--output", str(args.output / "images"), *NARROW, f"steps={args.steps}"]
-    if status := train_vl([*words, f"picture_tokenizer={weights}"]):
+    with redirect_stdout(sys.stderr):  # lines of JSON alone go to the other
+        status = train_vl([*words, f"picture_tokenizer={weights}"])
+    if status:
         return status
     losses = [line["loss/mim"] for line in read_log(args.output / "images" / "log.jsonl")]
     blind = entropy(model.tokens(pixels))
