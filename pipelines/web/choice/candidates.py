@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
-from vlmill.pipelines.web.choice.likeness import name_subject, subject
+from vlmill.pipelines.web.choice.likeness import APART, file_stem, name_subject, subject
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
 from vlmill.pipelines.web.pages.walk import Block
@@ -49,7 +48,7 @@ _HUMPED = re.compile(r"\w*[a-z][A-Z]\w*", re.ASCII)
 _RESIZED = re.compile(
     r"(?:[-_](?:\d{2,5}x\d{2,5}|\d{2,4}w|scaled|e\d{9,}|[sml]|xl))+$", re.IGNORECASE
 )
-_APART, _EDGES = re.compile(r"[\W_]+"), re.compile(r"^\W+|\W+$")
+_EDGES = re.compile(r"^\W+|\W+$")
 _LONG_NAME = 3  # words
 
 
@@ -76,15 +75,15 @@ def is_made_from_name(text: str, url: str) -> bool:
     It is the name of a file, with digits, marks or capitals inside (``Graph1``, ``sunSet``), or a
     site's words and after them a name of at least three words.
     """
-    name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
+    name = file_stem(url)
     names = [name, _RESIZED.sub("", name)]
     text = _EDGES.sub("", text)
     if text in names:
         return bool(_HUMPED.fullmatch(text)) or (
             " " not in text and not text.replace("-", "").isalpha()
         )
-    words = _APART.sub(" ", names[1]).casefold().split()
-    own = _APART.sub(" ", text).casefold().split()
+    words = APART.sub(" ", names[1]).casefold().split()
+    own = APART.sub(" ", text).casefold().split()
     return _LONG_NAME <= len(words) < len(own) and own[-len(words) :] == words
 
 

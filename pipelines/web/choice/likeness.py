@@ -57,14 +57,18 @@ def _latin(word: str) -> str:
 @lru_cache(maxsize=4_096)
 def name_subject(url: str) -> frozenset[str]:
     """Returns the subject words of a URL's file name: ``/a/Mona_Lisa-2.jpg`` gives mona, lisa."""
-    name = unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
-    name = _NUMBERED.sub(r"\1", _HUMP.sub(r"\1 \2", name[:300]))
-    return frozenset(unit for unit in subject(_APART.sub(" ", name)) if not _CODE.search(unit))
+    name = _NUMBERED.sub(r"\1", _HUMP.sub(r"\1 \2", file_stem(url)[:300]))
+    return frozenset(unit for unit in subject(APART.sub(" ", name)) if not _CODE.search(unit))
+
+
+def file_stem(url: str) -> str:
+    """Returns the name of a URL's file without its ending: ``/a/Mona%20Lisa.jpg``, Mona Lisa."""
+    return unquote(urlsplit(url).path.rsplit("/", 1)[-1]).rsplit(".", 1)[0]
 
 
 _HUMP = re.compile(r"([a-z])([A-Z])")
 _NUMBERED = re.compile(r"([^\W\d_]{4,})\d{1,2}(?![^\W_])")  # the third of several images
-_APART = re.compile(r"[\W_]+")
+APART = re.compile(r"[\W_]+")
 _CODE = re.compile(r"\d")
 
 
