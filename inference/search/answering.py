@@ -143,8 +143,9 @@ def _search(options: SearchOptions) -> int:
             ),
         ):
             if reranker is not None and answered.query.text is not None:
-                rows = reranker.rerank(answered.query.text, answered.answers)[: options.top]
-                answered = replace(answered, answers=rows)
+                best, rest = answered.answers[: options.rerank], answered.answers[options.rerank :]
+                rows = [*reranker.rerank(answered.query.text, best), *rest]
+                answered = replace(answered, answers=rows[: options.top])
             lines.write(answered.line() + "\n")
             num_queries += 1
             num_errors += answered.query.error is not None

@@ -25,6 +25,7 @@ examples:
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
   train-vl serve --checkpoint runs/vlmo --index own-index --images own --pairs own --port 8081
+  train-vl serve --checkpoint runs/vlmo --index own-index --reranker runs/interbert --regions own
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
   train-vl serve --index items --port 8081
 
@@ -63,10 +64,22 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="time in seconds after which DIR is looked at for a new index (default: %(default)s)",
     )
     add(
+        "--reranker",
+        type=path_or_name,
+        metavar="DIR",
+        help="checkpoint with a matching head, which ranks the best results of a text again for "
+        "requests with `rerank`",
+    )
+    add(
+        "--regions",
+        metavar="TABLE",
+        help="table of the regions of the index's images, for --reranker",
+    )
+    add(
         "--images",
         type=path_or_url,
         metavar="IMAGES",
-        help="table of the index's images, to show them on the page",
+        help="table of the index's images, to show them on the page, and for --reranker",
     )
     add(
         "--pairs",
@@ -88,9 +101,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_arguments(parser)
 
 
-def run_serve(args: argparse.Namespace) -> int:
-    """Runs ``train-vl serve``; returns the exit status."""
-    settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises InputError for arguments that do not go together, missing extras and tables."""
     if args.checkpoint is None:
         if args.index is None:
             raise InputError("nothing to serve: give --checkpoint DIR, --index DIR or both")
@@ -98,9 +110,25 @@ def run_serve(args: argparse.Namespace) -> int:
             raise InputError("--detector goes with --checkpoint: only a model reads regions")
     else:
         find_checkpoint(args.checkpoint)
+    if args.reranker is not None:
+        if args.checkpoint is None or args.index is None:
+            raise InputError("--reranker ranks results of texts; give --checkpoint and --index too")
+        find_checkpoint(args.reranker)
+    elif args.regions is not None:
+        raise InputError("--regions goes with --reranker, which reads the regions")
     require_extra("service")
     if args.index is not None:
         require_extra("search")
+    if args.regions is not None:
+        from vlmill.runtime.files.reading import require_tables
+
+        require_tables({"--regions": args.regions})
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Runs ``train-vl serve``; returns the exit status."""
+    settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
+    check_arguments(args)
     # The service loads slowly: import it only after the arguments are checked.
     from vlmill.inference.service.app import model_service
     from vlmill.inference.service.engine import model_plan
@@ -129,6 +157,9 @@ def run_serve(args: argparse.Namespace) -> int:
             checkpoint=args.checkpoint,
             detector=args.detector,
             index=args.index,
+            reranker=args.reranker,
+            regions=args.regions,
+            images=args.images,
             batch_size=args.batch_size,
         )
         plans = [model_plan(options, name.strip()) for name in args.device.split(",")]

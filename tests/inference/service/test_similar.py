@@ -198,6 +198,9 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert "give --checkpoint DIR, --index DIR or both" in capsys.readouterr().err
     assert main(["serve", "--index", str(tmp_path / "none")]) == 2
     assert "has no index" in capsys.readouterr().err
+    for flag, said in (("--reranker", "give --checkpoint"), ("--regions", "goes with")):
+        assert main(["serve", "--index", str(tmp_path), flag, "a"]) == 2
+        assert said in capsys.readouterr().err
     table = write_vectors(tmp_path / "table", unit_vectors(9), kind="pair")
     assert main(["search", "--vectors", table, "--append", table]) == 2
     assert "--append and --delete need --index" in capsys.readouterr().err
