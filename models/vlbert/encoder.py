@@ -15,11 +15,7 @@ from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Compaction, compact, make_layout
 from vlmill.models.outputs import Encoded
 from vlmill.models.positions import Cells, Positions, concatenate_positions
-from vlmill.models.vlbert.config import (
-    NUM_SPECIAL_WORDS,
-    VISUAL_SEGMENT,
-    VlBertConfig,
-)
+from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS, VISUAL_SEGMENT, VlBertConfig
 from vlmill.models.vlbert.regions import RegionVectors, VisualInput
 
 

@@ -19,11 +19,7 @@ from vlmill.models.convert.names import (
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.end_to_end import (
-    VlBertEndToEnd,
-    VlBertRefcocoEndToEnd,
-    VlBertVcrEndToEnd,
-)
+from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, VlBertRefcocoEndToEnd, VlBertVcrEndToEnd
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 

@@ -37,12 +37,7 @@ from vlmill.runtime.console.cost import Estimate, print_estimate
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.manifest import (
-    WARCS,
-    digest_problems,
-    read_manifest,
-    write_manifest,
-)
+from vlmill.runtime.files.manifest import WARCS, digest_problems, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts

@@ -13,11 +13,7 @@ from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source, batches
 from vlmill.pipelines.hard_negatives.state import Rules
 from vlmill.pipelines.hard_negatives.tokens import make_tokenizer
-from vlmill.pipelines.hard_negatives.vectors import (
-    build_vocabulary,
-    count_chunk,
-    load_bags,
-)
+from vlmill.pipelines.hard_negatives.vectors import build_vocabulary, count_chunk, load_bags
 from vlmill.runtime.console.cost import Estimate, Rate, measure_rate
 
 SAMPLE_CAPTIONS = 20_000

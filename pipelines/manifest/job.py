@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vlmill.pipelines.manifest.listed import TITLES
-from vlmill.runtime.console.command import (
-    Parser,
-    run_command,
-)
+from vlmill.runtime.console.command import Parser, run_command
 from vlmill.runtime.files.lock import lock_output
 from vlmill.runtime.units.flags import part_name, require_part
 from vlmill.runtime.units.launch.loading import parse_job, require_flags

@@ -15,12 +15,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from vlmill.pipelines.nearest_images.cost import (
-    SAMPLE_IMAGES,
-    estimate_cost,
-    measure,
-    work_bytes,
-)
+from vlmill.pipelines.nearest_images.cost import SAMPLE_IMAGES, estimate_cost, measure, work_bytes
 from vlmill.pipelines.nearest_images.means import Means, marks_full_images, part_paths, write_part
 from vlmill.pipelines.nearest_images.published import neighbour_rows, read_pool
 from vlmill.pipelines.nearest_images.report import write_report

@@ -9,12 +9,7 @@ from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
 from vlmill.pipelines.web.fetching.rounds import collect_tables, fetch_all
 from vlmill.pipelines.web.fetching.warc import PARTS
-from vlmill.pipelines.web.fetching.work import (
-    LINES,
-    FetchState,
-    check_journals,
-    continue_fetch,
-)
+from vlmill.pipelines.web.fetching.work import LINES, FetchState, check_journals, continue_fetch
 from vlmill.pipelines.web_pairs.missing import list_missing
 from vlmill.pipelines.web_pairs.units import Job
 from vlmill.runtime.files.atomic import write_json

@@ -22,11 +22,7 @@ from vlmill.pipelines.web.fetching.rounds import default_buckets
 from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import steps, webdataset
-from vlmill.pipelines.web_pairs.archives import (
-    add_sizes,
-    find_archives,
-    indexed_archives,
-)
+from vlmill.pipelines.web_pairs.archives import add_sizes, find_archives, indexed_archives
 from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
@@ -52,13 +48,7 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import (
-    FIRST_SCORES,
-    PLAN,
-    RESCORING,
-    State,
-    prepare_output,
-)
+from vlmill.runtime.files.outputs import FIRST_SCORES, PLAN, RESCORING, State, prepare_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.remote_lock import SECONDS

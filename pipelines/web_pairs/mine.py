@@ -35,14 +35,7 @@ from vlmill.pipelines.web_pairs.links import LinkFollower, LinkLog, Links
 from vlmill.pipelines.web_pairs.page_reader import PageReader
 from vlmill.pipelines.web_pairs.sources import TABLE, WAT, Archive, Kind, describe
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
-from vlmill.pipelines.web_pairs.stages import (
-    ARCHIVES,
-    IMAGES,
-    INLINE_IMAGES,
-    JOIN,
-    PAGES,
-    RECORDS,
-)
+from vlmill.pipelines.web_pairs.stages import ARCHIVES, IMAGES, INLINE_IMAGES, JOIN, PAGES, RECORDS
 from vlmill.pipelines.web_pairs.table_rows import read_table
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals

@@ -12,13 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from vlmill.pipelines.web_pairs.metrics import (
-    SAMPLES,
-    SCORE_BIN,
-    SHAPE_BIN,
-    SIDE_BIN,
-    score_bin,
-)
+from vlmill.pipelines.web_pairs.metrics import SAMPLES, SCORE_BIN, SHAPE_BIN, SIDE_BIN, score_bin
 from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.runtime.console.report import (
     Section,

@@ -18,12 +18,7 @@ from tokenizers import Tokenizer
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, scales
 from vlmill.train.loading.feature_store import unread_features
-from vlmill.train.loading.images.boxed import (
-    MASKS,
-    boxed_image,
-    make_image_regions,
-    padded_images,
-)
+from vlmill.train.loading.images.boxed import MASKS, boxed_image, make_image_regions, padded_images
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.vocabulary import read_vocabulary

@@ -14,11 +14,7 @@ from vlmill.models.imagebert.config import (
     imagebert_base,
     imagebert_small,
 )
-from vlmill.models.interbert.config import (
-    InterBertImagesConfig,
-    interbert_paper,
-    interbert_small,
-)
+from vlmill.models.interbert.config import InterBertImagesConfig, interbert_paper, interbert_small
 from vlmill.models.vilbert.config import (
     SingleStreamConfig,
     VilbertClassifierConfig,

@@ -63,12 +63,7 @@ from vlmill.train.tasks.vcr.examples import (
     find_fault,
     find_region_fault,
 )
-from vlmill.train.tasks.vcr.heads import (
-    ChoiceOutputs,
-    mean_of_choices,
-    own_outputs,
-    pooled_scores,
-)
+from vlmill.train.tasks.vcr.heads import ChoiceOutputs, mean_of_choices, own_outputs, pooled_scores
 from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings

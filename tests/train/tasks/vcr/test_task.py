@@ -31,12 +31,7 @@ from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.batches import TaskBatches
-from vlmill.train.tasks.finetuning.job import (
-    TaskInputs,
-    finetune,
-    open_task,
-    prepare_examples,
-)
+from vlmill.train.tasks.finetuning.job import TaskInputs, finetune, open_task, prepare_examples
 from vlmill.train.tasks.vcr.batch_tensors import choice_tensors
 from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import (
