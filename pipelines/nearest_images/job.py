@@ -1,10 +1,12 @@
 """Finds nearest images: python -m vlmill.pipelines.nearest_images --help
 
 The job computes vectors of all images, then the neighbours split by split, in shards of consecutive
-ids. A killed run keeps its finished parts of vectors and its finished shards.
+ids. A killed run keeps its finished parts of vectors and its finished shards. The cost is measured
+on the first images, because each vector is multiplied with all others.
 """
 
 import argparse
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +15,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
-from vlmill.pipelines.nearest_images.cost import SAMPLE_IMAGES, estimate_cost, measure, work_bytes
-from vlmill.pipelines.nearest_images.means import Means, marks_full_images, part_paths, write_part
+from vlmill.pipelines.nearest_images.means import (
+    Means,
+    Vectors,
+    marks_full_images,
+    means_from,
+    part_paths,
+    write_part,
+)
 from vlmill.pipelines.nearest_images.published import neighbour_rows, read_pool
 from vlmill.pipelines.nearest_images.report import write_report
-from vlmill.pipelines.nearest_images.search import NearestIndex
+from vlmill.pipelines.nearest_images.search import QUERIES, NearestIndex
 from vlmill.pipelines.nearest_images.splits import (
     STAGE,
     Split,
@@ -29,7 +38,13 @@ from vlmill.pipelines.nearest_images.splits import (
     read_splits,
 )
 from vlmill.runtime.console.command import print_reading_hint, print_status
-from vlmill.runtime.console.cost import print_estimate, require_disk_space
+from vlmill.runtime.console.cost import (
+    Estimate,
+    Rate,
+    measure_rate,
+    print_estimate,
+    require_disk_space,
+)
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.threads import gpu_number
 from vlmill.runtime.extras import require_extra
@@ -52,6 +67,12 @@ from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, NEIGHBOURS, PAIRS, REGIONS, REJECTS
 
 ROWS_PER_GROUP = 1_024
+
+SAMPLE_IMAGES = 4_096
+ID_BYTES = 36  # of an image's id: 32 characters, and four bytes for its length
+DISTANCE_BYTES = 4
+FLOAT_BYTES = 4
+WORK_COPIES = 2  # of each vector: unchanged, and minus the mean of all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,3 +326,57 @@ def short_lists(folder: Path, top: int) -> int:
         lengths = pc.list_value_length(batch.column(0))
         count += pc.sum(pc.less(lengths, top)).as_py() or 0
     return count
+
+
+def output_bytes(num_images: int, top: int) -> int:
+    """Returns the largest size of the neighbours of a number of images."""
+    nearest = min(top, max(num_images - 1, 0))
+    return num_images * (ID_BYTES + nearest * (ID_BYTES + DISTANCE_BYTES))
+
+
+def work_bytes(num_images: int, dim: int) -> int:
+    """Returns the disk space of the vectors until the run has finished."""
+    return num_images * dim * FLOAT_BYTES * WORK_COPIES
+
+
+def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[Rate, Rate]:
+    """Returns the rates of averaging and of searching, measured on the first images."""
+    count = min(len(regions), SAMPLE_IMAGES)
+    vectors: list[Vectors] = []
+
+    def averaged() -> Iterator[Vectors | None]:
+        for mean in means_from(regions, 0, count, first):
+            if mean is not None:
+                vectors.append(mean)
+            yield mean
+
+    averaging = measure_rate(averaged(), "images")
+    if not vectors:
+        return averaging, Rate(items=0, seconds=0, unit="images")
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "means.npy", np.stack(vectors))
+        means = Means([Path(folder) / "means.npy"], regions.feature_dim)
+        path = Path(folder) / "vectors.npy"
+        index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
+        neighbours = index.search(0, min(len(index), QUERIES), top)
+        searching = measure_rate(neighbours, "images")
+    return averaging, searching
+
+
+def estimate_cost(
+    num_images: int, dim: int, top: int, averaging: Rate, searching: Rate, sample: int
+) -> Estimate:
+    """Returns the cost of all images, which grows with the square of their number."""
+    times = max(1.0, num_images / sample)
+    seconds = averaging.seconds_for(num_images)
+    search_s = searching.seconds_for(num_images * times)
+    work = work_bytes(num_images, dim)
+    return Estimate(
+        inputs={"--regions": f"{num_images:,} images, vectors of {dim}"},
+        min_bytes=work,
+        max_bytes=work + output_bytes(num_images, top),
+        seconds=None if seconds is None or search_s is None else seconds + search_s,
+        rate=searching,
+        note=f"the rate is measured by a search among {sample:,} images; --output also "
+        "stores the vectors during the run",
+    )

@@ -22,13 +22,17 @@ from vlmill.pipelines.web.fetching.rounds import default_buckets
 from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.phrases import LanguageFiles
 from vlmill.pipelines.web_pairs import steps, webdataset
-from vlmill.pipelines.web_pairs.archives import add_sizes, find_archives, indexed_archives
+from vlmill.pipelines.web_pairs.archives import (
+    add_sizes,
+    find_archives,
+    indexed_archives,
+    require_warc,
+    require_wat,
+)
 from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
-from vlmill.pipelines.web_pairs.kinds import require_warc, require_wat
-from vlmill.pipelines.web_pairs.previews import write_shown
-from vlmill.pipelines.web_pairs.report import write_report
+from vlmill.pipelines.web_pairs.report import write_report, write_shown
 from vlmill.pipelines.web_pairs.rules_file import changed_rules
 from vlmill.pipelines.web_pairs.shards import JOB
 from vlmill.pipelines.web_pairs.sources import TABLE, WARC, WAT, Archive, SourceFile

@@ -26,8 +26,7 @@ from vlmill.pipelines.web.pages.addresses import (
 )
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
-from vlmill.pipelines.web.pages.references import Labels, captions_by_reference
-from vlmill.pipelines.web.pages.tables import captions_in_tables
+from vlmill.pipelines.web.pages.references import Labels, captions_by_reference, captions_in_tables
 from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.runtime.net.urls import resolve

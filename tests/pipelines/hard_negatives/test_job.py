@@ -13,7 +13,7 @@ from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions
 
 from vlmill.pipelines.hard_negatives import blocks, steps
 from vlmill.pipelines.hard_negatives.command import main
-from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
+from vlmill.pipelines.hard_negatives.job import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.outputs import WORK

@@ -1,5 +1,5 @@
 from vlmill.pipelines.web.pages.markup import parse
-from vlmill.pipelines.web.pages.tables import captions_in_tables
+from vlmill.pipelines.web.pages.references import captions_in_tables
 from vlmill.runtime.units.funnel import Drop
 
 
