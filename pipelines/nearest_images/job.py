@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from vlmill.pipelines.nearest_images.means import (
     Means,
@@ -26,8 +25,7 @@ from vlmill.pipelines.nearest_images.means import (
     part_paths,
     write_part,
 )
-from vlmill.pipelines.nearest_images.published import neighbour_rows, read_pool
-from vlmill.pipelines.nearest_images.report import write_report
+from vlmill.pipelines.nearest_images.report import finish, write_report
 from vlmill.pipelines.nearest_images.search import QUERIES, NearestIndex
 from vlmill.pipelines.nearest_images.splits import (
     STAGE,
@@ -37,7 +35,7 @@ from vlmill.pipelines.nearest_images.splits import (
     make_single_split,
     read_splits,
 )
-from vlmill.runtime.console.command import print_reading_hint, print_status
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.cost import (
     Estimate,
     Rate,
@@ -49,13 +47,12 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.threads import gpu_number
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.atomic import local_folder, remove_leftovers
-from vlmill.runtime.files.digests import file_input, table_input
+from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.outputs import WORK, State, prepare_output
-from vlmill.runtime.files.paths import remove_tree, to_path
-from vlmill.runtime.files.reading import iter_batches, reject_counts
-from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.run_here import run_here
@@ -63,7 +60,6 @@ from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, NEIGHBOURS, PAIRS, REGIONS, REJECTS
 
 ROWS_PER_GROUP = 1_024
@@ -167,11 +163,6 @@ NEAREST = Step(name="nearest", units=shard_units, work=search, threads=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the search, or the import; returns the exit status."""
-    return run_search(args) if args.published is None else run_import(args)
-
-
-def run_search(args: argparse.Namespace) -> int:
     """Writes the nearest images by the vectors of ``--regions``."""
     require_extra("search", "faiss")  # it is loaded after the means are computed
     gpu_number(args.search_device)  # an unusable one is refused before any work
@@ -210,7 +201,7 @@ def run_search(args: argparse.Namespace) -> int:
             inputs.append(table_input("--images", args.images, IMAGES))
         if not _search(args, regions, splits, settings, inputs):
             return 0
-    return _finish(output, state, args.top)
+    return finish(output, state, args.top)
 
 
 def first_region(full_image: str, regions: RegionReader) -> int:
@@ -279,53 +270,6 @@ def _rows(index: NearestIndex, split: Split, images: range, top: int) -> Iterato
             "neighbour_ids": [split.image_ids[other] for other in nearest.positions.tolist()],
             "distances": nearest.distances.tolist(),
         }
-
-
-def run_import(args: argparse.Namespace) -> int:
-    """Writes the published list of nearest images as ``neighbours``."""
-    path, output = to_path(args.published), to_path(args.output)
-    published = read_pool(path, args.id_prefix)
-    entry = file_input("--import", path)
-    settings = {"top": args.top, "id_prefix": args.id_prefix, "import_sha256": entry.digest}
-    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
-    if state is not State.FINISHED:
-        rows = list(neighbour_rows(published, args.top))
-        producer = {"job": STAGE, **settings}
-        lists = [row for row in rows if "neighbour_ids" in row]
-        rejects = [row for row in rows if "reason" in row]
-        shards: list[Shard] = [
-            write_shard(output, NEIGHBOURS, lists, producer=producer),
-            write_shard(output, REJECTS, rejects, producer=producer),
-        ]
-        counts = Counter(str(row["reason"]) for row in rejects)
-        write_report(output, len(lists), counts, settings, args.images)
-        write_manifest(output, shards, job=STAGE, settings=settings, inputs=[entry])
-    return _finish(output, state, args.top)
-
-
-def _finish(output: Path, state: State, top: int) -> int:
-    """Deletes the files for continuing, and prints the counts; returns the exit status."""
-    remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
-    shards: Sequence[Shard] = read_manifest(output)["shards"]
-    count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
-    done = "finished before" if state is State.FINISHED else "done"
-    print_reading_hint(output, NEIGHBOURS.name)
-    short = short_lists(output, top) if count else 0
-    fewer = f", {short} with fewer than {top}" if short else ""
-    print(
-        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
-        f"{output}"
-    )
-    return 0 if count else 1
-
-
-def short_lists(folder: Path, top: int) -> int:
-    """Counts the images with fewer than ``top`` neighbours."""
-    count = 0
-    for batch in iter_batches(folder, NEIGHBOURS, columns=["neighbour_ids"]):
-        lengths = pc.list_value_length(batch.column(0))
-        count += pc.sum(pc.less(lengths, top)).as_py() or 0
-    return count
 
 
 def output_bytes(num_images: int, top: int) -> int:

@@ -1,4 +1,4 @@
-"""Writes report.html of nearest images: sample images, their nearest ones and the distances.
+"""Writes report.html of nearest images (samples and distances), and prints the result.
 
 Memory is bounded by samples: 50 rows, and the distances of 20,000.
 """
@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from markupsafe import Markup
 
 from vlmill.runtime.console.bars import histogram
+from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.report import (
     Section,
     html_table,
@@ -20,9 +22,14 @@ from vlmill.runtime.console.report import (
     thumbnails,
     write_page,
 )
-from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.files.manifest import read_manifest
+from vlmill.runtime.files.outputs import WORK, State
+from vlmill.runtime.files.paths import remove_tree
+from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.plurals import format_count
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import NEIGHBOURS
 
 SHOWN, NEAREST_SHOWN = 50, 5
@@ -105,3 +112,28 @@ def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
     for image_id, distance in zip(ids, labels, strict=True):
         cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
     return image_cards(cards)
+
+
+def finish(output: Path, state: State, top: int) -> int:
+    """Deletes the files for continuing, and prints the counts; returns the exit status."""
+    remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
+    shards: Sequence[Shard] = read_manifest(output)["shards"]
+    count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
+    done = "finished before" if state is State.FINISHED else "done"
+    print_reading_hint(output, NEIGHBOURS.name)
+    short = short_lists(output, top) if count else 0
+    fewer = f", {short} with fewer than {top}" if short else ""
+    print(
+        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
+        f"{output}"
+    )
+    return 0 if count else 1
+
+
+def short_lists(folder: Path, top: int) -> int:
+    """Counts the images with fewer than ``top`` neighbours."""
+    count = 0
+    for batch in iter_batches(folder, NEIGHBOURS, columns=["neighbour_ids"]):
+        lengths = pc.list_value_length(batch.column(0))
+        count += pc.sum(pc.less(lengths, top)).as_py() or 0
+    return count
