@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.crawl.lists import find_lists, read_lists
-from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP, ROWS, PairsJob
+from vlmill.pipelines.crawl.lists import TableInput, find_lists, open_input, read_input, read_lists
+from vlmill.pipelines.crawl.pairs import PAIRS_STEP, ROWS
 from vlmill.pipelines.crawl.report import write_report
 from vlmill.pipelines.crawl.resizing import MODES, ResizeRule
-from vlmill.pipelines.crawl.table_input import TableInput, open_input, read_input
+from vlmill.pipelines.crawl.rows import FIND_STEP, PairsJob
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.hosts import get_host

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
-from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP
+from vlmill.pipelines.crawl.pairs import PAIRS_STEP
+from vlmill.pipelines.crawl.rows import FIND_STEP
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source

@@ -172,10 +172,16 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
-        ("a,b\n1,2\n", [], "none of image_url, img_url, image_link, url, URL is a column"),
-        ("url,b\n1,2\n", [], "name it with --text-column: url, b"),
-        ("url,text\n1,2\n", ["--page-column", "p"], "--page-column p: no such column"),
-        ("url,url,text\n1,2,3\n", [], "several columns have this name"),
+        (
+            "a,b\n1,2\n",
+            [],
+            "has none of image_url, img_url, image_link, url, URL; name one with --image-column",
+        ),
+        ("url,b\n1,2\n", [], "name one with --text-column NAME: url, b"),
+        ("url,text\n1,2\n", ["--page-column", "p"], "no such column; it has url, text"),
+        ("url,url,text\n1,2,3\n", [], "several columns of this name"),
+        ("url,image_url,alt\n1,2,3\n", [], "has the columns image_url, url; name one with"),
+        ("sep=;\nurl;alt;text\n1;2;3\n", [], "text, alt; name one with --text-column"),
         ("url,text\n1,2\n", ["--text-column", "url"], "name another one"),
         ("", [], "is empty"),
     ],
