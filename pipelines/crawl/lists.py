@@ -1,7 +1,8 @@
 """Reads what to fetch: lists of URLs, or with ``--input`` a table of image URLs and captions.
 
-A list is a text file or a column of Parquet. Each line and each row is accounted for. Of an earlier crawl's tables, ``rejects`` gives the URLs with transient failures, and ``outcomes``
-gives all URLs with the values for conditional requests.
+A list is a text file or a column of Parquet. Each line and each row is accounted for. Of an earlier
+crawl's tables, ``rejects`` gives the URLs with transient failures, and ``outcomes`` gives all URLs
+with the values for conditional requests.
 """
 
 import codecs

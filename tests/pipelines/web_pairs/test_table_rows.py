@@ -175,7 +175,7 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
         (
             "a,b\n1,2\n",
             [],
-            "has none of image_url, img_url, image_link, url, URL; name one with --image-column",
+            "has none of image_url, img_url, image_link, url, URL; name one with",
         ),
         ("url,b\n1,2\n", [], "name one with --text-column NAME: url, b"),
         ("url,text\n1,2\n", ["--page-column", "p"], "no such column; it has url, text"),
