@@ -77,7 +77,7 @@ class Findings:
     lengths: Counter[int] = field(default_factory=Counter)
 
 
-def look(work: Path, captions: int, parts: int, top: int) -> Findings:
+def collect_findings(work: Path, captions: int, parts: int, top: int) -> Findings:
     """Counts negatives and samples similarities in the lists of all blocks in ``work``."""
     findings = Findings(times=np.zeros(captions, np.int64), top=top)
     for numbers, scores in all_lists(work, captions, parts, top):
@@ -189,7 +189,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
     rejected = read_arrow(plan.captions / "rejects.arrow")
     rejects = write_shard(output, REJECTS, rejected, producer=plan.producer)
     counts = dict(sorted(reject_counts(output / rejects.name).items()))
-    findings = look(plan.work, staged.captions, plan.parts, plan.rules.top)
+    findings = collect_findings(plan.work, staged.captions, plan.parts, plan.rules.top)
     funnel = [
         {"stage": "captions", "unit": "rows", "in": staged.rows, "out": staged.captions}
         | {"rejects": counts, "without_picture": staged.alone, "unspaced": staged.unspaced},
