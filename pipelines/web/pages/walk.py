@@ -8,7 +8,7 @@ An element's attributes give its sides in pixels and the marks of its classes.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -73,7 +73,7 @@ def class_and_id(node: LexborNode) -> str:
     return both[:200].lower().strip()
 
 
-_SKIPPED = word_set("script style template noframes iframe object canvas math select textarea svg")
+_SKIPPED = word_set("script style template noframes iframe canvas math select textarea -comment")
 _BLOCKS = word_set(
     "address article aside blockquote body button center dd details dialog div dl dt fieldset "
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
@@ -82,8 +82,6 @@ _BLOCKS = word_set(
 _OPENED = _BLOCKS | {"a", "picture"}  # no other elements are recorded
 _IMAGES = frozenset(("img", "image", "amp-img"))
 _TEXT = "-text"  # the parser's tag for text nodes
-# The walk skips the children of these.
-_SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
 _FURNITURE = frozenset(("nav", "footer", "aside"))  # and "header", of a page
 _SURE_FURNITURE = frozenset(("nav", "footer", "button"))
 _MAIN_SHARE = 0.5  # of a page's text: an element of any class with more is its main part
@@ -140,6 +138,7 @@ class _Walk:
 
     max_chars: int
     max_images: int
+    has_drawn: bool = False  # whether the page has an image in a drawing
     num_beyond: int = 0  # images after ``max_images``, which are only counted
     blocks: list[Block] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
@@ -148,6 +147,7 @@ class _Walk:
     marks: dict[int, str] = field(default_factory=dict)
     furniture: dict[int, int] = field(default_factory=dict)  # serial -> the furniture around it
     sure: set[int] = field(default_factory=set)  # serials of furniture that holds no main text
+    serial: int = 0  # of the last element that was entered
 
     def flush(self, open_element: _Open, *, code: bool = False) -> None:
         """Ends the run of text; it belongs to the innermost element, ``open_element``."""
@@ -166,6 +166,33 @@ class _Walk:
             self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
         parts.clear()
         self.linked = 0
+
+    def enter(
+        self,
+        node: LexborNode,
+        tag: str,
+        attributes: Mapping[str, str | None],
+        kind: "_Kind",
+        around: _Open,
+    ) -> _Open:
+        """Returns the open element of a node of ``kind`` in ``around``; ends the run of text."""
+        _, caption, furniture, credit, changes = kind
+        _, _, block_tag, path, state = around
+        is_block = tag in _BLOCKS
+        if self.parts and (is_block or caption or credit):
+            self.flush(around)
+        self.serial = serial = self.serial + 1
+        if changes:
+            link = attributes.get("href") or "" if tag == "a" else state[4]
+            if tag == "button" and node.css_first("img") is None:
+                furniture = True  # otherwise it enlarges the image
+            state = _inside(state, tag, serial, furniture, caption, credit, link)
+            if state[0] == serial:
+                self.furniture[serial] = around[4][0]
+                if tag in _SURE_FURNITURE:
+                    self.sure.add(serial)
+        path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
+        return around, tag, tag if is_block else block_tag, path, state
 
     def add_image(self, node: LexborNode, open_element: _Open) -> None:
         """Records an image and its position, in ``open_element``."""
@@ -209,6 +236,20 @@ class _Walk:
         self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
         self.flush(open_element, code=True)
 
+    def add_poster(self, node: LexborNode, open_element: _Open) -> None:
+        """Records the image that a video shows before it plays."""
+        if node.attributes.get("poster"):
+            self.add_image(node, open_element)
+
+    def add_drawn(self, node: LexborNode, open_element: _Open) -> None:
+        """Records the images inside a drawing."""
+        if self.has_drawn:
+            for drawn in node.css("image"):
+                self.add_image(drawn, open_element)
+
+    def skip(self, node: LexborNode, open_element: _Open) -> None:
+        """Records nothing."""
+
     def _marks(self, node: LexborNode) -> tuple[str, ...]:
         marks: list[str] = []
         ancestor: LexborNode | None = node
@@ -223,6 +264,17 @@ class _Walk:
             marks.append(mark)
             ancestor = ancestor.parent
         return tuple(marks)
+
+
+# The walk does not enter these elements: what it records of each.
+_HANDLERS: dict[str, Callable[[_Walk, LexborNode, _Open], None]] = {
+    **dict.fromkeys(_SKIPPED, _Walk.skip),
+    **dict.fromkeys(_IMAGES, _Walk.add_image),
+    "pre": _Walk.add_listing,
+    "video": _Walk.add_poster,
+    "object": _Walk.add_object,
+    "svg": _Walk.add_drawn,
+}
 
 
 def _ancestors(open_element: _Open) -> tuple[str, ...]:
@@ -241,7 +293,7 @@ def walk_page(
 
     A text is cut after ``max_chars`` characters, images are omitted after ``max_images``.
     """
-    walk = _Walk(max_chars, max_images)
+    walk = _Walk(max_chars, max_images, has_drawn=b"<image" in (tree.raw_html or b""))
     body = tree.body
     if body is not None:
         _descend(walk, tree, body)
@@ -273,9 +325,13 @@ def _release_main_part(walk: _Walk) -> None:
     walk.spots = [replace(s, furniture=furniture(s.furniture)) for s in walk.spots]
 
 
+_Kind = tuple[bool, bool, bool, bool, bool]
+"""Whether an element is (recorded, a caption, furniture, a credit, changing the state)."""
+
+
 @lru_cache(maxsize=4_096)
-def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
-    """Returns whether an element is (recorded, a caption, furniture, a credit, changing the state).
+def _kind(tag: str, classes: str) -> _Kind:
+    """Returns the kind of an element.
 
     ``classes`` are its classes, else its id. Without an entry in ``_OPENED`` nothing is recorded of
     an id; results are cached, as both repeat.
@@ -285,6 +341,10 @@ def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
     is_noted = caption or credit or tag in _OPENED
     changes = furniture or caption or credit or tag in _CHANGING
     return is_noted, caption, furniture, credit, changes
+
+
+_UNNOTED = (False, False, False, False, False)
+_PLAIN = {tag: _kind(tag, "") for tag in _OPENED | _CHANGING}  # of elements without classes
 
 
 def _inside(
@@ -314,24 +374,15 @@ def _inside(
 
 
 def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
-    """Descends depth-first without recursion: pages nest deeper than Python's stack.
-
-    One long function: a call for each of a page's elements would be a third of the time.
-    """
-    limit = 2 * walk.max_chars
-    parts = walk.parts
-    open_element = _OUTSIDE
+    """Descends depth-first without recursion: pages nest deeper than Python's stack."""
+    parts, limit, open_element = walk.parts, 2 * walk.max_chars, _OUTSIDE
     # Open nodes, and for each node that the walk has entered the element around it.
     above: list[tuple[LexborNode, _Open | None]] = []
-    serial = 0
-    source = tree.raw_html or b""
-    has_drawn = b"<image" in source
-    styled = body.css(PAINTED) if any(word in source for word in PAINTED_WORDS) else ()
-    background_ids = {n.mem_id for n in styled if list_backgrounds(n.attributes)}
+    backgrounds = _find_backgrounds(tree, body)
     node: LexborNode | None = body
     while node is not None:
         tag = node.tag or ""
-        if background_ids and node.mem_id in background_ids and tag not in _SPECIAL:
+        if backgrounds and node.mem_id in backgrounds and tag not in _HANDLERS:
             walk.add_image(node, open_element)
         if tag == _TEXT:
             # Between blocks there is usually only white space.
@@ -340,42 +391,15 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 parts.append(text[:limit])
                 if open_element[4][4]:
                     walk.linked += len(text)
-        elif tag in _SPECIAL:
-            if tag in _IMAGES or (tag == "video" and node.attributes.get("poster")):
-                walk.add_image(node, open_element)
-            elif tag == "pre":
-                walk.add_listing(node, open_element)
-            elif tag == "object":
-                walk.add_object(node, open_element)
-            elif tag == "svg" and has_drawn:
-                for drawn in node.css("image"):
-                    walk.add_image(drawn, open_element)
+        elif (handler := _HANDLERS.get(tag)) is not None:
+            handler(walk, node, open_element)
         elif (child := node.child) is not None:
             attributes, around = node.attributes, None
             classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
-            if classes:
-                is_noted, caption, furniture, credit, changes = _kind(tag, classes[:200])
-            else:
-                is_noted, caption, furniture, credit = tag in _OPENED, False, False, False
-                changes = tag in _CHANGING
-            if is_noted:
+            kind = _kind(tag, classes[:200]) if classes else _PLAIN.get(tag, _UNNOTED)
+            if kind[0]:
                 around = open_element
-                _, _, block_tag, path, state = around
-                is_block = tag in _BLOCKS
-                if parts and (is_block or caption or credit):
-                    walk.flush(open_element)
-                serial += 1
-                if changes:
-                    link = attributes.get("href") or "" if tag == "a" else state[4]
-                    if tag == "button" and node.css_first("img") is None:
-                        furniture = True  # otherwise it enlarges the image
-                    state = _inside(state, tag, serial, furniture, caption, credit, link)
-                    if state[0] == serial:
-                        walk.furniture[serial] = around[4][0]
-                        if tag in _SURE_FURNITURE:
-                            walk.sure.add(serial)
-                path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
-                open_element = (around, tag, tag if is_block else block_tag, path, state)
+                open_element = walk.enter(node, tag, attributes, kind, around)
             above.append((node, around))
             node = child
             continue
@@ -387,17 +411,25 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
         while node is None and above:
             last, around = above.pop()
             if around is not None:
-                state = open_element[4]
-                if parts and (
-                    open_element[1] in _BLOCKS
-                    or state[1] != around[4][1]
-                    or state[5] != around[4][5]
-                ):
+                if parts and _ends_text(open_element, around):
                     walk.flush(open_element)
                 open_element = around
             node = last.next if above else None
     if parts:
         walk.flush(open_element)
+
+
+def _find_backgrounds(tree: LexborHTMLParser, body: LexborNode) -> frozenset[int]:
+    """Returns the elements whose style has a background image."""
+    source = tree.raw_html or b""
+    styled = body.css(PAINTED) if any(word in source for word in PAINTED_WORDS) else ()
+    return frozenset(n.mem_id for n in styled if list_backgrounds(n.attributes))
+
+
+def _ends_text(open_element: _Open, around: _Open) -> bool:
+    """Returns whether a run of text ends with ``open_element``."""
+    (_, tag, _, _, state), (_, _, _, _, outer) = open_element, around
+    return tag in _BLOCKS or state[1] != outer[1] or state[5] != outer[5]
 
 
 def fold(text: str | None, limit: int) -> str:
