@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Sequence
 
-from vlmill.pipelines.web.pages.walk import Block, Spot
+from vlmill.pipelines.web.pages.blocks import Block, Spot
 
 HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _NEAR, _MAX_CAPTIONS = 20, 4_000

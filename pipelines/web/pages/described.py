@@ -10,8 +10,8 @@ from typing import Protocol
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.pages.addresses import MAX_INLINE_BYTES, addresses, inline_image
+from vlmill.pipelines.web.pages.blocks import fold
 from vlmill.pipelines.web.pages.page import Page, PageImage
-from vlmill.pipelines.web.pages.walk import fold
 from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language, page_language
 from vlmill.runtime.units.funnel import Drop
 

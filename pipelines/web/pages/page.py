@@ -24,10 +24,11 @@ from vlmill.pipelines.web.pages.addresses import (
     find_references,
     inline_image,
 )
+from vlmill.pipelines.web.pages.blocks import Block, Spot, fold
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
 from vlmill.pipelines.web.pages.references import Labels, captions_by_reference, captions_in_tables
-from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
+from vlmill.pipelines.web.pages.walk import walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop

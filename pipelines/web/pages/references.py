@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from vlmill.pipelines.web.pages.walk import fold
+from vlmill.pipelines.web.pages.blocks import fold
 
 _MAX_LABELS, _MAX_IDS = 500, 4  # per page, and per image
 _MAX_CHARS = 2_000

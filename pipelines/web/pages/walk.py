@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import msgspec
 from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -22,6 +21,7 @@ from vlmill.pipelines.web.pages.addresses import (
     PAINTED_WORDS,
     list_backgrounds,
 )
+from vlmill.pipelines.web.pages.blocks import Block, Spot, fold
 from vlmill.pipelines.web.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
@@ -91,34 +91,6 @@ _MARKED = 8  # elements above an image whose classes are recorded
 _ANCESTORS = 12  # tags above an image that are recorded
 _LEVELS = 6  # how far above an image its caption's common ancestor may be
 _INLINE_PX = 50  # a smaller image is inside a line of text
-
-
-class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Holds a run of text between block boundaries, white space folded."""
-
-    text: str
-    path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
-    tag: str = ""  # the nearest block element around it, or ""
-    furniture: int = 0  # serial number of the menu, footer or the like around it, or 0
-    caption: int = 0  # serial number of the caption element around it, or 0
-    figure: int = 0  # serial number of the figure around it, or 0
-    code: bool = False  # a listing, or the credit in a caption: not a text about an image
-    linked: float = 0.0  # share of its characters that are links
-
-
-class Spot(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an image found in the walk, which comes before block number ``block``."""
-
-    node: LexborNode
-    attributes: Mapping[str, str | None]
-    sides: tuple[int | None, int | None]  # as declared, in pixels; None for invalid values
-    block: int
-    path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
-    ancestors: tuple[str, ...]  # their tags
-    marks: tuple[str, ...]  # class and id, lower-case: its own, then its parents' upwards
-    link: str  # its target, or ""
-    figure: int = 0  # serial number of the figure around it, or 0
-    furniture: int = 0  # serial number of the menu, footer or the like around it, or 0
 
 
 # The state in an element, inherited by its descendants unless they change it: its furniture, its
@@ -430,12 +402,3 @@ def _ends_text(open_element: _Open, around: _Open) -> bool:
     """Returns whether a run of text ends with ``open_element``."""
     (_, tag, _, _, state), (_, _, _, _, outer) = open_element, around
     return tag in _BLOCKS or state[1] != outer[1] or state[5] != outer[5]
-
-
-def fold(text: str | None, limit: int) -> str:
-    """Folds the white space of ``text``; returns at most ``limit`` characters."""
-    text = (text or "")[: 2 * limit]
-    # The only printable white space is a space, so most texts do not change.
-    is_folded = text.isprintable() and "  " not in text
-    text = text.strip() if is_folded else " ".join(text.split())
-    return text if len(text) <= limit else text[:limit].rstrip()

@@ -1,6 +1,7 @@
+from vlmill.pipelines.web.pages.blocks import Block, Spot
 from vlmill.pipelines.web.pages.context import captions_by_image, nearby
 from vlmill.pipelines.web.pages.markup import parse
-from vlmill.pipelines.web.pages.walk import Block, Spot, walk_page
+from vlmill.pipelines.web.pages.walk import walk_page
 from vlmill.runtime.units.funnel import Drop
 
 
