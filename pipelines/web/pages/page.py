@@ -25,9 +25,14 @@ from vlmill.pipelines.web.pages.addresses import (
     inline_image,
 )
 from vlmill.pipelines.web.pages.blocks import Block, Spot, fold
-from vlmill.pipelines.web.pages.context import captions_by_image, nearby
+from vlmill.pipelines.web.pages.context import (
+    Labels,
+    captions_by_image,
+    captions_by_reference,
+    captions_in_tables,
+    nearby,
+)
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
-from vlmill.pipelines.web.pages.references import Labels, captions_by_reference, captions_in_tables
 from vlmill.pipelines.web.pages.walk import walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.runtime.net.urls import resolve
