@@ -12,16 +12,8 @@ from vlmill.models.convert.family import Family
 from vlmill.models.convert.keymap import Link, link_module
 from vlmill.models.convert.names import block_links, mlm_head_links
 from vlmill.models.detector.config import BLOCKS
+from vlmill.models.vlbert import config as vlbert
 from vlmill.models.vlbert.backbone import torchvision_name
-from vlmill.models.vlbert.config import (
-    RegionCnnConfig,
-    TaskConfig,
-    VlBertConfig,
-    VlBertEndToEndConfig,
-    VlBertRefcocoConfig,
-    VlBertVcrConfig,
-    VlBertVqaConfig,
-)
 from vlmill.models.vlbert.encoder import VlBertBody
 from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, build_end_to_end, build_vlbert
 from vlmill.models.vlbert.model import VlBert
@@ -59,7 +51,7 @@ EXTRACTOR = "image_feature_extractor"
 CONV5 = ("roi_head_feature_extractor", "head.0")
 
 
-def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
+def configure(config: Mapping[str, Any]) -> vlbert.TaskConfig | vlbert.VlBertEndToEndConfig:
     """Reads a configuration with the keys of the repository's YAML files.
 
     ``MODULE`` (or ``class``) names the network: a task's name (``vqa``, ``refcoco``, ``vcr``) comes
@@ -91,13 +83,13 @@ def configure(config: Mapping[str, Any]) -> TaskConfig | VlBertEndToEndConfig:
         raise ValueError(
             f"IMAGE_NUM_LAYERS={depth!r}: expected one of {', '.join(map(str, BLOCKS))}"
         )
-    cnn = RegionCnnConfig(
+    cnn = vlbert.RegionCnnConfig(
         blocks=BLOCKS[depth],
         stride_in_1x1=bool(network.get("IMAGE_STRIDE_IN_1x1", True)),
         dilated=bool(network.get("IMAGE_C5_DILATED", True)),
         frozen_stages=max(network.get("IMAGE_FROZEN_BACKBONE_STAGES", (1, 2)), default=0),
     )
-    return VlBertEndToEndConfig(model=model, cnn=cnn)
+    return vlbert.VlBertEndToEndConfig(model=model, cnn=cnn)
 
 
 def _body(
@@ -107,15 +99,15 @@ def _body(
     task: str,
     name: str,
     pixels: bool,
-) -> VlBertConfig:
+) -> vlbert.VlBertConfig:
     fields = {field: settings[key] for key, field in FIELDS.items() if key in settings}
     fields["position_offset"] = settings.get("position_padding_idx", -1) + 1
     if task != "pretraining":
-        return VlBertConfig(**fields, masked_region="none", text_only=False)
+        return vlbert.VlBertConfig(**fields, masked_region="none", text_only=False)
     heads = config.get("heads", ())
     matching = bool(network.get("WITH_REL_LOSS", False)) or "relationship" in heads
     keeps_feature = not (pixels and network.get("MASK_RAW_PIXELS", True))
-    return VlBertConfig(
+    return vlbert.VlBertConfig(
         **fields,
         matching=matching,
         masked_words=bool(network.get("WITH_MLM_LOSS", True)),
@@ -126,22 +118,24 @@ def _body(
 
 
 def _task(
-    task: str, body: VlBertConfig, config: Mapping[str, Any], network: Mapping[str, Any]
-) -> TaskConfig:
+    task: str, body: vlbert.VlBertConfig, config: Mapping[str, Any], network: Mapping[str, Any]
+) -> vlbert.TaskConfig:
     if task == "vqa":
         if network.get("NO_GROUNDING"):
             raise ValueError("NO_GROUNDING=True: a question's words always have the image's vector")
         size = config.get("DATASET", {}).get("ANSWER_VOCAB_SIZE", 3129)
-        return VlBertVqaConfig(
+        return vlbert.VlBertVqaConfig(
             body=body,
             num_answers=int(config.get("answer_vocab_size", size)),
             dropout=float(network.get("CLASSIFIER_DROPOUT", 0.1)),
             **_classifier(network, "mlm", "1fc", "2fc"),
         )
     if task.startswith("refcoco"):
-        return VlBertRefcocoConfig(body=body, dropout=float(network.get("CLASSIFIER_DROPOUT", 0.0)))
+        return vlbert.VlBertRefcocoConfig(
+            body=body, dropout=float(network.get("CLASSIFIER_DROPOUT", 0.0))
+        )
     if task == "vcr":
-        return VlBertVcrConfig(
+        return vlbert.VlBertVcrConfig(
             body=body,
             dropout=float(network.get("CLASSIFIER_DROPOUT", 0.1)),
             category_dropout=float(network.get("CNN_REG_DROPOUT", 0.0)),
@@ -158,7 +152,7 @@ def _classifier(network: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
     return {"classifier": kind, "classifier_width": network.get("CLASSIFIER_HIDDEN_SIZE", 1024)}
 
 
-def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
+def _narrowed(config: Mapping[str, Any]) -> vlbert.VlBertEndToEndConfig:
     """Configures only the region network, with other widths, and the smallest VL-BERT on top."""
     for key, value in FIXED_REGIONS.items():
         if config.get(key, value) != value:
@@ -166,7 +160,7 @@ def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
     rows, columns = config.get("roi_output", (14, 14))
     if rows != columns:
         raise ValueError(f"roi_output={config['roi_output']!r}: expected a square")
-    cnn = RegionCnnConfig(
+    cnn = vlbert.RegionCnnConfig(
         blocks=(*config["layer_blocks"], 3),
         widths=(*config["layer_planes"], config["head_planes"]),
         stem_channels=config["stem_channels"],
@@ -174,7 +168,7 @@ def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
         dilated=config["c5_dilated"],
         pool_size=rows,
     )
-    model = VlBertConfig(
+    model = vlbert.VlBertConfig(
         vocab_size=1,
         width=config["final_dim"],
         num_layers=1,
@@ -185,12 +179,12 @@ def _narrowed(config: Mapping[str, Any]) -> VlBertEndToEndConfig:
         num_region_classes=1,
         masked_region="pixels",
     )
-    return VlBertEndToEndConfig(model=model, cnn=cnn)
+    return vlbert.VlBertEndToEndConfig(model=model, cnn=cnn)
 
 
-def build(config: TaskConfig | VlBertEndToEndConfig) -> nn.Module:
+def build(config: vlbert.TaskConfig | vlbert.VlBertEndToEndConfig) -> nn.Module:
     """Builds the model that `configure` describes."""
-    if isinstance(config, VlBertEndToEndConfig):
+    if isinstance(config, vlbert.VlBertEndToEndConfig):
         return build_end_to_end(config)
     return build_vlbert(config)
 
@@ -327,7 +321,7 @@ def prepare(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 VLBERT = Family(
-    configs=(*get_args(TaskConfig), VlBertEndToEndConfig),
+    configs=(*get_args(vlbert.TaskConfig), vlbert.VlBertEndToEndConfig),
     configure=configure,
     build=build,
     links=links,

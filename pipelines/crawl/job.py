@@ -33,16 +33,10 @@ from vlmill.pipelines.web.fetching.stages import STAGES
 from vlmill.pipelines.web.fetching.tables import EXAMPLES, CrawlSummary
 from vlmill.pipelines.web.fetching.warc import PARTS
 from vlmill.pipelines.web.fetching.work import FetchState, distribute
+from vlmill.runtime.console import report
 from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.cost import Estimate, print_estimate
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    settings_table,
-    write_page,
-)
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
@@ -304,27 +298,27 @@ def write_report(
     settings: Mapping[str, Any],
 ) -> None:
     """Writes the report page, whose size does not depend on the number of URLs."""
-    write_page(
+    report.write_page(
         path,
         "Crawl",
         [
-            Section(
+            report.Section(
                 title="Funnel",
-                body=Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel)),
+                body=Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel)),
                 intro="By how a URL was found; in = out + dropped.",
             ),
-            Section(title="Outcomes", body=_charts(summary)),
-            Section(
+            report.Section(title="Outcomes", body=_charts(summary)),
+            report.Section(
                 title="Hosts",
                 body=_hosts(summary),
                 intro="The hosts with the most URLs. Seconds: total response time.",
             ),
-            Section(
+            report.Section(
                 title="Sample rejects",
                 body=_examples(summary),
                 intro=f"At most {EXAMPLES} of each reason and bucket.",
             ),
-            Section(title="Settings", body=settings_table(settings)),
+            report.Section(title="Settings", body=report.settings_table(settings)),
         ],
         subtitle=f"{format_count(sum(summary.outcomes.values()), 'URL')}, "
         f"{format_count(sum(summary.records.values()), 'response')}",
@@ -357,7 +351,7 @@ def _hosts(summary: CrawlSummary) -> Markup:
         ]
         for host, urls, fetched, size, mean, max_seconds, left_out in summary.hosts
     ]
-    return html_table(header, rows)
+    return report.html_table(header, rows)
 
 
 def _seconds(value: float | None) -> str:
@@ -370,4 +364,4 @@ def _examples(summary: CrawlSummary) -> Markup:
         for reason, examples in sorted(summary.examples.items())
         for url, detail in examples
     ]
-    return html_table(["reason", "URL", "detail"], rows)
+    return report.html_table(["reason", "URL", "detail"], rows)

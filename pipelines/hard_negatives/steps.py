@@ -21,15 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
+from vlmill.pipelines.hard_negatives import blocks
 from vlmill.pipelines.hard_negatives.arrays import Array
-from vlmill.pipelines.hard_negatives.blocks import (
-    all_lists,
-    block_units,
-    build_part,
-    search_block,
-    shard_units,
-    write_negatives,
-)
 from vlmill.pipelines.hard_negatives.captions import JOB, read_arrow, stage
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.tokens import refuse_unspaced
@@ -39,16 +32,8 @@ from vlmill.pipelines.hard_negatives.vectors import (
     read_texts,
     write_vectors,
 )
+from vlmill.runtime.console import report
 from vlmill.runtime.console.bars import histogram
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    image_cards,
-    settings_table,
-    thumbnails,
-    write_page,
-)
 from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.paths import readable
@@ -80,7 +65,7 @@ class Findings:
 def collect_findings(work: Path, captions: int, parts: int, top: int) -> Findings:
     """Counts negatives and samples similarities in the lists of all blocks in ``work``."""
     findings = Findings(times=np.zeros(captions, np.int64), top=top)
-    for numbers, scores in all_lists(work, captions, parts, top):
+    for numbers, scores in blocks.all_lists(work, captions, parts, top):
         sizes = (numbers >= 0).sum(axis=1)
         share = -(-MAX_VALUES * len(sizes) // captions)
         findings.lengths.update(sizes.tolist())
@@ -108,24 +93,24 @@ def write_report(
         histogram(findings.last, title=f"Lowest of its {findings.top}", label="cosine"),
     ]
     captions = funnel[-1]["in"]
-    write_page(
+    report.write_page(
         output / "report.html",
         "Hard negatives",
         [
-            Section(
+            report.Section(
                 title="Funnel",
-                body=funnel_table(funnel),
+                body=report.funnel_table(funnel),
                 intro=f"{findings.without} captions have no negative, {findings.short} fewer than "
                 f"{findings.top}",
             ),
-            Section(title="Similarities", body=Markup("").join(charts)),
-            Section(title="Most often a negative", body=_popular(staged, findings)),
-            Section(
+            report.Section(title="Similarities", body=Markup("").join(charts)),
+            report.Section(title="Most often a negative", body=_popular(staged, findings)),
+            report.Section(
                 title="Random captions",
                 body=_examples(output, staged, names, images),
                 intro=f"Each with its {SHOWN_NEGATIVES} most similar negatives.",
             ),
-            Section(title="Settings", body=settings_table(settings)),
+            report.Section(title="Settings", body=report.settings_table(settings)),
         ],
         subtitle=f"negatives of {format_count(captions, 'caption')}",
     )
@@ -135,7 +120,7 @@ def _popular(staged: Path, findings: Findings) -> Markup:
     order = np.argsort(-findings.times, kind="stable")[:POPULAR]
     texts = read_texts(staged, order.tolist())
     rows = [(int(findings.times[k]), texts[int(k)][:200]) for k in order if findings.times[k]]
-    return html_table(["times", "caption"], rows)
+    return report.html_table(["times", "caption"], rows)
 
 
 def _examples(output: Path, staged: Path, names: Sequence[str], images: str | None) -> Markup:
@@ -150,7 +135,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
     remaining = iter(everyone)
     numbers = [list(islice(remaining, len(pair_ids))) for pair_ids in pair_id_lists]
     texts, image_ids = read_texts(staged, everyone), _images(staged, everyone)
-    uris = thumbnails(images, {name for name in image_ids.values() if name is not None})
+    uris = report.thumbnails(images, {name for name in image_ids.values() if name is not None})
     cards = []
     for row, numbers_of_list in zip(rows, numbers, strict=True):
         for rank, number in enumerate(numbers_of_list):
@@ -162,7 +147,7 @@ def _examples(output: Path, staged: Path, names: Sequence[str], images: str | No
                     "about": cosine or f"caption {row['pair_id'][:60]}",
                 }
             )
-    return image_cards(cards)
+    return report.image_cards(cards)
 
 
 def _rows(output: Path, names: Sequence[str], numbers: Array) -> list[dict[str, Any]]:
@@ -197,7 +182,7 @@ def finish(plan: Plan, unit: Unit) -> Result:
         | {"rejects": {}, "without_negatives": findings.without, "short_lists": findings.short},
     ]
     write_json(output / "funnel.json", funnel)
-    units = [Unit(name="vectors", number=0), *shard_units(plan)]
+    units = [Unit(name="vectors", number=0), *blocks.shard_units(plan)]
     shards = [shard for u in units for shard in read_result(work_folder(plan), u).shards]
     names = [shard.name for shard in shards[1:]]
     write_report(output, plan.captions, findings, funnel, plan.settings, names, plan.images)
@@ -236,8 +221,8 @@ def list_steps(plan: Plan) -> list[Step[Plan]]:
     search = [
         Step(
             name=f"search part {part}",
-            units=partial(block_units, part),
-            work=partial(search_block, part),
+            units=partial(blocks.block_units, part),
+            work=partial(blocks.search_block, part),
             threads=True,
         )
         for part in range(plan.parts)
@@ -246,8 +231,8 @@ def list_steps(plan: Plan) -> list[Step[Plan]]:
         _alone("captions", lay_out_captions),
         Step(name="words", units=chunk_units, work=cut_chunk),
         _alone("vectors", write_vectors),
-        Step(name="index", units=part_units, work=build_part, threads=True),
+        Step(name="index", units=part_units, work=blocks.build_part, threads=True),
         *search,
-        Step(name="write", units=shard_units, work=write_negatives),
+        Step(name="write", units=blocks.shard_units, work=blocks.write_negatives),
         _alone("finish", finish),
     ]

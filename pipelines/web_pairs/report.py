@@ -28,17 +28,8 @@ from vlmill.pipelines.web_pairs.metrics import (
 )
 from vlmill.pipelines.web_pairs.mine import INLINE
 from vlmill.pipelines.web_pairs.units import Job
+from vlmill.runtime.console import report
 from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    image_cards,
-    settings_table,
-    template,
-    thumbnail_uri,
-    write_page,
-)
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.units.funnel import Drop
@@ -48,7 +39,7 @@ from vlmill.schemas.rejects import Rejected
 
 MOST_BARS = 20
 SHOWN_IMAGES = 12  # of each, kept and rejected
-_SIDES = template(
+_SIDES = report.template(
     "<div class='sides'>{% for title, cards in sides %}<div><h3>{{ title }}</h3>{{ cards }}</div>"
     "{% endfor %}</div>"
 )
@@ -105,7 +96,7 @@ def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
     with open_archive(sample["archive"], job.allowed) as file:
         (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
     try:
-        return "" if isinstance(body, Drop) else thumbnail_uri(body)
+        return "" if isinstance(body, Drop) else report.thumbnail_uri(body)
     except Rejected:
         return ""  # thumbnails do not support its format
 
@@ -136,35 +127,35 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
         samples = [
             sample | {"score": scores.sample_scores[sample["pair_id"]]} for sample in samples
         ]
-    write_page(
+    report.write_page(
         output / "report.html",
         "Web pairs",
         [
-            Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
-            Section(
+            report.Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
+            report.Section(
                 title="Kept and rejected images",
                 body=_compare_images(samples, content.get("rejected", [])),
                 intro="Sampled at random; rejected images come from pairs that only their image "
                 "excluded. Racy images are counted, and not shown.",
             ),
-            Section(
+            report.Section(
                 title="Sample pairs",
                 body=_images(samples),
                 intro=f"At most {SAMPLES}, sampled at random.",
             ),
-            Section(title="Distributions", body=_charts(counts)),
-            Section(title="Counted besides", body=_counted(metrics)),
-            Section(
+            report.Section(title="Distributions", body=_charts(counts)),
+            report.Section(title="Counted besides", body=_counted(metrics)),
+            report.Section(
                 title="Sample rejects",
-                body=html_table(["stage", "reason", "key", "detail"], content["rejects"]),
+                body=report.html_table(["stage", "reason", "key", "detail"], content["rejects"]),
                 intro="A few of each stage and reason, sampled at random.",
             ),
-            Section(
+            report.Section(
                 title="Filters",
-                body=html_table(["filter", "what was on"], filter_rows(settings)),
+                body=report.html_table(["filter", "what was on"], filter_rows(settings)),
                 intro="Each is switched off by its flag, such as --safety-model none.",
             ),
-            Section(title="Settings", body=settings_table(settings)),
+            report.Section(title="Settings", body=report.settings_table(settings)),
         ],
         subtitle=f"{format_count(funnel[-1]['out'], 'pair')} from "
         f"{format_count(funnel[0]['in'], 'archive')}",
@@ -209,7 +200,7 @@ def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
 
 
 def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:
-    return Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel))
+    return Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel))
 
 
 def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
@@ -262,7 +253,7 @@ def _compare_images(
     ]
     none = Markup("<p class='soft'>No image.</p>")
     sides = [
-        (title, image_cards(cards[:SHOWN_IMAGES]) if cards else none)
+        (title, report.image_cards(cards[:SHOWN_IMAGES]) if cards else none)
         for title, cards in (("Kept", kept_cards), ("Rejected", dropped))
     ]
     return Markup(_SIDES.render(sides=sides))
@@ -271,7 +262,7 @@ def _compare_images(
 def _images(samples: Sequence[Mapping[str, Any]]) -> Markup:
     if not samples:
         return Markup("<p>No pair came out.</p>")
-    return image_cards(
+    return report.image_cards(
         [
             {
                 "uri": sample["picture"],

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vlmill.pipelines.manifest import spooled
 from vlmill.pipelines.manifest.cost import estimate_cost, measure
 from vlmill.pipelines.manifest.own.cells import read_image
 from vlmill.pipelines.manifest.own.job import (
@@ -51,13 +52,6 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
-from vlmill.pipelines.manifest.spooled import (
-    part_unit,
-    read_frames,
-    remove_parts,
-    spool_path,
-    write_parts,
-)
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
 from vlmill.runtime.console.progress import Progress
@@ -95,7 +89,7 @@ def run_own(args: argparse.Namespace) -> int:
     )
     if state is not State.FINISHED and not _write(job, args):
         return 0
-    remove_parts(job.output)
+    spooled.remove_parts(job.output)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     images = f", {counts[IMAGES.name]} images" if job.with_images else ""
@@ -136,7 +130,7 @@ def _write(job: OwnJob, args: argparse.Namespace) -> bool:
             write_json(job.output / LABELS_FILE, list(job.labels))
         write_report(job.output, funnel, job.settings(), TABLES[job.kind])
         write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
-        remove_parts(job.output)
+        spooled.remove_parts(job.output)
     return True
 
 
@@ -282,19 +276,21 @@ def holds_images(table: TableFile, columns: Columns, column_indices: Sequence[in
 def judge_file(job: OwnJob, unit: Unit) -> Result:
     """Writes the results of the rows of each part. Raises OSError if the file has changed."""
     judged = judge_rows(job, read_candidates(job), Ledger())
-    if write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
+    if spooled.write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
         raise changed_error(job)
     return Result()
 
 
 def part_units(job: OwnJob) -> list[Unit]:
     """Returns a unit for each part."""
-    return [part_unit(index) for index in range(job.num_parts)]
+    return [spooled.part_unit(index) for index in range(job.num_parts)]
 
 
 def make_part(job: OwnJob, unit: Unit) -> Result:
     """Writes a part's shards."""
-    judged = map(unpack_row, read_frames(spool_path(job.output, "rows", unit.number)))
+    judged = map(
+        unpack_row, spooled.read_frames(spooled.spool_path(job.output, "rows", unit.number))
+    )
     label = f"part {unit.number}"
     with (
         open_run(job) as run,

@@ -50,13 +50,7 @@ from vlmill.train.tasks.task import (
     require_kind,
     require_variant,
 )
-from vlmill.train.tasks.vcr.batch_tensors import (
-    ChoiceOutputs,
-    choice_tensors,
-    mean_of_choices,
-    own_outputs,
-    pooled_scores,
-)
+from vlmill.train.tasks.vcr import batch_tensors
 from vlmill.train.tasks.vcr.evaluation import evaluate_predictions
 from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
 from vlmill.train.tasks.vcr.examples import (
@@ -226,7 +220,7 @@ class Vcr(Task):
     ) -> Mapping[str, Tensor]:
         """Returns the texts of all choices, the right one, and the targets of regions and words."""
         choice_samples = [sample for sample in samples if isinstance(sample, ChoiceSample)]
-        tensors = choice_tensors(choice_samples, self.feeding, self.settings)
+        tensors = batch_tensors.choice_tensors(choice_samples, self.feeding, self.settings)
         return {f"{LABEL}{name}": tensor for name, tensor in tensors.items()}
 
     # Heads and losses
@@ -244,20 +238,22 @@ class Vcr(Task):
             counts["words"] = len(batch.tensors[f"{LABEL}word_places"])
         return counts
 
-    def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
+    def outputs(self, model: nn.Module, batch: Batch) -> batch_tensors.ChoiceOutputs:
         """Returns the logits of the variant's heads."""
         variant = MODELS[self.variant]
         if variant.heads[self.name] == WHOLE:
-            return own_outputs(model, batch, self.settings)
-        return ChoiceOutputs(choices=pooled_scores(model, batch, variant.choice_options))
+            return batch_tensors.own_outputs(model, batch, self.settings)
+        return batch_tensors.ChoiceOutputs(
+            choices=batch_tensors.pooled_scores(model, batch, variant.choice_options)
+        )
 
-    def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
+    def compute(self, outputs: batch_tensors.ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the choices, and of regions and words where they are learnt."""
         right, logits = batch.labels["right"], outputs.choices
         if self.settings.loss == "softmax":
             losses = {"choices": mean_cross_entropy(logits, right)}
         else:
-            losses = {"choices": mean_of_choices(logits, right)}
+            losses = {"choices": batch_tensors.mean_of_choices(logits, right)}
         if outputs.categories is not None:
             losses["regions"] = mean_cross_entropy(outputs.categories, batch.labels["categories"])
         if outputs.words is not None:
@@ -266,14 +262,14 @@ class Vcr(Task):
 
     # Metric
 
-    def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
+    def predict(self, outputs: batch_tensors.ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
         """Returns the logits of each question's choices, and the size of its image."""
         logits = outputs.choices.float().cpu()
         require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
         rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)
         return [ChoiceScores(logits=row, size=(size[0], size[1])) for row, size in rows]
 
-    def compute_score(self, outputs: ChoiceOutputs, value: ChoiceScores) -> float:
+    def compute_score(self, outputs: batch_tensors.ChoiceOutputs, value: ChoiceScores) -> float:
         """Returns the highest logit."""
         return max(value.logits)
 
