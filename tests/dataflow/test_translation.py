@@ -16,10 +16,10 @@ from tests.dataflow.translating import IMAGE, Translation
 
 from vlmill.pipelines.crawl.pairs import PAIRS_STEP
 from vlmill.pipelines.crawl.rows import FIND_STEP
+from vlmill.pipelines.hard_negatives.job import list_steps
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import list_steps
 from vlmill.pipelines.manifest.own import command as own
 from vlmill.pipelines.manifest.published.on_runner import JUDGE, MAKE, READ
 from vlmill.pipelines.regions.job import EXTRACT
