@@ -309,11 +309,8 @@ def model_service(
                 404, "no_such_method", f"this service has nothing for {method}; it has {there}"
             )
         words, read = READERS[method]
-        form = await shell.form(request, words=words, needs_worker=method != SIMILAR)
+        form = await shell.form(request, words=words)
         question = read(form)
-        if method == SIMILAR:
-            assert index is not None
-            return await index.ask(question, request.scope[DEADLINE])
         (result,) = await shell.ask(request, [question], weight=question.weight)
         if isinstance(result, NoAnswer):
             raise RequestRefused(422, result.reason, result.message)
@@ -340,6 +337,15 @@ def model_service(
 
     for method in READERS:
         add(method)
+    if index is not None:
+        served = index
+
+        async def similar(request: Request) -> Response:
+            words, read = READERS[SIMILAR]
+            form = await shell.form(request, words=words, needs_worker=False)
+            return await served.ask(read(form), request.scope[DEADLINE])
+
+        application.direct[f"/v1/{SIMILAR}"] = similar
 
     @application.get(
         "/v1/picture",

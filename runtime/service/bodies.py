@@ -31,7 +31,8 @@ MOST_TEXT_BYTES = 8 * 2**20
 # A string, or its beginning: matching continues at its end with any content, so a body is read
 # once.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{1024,}={0,2}"')
+SHORTEST_IMAGE = 1_024  # characters of base64; shorter ones are read as texts
+LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{%d,}={0,2}"' % SHORTEST_IMAGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,7 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     """Reads a JSON object: ``images`` in base64, and lists of texts or single ones."""
     plain, images = cut_images(body)
     try:
-        content = json.loads(plain.decode("utf-8-sig"), parse_constant=_no_number)
+        content = DECODER.decode(plain.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON", "bad_json") from None
     del plain
@@ -279,6 +280,8 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     """
     if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
         raise bad_request("the body is not JSON", "bad_json")
+    if len(body) < SHORTEST_IMAGE:
+        return body, {}
     nonce = secrets.token_hex(16)  # no string of the body can equal such a name
     parts, images, end = [], dict[str, memoryview](), 0
     num_besides = num_text_bytes = 0  # outside strings, plus one byte of each; in other strings
@@ -312,6 +315,9 @@ def require_little(num_besides: int, num_text_bytes: int) -> None:
 
 def _no_number(word: str) -> None:
     raise ValueError(word)
+
+
+DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 def decode_base64(encoded: str | memoryview) -> bytes:
