@@ -78,7 +78,9 @@ class RegionGroup:
             else:
                 self._places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
         columns = [*SMALL, *copied]
-        table = footer.file.read_row_group(group, columns=columns).combine_chunks()
+        # Starting threads takes longer than reading the small columns.
+        table = footer.file.read_row_group(group, columns=columns, use_threads=bool(copied))
+        table = table.combine_chunks()
         arrays = {name: _one_chunk(table, name) for name in columns}
         if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
             check_values(self._shard.path, table, REGIONS)
