@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count, pairwise
 from statistics import median_high
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +37,7 @@ from vlmill.train.devices.setup import (
 )
 from vlmill.train.devices.throughput import wait_for
 from vlmill.train.loading.batch import HostBatch
-from vlmill.train.run.loop import Training, with_graph
+from vlmill.train.run.loop import Training, train_step, with_graph, with_uploads
 
 ROUNDS, TINY_ROUNDS = 4, 1
 LARGE_BATCH = 256  # pairs; from here on two batches are enough to compare
@@ -52,6 +53,7 @@ class StepCase:
     pairs: int
     blocks: bool = False  # each block compiled separately
     graph: bool = False  # forward and backward replayed as a CUDA graph
+    ahead: bool = False  # the update queued before the host reads the loss
     casts: bool = True  # weights cast once a step
     half_norms: bool = False
     profile: bool = True
@@ -122,8 +124,23 @@ def prepare_run(case: StepCase, bench: Bench) -> StepRun:
     training = training_of(model, work.recipe, accelerator, pack=True, casts=case.casts)
     if case.graph:
         training = with_graph(training)
-    return StepRun(
-        batches=batches, operations=operations, training=training, step=stepper(training)
+    if case.ahead:
+        training = with_uploads(training)
+    step = stepper(training) if training.uploads is None else stepper_ahead(training, batches)
+    return StepRun(batches=batches, operations=operations, training=training, step=step)
+
+
+def stepper_ahead(
+    training: Training, batches: Sequence[HostBatch]
+) -> Callable[[HostBatch], dict[str, float]]:
+    """Returns `stepper`'s function for training with uploads: each step begins to copy the batch
+    that follows in ``batches``, endlessly.
+    """
+    assert training.uploads is not None
+    start, numbers = training.uploads.start, count(1)
+    following = {id(one): other for one, other in pairwise([*batches, batches[0]])}
+    return lambda batch: train_step(
+        next(numbers), [batch], training, partial(start, following[id(batch)])
     )
 
 

@@ -10,17 +10,15 @@ The layouts differ in the names and types of a pickle's entries, and one reader 
 
 import os
 import pickle
-import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
-
-import lmdb
+from typing import Any
 
 from vlmill.extract.formats.context import Context, Item
+from vlmill.extract.formats.lmdb_file import LmdbFile
 from vlmill.extract.formats.lmdb_pages import LostValue, Pages
+from vlmill.extract.formats.pickled import dict_parts
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
     KINDS,
@@ -41,9 +39,7 @@ from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-Row = TypeVar("Row")
 KEYS = b"keys"
-MAP_BYTES = 2**40  # of address space; the file is only as large as its content
 MAX_KEY_BYTES = 511
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
@@ -196,30 +192,15 @@ def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidReco
 
 
 def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
-    """Writes the folder of an LMDB. Each value states how classes are numbered.
-
-    A killed process leaves the rows of its last commit, and a row may be written again.
-    """
+    """Writes the folder of an LMDB. Each value states how classes are numbered."""
     make_item = ITEMS[plan.name]
-    if not files.done:
-        shutil.rmtree(files.path, ignore_errors=True)
     files.path.mkdir(exist_ok=True)
-    # Every commit is flushed: a machine that fails leaves the last one. No other process reads.
-    with lmdb.open(str(files.path), map_size=MAP_BYTES, lock=False) as environment:
-        for part in split_batches(rows, files.block):
-            with environment.begin(write=True) as transaction:
-                for row in part:
-                    item = make_item(row, plan.payloads) | dict(plan.stated)
-                    transaction.put(row.image_id.encode(), pickle.dumps(item, protocol=4))
-        with environment.begin(write=True) as transaction:
-            keys = [image_id.encode() for image_id in plan.image_ids]
-            transaction.put(KEYS, pickle.dumps(keys, protocol=4))
-
-
-def split_batches(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
-    """Yields the rows in batches of ``size``."""
-    for first in rows:
-        yield chain([first], islice(rows, size - 1))
+    keys = [image_id.encode() for image_id in plan.image_ids]
+    file = LmdbFile(files.open_file(files.path / FILE, buffering=0), [*keys, KEYS], files.done)
+    for row in rows:
+        file.add(dict_parts(make_item(row, plan.payloads) | dict(plan.stated)))
+    file.add([pickle.dumps(keys, protocol=4)])
+    file.finish()
 
 
 def is_key(image_id: str) -> bool:

@@ -25,14 +25,14 @@ MAX_VALUE = 2**26
 MAX_DEPTH = 32
 BRANCH, LEAF, OVERFLOW, KIND = 0x01, 0x02, 0x04, 0x2F  # types of pages, and their bits
 BIG_VALUE, SUB_DATABASE, DUPLICATES = 0x01, 0x02, 0x04  # flags of nodes
-_PAGE = struct.Struct("<QHHHH")  # number, unused, flags, end of the offsets, start of the nodes
-_OVERFLOW = struct.Struct("<QHHI")  # number, unused, flags, count of pages
-_NODE = struct.Struct("<HHHH")  # size or page, low and high half; flags or page; bytes of the key
-_META = struct.Struct("<IIQQ")  # magic, version, address, size of the map
-_TREE = struct.Struct("<IHHQQQQQ")  # page size, flags, depth, three counts, records, root
-_ENDS = struct.Struct("<QQ")  # last page, transaction
-_TREES_AT = _PAGE.size + _META.size
-_ENDS_AT = _TREES_AT + 2 * _TREE.size
+PAGE = struct.Struct("<QHHHH")  # number, unused, flags, end of the offsets, start of the nodes
+OVERFLOW_PAGE = struct.Struct("<QHHI")  # number, unused, flags, count of pages
+NODE = struct.Struct("<HHHH")  # size or page, low and high half; flags or page; bytes of the key
+META = struct.Struct("<IIQQ")  # magic, version, address, size of the map
+TREE = struct.Struct("<IHHQQQQQ")  # page size, flags, depth, three counts, records, root
+ENDS = struct.Struct("<QQ")  # last page, transaction
+_TREES_AT = PAGE.size + META.size
+_ENDS_AT = _TREES_AT + 2 * TREE.size
 
 
 class DamagedPage(ValueError):
@@ -149,13 +149,13 @@ class Pages:
         return newest._replace(is_newest=True)
 
     def _read_meta(self, offset: int) -> Meta | None:
-        data = os.pread(self._file, _ENDS_AT + _ENDS.size, offset)
-        if len(data) < _ENDS_AT + _ENDS.size:
+        data = os.pread(self._file, _ENDS_AT + ENDS.size, offset)
+        if len(data) < _ENDS_AT + ENDS.size:
             return None
-        magic, version, _, _ = _META.unpack_from(data, _PAGE.size)
-        page_size, *_, free_root = _TREE.unpack_from(data, _TREES_AT)
-        *_, num_records, root = _TREE.unpack_from(data, _TREES_AT + _TREE.size)
-        last_page, transaction = _ENDS.unpack_from(data, _ENDS_AT)
+        magic, version, _, _ = META.unpack_from(data, PAGE.size)
+        page_size, *_, free_root = TREE.unpack_from(data, _TREES_AT)
+        *_, num_records, root = TREE.unpack_from(data, _TREES_AT + TREE.size)
+        last_page, transaction = ENDS.unpack_from(data, _ENDS_AT)
         if magic != MAGIC or version != VERSION or page_size not in PAGE_SIZES:
             return None
         if offset not in (0, page_size) or last_page * page_size > 2**62:
@@ -165,7 +165,7 @@ class Pages:
     def _find_page_size(self, path: Path) -> int:
         """Returns the page size at which pages 2 and 3 hold their numbers. Raises InputError."""
         for size in PAGE_SIZES:
-            heads = [os.pread(self._file, _PAGE.size, number * size) for number in (2, 3)]
+            heads = [os.pread(self._file, PAGE.size, number * size) for number in (2, 3)]
             if [int.from_bytes(head[:8], "little") for head in heads] == [2, 3]:
                 return size
         raise InputError(
@@ -211,7 +211,7 @@ class Pages:
         page = os.pread(self._file, self._size, number * self._size)
         if len(page) < self._size:
             raise DamagedPage(f"page {number} is cut")
-        stated, _, flags, lower, upper = _PAGE.unpack_from(page)
+        stated, _, flags, lower, upper = PAGE.unpack_from(page)
         kind = flags & KIND
         if stated != number or kind not in (BRANCH, LEAF) or not self._fits(lower, upper):
             what = "is all zeros" if not any(page) else "is damaged"
@@ -220,21 +220,21 @@ class Pages:
         return page, kind
 
     def _fits(self, lower: int, upper: int) -> bool:
-        return _PAGE.size <= lower <= upper <= self._size and lower % 2 == 0
+        return PAGE.size <= lower <= upper <= self._size and lower % 2 == 0
 
     def _children(self, page: bytes, number: int) -> list[int]:
         children = []
         for offset in self._offsets(page, number):
-            low, high, top, _ = _NODE.unpack_from(page, offset)
+            low, high, top, _ = NODE.unpack_from(page, offset)
             children.append(low | high << 16 | top << 32)
         return children
 
     def _offsets(self, page: bytes, number: int) -> Iterator[int]:
         """Yields the offset of each node of a page."""
-        _, _, _, lower, upper = _PAGE.unpack_from(page)
-        for position in range(_PAGE.size, lower, 2):
+        _, _, _, lower, upper = PAGE.unpack_from(page)
+        for position in range(PAGE.size, lower, 2):
             offset = int.from_bytes(page[position : position + 2], "little")
-            if upper <= offset <= len(page) - _NODE.size:
+            if upper <= offset <= len(page) - NODE.size:
                 yield offset
             else:
                 self._add_damage(f"page {number} has a damaged entry")
@@ -242,12 +242,12 @@ class Pages:
     def _nodes(self, page: bytes, number: int) -> Iterator[tuple[bytes, bytes | LostValue]]:
         """Yields the records of a leaf."""
         for offset in self._offsets(page, number):
-            low, high, flags, key_bytes = _NODE.unpack_from(page, offset)
-            value_at = offset + _NODE.size + key_bytes
+            low, high, flags, key_bytes = NODE.unpack_from(page, offset)
+            value_at = offset + NODE.size + key_bytes
             if not key_bytes or value_at > len(page):
                 self._add_damage(f"page {number} has a damaged key")
                 continue
-            key = page[offset + _NODE.size : value_at]
+            key = page[offset + NODE.size : value_at]
             yield key, self._value(page, value_at, low | high << 16, flags)
 
     def _value(self, page: bytes, offset: int, size: int, flags: int) -> bytes | LostValue:
@@ -271,12 +271,16 @@ class Pages:
         if number >= self._num_pages:
             return LostValue(f"its value is in page {number}, beyond the end of the file")
         start = number * self._size
-        head = os.pread(self._file, _OVERFLOW.size, start)
-        data = os.pread(self._file, size, start + _OVERFLOW.size)
+        head = os.pread(self._file, OVERFLOW_PAGE.size, start)
+        data = os.pread(self._file, size, start + OVERFLOW_PAGE.size)
         if len(data) < size:
             return LostValue(f"its value is cut by the end of the file, in page {number}")
-        stated, _, flags, pages = _OVERFLOW.unpack(head)
-        if stated != number or not flags & OVERFLOW or pages * self._size < _OVERFLOW.size + size:
+        stated, _, flags, pages = OVERFLOW_PAGE.unpack(head)
+        if (
+            stated != number
+            or not flags & OVERFLOW
+            or pages * self._size < OVERFLOW_PAGE.size + size
+        ):
             return LostValue(f"page {number}, where its value begins, is damaged")
         return data
 
@@ -295,12 +299,12 @@ class Pages:
     def _unvisited_leaves(self) -> Iterator[int]:
         number = 2
         while number < self._num_pages:
-            head = os.pread(self._file, _PAGE.size, number * self._size)
+            head = os.pread(self._file, PAGE.size, number * self._size)
             pages = 1
-            if len(head) == _PAGE.size and _PAGE.unpack(head)[0] == number:
-                flags = _PAGE.unpack(head)[2]
+            if len(head) == PAGE.size and PAGE.unpack(head)[0] == number:
+                flags = PAGE.unpack(head)[2]
                 if flags & KIND == OVERFLOW:
-                    stated = _OVERFLOW.unpack(head)[3]
+                    stated = OVERFLOW_PAGE.unpack(head)[3]
                     pages = stated if 0 < stated <= self._num_pages - number else 1
                 elif flags & KIND == LEAF and not self._visited[number >> 3] & (1 << (number & 7)):
                     yield number

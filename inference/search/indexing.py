@@ -8,12 +8,7 @@ from vlmill.inference.search.index import SearchIndex
 from vlmill.inference.search.kinds import IMAGE, PAIR, TEXT
 from vlmill.inference.search.options import SearchOptions
 from vlmill.inference.search.table import count_kinds, read_vectors
-from vlmill.inference.search.updating import (
-    append_rows,
-    measured_again,
-    remove_rows,
-    rows_of_ids,
-)
+from vlmill.inference.search.updating import append_rows, measured_again, remove_rows, rows_of_ids
 from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
 

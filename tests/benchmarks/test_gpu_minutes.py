@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu_check.minutes import PARTS, MinutesPart, main
+from benchmarks.gpu_check.minutes import (
+    BUDGET_S,
+    MORE_PARTS,
+    PARTS,
+    MinutesPart,
+    main,
+)
 from benchmarks.gpu_check.minutes_card import launch_times, list_times, product_shares
 from benchmarks.gpu_check.minutes_extraction import IDLE, STAGES
 from benchmarks.gpu_check.minutes_steps import Bench, host_seconds
@@ -19,6 +25,7 @@ from torch import nn
 pytestmark = pytest.mark.nightly
 
 CPU = torch.device("cpu")
+CARD_S, LONGEST_S = 10, 200  # of the card's own rates before the parts, and of a part
 STEP_FIELDS = {
     "first_step_s",
     "step_ms",
@@ -35,7 +42,9 @@ STEP_FIELDS = {
 }
 
 
-def run_minutes(folder: Path, *flags: str, parts: Any = PARTS) -> tuple[int, list[dict[str, Any]]]:
+def run_minutes(
+    folder: Path, *flags: str, parts: Any = (*PARTS, *MORE_PARTS)
+) -> tuple[int, list[dict[str, Any]]]:
     """Returns the exit status and the lines that the file receives."""
     status = main(["--tiny", "--out", str(folder), *flags], parts)
     lines = (folder / "minutes.jsonl").read_text(encoding="utf-8").splitlines()
@@ -59,6 +68,24 @@ def test_an_eager_step_has_all_its_fields(
     assert step["pairs"] == 8 and step["samples_per_s"] > 0 and step["mfu"] > 0
     assert step["graphs"] == step["recompiled"] == step["breaks"] == 0
     assert min(host["forward"], host["backward"], host["optimizer"]) > 0
+
+
+def test_the_parts_fit_the_budget_with_vlmo_at_the_end() -> None:
+    seconds = [part.seconds for part in PARTS]
+    assert CARD_S + sum(seconds) <= BUDGET_S
+    assert max(part.seconds for part in (*PARTS, *MORE_PARTS)) <= LONGEST_S
+    of_vlmo = [part.name.startswith("vlmo") for part in PARTS]
+    assert of_vlmo == sorted(of_vlmo) and any(of_vlmo)
+    names = [part.name for part in (*PARTS, *MORE_PARTS)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_step_ahead_has_the_fields_of_a_step(tmp_path: Path) -> None:
+    status, lines = run_minutes(tmp_path, "--only", "vilbert graph 256", "vilbert ahead graph 256")
+    assert status == 0
+    _, waiting, _, ahead, host, _ = lines
+    assert waiting.keys() == ahead.keys() and host["optimizer"] > 0
+    assert waiting["loss"] == ahead["loss"]  # after as many steps
 
 
 def test_without_a_gpu_the_attention_kernel_is_skipped(tmp_path: Path) -> None:
@@ -137,7 +164,7 @@ def test_a_part_that_fails_does_not_stop_the_next_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--only", "vilbert"], "no part 'vilbert'; choose from 'vilbert eager 256'"),
+        (["--only", "vilbert"], "no part 'vilbert'; choose from 'vilbert graph 256'"),
         (["--out", "FILE"], "cannot write there"),
     ],
 )

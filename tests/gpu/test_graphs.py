@@ -1,4 +1,6 @@
-"""Steps that are replayed as CUDA graphs on a GPU have the losses and gradients of eager ones."""
+"""Steps on a GPU: CUDA graphs have the losses and gradients of eager ones, and so have steps that
+queue their update before the host reads their numbers.
+"""
 
 import copy
 from functools import partial
@@ -6,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu_check.training import prepared
+from benchmarks.gpu_check.measuring import places_of_waits
+from benchmarks.gpu_check.training import make_accelerator, new_model, prepared, training_of
 from tests.gpu.device import DEVICE, assert_near
 from tests.train.objectives.test_no_waits import RECIPES
 from tests.train.run.test_graphs import gradients, step_of
@@ -15,7 +18,10 @@ from torch import Tensor
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.loading.batch import Batch
 from vlmill.train.objectives.pretraining import label_counts
+from vlmill.train.recipes import change_recipe
+from vlmill.train.run.ahead import StepInputs
 from vlmill.train.run.graphs import StepGraph
+from vlmill.train.run.loop import train_step, with_graph, with_uploads
 from vlmill.train.run.pretraining import PretrainingStep
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +49,8 @@ def test_replayed_steps_are_eager_ones(name: str, tmp_path: Path) -> None:
         shares = torch.ones(len(label_counts(batch, work.stage.objectives)), device=DEVICE)
         plain.zero_grad(set_to_none=True)
         replayed.zero_grad(set_to_none=True)
-        found = {key: value.clone() for key, value in graph(batch, shares).items()}
+        losses = graph(graph.prepare(batch), shares)
+        found = {key: value.clone() for key, value in losses.items()}
         expected = compute(plain, batch.to(DEVICE), shares)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
@@ -53,3 +60,34 @@ def test_replayed_steps_are_eager_ones(name: str, tmp_path: Path) -> None:
             if value.abs().max() > 1e-6:
                 assert_near(gradients(replayed)[key], value, TOLERANCE, key)
     assert graph.captured > 0 or DEVICE.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "replayed"),
+    [("vilbert", "bert-adam", True), ("vilbert", "adamw", False), ("vlmo", "adamw", False)],
+)
+def test_a_step_ahead_trains_alike_without_a_wait(
+    name: str, kind: str, replayed: bool, tmp_path: Path
+) -> None:
+    make, sizes = RECIPES[name]
+    still = ["model.dropout=0", "model.attention_dropout=0"] if name == "vilbert" else []
+    changes = [f"optimizer.kind={kind}", "optimizer.clip=0.1", "precision=bf16", *still]
+    work = prepared(change_recipe(make(), changes), sizes, tmp_path)
+    batches = [work.batches.assembled(number % 3) for number in range(8)]
+    results = []
+    for ahead in (False, True):
+        torch.manual_seed(0)
+        accelerator = make_accelerator(work.recipe, DEVICE)
+        training = training_of(new_model(work.recipe), work.recipe, accelerator, pack=True)
+        training = with_graph(training) if replayed else training
+        training = with_uploads(training) if ahead else training
+        inputs = StepInputs(iter(batches), 1, training.uploads)
+        losses = []
+        for step in range(1, len(batches)):
+            parts = inputs.take()
+            losses.append(train_step(step, parts, training, inputs.fetch)["loss"])
+        waits = places_of_waits(partial(train_step, 9, inputs.take(), training))
+        assert not (ahead and waits)
+        results.append(losses)
+    # On a GPU sums of gradients have no fixed order.
+    assert results[1] == pytest.approx(results[0], rel=5e-3 if DEVICE.type == "cuda" else 0)

@@ -19,8 +19,8 @@ def compute_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
 
 
-def scale_(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
-    """Multiplies each tensor by its factor, in place."""
+def scale_(tensors: Sequence[Tensor], factors: Sequence[float] | Sequence[Tensor]) -> None:
+    """Multiplies each tensor by its factor, in place. Tensors as factors need a kernel each."""
     if has_foreach():
         torch._foreach_mul_(list(tensors), list(factors))
         return
@@ -63,6 +63,7 @@ def has_foreach() -> bool:
         ones = [torch.ones(4, dtype=torch.float32, device="cpu") for _ in range(2)]
         norms = torch._foreach_norm(ones, dtype=torch.float32)
         torch._foreach_mul_(ones, [2.0, 3.0])
+        torch._foreach_mul_(ones, list(torch.ones(2, dtype=torch.float32, device="cpu").unbind()))
         torch._foreach_add_(ones, 1)
         torch._foreach_lerp_(ones, [torch.zeros_like(one) for one in ones], 0.5)
         wide = [torch.zeros_like(one, dtype=torch.float64) for one in ones]

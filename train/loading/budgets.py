@@ -11,7 +11,6 @@ unchanged.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -95,7 +94,7 @@ def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-# These are large. They are padded on the device: `empty_like_budget`, `copy_large`.
+# These are large. They are padded on the device: `copy_padded`.
 LARGE = ("features", "class_probs", "class_prob_ids")
 
 
@@ -186,22 +185,27 @@ def _extra_cells(number: int, extra: int, columns: int) -> Tensor:
     return (torch.arange(columns) < lengths[:, None]).flatten().nonzero()[:, 0]
 
 
-def empty_like_budget(batch: HostBatch, budget: Budget, device: torch.device) -> dict[str, Tensor]:
-    """Returns zeros on ``device`` for the batch's `LARGE` tensors."""
-    return {
-        name: torch.zeros(padded_shape(name, batch, budget), dtype=tensor.dtype, device=device)
-        for name, tensor in batch.tensors.items()
+def zeros_like_budget(padded: HostBatch, budget: Budget) -> HostBatch:
+    """Returns a batch of zeros on the same device, with the `LARGE` tensors in the budget's shapes,
+    too. ``padded`` has all others in these shapes.
+    """
+    tensors = {
+        name: tensor.new_zeros(padded_shape(name, padded, budget))
         if name in LARGE
+        else torch.zeros_like(tensor)
+        for name, tensor in padded.tensors.items()
     }
+    return dataclasses.replace(padded, tensors=tensors)
 
 
-def copy_large(batch: HostBatch, into: Mapping[str, Tensor]) -> None:
-    """Copies the `LARGE` tensors to the device without waiting; remaining rows become 0."""
-    for name in LARGE:
-        if name not in into:
-            continue
-        source, target = batch.tensors[name], into[name]
+def copy_padded(padded: HostBatch, into: HostBatch) -> None:
+    """Copies a batch into one of :func:`zeros_like_budget`; remaining cells of `LARGE` tensors
+    become 0.
+    """
+    for name, target in into.tensors.items():
+        source = padded.tensors[name]
         target[tuple(slice(length) for length in source.shape)].copy_(source, non_blocking=True)
-        target[len(source) :].zero_()
-        if source.ndim > 2:
-            target[:, source.shape[1] :].zero_()
+        if name in LARGE:
+            target[len(source) :].zero_()
+            if source.ndim > 2:
+                target[:, source.shape[1] :].zero_()

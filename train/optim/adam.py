@@ -53,14 +53,20 @@ def _divided_norms(gradient: DTensor, count: int) -> Float[Tensor, " count"]:
 
 
 def clip_each_(
-    gradients: Sequence[Tensor], joins: Sequence[int], norms: Sequence[float], largest: float
+    gradients: Sequence[Tensor],
+    joins: Sequence[int],
+    norms: Sequence[float] | Float[Tensor, " P"],
+    largest: float,
 ) -> None:
     """Scales each gradient separately to a norm of at most ``largest``, in place (BertAdam).
 
-    ``norms`` are the results of `gradient_norms`, on the host, so that only the gradients above
-    ``largest`` are changed, and by numbers: PyTorch multiplies tensors of several shapes by tensors
-    one after the other, which needed 500 kernels in ViLBERT's step.
+    ``norms`` are the results of `gradient_norms`. If they are on the host, only the gradients above
+    ``largest`` are changed, and by numbers. If they are a tensor, the host does not wait for them,
+    but PyTorch launches a kernel for each gradient: 388 in ViLBERT's step.
     """
+    if isinstance(norms, Tensor):
+        _clip_on_device_(gradients, joins, norms, largest)
+        return
     # In float32, as the gradients' device would compute them.
     known = np.array(norms, dtype=np.float32) + np.float32(1e-6)
     factors = np.minimum(np.float32(largest) / known, np.float32(1.0)).tolist()
@@ -84,8 +90,32 @@ def clip_each_(
         scale_(scaled, numbers)
 
 
+def _clip_on_device_(
+    gradients: Sequence[Tensor], joins: Sequence[int], norms: Float[Tensor, " P"], largest: float
+) -> None:
+    # Not largest / (...), which multiplies by a reciprocal.
+    factors = (torch.full_like(norms, largest) / (norms + 1e-6)).clamp(max=1.0)
+    singles, rows, first = factors.unbind(), [], 0
+    numbers = []
+    for gradient, count in zip(gradients, joins, strict=True):
+        if count == 1:
+            rows.append(gradient)
+            numbers.append(singles[first])
+        else:
+            rows.append(gradient.view(count, -1))
+            numbers.append(factors[first : first + count, None])
+        first += count
+    scale_(rows, numbers)
+
+
 class _Adam(Optimizer):
-    """Keeps Adam's moments; the subclass chooses the numbers of the update."""
+    """Keeps Adam's moments; the subclass chooses the numbers of the update.
+
+    ``found_inf``, float32 [] on the parameters' device, makes a step keep weights and moments if it
+    is 1, without a wait for its value. The counts of steps include such a step.
+    """
+
+    found_inf: Float[Tensor, ""] | None = None
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         if defaults["lr"] < 0 or defaults["eps"] < 0 or defaults["weight_decay"] < 0:
@@ -154,6 +184,7 @@ class _Adam(Optimizer):
             [],
             [endless] * len(parameters),
             fused=True,
+            found_inf=self.found_inf,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
@@ -173,7 +204,8 @@ class BertAdam(_Adam):
     (:func:`clip_each_`).
 
     ``step`` waits for the device to compute the gradients' norms, unless ``known_norms`` has the
-    result of :meth:`gradient_norms`, which a loop can read together with its losses.
+    result of :meth:`gradient_norms`: on the host, as a loop can read it together with its losses,
+    or on the device (:func:`clip_each_`).
     """
 
     def __init__(
@@ -188,7 +220,7 @@ class BertAdam(_Adam):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "clip": clip})
-        self.known_norms: Sequence[float] = ()  # used by the next step
+        self.known_norms: Sequence[float] | Tensor = ()  # used by the next step
 
     def gradient_norms(self) -> Float[Tensor, " P"]:
         """Returns the norms of all gradients that the next step clips, by group."""
@@ -213,7 +245,7 @@ class BertAdam(_Adam):
             gradients = [p.grad for p in parameters if p.grad is not None]
             norms = self.known_norms[: sum(joins)]
             self.known_norms = self.known_norms[sum(joins) :]
-            if not norms:
+            if not len(norms):
                 norms = gradient_norms(gradients, joins).tolist()
             clip_each_(gradients, joins, norms, group["clip"])
         self._count(parameters)

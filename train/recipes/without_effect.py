@@ -90,11 +90,20 @@ def _layer_scale(recipe: RunSettings) -> str | None:
     return f"variant={recipe.variant} has no layer scale here"
 
 
+def _skipped_on_device(recipe: RunSettings) -> str | None:
+    """Returns a reason unless updates can be skipped on the device: by a fused Adam."""
+    if recipe.precision == "fp16":
+        return "precision=fp16 scales the losses"
+    kinds = {stage.optimizer.kind for stage in recipe.stages}
+    return "optimizer.kind=sgd" if kinds == {"sgd"} else None
+
+
 OF_RUN: dict[str, Reason] = {
     "validation_pairs": _unused(validate_every=0),
     "attention_kernel": _relative_positions,
     "residual_kernel": _layer_scale,
     "half_norms": _unused(precision="no"),
+    "run_ahead": _skipped_on_device,
 }
 OF_PRETRAINING: dict[str, Reason] = {
     "negative_text_share": _unused(negative_share=0.0),

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from vlmill.train.loading.batch import Batch, HostBatch
 from vlmill.train.loading.budgets import (
     Budget,
-    copy_large,
-    empty_like_budget,
+    copy_padded,
     find_budget,
     pad_small,
+    zeros_like_budget,
 )
 
 KEPT = 4  # graphs, each with its gradients; few batches of a run differ by more than 256 rows
@@ -46,16 +46,27 @@ class StepGraph:
         self._pool: Any = None
         self.captured = 0  # graphs, for reports
 
-    def __call__(self, batch: HostBatch, shares: Tensor) -> dict[str, Tensor]:
-        """Returns the losses of a batch; the parameters have its gradients."""
+    def prepare(self, batch: HostBatch) -> "PaddedBatch":
+        """Pads a batch and copies it to the device without waiting."""
         budget = self._budget = find_budget(batch, self._budget)
-        shape = self._shapes.pop(budget, None)
+        padded = pad_small(batch, budget)
+        if self._device.type == "cuda":
+            padded = replace(padded, tensors={k: v.pin_memory() for k, v in padded.tensors.items()})
+        on_device = {
+            name: tensor.to(self._device, non_blocking=True)
+            for name, tensor in {**batch.tensors, **padded.tensors}.items()
+        }
+        return PaddedBatch(budget, replace(padded, tensors=on_device))
+
+    def __call__(self, padded: "PaddedBatch", shares: Tensor) -> dict[str, Tensor]:
+        """Returns the losses of a batch; the parameters have its gradients."""
+        shape = self._shapes.pop(padded.budget, None)
         if shape is None:
-            shape = _Shape(batch, budget, shares, self._device)
+            shape = _Shape(padded, shares)
             while len(self._shapes) >= KEPT:
                 del self._shapes[next(iter(self._shapes))]
-        self._shapes[budget] = shape
-        shape.fill(batch, shares)
+        self._shapes[padded.budget] = shape
+        shape.fill(padded, shares)
         if self._device.type != "cuda" or not shape.warm:
             shape.warm = True
             with _side_stream(self._device):
@@ -81,6 +92,16 @@ class StepGraph:
 
 
 @dataclass(frozen=True)
+class PaddedBatch:
+    """Holds a batch on the device, in the shapes of ``budget``; its `budgets.LARGE` tensors are
+    padded when they are copied into a graph's.
+    """
+
+    budget: Budget
+    batch: HostBatch
+
+
+@dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
     losses: dict[str, Tensor]
@@ -92,29 +113,19 @@ class _Shape:
     there.
     """
 
-    def __init__(
-        self, batch: HostBatch, budget: Budget, shares: Tensor, device: torch.device
-    ) -> None:
-        self._budget, self._device = budget, device
-        small = pad_small(batch, budget)
-        self._large = empty_like_budget(batch, budget, device)
-        self._small = {k: torch.empty_like(v, device=device) for k, v in small.tensors.items()}
+    def __init__(self, padded: PaddedBatch, shares: Tensor) -> None:
+        self._batch = zeros_like_budget(padded.batch, padded.budget)
         self._shares = shares.clone()
-        self._host = replace(small, tensors={**self._small, **self._large})
         self.warm = False
         self.captured: _Captured | None = None
 
-    def fill(self, batch: HostBatch, shares: Tensor) -> None:
-        """Copies a batch onto the device without waiting."""
-        pin = self._device.type == "cuda"
-        for name, tensor in pad_small(batch, self._budget).tensors.items():
-            source = tensor.pin_memory() if pin else tensor
-            self._small[name].copy_(source, non_blocking=True)
-        copy_large(batch, self._large)
+    def fill(self, padded: PaddedBatch, shares: Tensor) -> None:
+        """Copies a batch to these tensors."""
+        copy_padded(padded.batch, self._batch)
         self._shares.copy_(shares)
 
     def run(self, compute: Compute) -> dict[str, Tensor]:
-        return compute(self._host.to(self._device), self._shares)
+        return compute(self._batch.to(self._shares.device), self._shares)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import copy_to_device
@@ -24,10 +25,10 @@ from vlmill.train.devices.throughput import Throughput
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, second_pass
 from vlmill.train.objectives.negatives import negative_numbers
-from vlmill.train.optim.adam import BertAdam
+from vlmill.train.run.ahead import StepInputs, Uploads, start_reading
 from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.graphs import StepGraph
-from vlmill.train.run.updates import Update, unwrapped_optimizer
+from vlmill.train.run.updates import Update
 
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 
@@ -104,7 +105,8 @@ class Training:
     is the seed of the negatives that VLMo samples by its contrast. ``sources`` are the sources
     whose pairs are counted. ``casts`` are applied around each step's forward and backward passes;
     None: autocast casts weights where they are used. ``graph`` computes steps of one part instead.
-    ``explain`` writes the message of a step that is not finite.
+    With ``uploads`` the update and the next step's copies are queued before the host reads the
+    numbers of a step. ``explain`` writes the message of a step that is not finite.
     """
 
     step_module: nn.Module
@@ -115,6 +117,7 @@ class Training:
     sources: tuple[str, ...] = ()
     casts: WeightCasts | None = None
     graph: StepGraph | None = None
+    uploads: Uploads[Any] | None = None
     explain: Explain = explain_divergence
 
     @property
@@ -125,6 +128,16 @@ class Training:
     def cast_weights(self) -> AbstractContextManager[None]:
         """Returns the context of a step's forward and backward passes."""
         return nullcontext() if self.casts is None else self.casts.applied()
+
+    def copy(self, part: Any) -> Any:
+        """Copies a part to the device, as the graph takes it if there is one."""
+        if self.graph is not None:
+            return self.graph.prepare(part)
+        return part.to(self.accelerator.device)
+
+    def take(self, part: Any) -> Any:
+        """Returns the part's copy on the device, which may have been started before."""
+        return self.copy(part) if self.uploads is None else self.uploads.take(part)
 
     def compute(self, batch: Any, shares: Tensor, *more: Any) -> dict[str, Tensor]:
         """Computes the gradients of a part of a step; returns ``loss`` and each of the losses."""
@@ -146,6 +159,19 @@ def with_graph(training: Training) -> Training:
     parameters = [p for p in training.step_module.parameters() if p.requires_grad]
     graph = StepGraph(compute, parameters, training.accelerator.device)
     return replace(training, graph=graph)
+
+
+def with_uploads(training: Training) -> Training:
+    """Returns the training that queues work ahead of the host (`vlmill.train.run.ahead`).
+
+    Returns it unchanged where float16's scaler decides on updates, for sharded weights, and for an
+    optimizer that cannot skip a step on the device.
+    """
+    accelerator = training.accelerator
+    is_sharded = any(isinstance(p, DTensor) for p in training.step_module.parameters())
+    if accelerator.scaler is not None or is_sharded or not training.update.skips_on_device:
+        return training
+    return replace(training, uploads=Uploads(training.copy, accelerator.device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,16 +212,14 @@ def run_stage(
     Raises Stopped after saving when it is asked to stop.
     """
     stage, logged, clock = run.stage, run.offset + done, time.perf_counter()
-    waited = 0.0  # for batches, since the last line
+    inputs = StepInputs(batches, stage.accumulation, training.uploads)
     training.step_module.train()
     for within in range(done + 1, run.steps + 1):
         step = run.offset + within
         rate = training.update.set_rate(within)
-        wait_start = time.perf_counter()
-        parts, undecodable = next_parts(step, batches, stage.accumulation, events)
-        waited += time.perf_counter() - wait_start
+        parts, undecodable = next_parts(step, inputs, events)
         events.throughput.count(parts)
-        numbers = train_step(step, parts, training)
+        numbers = train_step(step, parts, training, inputs.fetch)
         events.after_step()
         line: dict[str, object] = {"step": step, "stage": stage.name, **numbers, "lr": rate}
         if undecodable:
@@ -209,9 +233,9 @@ def run_stage(
             speed = (step - logged) * stage.batch_size / (now - clock)
             line |= {"samples_per_second": round(speed, 2)}
             line |= events.throughput.utilisation(speed / stage.batch_size)
-            line |= {"data_wait": round(waited / (now - clock), 4)}
+            line |= {"data_wait": round(inputs.seconds / (now - clock), 4)}
             line |= peak_memory(training.accelerator.device)
-            logged, clock, waited = step, now, 0.0
+            logged, clock, inputs.seconds = step, now, 0.0
             events.log.write(line)
             events.progress.advance(0, speed=f"{speed:.1f} samples/s")
         events.progress.advance(1, loss=f"{numbers['loss']:.3f}")
@@ -225,27 +249,34 @@ def run_stage(
 
 
 def next_parts(
-    step: int, batches: Iterator[StepPart], count: int, events: Events
+    step: int, inputs: StepInputs[StepPart], events: Events
 ) -> tuple[list[StepPart], int]:
-    """Returns the ``count`` parts of a step, and the number of undecodable images up to it.
+    """Returns the parts of a step, and the number of undecodable images up to it.
 
     An error in one process's images is raised in all, so that none waits for it.
     """
     try:
-        parts = [next(batches) for _ in range(count)]
+        parts = inputs.take()
     except InputError as error:
         events.reject(step, error)
         raise
     return parts, events.reject(step, parts)
 
 
-def train_step(step: int, parts: Sequence[StepPart], training: Training) -> dict[str, float]:
+def train_step(
+    step: int,
+    parts: Sequence[StepPart],
+    training: Training,
+    fetch_next: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
     """Updates the weights once from the losses of ``parts`` of all processes.
+
+    With ``training.uploads`` it calls ``fetch_next`` before it waits for the device.
 
     Returns ``loss`` and ``loss/NAME`` for each of the step's losses, each the mean over the labels
     of the whole step, the ``gradient_norm`` from before it is clipped (where float16 skips the
     step, none), and with ``pairs/SOURCE`` how many rows of the step are of each source. Raises
-    NonFiniteLoss before the weights change.
+    NonFiniteLoss, with the weights unchanged.
     """
     accelerator, module = training.accelerator, training.step_module
     shares = shares_of_labels(parts, training.count_labels, accelerator)
@@ -258,21 +289,20 @@ def train_step(step: int, parts: Sequence[StepPart], training: Training) -> dict
     source_counts = Counter(source for part in parts for source in part.sources)
     counts = torch.tensor([float(source_counts[source]) for source in training.sources])
     values = torch.cat([losses, copy_to_device(counts, accelerator.device)])
-    # The step's only wait for the device.
-    numbers = torch.cat([accelerator.reduce(values, reduction="sum"), norms]).tolist()
-    totals, norm, piece_norms = (
-        numbers[: len(values)],
-        numbers[len(values)],
-        numbers[len(values) + 1 :],
-    )
+    values = accelerator.reduce(values, reduction="sum")
+    read = torch.cat([values, norms]).tolist
+    if training.uploads is not None:
+        is_finite = values[0].isfinite() & norms[0].isfinite()  # the loss comes first
+        training.update.apply(norms[1:], found_inf=(~is_finite).float())
+        read = start_reading(torch.cat([values, norms]))
+        fetch_next()
+    numbers = read()  # the step's only wait for the device
+    totals, (norm, *piece_norms) = numbers[: len(values)], numbers[len(values) :]
     loss_values = dict(zip(sums, totals[: len(sums)], strict=True))
     if not math.isfinite(loss_values["loss"] + (0.0 if _scale_falls(accelerator) else norm)):
         raise NonFiniteLoss(training.explain(step, loss_values, norm, parts, module, accelerator))
-    optimizer = unwrapped_optimizer(training.optimizer)
-    if isinstance(optimizer, BertAdam):
-        optimizer.known_norms = piece_norms
-    training.optimizer.step()
-    training.optimizer.zero_grad(set_to_none=True)
+    if training.uploads is None:
+        training.update.apply(piece_norms)
     line = {
         "loss" if name == "loss" else f"loss/{name}": loss for name, loss in loss_values.items()
     }
@@ -289,7 +319,7 @@ def part_losses(
     accelerator, module = training.accelerator, training.step_module
     if training.graph is not None:
         (part,), (part_shares,) = parts, shares
-        yield training.graph(part, part_shares)
+        yield training.graph(training.take(part), part_shares)
         return
     drawn = [
         negative_numbers(training.seed, step, number, len(part.pair_ids), accelerator)
@@ -305,7 +335,7 @@ def part_losses(
                 sync_gradients(module, accelerator, last=last),
                 second_pass(cached, accelerator.device),
             ):
-                batch = part.to(accelerator.device)
+                batch = training.take(part)
                 yield training.compute(batch, shares[number], drawn[number], cached)
 
 

@@ -36,7 +36,14 @@ from vlmill.train.optim.freezing import require_parts
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
-from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph
+from vlmill.train.run.loop import (
+    Events,
+    StageRun,
+    Training,
+    run_stage,
+    with_graph,
+    with_uploads,
+)
 from vlmill.train.run.rejecting import RejectCollector
 from vlmill.train.run.snapshot import Checkpoints, Snapshot
 
@@ -68,6 +75,7 @@ class LoopOptions:
     attention_kernel: bool = False
     residual_kernel: bool = False
     cuda_graph: bool = False
+    run_ahead: bool = False
 
     @classmethod
     def from_recipe(cls, recipe: Any) -> "LoopOptions":
@@ -280,7 +288,8 @@ class Runner(Generic[L, C]):
             casts=self._make_casts(module),
             explain=self.learning.explain,
         )
-        return with_graph(training) if options.cuda_graph else training
+        training = with_graph(training) if options.cuda_graph else training
+        return with_uploads(training) if options.run_ahead else training
 
     def _make_casts(self, module: nn.Module) -> WeightCasts | None:
         """Returns the casts of a step's weights, where one process trains in half precision.

@@ -25,7 +25,7 @@ from vlmill.train.run.inputs import Sources
 
 # Settings that runs of earlier versions do not have, with the value that changes nothing.
 ADDED = dict.fromkeys(("cuda_graph", "attention_kernel", "residual_kernel", "half_norms"), False)
-NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers", "device_batch")
+NO_EFFECT = ("workers", "keep_checkpoints", "max_bad", "trackers", "device_batch", "run_ahead")
 # They change no figure of a step, so a continued run may have others.
 MAY_DIFFER = re.compile(r"save_every|log_every|checkpoint_activations|stages\.\d+\.accumulation")
 UNFROZEN = re.compile(r"stages\.\d+\.freeze")  # runs of earlier versions do not have it

@@ -1,6 +1,6 @@
 """Turns a step's gradients into new weights: the rate, the clip and the optimiser."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
-from vlmill.train.optim.adam import BertAdam
+from vlmill.train.optim.adam import BertAdam, TransformersAdamW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,30 @@ class Update:
     def clip(self, accelerator: Accelerator) -> Float[Tensor, " 1_P"]:
         """Clips the gradients; returns the norms of ``clip_gradients``."""
         return self.clip_gradients(self.optimizer, accelerator)
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Returns whether `apply` supports ``found_inf``: the optimizer uses a fused Adam."""
+        is_fused = isinstance(self.optimizer, AdamW) and bool(self.optimizer.defaults["fused"])
+        return is_fused or isinstance(self.optimizer, BertAdam | TransformersAdamW)
+
+    def apply(
+        self, tensor_norms: Sequence[float] | Tensor, found_inf: Float[Tensor, ""] | None = None
+    ) -> None:
+        """Updates the weights and removes the gradients.
+
+        ``tensor_norms`` follow the whole norm in the result of :meth:`clip`, on the host or the
+        device. Weights and moments stay unchanged if ``found_inf`` is 1; no one waits for it.
+        """
+        optimizer = unwrapped_optimizer(self.optimizer)
+        if isinstance(optimizer, BertAdam):
+            optimizer.known_norms = tensor_norms
+        if found_inf is not None:
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        self.optimizer.step()
+        if found_inf is not None:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def clip_whole(

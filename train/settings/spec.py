@@ -202,6 +202,9 @@ class RunSettings:
     # Steps are replayed as CUDA graphs, for batches that are padded to a few shapes: one process
     # with one GPU, regions, no accumulation.
     cuda_graph: bool = False
+    # On a GPU: the update and the copies of the next batch are queued before the host reads the
+    # losses of a step. It changes no number.
+    run_ahead: bool = False
     # On a GPU with Triton: attention with relative positions (VLMo, BEiT) reads their bias once for
     # all pairs.
     attention_kernel: bool = False

@@ -14,10 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vlmill.train.checkpoints.state import restore_training_state, training_state
 from vlmill.train.optim.adam import BertAdam, TransformersAdamW, clip_each_, gradient_norms
 from vlmill.train.optim.average import MovingAverage
-from vlmill.train.optim.groups import (
-    Treatment,
-    parameter_groups,
-)
+from vlmill.train.optim.groups import Treatment, parameter_groups
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=5), st.floats(0.1, 10))
@@ -36,23 +33,42 @@ def test_each_gradient_is_clipped_for_itself(values: list[float], largest: float
 @settings(deadline=None)
 @given(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6))
 def test_known_norms_change_no_bit(values: list[float]) -> None:
-    """A step clips alike whether it waits for the norms or the loop has read them."""
+    """A step clips alike whether it waits for the norms, the loop has read them, or they remain
+    on the device.
+    """
     results = []
-    for is_known in (False, True):
+    for known in ("no", "on the host", "on the device"):
         parameters = [nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(2))]
         groups = [{"params": [parameters[0]], "joins": [3]}, {"params": [parameters[1]]}]
         optimizer = BertAdam(groups, lr=0.1, clip=0.5)
         for scale in (1.0, 0.25):
             parameters[0].grad = torch.tensor(values) * scale
             parameters[1].grad = torch.tensor(values[:2]) * scale
-            if is_known:
-                optimizer.known_norms = optimizer.gradient_norms().tolist()
-                assert len(optimizer.known_norms) == 4
+            norms = optimizer.gradient_norms()
+            assert len(norms) == 4
+            if known != "no":
+                optimizer.known_norms = norms if known == "on the device" else norms.tolist()
             optimizer.step()
-            assert not optimizer.known_norms
+            assert not len(optimizer.known_norms)
         results.append([p.detach() for p in parameters])
-    for first, second in zip(*results, strict=True):
-        assert torch.equal(first, second)
+    for waiting, read, unread in zip(*results, strict=True):
+        assert torch.equal(waiting, read) and torch.equal(read, unread)
+
+
+@pytest.mark.parametrize("kind", [BertAdam, TransformersAdamW])
+def test_a_step_that_is_not_finite_moves_nothing(kind: type[BertAdam]) -> None:
+    """The device decides: a gradient of infinity changes neither weights nor moments."""
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer, states = kind([parameter], lr=0.1), []
+    for gradient, found_inf in ((0.5, 0.0), (torch.inf, 1.0), (0.5, 0.0)):
+        parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.found_inf = torch.tensor(found_inf)
+        optimizer.step()
+        moments = [optimizer.state[parameter][key].clone() for key in ("exp_avg", "exp_avg_sq")]
+        states.append([parameter.detach().clone(), *moments])
+    first, skipped, last = states
+    assert all(torch.equal(a, b) for a, b in zip(first, skipped, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(skipped, last, strict=True))
 
 
 def test_after_a_joined_gradient_the_next_one_is_clipped_by_its_own_norm() -> None:

@@ -30,6 +30,9 @@ from vlmill.train.tasks.registry import task_recipe_named
         ("vlmo-small", ["residual_kernel=true"], ["variant=vlmo has no layer scale"]),
         ("vlmo-base", ["residual_kernel=true"], []),
         ("vlmo-base", ["residual_kernel=true", "compile=blocks"], ["compile=blocks joins"]),
+        ("imagebert-small", ["run_ahead=true", "optimizer.kind=sgd"], ["optimizer.kind=sgd"]),
+        ("imagebert-small", ["run_ahead=true", "precision=fp16"], ["precision=fp16 scales"]),
+        ("imagebert-small", ["run_ahead=true"], []),
         ("vlmo-small", ["feeding.max_regions=5", "feeding.crop=[0.2, 1.0]"], ["kind=pixels"]),
     ],
 )

@@ -70,7 +70,8 @@ def test_padded_batches_keep_losses_and_gradients(work: Work) -> None:
         shares = shares_of(work, batch)
         plain.zero_grad()
         padded.zero_grad()
-        expected, found = compute(plain, batch.to(CPU), shares), graph(batch, shares)
+        expected = compute(plain, batch.to(CPU), shares)
+        found = graph(graph.prepare(batch), shares)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(gradients(padded), gradients(plain), rtol=1e-9, atol=1e-11)
 
@@ -85,7 +86,7 @@ def test_batches_of_a_run_have_few_shapes(work: Work) -> None:
         shapes.add(tuple((name, tensor.shape) for name, tensor in small.tensors.items()))
     assert len(shapes) <= 3
     graph = StepGraph(partial(_on_meta, step), list(step.parameters()), META)
-    losses = graph(batch, torch.ones(len(step.names), device=META))
+    losses = graph(graph.prepare(batch), torch.ones(len(step.names), device=META))
     assert losses["loss"].is_meta
 
 
