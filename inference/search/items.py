@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vlmill.inference.search.index import Mask, SearchIndex
 from vlmill.inference.search.table import Matrix
 from vlmill.schemas.errors import InputError
+from vlmill.schemas.plain_json import parse_json
 
 GROWTH = 4  # of the number of results, if too few of them are other items
 
@@ -196,7 +197,7 @@ class ItemIndex:
         """Returns results as rows with their score; results of a lookup by items also have the
         ``item_id``, and in ``near`` the item that they are near.
         """
-        rows: list[dict[str, Any]] = json.loads(self.encode(hits, lookup))
+        rows: list[dict[str, Any]] = parse_json(self.encode(hits, lookup))
         return rows
 
     def encode(self, hits: Sequence[Hit], lookup: Lookup) -> str:

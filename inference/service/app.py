@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from vlmill.runtime.service.guard import DEADLINE, Guard
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 
@@ -339,7 +339,7 @@ def model_service(
         response = await index.ask(question, request.scope[DEADLINE], vector=vector)
         if not count:
             return response
-        rows = json.loads(response.body)["answers"]
+        rows = parse_json(bytes(response.body))["answers"]
         again = Question(method=RERANK, texts=question.texts, rows=rows[:count])
         best = (await compute(request, again))["answers"]
         return {"answers": [*best, *rows[count:]][:top]}

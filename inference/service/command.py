@@ -1,6 +1,8 @@
 """Declares the arguments of ``train-vl serve``, and runs it."""
 
 import argparse
+import functools
+from typing import TYPE_CHECKING
 
 from vlmill.runtime.console.command import int_at_least, path_or_url
 from vlmill.runtime.extras import require_extra
@@ -15,6 +17,11 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
+if TYPE_CHECKING:
+    from vlmill.inference.service.questions import ModelOptions
+    from vlmill.runtime.service.workers import Plan, WorkerContext
+
+MODULE = "vlmill.inference.service.computing"  # what workers are forked from
 BATCH_SECONDS = 1.0  # a batch is answered when its last question is: this bounds the wait
 
 SERVE_HELP = """\
@@ -131,7 +138,6 @@ def run_serve(args: argparse.Namespace) -> int:
     check_arguments(args)
     # The service loads slowly: import it only after the arguments are checked.
     from vlmill.inference.service.app import model_service
-    from vlmill.inference.service.engine import model_plan
     from vlmill.inference.service.questions import ModelOptions
     from vlmill.runtime.readers.class_names import require_names
     from vlmill.runtime.service.server import run_service
@@ -164,3 +170,17 @@ def run_serve(args: argparse.Namespace) -> int:
         )
         plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
     return run_service(shell, application, plans, "train-vl serve", check=check)
+
+
+def model_plan(options: "ModelOptions", device: str) -> "Plan":
+    """Plans the worker of a device."""
+    from vlmill.runtime.service.workers import Plan
+
+    return Plan(name=device, module=MODULE, open=functools.partial(open_there, options, device))
+
+
+def open_there(options: "ModelOptions", device: str) -> "WorkerContext":
+    """Loads the checkpoint in the worker."""
+    from vlmill.inference.service.computing import open_model
+
+    return open_model(options, device)

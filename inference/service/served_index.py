@@ -80,6 +80,7 @@ class ServedIndex:
         self.num_loaded, self.num_refused, self._refusal = 1, 0, ""
 
     def _use(self, items: ItemIndex) -> None:
+        use_one_thread()
         query, seconds = items.index.vectors(np.zeros(1, dtype=np.int64)), list[float]()
         for _ in range(3):
             begin = time.thread_time()

@@ -240,7 +240,7 @@ def read_json(form: Form, body: bytes, words: Collection[str]) -> None:
     """Reads a JSON object: ``images`` in base64, and lists of texts or single ones."""
     plain, images = cut_images(body)
     try:
-        content = DECODER.decode(plain.decode("utf-8-sig"))
+        content = json.loads(plain.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON", "bad_json") from None
     del plain
@@ -315,9 +315,6 @@ def require_little(num_besides: int, num_text_bytes: int) -> None:
 
 def _no_number(word: str) -> None:
     raise ValueError(word)
-
-
-DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 def decode_base64(encoded: str | memoryview) -> bytes:

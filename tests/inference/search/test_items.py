@@ -16,9 +16,9 @@ from tests.train.tasks.retrieval.test_matching import NAMES, TEXTS, TOKENIZER
 
 from vlmill.inference.search.building import choose_effort
 from vlmill.inference.search.index import SETTINGS, open_index
+from vlmill.inference.search.indexing import append_rows
 from vlmill.inference.search.items import Hit, ItemIndex, Lookup
 from vlmill.inference.search.table import Vectors
-from vlmill.inference.search.updating import append_rows
 from vlmill.runtime.console import threads
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.cli import main
