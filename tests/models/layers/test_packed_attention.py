@@ -169,7 +169,7 @@ def test_padding_is_multiplied_by_no_weight(name: str) -> None:
         inputs = with_columns_of_padding(padded_pairs([7, 4, 6], [5, 6, 3]), factor).to("meta")
         assert inputs.tokens.shape[1] == 7 * factor and inputs.real is not None
         counter = operations_counter()
-        with counter, torch.no_grad():
+        with counter:
             model(inputs, pack=pack, **options)
         counts.append(without_attention(counter.get_flop_counts()["Global"]))
     packed, grid, wide_packed, wide_grid = counts
