@@ -12,6 +12,7 @@ from vlmill.runtime.files.contract import check_values
 from vlmill.runtime.files.value_offsets import NULL, binary_columns
 from vlmill.runtime.readers.mapped import Footer, MappedShard
 from vlmill.runtime.readers.region_rows import (
+    ARRAYS,
     CLASS_NUMBERS,
     FEATURE_DTYPES,
     PER_BOX,
@@ -36,7 +37,6 @@ LISTS: dict[str, np.dtype[Any]] = {
 }
 COLUMNS = (*PER_BOX, "global_feature")
 SCORES = ("class_scores", "attribute_scores")
-ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that must be finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,10 @@ class RegionGroup:
         # Starting threads takes longer than reading the small columns.
         table = footer.file.read_row_group(group, columns=columns, use_threads=bool(copied))
         table = table.combine_chunks()
-        arrays = {name: _one_chunk(table, name) for name in columns}
+        arrays = {
+            name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
         if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
             check_values(self._shard.path, table, REGIONS)
         self._copied = {name: arrays[name] for name in copied}
@@ -230,11 +233,6 @@ class RegionGroup:
         except (KeyError, TypeError, ValueError):
             where = self._shard.path
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
-
-
-def _one_chunk(table: pa.Table, name: str) -> Any:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:
