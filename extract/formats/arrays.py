@@ -21,8 +21,9 @@ import numpy as np
 
 from vlmill.extract.formats.pickled import object_array_parts
 from vlmill.extract.formats.records import BadRecord
+from vlmill.extract.formats.similar_pickles import SimilarPickles
 from vlmill.extract.formats.unfinished import Part
-from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads
+from vlmill.models.convert.plain_pickle import BadPickle, Pickled
 from vlmill.schemas.rejects import Reason
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -38,6 +39,7 @@ END_OF_DIRECTORY = struct.Struct("<4s4H2IH")
 ZIP_FACTS = (20, 0, 0, 0, 0x21)
 FILE_MODE = 0o600 << 16
 ENCRYPTED = 0x1
+loads = SimilarPickles().loads
 _KIND = re.compile(r"[<>|=]?(?:[biuf][1248]|O8?)")
 ZIP_ERRORS = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 

@@ -227,9 +227,9 @@ def count_missing(reader: RegionReader) -> dict[str, int]:
     narrow = [*CLASSES, *ATTRIBUTES]
     missing |= dict.fromkeys(narrow, 0)
     for path in reader.paths:
-        file = pq.ParquetFile(readable(path))
+        file = pq.ParquetFile(readable(path), pre_buffer=False)
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=narrow)
+            table = file.read_row_group(group, columns=narrow, use_threads=False)
             for column in narrow:
                 missing[column] += table.column(column).null_count
     return missing

@@ -32,9 +32,10 @@ from vlmill.extract.formats.records import (
     to_base64,
     widen_payload,
 )
+from vlmill.extract.formats.similar_pickles import SimilarPickles
 from vlmill.extract.formats.sizes import Sizes
 from vlmill.extract.formats.unfinished import Unfinished
-from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
+from vlmill.models.convert.plain_pickle import BadPickle, plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
@@ -44,6 +45,7 @@ MAX_KEY_BYTES = 511
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
+loads = SimilarPickles().loads
 NEEDED = {"boxes", "features"}
 # Keys of databases with other values: UNITER's msgpack, tensorpack, and plain images.
 KNOWN_OTHERS = {b"__keys__": "UNITER's or tensorpack's: give the .npz or .h5 it was made from"}

@@ -19,6 +19,7 @@ OPEN_DICT, CLOSE_DICT = b"}(", b"u"
 NUMBERS = b"B"  # the instruction of bytes with a length of four bytes
 MARK = "the place of the object"
 CACHED = 4096  # shapes of arrays
+SMALL = 4096  # bytes of an array that is copied rather than kept as a part
 
 
 def dict_parts(item: Mapping[str, Any]) -> list[Part]:
@@ -40,12 +41,16 @@ def _value_parts(item: Mapping[str, Any]) -> list[Part]:
     parts, plain = list[Part](), [OPEN_DICT]
     for name, value in item.items():
         plain.append(_text(name))
-        if isinstance(value, np.ndarray) and value.size:
-            before, after = _array(value.dtype.str, value.shape)
-            parts += (b"".join((*plain, before)), value.reshape(-1).view(np.uint8).data)
-            plain = [after]
-        else:
+        if not isinstance(value, np.ndarray) or not value.size:
             plain.append(_dump(value))
+            continue
+        before, after = _array(value.dtype, value.shape)
+        if value.nbytes < SMALL:
+            plain += (before, value.tobytes(), after)
+        else:
+            plain.append(before)
+            parts += (b"".join(plain), memoryview(value).cast("B"))
+            plain = [after]
     parts.append(b"".join((*plain, CLOSE_DICT)))
     return parts
 
@@ -63,7 +68,7 @@ _text = lru_cache(maxsize=CACHED)(_dump)
 
 
 @lru_cache(maxsize=CACHED)
-def _array(kind: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+def _array(kind: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, bytes]:
     """Returns the instructions before and after the numbers of an array."""
     zeros = np.zeros(shape, kind)
     numbers = NUMBERS + zeros.nbytes.to_bytes(4, "little")

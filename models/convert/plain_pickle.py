@@ -51,7 +51,7 @@ class Kind:
         """Reads bytes as an array of this type."""
         if isinstance(data, str):  # Python 2 stored bytes as text
             data = data.encode("latin-1")
-        if self.kind is None or not isinstance(data, bytes):
+        if self.kind is None or not isinstance(data, bytes | memoryview):
             raise BadPickle("an array's numbers are not bytes")
         if not isinstance(shape, tuple) or not all(type(side) is int for side in shape):
             raise BadPickle("the shape of an array is not a tuple of numbers")
@@ -262,10 +262,15 @@ class PlainUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Returns one of NAMES."""
-        try:
-            return NAMES[module, name]
-        except (KeyError, TypeError):
-            raise BadPickle(f"the pickle asks for {module}.{name}"[:100]) from None
+        return find_name(module, name)
+
+
+def find_name(module: str, name: str) -> Any:
+    """Returns one of NAMES. Raises BadPickle for any other name."""
+    try:
+        return NAMES[module, name]
+    except (KeyError, TypeError):
+        raise BadPickle(f"the pickle asks for {module}.{name}"[:100]) from None
 
 
 def loads(data: bytes | memoryview) -> Any:
@@ -311,6 +316,6 @@ def plain_value(value: Any) -> Any:
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.generic):
         plain = plain.item()
-    if isinstance(plain, bytes):
-        return plain.decode("utf-8", "replace")
+    if isinstance(plain, bytes | memoryview):
+        return str(plain, "utf-8", "replace")
     return plain if isinstance(plain, (str, int, float, np.ndarray)) else None

@@ -28,7 +28,6 @@ LISTS: dict[str, np.dtype[Any]] = {
 }
 COLUMNS = (*region_rows.PER_BOX, "global_feature")
 SCORES = ("class_scores", "attribute_scores")
-ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that must be finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +80,10 @@ class RegionGroup:
         # Starting threads takes longer than reading the small columns.
         table = footer.file.read_row_group(group, columns=columns, use_threads=bool(copied))
         table = table.combine_chunks()
-        arrays = {name: _one_chunk(table, name) for name in columns}
+        arrays = {
+            name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
         if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
             check_values(self._shard.path, table, REGIONS)
         self._copied = {name: arrays[name] for name in copied}
@@ -128,7 +130,7 @@ class RegionGroup:
         small = (row.boxes, *(getattr(row, name) for name in SCORES))
         if not all(region_rows.is_in_range(array) for array in small if array is not None):
             return False
-        for name in ARRAYS:
+        for name in region_rows.ARRAYS:
             stored = self.stored_bytes(name, number)
             like = name if name in self._arrays else "features"
             if stored is not None and not region_rows.are_finite(stored, self._dtype(like)):
@@ -226,11 +228,6 @@ class RegionGroup:
         except (KeyError, TypeError, ValueError):
             where = self._shard.path
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
-
-
-def _one_chunk(table: pa.Table, name: str) -> Any:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:

@@ -5,8 +5,8 @@ masked positions.
 
 The work of a step depends on the number of real tokens and regions, which differs from batch to
 batch. Extra rows at the end of a batch, treated as texts without images, fill the positions that
-are missing to the next multiple of `ROWS`. Extra masked positions have no label. The losses stay
-unchanged.
+are missing to the next multiple of a step (`row_step`). Extra masked positions have no label. The
+losses stay unchanged.
 """
 
 import dataclasses
@@ -19,9 +19,13 @@ from torch import Tensor
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.sample import IGNORED
 
-ROWS = 256  # real tokens, and real regions, are padded to a multiple of it
+# Real tokens, and real regions, are padded to a multiple of a step: a power of two of at most this
+# share of their grid, and at least 256. So they have few shapes: sums of more pairs differ more.
+SHARE = 24
+SMALLEST_STEP = 256
 LABELS = 64  # likewise masked and read positions
-EXTRA_CELLS = 3 * ROWS  # minimum of positions in the extra rows, of either modality
+EXTRA_CELLS = 6 * SMALLEST_STEP  # minimum of positions in the extra rows, of either modality
+EXTRA_STEPS = 3  # likewise, in steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +70,20 @@ def find_budget(batch: HostBatch, before: Budget | None = None) -> Budget:
     columns = max(tensors["tokens"].shape[1], least.get("columns", 0))
     shown = max(tensors["region_mask"].shape[1], least.get("shown", 0))
     region_columns = max(tensors["hidden"].shape[1], least.get("region_columns", 0))
-    extra = math.ceil(EXTRA_CELLS / min(columns, shown))
+    pairs = len(tensors["tokens"])
+    steps = {"tokens": row_step(pairs * columns), "regions": row_step(pairs * shown)}
+    cells = max(EXTRA_CELLS, EXTRA_STEPS * max(steps.values()))
+    extra = math.ceil(cells / min(columns, shown))
     labels = {
         name: max(_round_up(len(tensors[name]), LABELS), least.get(name, 0))
         for name in ("masked_tokens", "masked_regions", "read_tokens", "read_regions")
     }
-    missing = {name: labels[name] - len(tensors[name]) for name in ("read_tokens", "read_regions")}
-    if max(missing.values()) > ROWS:  # a batch with far fewer labels gets new shapes
-        return find_budget(batch)
+    missing = {kind: labels[f"read_{kind}"] - len(tensors[f"read_{kind}"]) for kind in steps}
+    if any(missing[kind] > cells - step for kind, step in steps.items()):
+        return find_budget(batch)  # a batch with far fewer labels gets new shapes
     real = {
-        f"real_{kind}": _round_up(
-            len(tensors[f"real_{kind}"]) + max(extra, missing[f"read_{kind}"]), ROWS
-        )
-        for kind in ("tokens", "regions")
+        f"real_{kind}": _round_up(len(tensors[f"real_{kind}"]) + max(extra, missing[kind]), step)
+        for kind, step in steps.items()
     }
     return Budget(
         extra=extra,
@@ -88,6 +93,12 @@ def find_budget(batch: HostBatch, before: Budget | None = None) -> Budget:
         **real,
         **labels,
     )
+
+
+def row_step(cells: int) -> int:
+    """Returns the step that the real positions of a grid of ``cells`` are rounded up to."""
+    share: int = cells // SHARE
+    return max(SMALLEST_STEP, 1 << max(share.bit_length() - 1, 0))
 
 
 def _round_up(number: int, step: int) -> int:

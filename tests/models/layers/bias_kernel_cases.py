@@ -325,9 +325,9 @@ def check_layers(module: SelfAttention, layout: Layout, hidden: Tensor, bias: nn
         assert_near(results[0], results[1], EXACT)
 
 
-def model_inputs(config: Any) -> PixelInputs:
-    mask = torch.arange(7) < torch.tensor([7, 4, 5])[:, None]
-    tokens = torch.randint(1, config.vocab_size, (3, 7)) * mask
+def model_inputs(config: Any, longest: int = 7) -> PixelInputs:
+    mask = torch.arange(longest) < torch.tensor([longest, 4, 5])[:, None]
+    tokens = torch.randint(1, config.vocab_size, (3, longest)) * mask
     pixels = torch.randn(3, 3, config.image_size, config.image_size)
     return PixelInputs(tokens=tokens, token_mask=mask, pixels=pixels).to("cpu")
 

@@ -23,15 +23,20 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.nightly
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not there for this system")
 @pytest.mark.parametrize(
-    "case",
-    ["numbers", "interpret", "compile"],
+    ("module", "case"),
+    [
+        ("bias_kernel_cases", "numbers"),
+        ("bias_kernel_cases", "interpret"),
+        ("bias_kernel_cases", "compile"),
+        ("kernel_blocks_case", ""),
+    ],
 )
-def test_kernels(case: str, tmp_path: Path) -> None:
+def test_kernels(module: str, case: str, tmp_path: Path) -> None:
     """In another process: Triton is told to interpret before it sees a kernel."""
     settings = {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     if case != "compile":
         settings["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-m", "tests.models.layers.bias_kernel_cases", case]
+    command = [sys.executable, "-m", f"tests.models.layers.{module}", *([case] if case else [])]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | settings, cwd=ROOT
     )

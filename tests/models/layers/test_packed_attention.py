@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu_check.utilisation import without_attention
 from tests.forked import run_script
 from tests.models.pair_cases import READERS, changed, enlarge, padded_pairs
 from torch import Tensor
@@ -22,6 +23,7 @@ from vlmill.models.layers import packing as layout
 from vlmill.models.layers.attention import CoAttention, SelfAttention
 from vlmill.models.layers.packing import Layout, make_layout
 from vlmill.models.positions import Cells, find_positions, find_read_positions
+from vlmill.train.devices.throughput import operations_counter
 from vlmill.train.objectives.contrast import contrast_and_matching
 
 
@@ -135,6 +137,43 @@ def test_no_layer_asks_the_device(name: str, pack: bool, dtype: torch.dtype) -> 
     encoded = model(changed(inputs, read_tokens=places, read_regions=places), **options)
     encoded.pooled.float().sum().backward()
     assert encoded.text.shape[:2] == (3, 7) and encoded.text.dtype == dtype
+
+
+def with_columns_of_padding(inputs: VLInputs, factor: int) -> VLInputs:
+    """The same pairs in ``factor`` times as many columns, and where their first ones are read."""
+    wide, where = {}, find_read_positions(inputs.token_mask, inputs.region_mask)
+    for name, value in vars(inputs).items():
+        if value is not None and value.ndim > 1:
+            wide[name] = torch.cat([value] + [torch.zeros_like(value)] * (factor - 1), 1)
+    text, regions = (
+        cells // width * width * factor + cells % width
+        for cells, width in zip(
+            where, (inputs.tokens.shape[1], inputs.region_mask.shape[1]), strict=True
+        )
+    )
+    return VLInputs(**wide, read_tokens=text, read_regions=regions)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_padding_is_multiplied_by_no_weight(name: str) -> None:
+    """The embedding of regions included: twice as many columns need the same products when packed,
+    and more of them in a grid. Attention is left out, which is computed in a grid here.
+    """
+    config = preset(name, **READERS[name])
+    variant = next(v for v in VARIANTS.values() if isinstance(config, v.config))
+    model = variant.model(config).to("meta")
+    task = torch.zeros(3, dtype=torch.int64, device="meta")
+    options = {"task": task} if "num_tasks" in READERS[name] else {}
+    counts = []
+    for factor, pack in itertools.product((1, 2), (True, False)):
+        inputs = with_columns_of_padding(padded_pairs([7, 4, 6], [5, 6, 3]), factor).to("meta")
+        assert inputs.tokens.shape[1] == 7 * factor and inputs.real is not None
+        counter = operations_counter()
+        with counter:
+            model(inputs, pack=pack, **options)
+        counts.append(without_attention(counter.get_flop_counts()["Global"]))
+    packed, grid, wide_packed, wide_grid = counts
+    assert packed == wide_packed < grid < wide_grid
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.forked import run_script
 
-BATCHES = 5
+BATCHES = 8
 # In a process of its own: shapes that are checked while tests run cannot be traced. Tracing alone,
 # as code for a CPU takes minutes to generate.
 SCRIPT = """

@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from benchmarks.gpu_check.counts import count_shapes
 from benchmarks.gpu_check.training import Work, prepared
 from tests.train.objectives.test_no_waits import META, RECIPES
 from torch import Tensor, nn
@@ -94,6 +96,31 @@ def _on_meta(step: PretrainingStep, batch: Batch, shares: Tensor) -> dict[str, T
     loss, losses = step(batch, shares)
     loss.backward()
     return {"loss": loss.detach(), **losses}
+
+
+@pytest.mark.parametrize(("pairs", "regions", "share"), [(64, 36, 0.5), (256, 100, 0.25)])
+def test_a_thousand_batches_have_few_shapes(pairs: int, regions: int, share: float) -> None:
+    """Of as many tokens, regions and labels as published runs have; without any values."""
+    random = np.random.default_rng(0)
+
+    def batch() -> HostBatch:
+        tokens = random.normal(14, 4, pairs).astype(int).clip(4, 36)
+        counts = random.integers(10, regions + 1, pairs)
+        real = {"tokens": int(tokens.sum()), "regions": int(counts.sum())}
+        masked = {kind: int(random.binomial(n, share / 4)) for kind, n in real.items()}
+        lengths = {
+            **{f"real_{kind}": n for kind, n in real.items()},
+            **{f"masked_{kind}": n for kind, n in masked.items()},
+            **{f"read_{kind}": n + pairs for kind, n in masked.items()},
+        }
+        tensors = {name: torch.empty(n, device=META) for name, n in lengths.items()}
+        grids = {"tokens": tokens.max(), "region_mask": counts.max(), "hidden": counts.max()}
+        tensors |= {k: torch.empty(pairs, int(n), device=META) for k, n in grids.items()}
+        return HostBatch(tensors={**tensors, "features": tensors["hidden"]}, pair_ids=())
+
+    found = count_shapes(batch() for _ in range(1000))
+    assert found["shapes_without_padding"] > 900 > 30 > found["shapes"]
+    assert found["without_graph"] < 60 and found["padding"] < (0.2 if pairs == 64 else 0.08)
 
 
 def test_pixels_have_no_budget(tmp_path: Path) -> None:
