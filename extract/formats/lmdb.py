@@ -17,7 +17,7 @@ from typing import Any
 
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.lmdb_file import LmdbFile
-from vlmill.extract.formats.lmdb_pages import LostValue, Pages
+from vlmill.extract.formats.lmdb_pages import LostValue, Pages, Value
 from vlmill.extract.formats.pickled import dict_parts
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
@@ -82,7 +82,7 @@ def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
 
     For a damaged file, one more reject states the number of other lost records.
     """
-    pickled_keys: bytes | None = None
+    pickled_keys: Value | None = None
     sizes = context.sizes_near(path)
     named_losses = read_before = 0
     for key, value in pages.records():
@@ -119,7 +119,7 @@ def _same(bad: InvalidRecord) -> Record:
     return bad
 
 
-def require_layout(key: bytes, value: bytes, path: Path) -> None:
+def require_layout(key: bytes, value: Value, path: Path) -> None:
     """Raises InputError, once, if the first value is a complete pickle of other content."""
     if key in KNOWN_OTHERS:
         raise InputError(f"FILE {path} is another type of LMDB, {KNOWN_OTHERS[key]}")
@@ -145,7 +145,7 @@ def decode_key(key: bytes) -> str:
 
 
 def parse_record(
-    key: bytes, value: bytes, context: Context, sizes: Sizes | None, path: Path
+    key: bytes, value: Value, context: Context, sizes: Sizes | None, path: Path
 ) -> Record:
     """Returns the row that one value holds. Raises InputError for one without a size."""
     name = decode_key(key)
@@ -173,7 +173,7 @@ def parse_field(name: str, value: Any) -> Any:
     return from_base64(name, value) if name in KINDS and isinstance(value, str) else value
 
 
-def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidRecord]:
+def find_missing_keys(pickled_keys: Value, pages: Pages) -> Iterator[InvalidRecord]:
     """Yields the listed keys without a value."""
     try:
         keys = loads(pickled_keys)

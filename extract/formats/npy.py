@@ -117,7 +117,8 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
         features = widen_payload("features", row)
         if plan.name == "npy-mmf":
             file = nested_file(files.path, row.image_id, plan.name)
-            file.parent.mkdir(parents=True, exist_ok=True)
+            if "/" in row.image_id:
+                file.parent.mkdir(parents=True, exist_ok=True)
             info = array_parts({"image_id": row.image_id, **entries})
             files.create_file(info_file(file), info)
             files.create_file(file, array_parts(features))

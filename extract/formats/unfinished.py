@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,7 +58,6 @@ class Unfinished:
         self.path = self._folder / output.name
         self._settings = parse_json(json.dumps(settings))
         self._open: dict[str, BinaryIO] = {}
-        self.before_save: list[Callable[[], Any]] = []
         state = {} if fresh else self._read_state()
         self.done: int = state.get("images", 0)
         self.is_complete: bool = state.get("complete", False)
@@ -127,8 +126,6 @@ class Unfinished:
                 self._resumed = False
 
     def _save(self, images: int, *, is_complete: bool = False) -> None:
-        for action in self.before_save:
-            action()
         for name, file in self._open.items():
             file.flush()
             self._sizes[name] = file.tell()
@@ -143,7 +140,6 @@ class Unfinished:
 
     def finish(self, images: int) -> None:
         """Records that all files are complete, and renames them to their final names."""
-        self.before_save.clear()
         self._save(images, is_complete=True)
         self.close()
         self.publish()

@@ -13,6 +13,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,16 +30,23 @@ class BadPickle(ValueError):
     """Raised if a pickle is damaged or needs more than plain data."""
 
 
+@lru_cache(maxsize=64)
+def _parse_kind(text: str) -> np.dtype[Any] | None:
+    """Returns the type of numbers or texts; None for objects. Raises BadPickle for other types."""
+    if text in ("O", "O8", "|O"):
+        return None
+    if _NUMBER.fullmatch(text) or _TEXT.fullmatch(text):
+        return np.dtype(text)
+    raise BadPickle(f"an array of type {text[:40]}")
+
+
 class Kind:
     """Specifies the type of an array's elements: numbers, text or objects."""
 
     def __init__(self, text: object, align: object = False, copy: object = False) -> None:
-        if text in ("O", "O8", "|O"):
-            self.kind: np.dtype[Any] | None = None
-        elif isinstance(text, str) and (_NUMBER.fullmatch(text) or _TEXT.fullmatch(text)):
-            self.kind = np.dtype(text)
-        else:
+        if not isinstance(text, str):
             raise BadPickle(f"an array of type {str(text)[:40]}")
+        self.kind = _parse_kind(text)
 
     def __setstate__(self, state: Any) -> None:
         order, parts, names = state[1:4]

@@ -3,7 +3,7 @@
 pyarrow copies a ``large_binary`` column once when it reads it. Without dictionary and compression a
 file stores each value contiguously after its length of four bytes, so a mapped file can give views
 without a copy; but pyarrow does not report where. So the writer searches each row group's values in
-the bytes that it has just written, and lists only those whose length, beginning and end it has found
+the bytes that it has just written, and lists only those whose length, beginning and end it found
 there, one after the other. (:func:`find_misplaced`, for ``verify``, compares every byte.)
 
 ``vlmill.places`` in the file's metadata is JSON: for each column ``sizes``, int32 of each row
