@@ -1,18 +1,19 @@
 """Counts on a CPU what a GPU's step consists of: operators, casts, the optimizer's calls, shapes.
 
-    python -m benchmarks.gpu_check.counts
+    python -m benchmarks.gpu_check.counts [MODEL...]
 
 Models have the published numbers of layers and tiny widths: an operator launches one kernel or
 more, whatever its size. Milliseconds are the processor's, for a step of 8 pairs. Prints a line of
 JSON for each model and form of its step, then one for each kind of batches.
 """
 
+import argparse
 import dataclasses
 import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -189,9 +190,10 @@ def with_features(batch: HostBatch) -> HostBatch:
     return dataclasses.replace(batch, tensors={**batch.tensors, "features": features})
 
 
-def lines(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields the results."""
-    for variant, case in CASES.items():
+def lines(variants: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields the results of these variants."""
+    for variant in variants:
+        case = CASES[variant]
         (folder / variant).mkdir()
         work = deep_work(variant, folder / variant)
         batch = work.batches.assembled(0)
@@ -206,10 +208,19 @@ def lines(folder: Path) -> Iterator[dict[str, Any]]:
             yield {"model": variant, **padded_shapes(variant, folder / f"{variant}-shapes")}
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Prints the results."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check.counts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", help=f"{', '.join(CASES)} (default: all)")
+    models = parser.parse_args(argv).models
+    if unknown := [name for name in models if name not in CASES]:
+        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(CASES)}")
     with tempfile.TemporaryDirectory() as folder:
-        for line in lines(Path(folder)):
+        for line in lines(models or list(CASES), Path(folder)):
             print(json.dumps(line), flush=True)
     return 0
 
