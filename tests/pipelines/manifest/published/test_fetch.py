@@ -26,7 +26,8 @@ RULES = ("/robots.txt", "/.well-known/tdmrep.json")  # asked of each host first
 @pytest.fixture
 def host(image: Callable[..., bytes]) -> Iterator[FileServer]:
     """A host with an image of its own for each number, and what else a path says."""
-    others = {"later": "500", "gone": "410", "moved": "/3.jpg", "page": b"<html><p>Gone</html>"}
+    others: dict[str, bytes | str] = {"later": "500", "gone": "410", "moved": "/3.jpg"}
+    others["page"] = b"<html><p>Gone</html>"
 
     def find(path: str) -> bytes | str | None:
         name = path.strip("/").partition(".")[0]
