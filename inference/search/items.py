@@ -132,7 +132,7 @@ class ItemIndex:
         while waiting:
             for number, lists in self._search(lookups, sizes, waiting):
                 lookup = lookups[number]
-                hits = self._take_turns(lookup, lists) if lookup.sources else list(*lists)
+                hits = self._take_turns(lookup, lists) if lookup.sources else list(lists[0])
                 if len(hits) >= lookup.top or sizes[number] >= self._count_allowed(lookup):
                     results[number] = hits[: lookup.top]
                 sizes[number] *= GROWTH
@@ -146,7 +146,7 @@ class ItemIndex:
         neighbours = self.index.neighbours
         if neighbours is None or lookup.allowed is not None or not lookup.rows:
             return None
-        stored = enumerate(neighbours[lookup.rows].tolist())
+        stored = enumerate(neighbours[list(lookup.rows)].tolist())
         hits = self._take_turns(lookup, [iter_hits(query, pairs) for query, pairs in stored])
         is_all = neighbours.shape[1] >= len(self.index) - 1
         return hits[: lookup.top] if is_all or len(hits) >= lookup.top else None

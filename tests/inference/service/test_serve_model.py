@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,11 +168,14 @@ def test_a_model_of_pairs_ranks_the_results_again(
 ) -> None:
     """As the command does, and no more results than the request says."""
     fusion, index = Shop(tmp_path, "interbert"), shop.folder / "index"
-    again = {"reranker": fusion.folder / "checkpoint", "regions": str(fusion.folder / "regions")}
+    again: dict[str, Any] = {
+        "reranker": fusion.folder / "checkpoint",
+        "regions": str(fusion.folder / "regions"),
+    }
     dual = ModelOptions(checkpoint=shop.folder / "checkpoint", index=index)
     with pytest.raises(InputError, match="--regions is missing"):
         open_model(replace(dual, reranker=again["reranker"]), "cpu")
-    opened = open_model(replace(dual, **again), "cpu")  # type: ignore[arg-type]
+    opened = open_model(replace(dual, **again), "cpu")
     shell, application = model_service(ServiceSettings(), index=ServedIndex(index, seconds=1_000))
     weights = list[int]()
 
@@ -205,7 +209,7 @@ def test_a_model_of_pairs_ranks_the_results_again(
     reply = client.post("/v1/search", json={"text": TEXTS[1], "rerank": 2})
     assert (reply.status_code, reply.json()["reason"]) == (404, "no_reranker")
     with pytest.raises(InputError, match="a dual encoder, and an --index"):
-        open_model(replace(dual, index=None, **again), "cpu")  # type: ignore[arg-type]
+        open_model(replace(dual, index=None, **again), "cpu")
 
 
 def test_an_index_of_pairs_is_served_without_search(tmp_path: Path) -> None:
