@@ -96,7 +96,7 @@ def _make_tree(values: Sequence[Value]) -> tuple[list[bytes], tuple[int, int, in
     nodes, kind, depth, leaves = [(v.key, _leaf_node(v)) for v in sorted(values)], LEAF, 0, 0
     while not pages or len(nodes) > 1:
         above = []
-        for part in _split_pages(nodes, at_least=2 if kind == BRANCH else 1):
+        for part in _split_pages(nodes, min_nodes=2 if kind == BRANCH else 1):
             key, first = part[0]
             number = FIRST_PAGE + len(pages)
             if kind == BRANCH:  # whose first node needs no key
@@ -133,17 +133,19 @@ def _even(node: bytes) -> bytes:
 
 
 def _split_pages(
-    nodes: Sequence[tuple[bytes, bytes]], at_least: int
+    nodes: Sequence[tuple[bytes, bytes]], min_nodes: int
 ) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    """Yields the keys and nodes of one page after another, ``at_least`` so many a page."""
-    start, room = 0, PAGE_BYTES - PAGE.size
+    """Yields the keys and nodes of one page after another; each has at least ``min_nodes``."""
+    start, free_bytes = 0, PAGE_BYTES - PAGE.size
     for index, (_, node) in enumerate(nodes):
-        room -= len(node) + 2
-        if room < 0:
-            end = min(index, len(nodes) - at_least)
+        free_bytes -= len(node) + 2
+        if free_bytes < 0:
+            end = min(index, len(nodes) - min_nodes)
             yield nodes[start:end]
             start = end
-            room = PAGE_BYTES - PAGE.size - sum(len(n) + 2 for _, n in nodes[start : index + 1])
+            free_bytes = (
+                PAGE_BYTES - PAGE.size - sum(len(n) + 2 for _, n in nodes[start : index + 1])
+            )
     yield nodes[start:]
 
 

@@ -170,9 +170,9 @@ def write_parts(file: int, parts: Sequence[Part]) -> None:
     """Writes buffers one after the other to a file's descriptor, with one call to the system."""
     written = os.writev(file, parts)
     if written < sum(map(len, parts)):  # the disk is nearly full
-        rest = memoryview(b"".join(parts))[written:]
-        while rest:
-            rest = rest[os.write(file, rest) :]
+        remaining = memoryview(b"".join(parts))[written:]
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
 
 
 def sync_file_system(folder: Path) -> None:
