@@ -11,6 +11,7 @@ file), ``sources`` (the files that an argument names), ``rows`` and ``parts`` (f
 shards), ``import_file``; ``plan``, ``unfinished`` (an export until it is complete) and
 ``export_file``. The formats are ``tsv``, ``lmdb`` (with ``lmdb_pages`` and ``lmdb_file``, which
 read and write an LMDB without its library), ``npy`` and ``npz`` (with ``arrays`` and ``folders``),
-``pickled`` and ``similar_pickles`` (write and read the pickles of these formats), ``uniter``, ``cocobu``, ``hdf5`` (with ``hdf5_groups`` and ``hdf5_write``), ``oscar``,
-``oscar_write`` and ``vlbert``.
+``pickled`` and ``similar_pickles`` (write and read the pickles of these formats), ``uniter``,
+``cocobu``, ``hdf5`` (with ``hdf5_groups`` and ``hdf5_write``), ``oscar``, ``oscar_write`` and
+``vlbert``.
 """

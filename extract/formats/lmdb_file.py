@@ -51,6 +51,7 @@ class LmdbFile:
         unknown, _ = _make_tree([Value(key, 0, 0) for key in keys])
         self._page = FIRST_PAGE + len(unknown)
         self._values: list[Value] = []
+        self._pending: list[Part] = []
         if not done:
             file.truncate(self._page * PAGE_BYTES)
             file.seek(self._page * PAGE_BYTES)
@@ -62,7 +63,7 @@ class LmdbFile:
             self._page += pages
 
     def add(self, parts: Sequence[Part]) -> None:
-        """Appends the value of the next key, given in parts.
+        """Appends the value of the next key, given in parts, which :meth:`flush` writes.
 
         The bytes that it leaves of its last page are in the field of the header that LMDB does not
         use for such pages.
@@ -71,14 +72,20 @@ class LmdbFile:
         pages = -(-(OVERFLOW_PAGE.size + size) // PAGE_BYTES)
         unused = pages * PAGE_BYTES - OVERFLOW_PAGE.size - size
         head = OVERFLOW_PAGE.pack(self._page, unused, OVERFLOW, pages)
-        write_parts(self._file, [head, *parts, bytes(unused)])
+        self._pending += (head, *parts, bytes(unused))
         self._values.append(Value(self._keys[len(self._values)], self._page, size))
         self._page += pages
 
+    def flush(self) -> None:
+        """Writes the values since the last call, in one piece: large writes take less time."""
+        write_parts(self._file, self._pending)
+        self._pending = []
+
     def finish(self) -> None:
-        """Writes the first pages: the description of the file, as after one transaction, and the
+        """Writes the values, and the first pages: the description of the file, as after one transaction, and the
         tree.
         """
+        self.flush()
         tree, facts = _make_tree(self._values)
         overflow = self._page - FIRST_PAGE - len(tree)
         root = TREE.pack(0, 0, *facts, overflow, len(self._values), FIRST_PAGE + len(tree) - 1)

@@ -26,6 +26,7 @@ ROWS = 256  # images between two records: the most that a kill loses
 STATE = "_state.json"
 BUFFER = 2**20
 
+MAX_PARTS = 1024  # of one call to the system
 Part = bytes | memoryview
 
 
@@ -168,6 +169,8 @@ class Unfinished:
 
 def write_parts(file: int, parts: Sequence[Part]) -> None:
     """Writes buffers one after the other to a file's descriptor, with one call to the system."""
+    if len(parts) > MAX_PARTS:
+        parts = [b"".join(parts)]
     written = os.writev(file, parts)
     if written < sum(map(len, parts)):  # the disk is nearly full
         remaining = memoryview(b"".join(parts))[written:]
