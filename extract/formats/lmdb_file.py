@@ -82,8 +82,9 @@ class LmdbFile:
         self._pending = []
 
     def finish(self) -> None:
-        """Writes the values, and the first pages: the description of the file, as after one transaction, and the
-        tree.
+        """Writes the last values, the description of the file and the tree.
+
+        The description is that after one transaction.
         """
         self.flush()
         tree, facts = _make_tree(self._values)
