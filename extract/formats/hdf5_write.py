@@ -81,9 +81,13 @@ def make_columns(
 
     ``image`` is the number of the first image, ``box`` that of its first box.
     """
-    for name in ("features", "boxes", *plan.payloads):
-        yield OWN_NAMES.get(name, name), box, [widen_payload(name, row) for row in part]
-    yield SPATIAL, box, [spatial(row).astype("<f4", copy=False) for row in part]
+    filled = [row for row in part if len(row.boxes)]
+    if filled:
+        yield OWN_NAMES["features"], box, [widen_payload("features", row) for row in filled]
+        for name in ("boxes", *plan.payloads):
+            arrays = [widen_payload(name, row) for row in filled]
+            yield OWN_NAMES.get(name, name), box, [np.concatenate(arrays)]
+        yield SPATIAL, box, [spatial(filled).astype("<f4", copy=False)]
     yield "image_w", image, [np.array([row.width for row in part], "<i4")]
     yield "image_h", image, [np.array([row.height for row in part], "<i4")]
     if not is_fixed(plan):
@@ -92,17 +96,13 @@ def make_columns(
         yield "pos_boxes", image, [np.stack([starts, ends], axis=1).astype("<i8")]
 
 
-def write_arrays(file: int, offset: int | None, first: int, arrays: Sequence[Array]) -> None:
+def write_arrays(file: int, offset: int, first: int, arrays: Sequence[Array]) -> None:
     """Writes arrays one after the other to row ``first`` of a data set that begins at ``offset``.
 
     The data sets are contiguous and allocated, so HDF5's library, which would copy, is not needed.
     """
-    filled = [array for array in arrays if array.size]
-    if not filled or offset is None:
-        return
-    row_bytes = filled[0][0].nbytes
-    parts = [memoryview(array).cast("B") for array in filled]
-    start = offset + first * row_bytes
+    parts = [memoryview(array).cast("B") for array in arrays]
+    start = offset + first * arrays[0][0].nbytes
     if os.pwritev(file, parts, start) < sum(map(len, parts)):
         os.lseek(file, start, os.SEEK_SET)  # the disk is nearly full
         write_parts(file, parts)
@@ -135,7 +135,11 @@ def make_datasets(file: h5py.File, plan: ExportPlan, lead: Sequence[Any]) -> Non
     file.create_dataset("image_ids", data=np.array(plan.image_ids, dtype=object), dtype=TEXT)
 
 
-def spatial(row: RegionRow) -> Array:
-    """Returns [n, 6]: corners, width and height as fractions of the image."""
-    corners = row.boxes / np.array([row.width, row.height, row.width, row.height], np.float32)
+def spatial(rows: Sequence[RegionRow]) -> Array:
+    """Returns [n, 6] for the boxes of some images: corners, width and height as fractions of the
+    image.
+    """
+    sizes = np.array([[row.width, row.height] * 2 for row in rows], np.float32)
+    counts = [len(row.boxes) for row in rows]
+    corners = np.concatenate([row.boxes for row in rows]) / np.repeat(sizes, counts, axis=0)
     return np.concatenate([corners, corners[:, 2:] - corners[:, :2]], axis=1)

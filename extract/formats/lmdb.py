@@ -41,6 +41,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
 KEYS = b"keys"
+IMAGES_AT_ONCE = 4  # of one write: some MB
 MAX_KEY_BYTES = 511
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
@@ -199,8 +200,10 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     files.path.mkdir(exist_ok=True)
     keys = [image_id.encode() for image_id in plan.image_ids]
     file = LmdbFile(files.open_file(files.path / FILE, buffering=0), [*keys, KEYS], files.done)
-    for row in rows:
+    for number, row in enumerate(rows, files.done + 1):
         file.add(dict_parts(make_item(row, plan.payloads) | dict(plan.stated)))
+        if number % IMAGES_AT_ONCE == 0 or number % files.block == 0:
+            file.flush()
     file.add([pickle.dumps(keys, protocol=4)])
     file.finish()
 

@@ -51,6 +51,7 @@ class LmdbFile:
         unknown, _ = _make_tree([Value(key, 0, 0) for key in keys])
         self._page = FIRST_PAGE + len(unknown)
         self._values: list[Value] = []
+        self._pending: list[Part] = []
         if not done:
             file.truncate(self._page * PAGE_BYTES)
             file.seek(self._page * PAGE_BYTES)
@@ -62,7 +63,7 @@ class LmdbFile:
             self._page += pages
 
     def add(self, parts: Sequence[Part]) -> None:
-        """Appends the value of the next key, given in parts.
+        """Appends the value of the next key, given in parts, which :meth:`flush` writes.
 
         The bytes that it leaves of its last page are in the field of the header that LMDB does not
         use for such pages.
@@ -71,14 +72,21 @@ class LmdbFile:
         pages = -(-(OVERFLOW_PAGE.size + size) // PAGE_BYTES)
         unused = pages * PAGE_BYTES - OVERFLOW_PAGE.size - size
         head = OVERFLOW_PAGE.pack(self._page, unused, OVERFLOW, pages)
-        write_parts(self._file, [head, *parts, bytes(unused)])
+        self._pending += (head, *parts, bytes(unused))
         self._values.append(Value(self._keys[len(self._values)], self._page, size))
         self._page += pages
 
+    def flush(self) -> None:
+        """Writes the values since the last call, in one piece: large writes take less time."""
+        write_parts(self._file, self._pending)
+        self._pending = []
+
     def finish(self) -> None:
-        """Writes the first pages: the description of the file, as after one transaction, and the
-        tree.
+        """Writes the last values, the description of the file and the tree.
+
+        The description is that after one transaction.
         """
+        self.flush()
         tree, facts = _make_tree(self._values)
         overflow = self._page - FIRST_PAGE - len(tree)
         root = TREE.pack(0, 0, *facts, overflow, len(self._values), FIRST_PAGE + len(tree) - 1)
@@ -96,7 +104,7 @@ def _make_tree(values: Sequence[Value]) -> tuple[list[bytes], tuple[int, int, in
     nodes, kind, depth, leaves = [(v.key, _leaf_node(v)) for v in sorted(values)], LEAF, 0, 0
     while not pages or len(nodes) > 1:
         above = []
-        for part in _split_pages(nodes, at_least=2 if kind == BRANCH else 1):
+        for part in _split_pages(nodes, min_nodes=2 if kind == BRANCH else 1):
             key, first = part[0]
             number = FIRST_PAGE + len(pages)
             if kind == BRANCH:  # whose first node needs no key
@@ -133,17 +141,19 @@ def _even(node: bytes) -> bytes:
 
 
 def _split_pages(
-    nodes: Sequence[tuple[bytes, bytes]], at_least: int
+    nodes: Sequence[tuple[bytes, bytes]], min_nodes: int
 ) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    """Yields the keys and nodes of one page after another, ``at_least`` so many a page."""
-    start, room = 0, PAGE_BYTES - PAGE.size
+    """Yields the keys and nodes of one page after another; each has at least ``min_nodes``."""
+    start, free_bytes = 0, PAGE_BYTES - PAGE.size
     for index, (_, node) in enumerate(nodes):
-        room -= len(node) + 2
-        if room < 0:
-            end = min(index, len(nodes) - at_least)
+        free_bytes -= len(node) + 2
+        if free_bytes < 0:
+            end = min(index, len(nodes) - min_nodes)
             yield nodes[start:end]
             start = end
-            room = PAGE_BYTES - PAGE.size - sum(len(n) + 2 for _, n in nodes[start : index + 1])
+            free_bytes = (
+                PAGE_BYTES - PAGE.size - sum(len(n) + 2 for _, n in nodes[start : index + 1])
+            )
     yield nodes[start:]
 
 

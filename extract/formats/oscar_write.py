@@ -78,7 +78,7 @@ def _json(value: Any) -> bytes:
 
 def encode_features(row: RegionRow) -> bytes:
     """Returns base64 of [N, D + 6]: features, corners, width and height as fractions."""
-    joined = np.concatenate([widen_payload("features", row), spatial(row)], axis=1)
+    joined = np.concatenate([widen_payload("features", row), spatial([row])], axis=1)
     return pybase64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
 
 

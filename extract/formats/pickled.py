@@ -1,7 +1,7 @@
 """Writes pickles of dicts with arrays, without copying the arrays.
 
-The bytes are those of Python's pickler, protocol 3, which every Python 3 reads. Only the numbers
-of an array are the array's own memory: the pickler would copy them two or three times.
+The bytes are those of Python's pickler, protocol 3, which every Python 3 reads. The numbers
+of an array are not copied, which the pickler does two or three times.
 """
 
 import pickle
@@ -17,7 +17,7 @@ PROTOCOL = 3  # without frames, which would hold the sizes of the arrays
 START, STOP = b"\x80\x03", b"."
 OPEN_DICT, CLOSE_DICT = b"}(", b"u"
 NUMBERS = b"B"  # the instruction of bytes with a length of four bytes
-MARK = "the place of the object"
+MARK = "object of the array"
 CACHED = 4096  # shapes of arrays
 SMALL = 4096  # bytes of an array that is copied rather than kept as a part
 
@@ -36,7 +36,7 @@ def object_array_parts(item: Mapping[str, Any]) -> list[Part]:
 def _value_parts(item: Mapping[str, Any]) -> list[Part]:
     """Returns the instructions that make a dict.
 
-    Each key and value is a pickle of its own without its ends: none refers to an object of another.
+    Each key and value is pickled separately, so none refers to an object of another.
     """
     parts, plain = list[Part](), [OPEN_DICT]
     for name, value in item.items():
@@ -82,7 +82,7 @@ def _array(kind: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, bytes]:
 @lru_cache(maxsize=1)
 def _object_array() -> tuple[bytes, bytes]:
     """Returns the instructions before and after the only object of an array."""
-    whole = _dump(np.array(MARK, dtype=object))
+    pickled = _dump(np.array(MARK, dtype=object))
     length = len(MARK).to_bytes(4, "little")
-    before, after = whole.split(b"X" + length + MARK.encode())
+    before, after = pickled.split(b"X" + length + MARK.encode())
     return before, after

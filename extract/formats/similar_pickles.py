@@ -4,7 +4,7 @@ The safe reader (:mod:`~vlmill.models.convert.plain_pickle`) executes each instr
 reads the first pickle of a kind. A later pickle with the same instructions, in the same order and
 with the same indexes, is as safe: only the contents of its texts, bytes and numbers differ, and
 each is checked to end inside the pickle. Python's own unpickler reads it, with the same few names.
-The bytes of arrays stay where they are: an instruction that asks for them by number replaces them.
+The bytes of arrays are not copied: an instruction that requests them by number replaces them.
 """
 
 import io
@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 from vlmill.models.convert.plain_pickle import MAX_RECORD, BadPickle, find_name, loads
 
 MAX_KINDS = 8
-MAX_LEARNT = 64  # kinds of all pickles: in a file with ever new ones, the search would be in vain
-MAX_INSTRUCTIONS = 1_000  # of a pickle whose instructions are kept: records have some 300
+MAX_LEARNT = (
+    64  # kinds: in a file where every pickle is of another kind, the search only costs time
+)
+MAX_INSTRUCTIONS = 1_000  # of a pickle whose kind is remembered: records have some 300
 MAX_FIXED = 4096  # bytes of a step
 MAX_VIEWS = 256  # whose numbers fit the instruction
 # The bytes of a number, and those that hold the length of a text or of bytes.
@@ -36,12 +38,12 @@ FRAME_BYTES = 8
 class Step(NamedTuple):
     """Holds instructions that a pickle must repeat exactly, and the value that follows them.
 
-    ``fixed`` ends with the instruction of the value; ``kept`` is what remains of it. The value has
-    ``number`` bytes, or a length of ``length`` bytes before it.
+    ``fixed`` ends with the instruction of the value; ``reduced`` is what remains of it. The value
+    has ``number`` bytes, or a length of ``length`` bytes before it.
     """
 
     fixed: bytes
-    kept: bytes
+    reduced: bytes
     number: int = 0
     length: int = 0
     is_view: bool = False
@@ -60,7 +62,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class SimilarPickles:
-    """Reads pickles, and keeps the instructions of the last kinds of them."""
+    """Reads pickles. Remembers the instructions of the last :data:`MAX_KINDS` kinds."""
 
     def __init__(self) -> None:
         self._kinds: deque[list[Step]] = deque(maxlen=MAX_KINDS)
@@ -123,13 +125,13 @@ def is_repeated(value: object) -> bool:
 
 def _reduce(data: memoryview, steps: list[Step]) -> tuple[bytes, list[memoryview]] | None:
     """Returns a pickle without the bytes of its arrays, and these; None unless it has ``steps``."""
-    kept, views = list[bytes | memoryview](), list[memoryview]()
+    reduced, views = list[bytes | memoryview](), list[memoryview]()
     position = 0
     for fixed, remains, number, length, is_view in steps:
         end = position + len(fixed)
         if data[position:end] != fixed:
             return None
-        kept.append(remains)
+        reduced.append(remains)
         if length:
             size = int.from_bytes(data[end : end + length], "little")
             position = end + length + size
@@ -138,8 +140,8 @@ def _reduce(data: memoryview, steps: list[Step]) -> tuple[bytes, list[memoryview
         if position > len(data):
             return None
         if is_view:
-            kept.append(b"K%cQ" % len(views))
+            reduced.append(b"K%cQ" % len(views))
             views.append(data[end + length : position])
         elif len(remains) == len(fixed):  # not of a frame
-            kept.append(data[end:position])
-    return b"".join(kept), views
+            reduced.append(data[end:position])
+    return b"".join(reduced), views

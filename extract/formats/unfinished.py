@@ -26,6 +26,7 @@ ROWS = 256  # images between two records: the most that a kill loses
 STATE = "_state.json"
 BUFFER = 2**20
 
+MAX_PARTS = 1024  # of one call to the system
 Part = bytes | memoryview
 
 
@@ -168,11 +169,13 @@ class Unfinished:
 
 def write_parts(file: int, parts: Sequence[Part]) -> None:
     """Writes buffers one after the other to a file's descriptor, with one call to the system."""
+    if len(parts) > MAX_PARTS:
+        parts = [b"".join(parts)]
     written = os.writev(file, parts)
     if written < sum(map(len, parts)):  # the disk is nearly full
-        rest = memoryview(b"".join(parts))[written:]
-        while rest:
-            rest = rest[os.write(file, rest) :]
+        remaining = memoryview(b"".join(parts))[written:]
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
 
 
 def sync_file_system(folder: Path) -> None:

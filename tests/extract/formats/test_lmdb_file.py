@@ -27,6 +27,7 @@ def write_file(folder: Path, values: dict[bytes, bytes]) -> None:
         writer = LmdbFile(file, keys)
         for key in keys[:middle]:
             writer.add([values[key][:50], values[key][50:]])
+            writer.flush()
     with (folder / "data.mdb").open("r+b", buffering=0) as file:
         file.seek(0, os.SEEK_END)
         writer = LmdbFile(file, keys, middle)
