@@ -117,9 +117,9 @@ def boost(features: Features, labels: Labels, *, seed: int) -> Trees:
             random_state=seed,
         ).fit(features, gradients)
         leaves, tree = regressor.apply(features), regressor.tree_
-        step = np.bincount(leaves, gradients, tree.node_count)
-        step /= np.bincount(leaves, curvatures, tree.node_count) + GROWING["l2_regularization"]
-        values = GROWING["learning_rate"] * step
+        slopes = np.bincount(leaves, gradients, tree.node_count)
+        bends = np.bincount(leaves, curvatures, tree.node_count)
+        values = GROWING["learning_rate"] * slopes / (bends + GROWING["l2_regularization"])
         sums += values[leaves]
         is_leaf = tree.children_left < 0
         nodes.append(
