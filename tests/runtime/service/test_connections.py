@@ -186,7 +186,7 @@ class Writes(ProbeTransport):
         super().__init__()
         self.parts = list[bytes]()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         """Notes it."""
         self.parts.append(data)
 
