@@ -98,14 +98,14 @@ def _find_steps(data: bytes) -> list[Step]:
     for count, (code, value, position) in enumerate(pickletools.genops(data)):
         assert position is not None
         name, end = code.name, position + 1
-        is_large = name in INDEXES and value > MAX_INSTRUCTIONS
+        is_large = name in INDEXES and int(value or 0) > MAX_INSTRUCTIONS
         if count > MAX_INSTRUCTIONS or views == MAX_VIEWS or is_large or end - start > MAX_FIXED:
             return []
         fixed = data[start:end]
         if name == FRAME:
             steps.append(Step(fixed, fixed[:-1], number=FRAME_BYTES))
             start = end + FRAME_BYTES
-        elif name in NUMBERS and value >= SMALLEST_NUMBER:
+        elif name in NUMBERS and int(value or 0) >= SMALLEST_NUMBER:
             steps.append(Step(fixed, fixed, number=NUMBERS[name]))
             start = end + NUMBERS[name]
         elif length := VIEWS.get(name) or (not is_repeated(value) and TEXTS.get(name)):
