@@ -34,7 +34,7 @@ REQUIRES = [
 HTTP = ["certifi>=2025.1", "idna>=3.7", "pycares>=5.2", "pycurl>=7.49"]
 LEARNING = ["scikit-learn>=1.6"]
 VISION = ["torchvision>=0.23"]
-EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "lmdb>=1.6", "pybase64>=1.4"]
+EXTRACT = [*VISION, *HTTP, "h5py>=3.12", "pybase64>=1.4"]
 TRAIN = [*VISION, *HTTP, "matplotlib>=3.9", "scipy>=1.14", "tensorboard>=2.18"]
 MINING = [
     *HTTP,
@@ -106,6 +106,7 @@ EXTRAS = {
         "build>=1.2",
         "check-jsonschema>=0.33",
         "cryptography>=43",
+        "lmdb>=1.6",  # reads and writes LMDBs as other projects do
         # Stores on 127.0.0.1: moto's S3 server with what it needs of its extra "server".
         "flask>=3.0",
         "flask-cors>=5.0",

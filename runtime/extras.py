@@ -13,7 +13,7 @@ from vlmill.schemas.errors import InputError
 # Modules by the name under which code imports them. A message names the first extra that has one.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "extract": (
-        *("certifi", "h5py", "idna", "lmdb", "pybase64", "pycares", "pycurl"),
+        *("certifi", "h5py", "idna", "pybase64", "pycares", "pycurl"),
         "torchvision",
     ),
     "train": (

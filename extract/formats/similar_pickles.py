@@ -27,7 +27,7 @@ MAX_VIEWS = 256  # whose numbers fit the instruction
 NUMBERS = {"BININT1": 1, "BININT2": 2}
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "SHORT_BINBYTES": 1}
 INDEXES = {"PUT", "BINPUT", "LONG_BINPUT"}
-VIEWS = {"BINBYTES": 4, "BINBYTES8": 8}
+VIEWS = {"BINBYTES": 4, "BINBYTES8": 8, "BYTEARRAY8": 8}
 # What every record repeats, such as versions, names of entries, modules and types.
 SMALLEST_NUMBER = 4
 REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[a-z][0-9]")
@@ -73,7 +73,7 @@ class SimilarPickles:
         of ``data``. Raises BadPickle.
         """
         view = memoryview(data)
-        for steps in self._kinds if len(data) <= MAX_RECORD else ():
+        for steps in tuple(self._kinds) if len(data) <= MAX_RECORD else ():
             if steps and (reduced := _reduce(view, steps)) is not None:
                 try:
                     return _Unpickler(*reduced).load()
@@ -98,14 +98,14 @@ def _find_steps(data: bytes) -> list[Step]:
     for count, (code, value, position) in enumerate(pickletools.genops(data)):
         assert position is not None
         name, end = code.name, position + 1
-        is_large = name in INDEXES and value > MAX_INSTRUCTIONS
+        is_large = name in INDEXES and int(value or 0) > MAX_INSTRUCTIONS
         if count > MAX_INSTRUCTIONS or views == MAX_VIEWS or is_large or end - start > MAX_FIXED:
             return []
         fixed = data[start:end]
         if name == FRAME:
             steps.append(Step(fixed, fixed[:-1], number=FRAME_BYTES))
             start = end + FRAME_BYTES
-        elif name in NUMBERS and value >= SMALLEST_NUMBER:
+        elif name in NUMBERS and int(value or 0) >= SMALLEST_NUMBER:
             steps.append(Step(fixed, fixed, number=NUMBERS[name]))
             start = end + NUMBERS[name]
         elif length := VIEWS.get(name) or (not is_repeated(value) and TEXTS.get(name)):
