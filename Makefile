@@ -92,13 +92,14 @@ test-nightly: $(READY) ## what make test leaves to one of its kind: more kills, 
 
 # Ignores constraints.txt: the newest versions that setup.py and the dependencies allow. Run are the
 # fast tests of what another version may change: private functions, files of other projects, servers,
-# stores, training and its checkpoints.
+# stores, training and its checkpoints. Needs 8 GB of disk (most of it PyTorch's libraries of CUDA),
+# 310 CPU seconds for the tests, and without uv's cache a download of 3 GB.
 NEWEST := build/newest
 NEWEST_TESTS := $(addprefix tests/,models/test_probes.py models/layers models/convert models/detector/test_folded.py \
 	models/detector/test_operators.py train/devices train/optim train/checkpoints train/run/test_job.py train/run/test_updates.py \
-	runtime/files runtime/readers runtime/service runtime/net/test_client.py runtime/weights runtime/units/test_run.py \
+	runtime/test_pipes.py runtime/units/launch/test_options.py runtime/files runtime/readers runtime/service runtime/net/test_client.py runtime/weights runtime/units/test_run.py \
 	extract/detect/test_predict.py extract/formats/test_import_export.py extract/images/test_resize.py inference/load/test_load.py \
-	pipelines/hard_negatives/test_kernel.py pipelines/web/pages behaviour/test_arguments.py)
+	pipelines/hard_negatives/test_kernel.py pipelines/filters/test_fitting.py pipelines/web/pages behaviour/test_arguments.py)
 test-newest: ## the fast tests that meet other versions, with the newest of every dependency, in build/newest
 	@test -n "$(PYTHON)" || { echo "vlmill needs Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(NEWEST)

@@ -33,13 +33,7 @@ from vlmill.pipelines.web.pages.images import examine_image
 from vlmill.pipelines.web_pairs import decode, mine
 from vlmill.pipelines.web_pairs.spool import SLICES
 from vlmill.pipelines.web_pairs.steps import STEPS
-from vlmill.pipelines.web_pairs.units import (
-    MERGE_RANGES,
-    Archive,
-    Job,
-    count_merged,
-    prepare_work,
-)
+from vlmill.pipelines.web_pairs.units import MERGE_RANGES, Archive, Job, count_merged, prepare_work
 from vlmill.runtime.units.run_here import run_here
 
 SHORT = {"archives": [50, 200]}

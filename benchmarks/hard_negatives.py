@@ -30,8 +30,8 @@ from sklearn.neighbors import NearestNeighbors
 from sparse_dot_topn import sp_matmul_topn
 
 from vlmill.pipelines.hard_negatives.arrays import Bags, Part, map_arrays, save
-from vlmill.pipelines.hard_negatives.cost import prepare
 from vlmill.pipelines.hard_negatives.index import build_bags, build_index
+from vlmill.pipelines.hard_negatives.job import prepare
 from vlmill.pipelines.hard_negatives.kernel import search
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source, build_source

@@ -39,13 +39,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peers.captions import (
-    PeerWork,
-    names,
-    random_captions,
-    write_images,
-    write_regions,
-)
+from peers.captions import PeerWork, names, random_captions, write_images, write_regions
 from peers.official_models import official_checkout
 from peers.official_retrieval import RETRIEVAL_PEERS, SCORES, WEIGHTS
 from peers.own_process import Apart, Timing, measure, timed

@@ -32,12 +32,7 @@ from search import generated
 from serving import Service, held_bytes, line, seconds_of, service, waiting
 from shell import parse_form
 
-from vlmill.inference.search.building import (
-    TYPES,
-    build_index,
-    find_neighbours,
-    measured_index,
-)
+from vlmill.inference.search.building import TYPES, build_index, find_neighbours, measured_index
 from vlmill.inference.search.index import save_index
 from vlmill.inference.search.table import Vectors
 from vlmill.runtime.console.threads import faiss_threads

@@ -21,13 +21,7 @@ from shell import parse_form, result_line
 from worlds import MOST, Detector, World, make_scenes, oracles, write_world
 
 from vlmill.runtime.console.command import Parser, run_command
-from vlmill.runtime.console.report import (
-    Section,
-    html_table,
-    image_cards,
-    image_uri,
-    write_page,
-)
+from vlmill.runtime.console.report import Section, html_table, image_cards, image_uri, write_page
 from vlmill.runtime.files.outputs import State
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.errors import InputError

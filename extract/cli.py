@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vlmill.extract import from_flags
 from vlmill.extract.config import PAGE, ExtractConfig, InputLimits, require_weights
 from vlmill.extract.extraction import RUN_EXAMPLES, add_run, command_run
 from vlmill.extract.flags import add_engine, add_sizes
@@ -16,14 +17,6 @@ from vlmill.extract.formats.command import (
     add_import,
     command_export,
     command_import,
-)
-from vlmill.extract.from_flags import (
-    check_detector,
-    detector_on,
-    is_grid,
-    make_config,
-    make_limits,
-    warn_of_random_weights,
 )
 from vlmill.extract.service.command import EXAMPLES as SERVE_EXAMPLES
 from vlmill.extract.service.command import add_serve, serve_regions
@@ -209,12 +202,12 @@ def add_show(show: argparse.ArgumentParser) -> None:
 
 def command_serve(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois serve``."""
-    config = make_config(arguments)
-    if is_grid(arguments):
+    config = from_flags.make_config(arguments)
+    if from_flags.is_grid(arguments):
         raise InputError("--grid: `serve` describes regions; use `run` for the cells of a grid")
-    check_detector(arguments)
-    warn_of_random_weights(arguments)
-    return serve_regions(arguments, config, functools.partial(detector_on, arguments))
+    from_flags.check_detector(arguments)
+    from_flags.warn_of_random_weights(arguments)
+    return serve_regions(arguments, config, functools.partial(from_flags.detector_on, arguments))
 
 
 def command_compare(arguments: argparse.Namespace) -> int:
@@ -229,7 +222,7 @@ def command_compare(arguments: argparse.Namespace) -> int:
 
     reference_detector = open_detectron2(file, weights, device=device)
     config = ExtractConfig(
-        selection=read_selection(reference_detector), limits=make_limits(arguments)
+        selection=read_selection(reference_detector), limits=from_flags.make_limits(arguments)
     )
     detector = open_detector(None, weights, config_file=file, device=device)
     images: list[Path] = arguments.images

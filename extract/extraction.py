@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlmill.extract import from_flags
 from vlmill.extract.config import IDS
 from vlmill.extract.flags import add_engine, add_names
-from vlmill.extract.from_flags import (
-    check_detector,
-    detector_inputs,
-    detector_on,
-    make_config,
-    warn_of_random_weights,
-)
 from vlmill.runtime.console.command import (
     add_lock_seconds,
     int_at_least,
@@ -125,8 +119,8 @@ def add_run(run: argparse.ArgumentParser) -> None:
 
 def command_run(arguments: argparse.Namespace) -> int:
     """Runs ``extract-rois run``."""
-    config = make_config(arguments)
-    check_detector(arguments)
+    config = from_flags.make_config(arguments)
+    from_flags.check_detector(arguments)
     if arguments.part is not None and arguments.fresh:
         raise InputError(
             "--fresh would delete the output of the other parts; remove it, and delete "
@@ -139,9 +133,9 @@ def command_run(arguments: argparse.Namespace) -> int:
     from vlmill.extract.run.inputs import inputs_of_run
     from vlmill.extract.run.job import Job, run
 
-    warn_of_random_weights(arguments)
+    from_flags.warn_of_random_weights(arguments)
     names = [name.strip() for name in arguments.device.split(",")]
-    detector = detector_on(arguments, names[0])
+    detector = from_flags.detector_on(arguments, names[0])
     if arguments.weights is not None:
         print_status(detector.summary)
     job = Job(
@@ -152,10 +146,10 @@ def command_run(arguments: argparse.Namespace) -> int:
         given_boxes=work.given_boxes,
         inputs=[
             *inputs_of_run(arguments.inputs, arguments.pairs, arguments.boxes),
-            *detector_inputs(arguments),
+            *from_flags.detector_inputs(arguments),
         ],
     )
-    opener = functools.partial(detector_on, arguments)
+    opener = functools.partial(from_flags.detector_on, arguments)
     worker_settings = WorkerSettings(workers=arguments.workers, devices=names, open_detector=opener)
     part: Share | None = arguments.part
     shard_indices = range(job.num_shards) if part is None else part.select_shards(job.num_shards)

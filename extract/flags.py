@@ -3,16 +3,7 @@
 import argparse
 from pathlib import Path
 
-from vlmill.extract.config import (
-    CLASS_PROBS,
-    COMPRESSIONS,
-    CUDA_BATCH_SIZE,
-    DTYPES,
-    PRECISIONS,
-    SELECTIONS,
-    InputLimits,
-    Storage,
-)
+from vlmill.extract import config
 from vlmill.extract.image_level.settings import NETWORKS
 from vlmill.models.detector.config import ARCHITECTURES
 from vlmill.runtime.console.command import int_at_least
@@ -38,8 +29,8 @@ def add_engine(run: argparse.ArgumentParser) -> None:
     add_detector(run.add_argument_group("detector"))
     add_global_cnn(run.add_argument_group("full images"))
     add_selection(run.add_argument_group("which regions"))
-    add_sizes(run.add_argument_group("images"), InputLimits())
-    add_storage(run.add_argument_group("storage"), Storage())
+    add_sizes(run.add_argument_group("images"), config.InputLimits())
+    add_storage(run.add_argument_group("storage"), config.Storage())
 
 
 def add_detector(net: argparse._ArgumentGroup) -> None:
@@ -92,7 +83,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
     )
     net.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=config.PRECISIONS,
         default="exact",
         help="exact: float32, the published numbers; fast: bfloat16 and TensorFloat-32, "
         "with slightly different numbers and regions (docs/regions.md), for CUDA; "
@@ -103,7 +94,7 @@ def add_detector(net: argparse._ArgumentGroup) -> None:
         type=int_at_least(1),
         metavar="N",
         help="number of images of the same input shape in a forward pass; rows equal "
-        f"the rows of single images within 1e-5 (default: {CUDA_BATCH_SIZE} on cuda, "
+        f"the rows of single images within 1e-5 (default: {config.CUDA_BATCH_SIZE} on cuda, "
         "else 1, since a CPU gains nothing); memory: 8 N decoded images of up to 7 MB",
     )
 
@@ -129,11 +120,11 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
     """Adds the flags that select regions from proposals."""
     rules = "; ".join(
         f"{name}: {s.min_boxes}-{s.max_boxes} from {s.threshold:g}"
-        for name, s in SELECTIONS.items()
+        for name, s in config.SELECTIONS.items()
     )
     choice.add_argument(
         "--selection",
-        choices=SELECTIONS,
+        choices=config.SELECTIONS,
         default="imagebert",
         help=f"rule of a paper for the number of boxes and the score threshold: {rules} "
         "(default: %(default)s)",
@@ -155,7 +146,7 @@ def add_selection(choice: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
+def add_sizes(size: argparse._ArgumentGroup, limits: config.InputLimits) -> None:
     """Adds the flags for resizing images and for size limits."""
     size.add_argument(
         "--short-side",
@@ -181,25 +172,25 @@ def add_sizes(size: argparse._ArgumentGroup, limits: InputLimits) -> None:
     )
 
 
-def add_storage(out: argparse._ArgumentGroup, storage: Storage) -> None:
+def add_storage(out: argparse._ArgumentGroup, storage: config.Storage) -> None:
     """Adds the flags for the stored columns and their format."""
     out.add_argument(
         "--class-probs",
         default=storage.class_probs,
-        metavar="|".join(CLASS_PROBS),
+        metavar="|".join(config.CLASS_PROBS),
         help="class distributions to store: none; argmax: class id and score; topk:K: also "
         "the K highest probabilities and their class numbers; full: also all "
         "probabilities (default: %(default)s)",
     )
     out.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=config.DTYPES,
         default=storage.dtype,
         help="data type of stored features (default: %(default)s)",
     )
     out.add_argument(
         "--compression",
-        choices=COMPRESSIONS,
+        choices=config.COMPRESSIONS,
         default=storage.compression,
         help="compression of the shards (default: %(default)s)",
     )

@@ -6,15 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmill.extract.config import (
-    CUDA_BATCH_SIZE,
-    SELECTIONS,
-    ExtractConfig,
-    InputLimits,
-    Selection,
-    Storage,
-    require_weights,
-)
+from vlmill.extract import config
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.image_level.settings import parse_network_names
 from vlmill.extract.weights import resolve_weights
@@ -27,7 +19,7 @@ if TYPE_CHECKING:
     from vlmill.runtime.files.inputs import Input
 
 
-def make_config(arguments: argparse.Namespace) -> ExtractConfig:
+def make_config(arguments: argparse.Namespace) -> config.ExtractConfig:
     """Returns the settings from the flags of ``run``."""
     changes = {
         name: getattr(arguments, name)
@@ -35,13 +27,15 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
         if getattr(arguments, name) is not None
     }
     if "max_boxes" in changes:  # a lower maximum also lowers the rule's minimum
-        rule = SELECTIONS[arguments.selection]
+        rule = config.SELECTIONS[arguments.selection]
         changes.setdefault("min_boxes", min(rule.min_boxes, changes["max_boxes"]))
     parse_global_names(arguments)
     grid = is_grid(arguments)
     try:
-        selection: Selection = dataclasses.replace(SELECTIONS[arguments.selection], **changes)
-        storage = Storage(
+        selection: config.Selection = dataclasses.replace(
+            config.SELECTIONS[arguments.selection], **changes
+        )
+        storage = config.Storage(
             class_probs="none" if grid else arguments.class_probs,
             dtype=arguments.dtype,
             compression=arguments.compression,
@@ -50,7 +44,7 @@ def make_config(arguments: argparse.Namespace) -> ExtractConfig:
         )
     except ValueError as error:
         raise InputError(str(error)) from None
-    return ExtractConfig(
+    return config.ExtractConfig(
         selection=selection,
         limits=make_limits(arguments),
         storage=storage,
@@ -72,17 +66,17 @@ def is_grid(arguments: argparse.Namespace) -> bool:
         raise InputError("--grid: --backend detectron2 computes regions only; remove one of them")
     if arguments.global_feature:
         raise InputError("--global-feature: the cells of a grid cover the full image; remove it")
-    if arguments.class_probs not in ("none", Storage().class_probs):
+    if arguments.class_probs not in ("none", config.Storage().class_probs):
         raise InputError(f"--class-probs {arguments.class_probs}: a grid's cells have no classes")
     if getattr(arguments, "boxes", None) is not None:
         raise InputError("--boxes: the regions of --grid are its cells; remove one of them")
     return True
 
 
-def make_limits(arguments: argparse.Namespace) -> InputLimits:
+def make_limits(arguments: argparse.Namespace) -> config.InputLimits:
     """Returns the limits from the flags for image sizes."""
     try:
-        return InputLimits(
+        return config.InputLimits(
             short_side=arguments.short_side,
             long_side=arguments.long_side,
             max_pixels=arguments.max_pixels,
@@ -112,7 +106,7 @@ def choose_batch_size(arguments: argparse.Namespace) -> int:
                 "time; remove it"
             )
         return 1
-    return requested or (CUDA_BATCH_SIZE if arguments.device.startswith("cuda") else 1)
+    return requested or (config.CUDA_BATCH_SIZE if arguments.device.startswith("cuda") else 1)
 
 
 def warn_of_random_weights(arguments: argparse.Namespace) -> None:
@@ -153,7 +147,7 @@ def check_detector(arguments: argparse.Namespace) -> None:
                 "--precision fast: --backend detectron2 supports only exact; remove it"
             )
     if arguments.weights is not None:
-        require_weights(Path(arguments.weights))
+        config.require_weights(Path(arguments.weights))
     if arguments.config is not None:
         read_config_file(arguments.config)
 

@@ -20,8 +20,8 @@ class ImageScores:
 class ImageJudge(Protocol):
     """Judges decoded images in batches."""
 
-    def look(self, image: Image.Image) -> Any:
+    def prepare(self, image: Image.Image) -> Any:
         """Returns the inputs of :meth:`judge` for a decoded image. May raise Rejected."""
 
-    def judge(self, looks: Sequence[Any]) -> Sequence[Drop | ImageScores]:
+    def judge(self, inputs: Sequence[Any]) -> Sequence[Drop | ImageScores]:
         """Returns for each image why it is dropped, or its scores."""

@@ -431,10 +431,14 @@ def conform(table: pa.Table, spec: Table) -> pa.Table:
         raise ValueError(f"{spec.name} has no column {', '.join(extra)}")
     for field in spec.schema:
         column = table.column(field.name)
-        if counts := sum((count_faults(c, field) for c in column.chunks), Counter[str]()):
-            raise ValueError(values_fault(counts, field, spec))
+        if any(breaks_contract(chunk, field) for chunk in column.chunks):
+            counts = sum((count_faults(c, field) for c in column.chunks), Counter[str]())
+            if counts:
+                raise ValueError(values_fault(counts, field, spec))
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(column)).as_py():
             raise ValueError(f"{spec.name}.{field.name} has NaN; use null for a missing value")
+    if table.schema.equals(spec.schema):
+        return table.replace_schema_metadata(spec.schema.metadata)
     return table.select(spec.schema.names).cast(spec.schema)
 
 

@@ -1,9 +1,9 @@
-"""A file server on 127.0.0.1 that supports ranges and fails on request."""
+"""A server of files and images on this machine that supports ranges and fails on request."""
 
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,24 +11,35 @@ LOCAL = "127.0.0.0/8"
 
 
 class FileServer:
-    """``files`` by their paths; each of ``troubles`` befalls one request, in their order.
+    """``files`` by their paths, and what ``find`` returns for others: a content, a trouble or None.
 
-    A trouble is "cut" (half of the body, then the end), "drop" (no answer), "whole" (no ranges), a
-    status as "500", or "LOCATION" of a redirect.
+    Each of ``troubles`` befalls one request, in their order. A trouble is "cut" (half of the
+    body, then the end), "drop" (no answer), "whole" (no ranges), a status as "500", or
+    "LOCATION" of a redirect.
     """
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, find: Callable[[str], bytes | str | None] | None) -> None:
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
         self.files: dict[str, bytes] = {}
+        self.find = find or (lambda _: None)
         self.troubles: deque[str] = deque()
         self.asked: list[tuple[str, str]] = []
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths that were asked for."""
+        return [path for path, _ in self.asked]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answers a GET."""
         wanted = handler.headers.get("Range", "")
         self.asked.append((handler.path, wanted))
         trouble = self.troubles.popleft() if self.troubles else ""
-        content, place = self.files.get(handler.path), re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
+        content: bytes | str | None = self.files.get(handler.path)
+        content = self.find(handler.path) if content is None else content
+        place = re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)
+        if isinstance(content, str):
+            trouble, content = content, b""
         if trouble == "drop":
             handler.close_connection = True
         elif trouble.isdigit():
@@ -71,7 +82,9 @@ class FileServer:
 
 
 @contextmanager
-def file_server() -> Iterator[FileServer]:
+def file_server(
+    find: Callable[[str], bytes | str | None] | None = None, address: str = "127.0.0.1"
+) -> Iterator[FileServer]:
     """Gives a server, which ends with the block."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,9 +96,9 @@ def file_server() -> Iterator[FileServer]:
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((address, 0), Handler)
     server.daemon_threads = True
-    served = FileServer(server.server_address[1])
+    served = FileServer(server.server_address[1], find)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

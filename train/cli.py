@@ -45,13 +45,7 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP, resolve_arguments
 from vlmill.train.devices.flags import add_device_batch, device_batch_words
-from vlmill.train.recipes import (
-    RECIPES,
-    Recipe,
-    change_recipe,
-    recipe_named,
-    require_sources,
-)
+from vlmill.train.recipes import RECIPES, Recipe, change_recipe, recipe_named, require_sources
 from vlmill.train.recipes.describe import HEAD, describe
 from vlmill.train.recipes.without_effect import without_effect
 from vlmill.train.tasks.command import add_evaluate_arguments, run_evaluate

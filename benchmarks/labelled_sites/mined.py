@@ -8,9 +8,8 @@ from pathlib import Path
 from labelled_sites.labels import Label, verdict_of
 from labelled_sites.reading import by_host, joined_pages
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.choice.choose import choose, scenes
+from vlmill.pipelines.web.choice.choose import choose, features, scenes
 from vlmill.pipelines.web.choice.dominance import judge_images
-from vlmill.pipelines.web.choice.features import features
 from vlmill.pipelines.web.choice.joined_page import JoinedPage, TextSource
 from vlmill.pipelines.web.choice.site_content import Site, count_site_content
 from vlmill.runtime.net.urls import join_key

@@ -11,13 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from peers.official_models import (
-    DOWNLOADS,
-    ONE_NORM,
-    Step,
-    importing,
-    vl_bert_code,
-)
+from peers.official_models import DOWNLOADS, ONE_NORM, Step, importing, vl_bert_code
 from peers.questions import ANSWERS, SIDE_PX, VqaWork
 from peers.works import CLS, MASK, SEP, mask_of
 from torch import Tensor, nn

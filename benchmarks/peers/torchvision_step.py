@@ -10,15 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from peers.detectron2_step import (
-    Step,
-    Work,
-    computing,
-    is_there,
-    moved,
-    our_step,
-    their_step,
-)
+from peers.detectron2_step import Step, Work, computing, is_there, moved, our_step, their_step
 from torch import Tensor, nn
 from torchvision.models import resnet50, resnet101
 from torchvision.models.detection import FasterRCNN

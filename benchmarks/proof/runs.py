@@ -20,11 +20,7 @@ from vlmill.runtime.console.log import read_log
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.settings.plain_fields import to_plain
-from vlmill.train.checkpoints.files import (
-    CheckpointRecord,
-    load_checkpoint,
-    save_checkpoint,
-)
+from vlmill.train.checkpoints.files import CheckpointRecord, load_checkpoint, save_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
 from vlmill.train.recipes import Recipe
 from vlmill.train.run.inputs import Inputs

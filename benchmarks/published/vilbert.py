@@ -7,17 +7,7 @@ for 2 to 8. As in the paper all start from a BERT.
 from proof.arms import Arm
 from proof.task_arms import FROM_BERT, SINGLE_STREAM
 
-from published.row import (
-    IMAGES,
-    VQA,
-    ZERO_SHOT,
-    AblationTable,
-    Row,
-    Step,
-    Subject,
-    Tuning,
-    recall,
-)
+from published.row import IMAGES, VQA, ZERO_SHOT, AblationTable, Row, Step, Subject, Tuning, recall
 
 TEXT_LAYERS = 6
 BERT = Step(arm=Arm(recipe="bert-small", changes=(f"model.num_layers={TEXT_LAYERS}",)), steps=400)

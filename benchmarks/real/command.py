@@ -11,16 +11,7 @@ from real.alignment import Alignment
 from real.arms import all_runs
 from real.baseline import measure_baseline
 from real.photographs import FIRST, SMALL
-from real.runs import (
-    RECALLS,
-    Line,
-    Run,
-    add_line,
-    find_line,
-    make_key,
-    read_lines,
-    run_all,
-)
+from real.runs import RECALLS, Line, Run, add_line, find_line, make_key, read_lines, run_all
 from real.tables import Tables, Test
 from real.task_tables import TaskTables
 from real.zero_shot import ZERO_SHOT, find_file, make_test

@@ -217,8 +217,8 @@ TASK_VARIANTS = {
 RETRIEVAL = {
     "vilbert": Training(steps=700, batch_size=64, lr=5e-4, heads=("text_layers",)),
     "interbert": Training(steps=60, batch_size=12, lr=5e-5, heads=("layers",)),
-    "imagebert": Training(steps=60, batch_size=12, lr=2e-4),
-    "vl-bert": Training(steps=60, batch_size=12, lr=2e-4),
+    "imagebert": Training(steps=1200, batch_size=12, lr=1e-4),
+    "vl-bert": Training(steps=1200, batch_size=12, lr=1e-4),
     "vlmo": Training(steps=200, batch_size=64, lr=5e-4),
 }
 # What a model that reads pairs still learns then, by parts of names; the others learn all.

@@ -7,18 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from vlmill.extract.config import MODEL, require_weights, saved_folder
+from vlmill.models.convert import files
 from vlmill.models.convert.caffe_file import read_caffe_layers
-from vlmill.models.convert.files import (
-    INDEX,
-    PREFIXES,
-    Unreadable,
-    collect_tensors,
-    read_content,
-    shard_files,
-    state_dict_in,
-    without_old_norms,
-    wrapping_prefix,
-)
 from vlmill.models.detector.caffe import name_caffe_weights
 from vlmill.schemas.errors import InputError
 
@@ -35,15 +25,17 @@ def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]
     try:
         if path.suffix == CAFFEMODEL:
             return name_caffe_weights(read_caffe_layers(path))
-        states = [state_dict_in(read_content(file)) for file in weights_files(path, flag)]
-    except Unreadable as error:
+        states = [
+            files.state_dict_in(files.read_content(file)) for file in weights_files(path, flag)
+        ]
+    except files.Unreadable as error:
         raise InputError(f"{flag} {path} cannot be read ({error}); give another file") from None
     except ValueError as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{flag} {path}: {error}; give the detector's .caffemodel") from None
     try:
-        tensors = {name: t for state in states for name, t in collect_tensors(state).items()}
+        tensors = {name: t for state in states for name, t in files.collect_tensors(state).items()}
     except ValueError:
         raise InputError(
             f"{flag} {path} holds no state dict; give the detector's checkpoint"
@@ -52,13 +44,13 @@ def read_checkpoint(path: Path, flag: str = "--weights") -> Mapping[str, Tensor]
     for state in states:
         metadata = getattr(state, "_metadata", None)
         notes |= metadata if isinstance(metadata, dict) else {}
-    while prefix := wrapping_prefix(tensors, PREFIXES):
+    while prefix := files.wrapping_prefix(tensors, files.PREFIXES):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         notes = {
             name.removeprefix(prefix) if isinstance(name, str) else name: note
             for name, note in notes.items()
         }
-    return without_old_norms(tensors, notes)
+    return files.without_old_norms(tensors, notes)
 
 
 def weights_files(path: Path, flag: str = "--weights") -> list[Path]:
@@ -70,9 +62,9 @@ def weights_files(path: Path, flag: str = "--weights") -> list[Path]:
     folder = saved_folder(path)
     if folder is not None:
         return [folder / MODEL]
-    if not path.name.endswith(INDEX):
+    if not path.name.endswith(files.INDEX):
         return [path]
     try:
-        return shard_files(path)
+        return files.shard_files(path)
     except (ValueError, OSError) as error:
         raise InputError(f"{flag} {error}; give a complete folder") from None

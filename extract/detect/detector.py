@@ -18,12 +18,7 @@ from vlmill.extract.detect.trained_folder import read_saved
 from vlmill.extract.image_level.networks import FullImages
 from vlmill.extract.weights import resolve_weights
 from vlmill.models.convert.foreign import describe_foreign
-from vlmill.models.detector.config import (
-    ARCHITECTURES,
-    DEFAULT_ARCH,
-    DetectorConfig,
-    as_grid,
-)
+from vlmill.models.detector.config import ARCHITECTURES, DEFAULT_ARCH, DetectorConfig, as_grid
 from vlmill.models.detector.faster_rcnn import DetectorNetwork, FasterRCNN
 from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.keys import WrongKey

@@ -13,13 +13,7 @@ from torch.nn import functional
 
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import Frames
-from vlmill.extract.images.resize import (
-    NetworkInput,
-    PixelInput,
-    Positions,
-    interpolate,
-    sample_positions,
-)
+from vlmill.extract.images import resize
 from vlmill.models.detector.boxes import constants
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.inputs import copy_to_device
@@ -68,17 +62,19 @@ def padded_size(height: int, width: int, spec: DetectorConfig) -> tuple[int, int
 
 
 def images_on_device(
-    images: Sequence[NetworkInput | PixelInput], spec: DetectorConfig, device: torch.device
+    images: Sequence[resize.NetworkInput | resize.PixelInput],
+    spec: DetectorConfig,
+    device: torch.device,
 ) -> Float[Tensor, "N 3 H W"]:
     """Returns the network's inputs on the device; images that are not resized yet are resized
     there.
     """
-    small = [image for image in images if isinstance(image, PixelInput)]
+    small = [image for image in images if isinstance(image, resize.PixelInput)]
     resized = iter(resized_there(small, spec, device)) if small else iter(())
     return torch.stack(
         [
             next(resized)
-            if isinstance(image, PixelInput)
+            if isinstance(image, resize.PixelInput)
             else copy_to_device(image.tensor, device)[0]
             for image in images
         ]
@@ -86,7 +82,7 @@ def images_on_device(
 
 
 def resized_there(
-    images: Sequence[PixelInput], spec: DetectorConfig, device: torch.device
+    images: Sequence[resize.PixelInput], spec: DetectorConfig, device: torch.device
 ) -> Float[Tensor, "N 3 H W"]:
     """Computes :func:`vlmill.extract.images.resize.network_input` on the device, bit for bit.
 
@@ -103,7 +99,7 @@ def resized_there(
             [copy_to_device(torch.from_numpy(images[n].pixels), device) for n in numbers]
         )
         columns, rows = positions_there(across, device), positions_there(down, device)
-        values = interpolate(pixels.float() - mean, columns, rows) / std
+        values = resize.interpolate(pixels.float() - mean, columns, rows) / std
         resized |= dict(zip(numbers, values, strict=True))
     return torch.stack([resized[n] for n in range(len(images))]).permute(0, 3, 1, 2)
 
@@ -111,16 +107,16 @@ def resized_there(
 Axis = tuple[int, int, float]
 
 
-def get_axes(image: PixelInput) -> tuple[Axis, Axis]:
+def get_axes(image: resize.PixelInput) -> tuple[Axis, Axis]:
     """Returns old size, new size and their factor, for the columns and the rows."""
     height, width = image.size
     return (image.width, width, image.scale), (image.height, height, image.scale)
 
 
 @lru_cache(maxsize=256)  # photographs have a dozen frequent sizes; each takes up to 20 kB
-def positions_there(axis: Axis, device: torch.device) -> Positions:
+def positions_there(axis: Axis, device: torch.device) -> resize.Positions:
     """Returns the sampling positions of an axis, computed on the host in double precision."""
-    low, high, weight = sample_positions(*axis)
+    low, high, weight = resize.sample_positions(*axis)
     return copy_to_device(low, device), copy_to_device(high, device), copy_to_device(weight, device)
 
 

@@ -9,8 +9,9 @@ Reading order: ``names`` (the formats), ``command``, ``records`` (the fields of 
 ``classes`` (how a file numbers them), ``sizes`` and ``context`` (inputs of a reader besides the
 file), ``sources`` (the files that an argument names), ``rows`` and ``parts`` (from records to
 shards), ``import_file``; ``plan``, ``unfinished`` (an export until it is complete) and
-``export_file``. The formats are ``tsv``, ``lmdb`` (with
-``lmdb_pages``, which reads an LMDB without its library), ``npy`` and ``npz`` (with ``arrays`` and
-``folders``), ``uniter``, ``cocobu``, ``hdf5`` (with ``hdf5_groups`` and ``hdf5_write``), ``oscar``,
-``oscar_write`` and ``vlbert``.
+``export_file``. The formats are ``tsv``, ``lmdb`` (with ``lmdb_pages`` and ``lmdb_file``, which
+read and write an LMDB without its library), ``npy`` and ``npz`` (with ``arrays`` and ``folders``),
+``pickled`` and ``similar_pickles`` (write and read the pickles of these formats), ``uniter``,
+``cocobu``, ``hdf5`` (with ``hdf5_groups`` and ``hdf5_write``), ``oscar``, ``oscar_write`` and
+``vlbert``.
 """

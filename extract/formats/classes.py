@@ -100,7 +100,7 @@ def apply_numbering(row: FileRow, numbering: Numbering) -> FileRow:
         if background is None and len(probs):
             raise BadRecord("no objects_id, and the background of cls_prob is unknown")
         changes |= find_most_likely(probs if background == "none" else probs[:, 1:])
-    return dataclasses.replace(row, **changes)
+    return dataclasses.replace(row, **changes) if changes else row
 
 
 def find_most_likely(foreground: Array) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import read_array, save_array, save_arrays
+from vlmill.extract.formats.arrays import array_parts, read_array, zip_parts
 from vlmill.extract.formats.context import Context
 from vlmill.extract.formats.folders import file_name
 from vlmill.extract.formats.plan import ExportPlan, Rows, size_lines
@@ -60,8 +60,8 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     for row in rows:
         stem = file_name(row.image_id, "", name=plan.name)
         features = widen_payload("features", row)
-        save_arrays(files, att / f"{stem}.npz", {"feat": features})
-        save_array(files, box / f"{stem}.npy", widen_payload("boxes", row))
+        files.create_file(att / f"{stem}.npz", zip_parts({"feat": features}))
+        files.create_file(box / f"{stem}.npy", array_parts(widen_payload("boxes", row)))
         mean = features.mean(axis=0) if len(features) else np.zeros(plan.width, np.float32)
-        save_array(files, fc / f"{stem}.npy", mean)
+        files.create_file(fc / f"{stem}.npy", array_parts(mean))
         add_size(row)

@@ -52,6 +52,7 @@ WRITE: dict[str, Writer] = {
 }
 # Formats whose files state their provenance; other formats have PATH.json next to the file.
 STATES_ITSELF = ("npz", "hdf5", "hdf5-fixed", "hdf5-adaptive")
+GROUPS_AT_ONCE = 64  # row groups of small columns: less than 1 MB
 COLUMN_NAMES = (*PROBS, *CLASSES, *ATTRIBUTES, "global_feature")
 BY_FILE_NAME = ("npy", "npz", "vl-bert")  # readers of formats with ids as file names
 
@@ -227,9 +228,11 @@ def count_missing(reader: RegionReader) -> dict[str, int]:
     narrow = [*CLASSES, *ATTRIBUTES]
     missing |= dict.fromkeys(narrow, 0)
     for path in reader.paths:
-        file = pq.ParquetFile(readable(path))
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=narrow)
+        file = pq.ParquetFile(readable(path), pre_buffer=False)
+        groups = range(file.num_row_groups)
+        for first in range(0, len(groups), GROUPS_AT_ONCE):
+            part = groups[first : first + GROUPS_AT_ONCE]
+            table = file.read_row_groups(list(part), columns=narrow, use_threads=False)
             for column in narrow:
                 missing[column] += table.column(column).null_count
     return missing

@@ -4,9 +4,10 @@ The layouts are those of :mod:`~vlmill.extract.formats.hdf5`. Data sets are crea
 size, and memory is bounded by a few images.
 """
 
+import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from vlmill.extract.formats.hdf5 import INDEX, SPATIAL
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import KINDS, Array, widen_payload
-from vlmill.extract.formats.unfinished import Unfinished
+from vlmill.extract.formats.unfinished import Unfinished, write_parts
 from vlmill.runtime.readers.regions import RegionRow
 
 IMAGES_AT_ONCE = 16
@@ -45,39 +46,66 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     """Writes one file, and ``NAME_imgid2idx.pkl`` next to it.
 
     All data sets are allocated, and the ids written, before the first row. What follows changes the
-    values of these data sets only, so that a kill at any moment leaves a file that can be opened.
+    values of these data sets only, in their place in the file.
     """
     fixed = is_fixed(plan)
     rows_by_key = {key: number for number, key in enumerate(index_keys(plan.image_ids))}
     # Python 2 reads protocol 2, too.
     index_path(files.path).write_bytes(pickle.dumps(rows_by_key, protocol=2))
-    with h5py.File(files.path, "r+" if files.done else "w") as file:
-        if not files.done:
+    if not files.done:
+        with h5py.File(files.path, "w") as file:
             file.attrs.update(plan.stated)
             file.attrs["made_by"] = plan.made_by_text
             make_datasets(file, plan, (plan.count, plan.every) if fixed else (plan.num_boxes,))
-        file.flush()
-        files.before_save.append(file.flush)
-        first_box = 0
+    first_box = files.done * (plan.every or 0)
+    with h5py.File(files.path, "r") as file:
+        offsets = {name: data.id.get_offset() for name, data in file.items()}
         if files.done and not fixed:
             first_box = int(file["pos_boxes"][files.done - 1, 1])
-        done, at_once = files.done, min(IMAGES_AT_ONCE, files.block)
+    done, at_once = files.done, min(IMAGES_AT_ONCE, files.block)
+    target = os.open(files.path, os.O_WRONLY)
+    try:
         while part := list(islice(rows, at_once)):
-            boxes = sum(len(row.boxes) for row in part)
-            images = slice(done, done + len(part))
-            where = images if fixed else slice(first_box, first_box + boxes)
-            for name in ("boxes", "features", *plan.payloads):
-                arrays = [widen_payload(name, row) for row in part if len(row.boxes)]
-                store(file[OWN_NAMES.get(name, name)], arrays, where, fixed)
-            store(file[SPATIAL], [spatial(row) for row in part if len(row.boxes)], where, fixed)
-            if not fixed:
-                ends = first_box + np.cumsum([len(row.boxes) for row in part])
-                starts = np.concatenate([[first_box], ends[:-1]])
-                file["pos_boxes"][images] = np.stack([starts, ends], axis=1)
-            file["image_w"][images] = [row.width for row in part]
-            file["image_h"][images] = [row.height for row in part]
+            for name, first, arrays in make_columns(part, plan, done, first_box):
+                write_arrays(target, offsets[name], first, arrays)
             done += len(part)
-            first_box += boxes
+            first_box += sum(len(row.boxes) for row in part)
+    finally:
+        os.close(target)
+
+
+def make_columns(
+    part: Sequence[RegionRow], plan: ExportPlan, image: int, box: int
+) -> Iterator[tuple[str, int, Sequence[Array]]]:
+    """Yields for each data set the first row that some images have in it, and their arrays.
+
+    ``image`` is the number of the first image, ``box`` that of its first box.
+    """
+    filled = [row for row in part if len(row.boxes)]
+    if filled:
+        yield OWN_NAMES["features"], box, [widen_payload("features", row) for row in filled]
+        for name in ("boxes", *plan.payloads):
+            arrays = [widen_payload(name, row) for row in filled]
+            yield OWN_NAMES.get(name, name), box, [np.concatenate(arrays)]
+        yield SPATIAL, box, [spatial(filled).astype("<f4", copy=False)]
+    yield "image_w", image, [np.array([row.width for row in part], "<i4")]
+    yield "image_h", image, [np.array([row.height for row in part], "<i4")]
+    if not is_fixed(plan):
+        ends = box + np.cumsum([len(row.boxes) for row in part])
+        starts = np.concatenate([[box], ends[:-1]])
+        yield "pos_boxes", image, [np.stack([starts, ends], axis=1).astype("<i8")]
+
+
+def write_arrays(file: int, offset: int, first: int, arrays: Sequence[Array]) -> None:
+    """Writes arrays one after the other to row ``first`` of a data set that begins at ``offset``.
+
+    The data sets are contiguous and allocated, so HDF5's library, which would copy, is not needed.
+    """
+    parts = [memoryview(array).cast("B") for array in arrays]
+    start = offset + first * arrays[0][0].nbytes
+    if os.pwritev(file, parts, start) < sum(map(len, parts)):
+        os.lseek(file, start, os.SEEK_SET)  # the disk is nearly full
+        write_parts(file, parts)
 
 
 def index_path(path: Path) -> Path:
@@ -98,22 +126,20 @@ def make_datasets(file: h5py.File, plan: ExportPlan, lead: Sequence[Any]) -> Non
     for name in ("features", "boxes", *plan.payloads):
         shape = (*lead, widths[name]) if name in widths else tuple(lead)
         shapes[OWN_NAMES.get(name, name)] = shape, KINDS[name]
-    shapes[SPATIAL] = (*lead, 6), np.float32
+    shapes[SPATIAL] = (*lead, 6), "<f4"
     if len(lead) == 1:
-        shapes["pos_boxes"] = (plan.count, 2), np.int64
-    shapes |= dict.fromkeys(("image_w", "image_h"), ((plan.count,), np.int32))
+        shapes["pos_boxes"] = (plan.count, 2), "<i8"
+    shapes |= dict.fromkeys(("image_w", "image_h"), ((plan.count,), "<i4"))
     for name, (shape, kind) in shapes.items():
         file.create_dataset(name, shape=shape, dtype=kind, dcpl=allocated)
     file.create_dataset("image_ids", data=np.array(plan.image_ids, dtype=object), dtype=TEXT)
 
 
-def store(data: h5py.Dataset, arrays: Sequence[Array], where: slice, fixed: bool) -> None:
-    """Writes the arrays of some images to their rows of a data set."""
-    if arrays:
-        data[where] = np.stack(arrays) if fixed else np.concatenate(arrays)
-
-
-def spatial(row: RegionRow) -> Array:
-    """Returns [n, 6]: corners, width and height as fractions of the image."""
-    corners = row.boxes / np.array([row.width, row.height, row.width, row.height], np.float32)
+def spatial(rows: Sequence[RegionRow]) -> Array:
+    """Returns [n, 6] for the boxes of some images: corners, width and height as fractions of the
+    image.
+    """
+    sizes = np.array([[row.width, row.height] * 2 for row in rows], np.float32)
+    counts = [len(row.boxes) for row in rows]
+    corners = np.concatenate([row.boxes for row in rows]) / np.repeat(sizes, counts, axis=0)
     return np.concatenate([corners, corners[:, 2:] - corners[:, :2]], axis=1)

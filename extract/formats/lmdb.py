@@ -10,17 +10,15 @@ The layouts differ in the names and types of a pickle's entries, and one reader 
 
 import os
 import pickle
-import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
-
-import lmdb
+from typing import Any
 
 from vlmill.extract.formats.context import Context, Item
-from vlmill.extract.formats.lmdb_pages import LostValue, Pages
+from vlmill.extract.formats.lmdb_file import LmdbFile
+from vlmill.extract.formats.lmdb_pages import LostValue, Pages, Value
+from vlmill.extract.formats.pickled import dict_parts
 from vlmill.extract.formats.plan import ExportPlan, Rows
 from vlmill.extract.formats.records import (
     KINDS,
@@ -34,20 +32,21 @@ from vlmill.extract.formats.records import (
     to_base64,
     widen_payload,
 )
+from vlmill.extract.formats.similar_pickles import SimilarPickles
 from vlmill.extract.formats.sizes import Sizes
 from vlmill.extract.formats.unfinished import Unfinished
-from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
+from vlmill.models.convert.plain_pickle import BadPickle, plain_value
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 
-Row = TypeVar("Row")
 KEYS = b"keys"
-MAP_BYTES = 2**40  # of address space; the file is only as large as its content
+IMAGES_AT_ONCE = 4  # of one write: some MB
 MAX_KEY_BYTES = 511
 MAGIC = b"\xde\xc0\xef\xbe"  # at offset 16 of data.mdb
 FILE = "data.mdb"
 SUFFIXES = (".mdb", ".lmdb")
+loads = SimilarPickles().loads
 NEEDED = {"boxes", "features"}
 # Keys of databases with other values: UNITER's msgpack, tensorpack, and plain images.
 KNOWN_OTHERS = {b"__keys__": "UNITER's or tensorpack's: give the .npz or .h5 it was made from"}
@@ -84,7 +83,7 @@ def read_records(pages: Pages, path: Path, context: Context) -> Iterator[Item]:
 
     For a damaged file, one more reject states the number of other lost records.
     """
-    pickled_keys: bytes | None = None
+    pickled_keys: Value | None = None
     sizes = context.sizes_near(path)
     named_losses = read_before = 0
     for key, value in pages.records():
@@ -121,7 +120,7 @@ def _same(bad: InvalidRecord) -> Record:
     return bad
 
 
-def require_layout(key: bytes, value: bytes, path: Path) -> None:
+def require_layout(key: bytes, value: Value, path: Path) -> None:
     """Raises InputError, once, if the first value is a complete pickle of other content."""
     if key in KNOWN_OTHERS:
         raise InputError(f"FILE {path} is another type of LMDB, {KNOWN_OTHERS[key]}")
@@ -147,7 +146,7 @@ def decode_key(key: bytes) -> str:
 
 
 def parse_record(
-    key: bytes, value: bytes, context: Context, sizes: Sizes | None, path: Path
+    key: bytes, value: Value, context: Context, sizes: Sizes | None, path: Path
 ) -> Record:
     """Returns the row that one value holds. Raises InputError for one without a size."""
     name = decode_key(key)
@@ -175,7 +174,7 @@ def parse_field(name: str, value: Any) -> Any:
     return from_base64(name, value) if name in KINDS and isinstance(value, str) else value
 
 
-def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidRecord]:
+def find_missing_keys(pickled_keys: Value, pages: Pages) -> Iterator[InvalidRecord]:
     """Yields the listed keys without a value."""
     try:
         keys = loads(pickled_keys)
@@ -196,30 +195,17 @@ def find_missing_keys(pickled_keys: bytes, pages: Pages) -> Iterator[InvalidReco
 
 
 def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
-    """Writes the folder of an LMDB. Each value states how classes are numbered.
-
-    A killed process leaves the rows of its last commit, and a row may be written again.
-    """
+    """Writes the folder of an LMDB. Each value states how classes are numbered."""
     make_item = ITEMS[plan.name]
-    if not files.done:
-        shutil.rmtree(files.path, ignore_errors=True)
     files.path.mkdir(exist_ok=True)
-    # Every commit is flushed: a machine that fails leaves the last one. No other process reads.
-    with lmdb.open(str(files.path), map_size=MAP_BYTES, lock=False) as environment:
-        for part in split_batches(rows, files.block):
-            with environment.begin(write=True) as transaction:
-                for row in part:
-                    item = make_item(row, plan.payloads) | dict(plan.stated)
-                    transaction.put(row.image_id.encode(), pickle.dumps(item, protocol=4))
-        with environment.begin(write=True) as transaction:
-            keys = [image_id.encode() for image_id in plan.image_ids]
-            transaction.put(KEYS, pickle.dumps(keys, protocol=4))
-
-
-def split_batches(rows: Iterator[Row], size: int) -> Iterator[Iterator[Row]]:
-    """Yields the rows in batches of ``size``."""
-    for first in rows:
-        yield chain([first], islice(rows, size - 1))
+    keys = [image_id.encode() for image_id in plan.image_ids]
+    file = LmdbFile(files.open_file(files.path / FILE, buffering=0), [*keys, KEYS], files.done)
+    for number, row in enumerate(rows, files.done + 1):
+        file.add(dict_parts(make_item(row, plan.payloads) | dict(plan.stated)))
+        if number % IMAGES_AT_ONCE == 0 or number % files.block == 0:
+            file.flush()
+    file.add([pickle.dumps(keys, protocol=4)])
+    file.finish()
 
 
 def is_key(image_id: str) -> bool:

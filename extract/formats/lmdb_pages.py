@@ -7,6 +7,7 @@ mdb.c): pages of one size are numbered from 0; pages 0 and 1 describe the file, 
 them is valid.
 """
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -25,14 +26,14 @@ MAX_VALUE = 2**26
 MAX_DEPTH = 32
 BRANCH, LEAF, OVERFLOW, KIND = 0x01, 0x02, 0x04, 0x2F  # types of pages, and their bits
 BIG_VALUE, SUB_DATABASE, DUPLICATES = 0x01, 0x02, 0x04  # flags of nodes
-_PAGE = struct.Struct("<QHHHH")  # number, unused, flags, end of the offsets, start of the nodes
-_OVERFLOW = struct.Struct("<QHHI")  # number, unused, flags, count of pages
-_NODE = struct.Struct("<HHHH")  # size or page, low and high half; flags or page; bytes of the key
-_META = struct.Struct("<IIQQ")  # magic, version, address, size of the map
-_TREE = struct.Struct("<IHHQQQQQ")  # page size, flags, depth, three counts, records, root
-_ENDS = struct.Struct("<QQ")  # last page, transaction
-_TREES_AT = _PAGE.size + _META.size
-_ENDS_AT = _TREES_AT + 2 * _TREE.size
+PAGE = struct.Struct("<QHHHH")  # number, unused, flags, end of the offsets, start of the nodes
+OVERFLOW_PAGE = struct.Struct("<QHHI")  # number, unused, flags, count of pages
+NODE = struct.Struct("<HHHH")  # size or page, low and high half; flags or page; bytes of the key
+META = struct.Struct("<IIQQ")  # magic, version, address, size of the map
+TREE = struct.Struct("<IHHQQQQQ")  # page size, flags, depth, three counts, records, root
+ENDS = struct.Struct("<QQ")  # last page, transaction
+_TREES_AT = PAGE.size + META.size
+_ENDS_AT = _TREES_AT + 2 * TREE.size
 
 
 class DamagedPage(ValueError):
@@ -59,8 +60,11 @@ class LostValue:
     reason: Reason = Reason.BROKEN_ARCHIVE
 
 
+Value = bytes | memoryview
+
+
 class Pages:
-    """Reads an open file page by page.
+    """Reads an open file page by page; values in pages of their own are views of the file.
 
     ``damage`` is the first unreadable page or value and their number; None if all are readable.
     ``keys`` are the keys of the records that were yielded. Raises InputError for a file without any
@@ -68,7 +72,9 @@ class Pages:
     """
 
     def __init__(self, file: int, path: Path) -> None:
-        self._file, self._bytes = file, os.fstat(file).st_size
+        self._bytes = os.fstat(file).st_size
+        mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ) if self._bytes else b""
+        self._map = memoryview(mapped)
         self.damage: tuple[str, int] | None = None
         self._meta = self._read_newest()
         self._size = self._find_page_size(path) if self._meta is None else self._meta.page_size
@@ -97,7 +103,7 @@ class Pages:
         first, number = self.damage or (what, 0)
         self.damage = first, number + 1
 
-    def records(self) -> Iterator[tuple[bytes, bytes | LostValue]]:
+    def records(self) -> Iterator[tuple[bytes, Value | LostValue]]:
         """Yields keys and values of the tree in its order, then of pages that it does not reach.
 
         Pages outside the tree are read only if the file is damaged. A key that occurs a second time
@@ -115,12 +121,15 @@ class Pages:
             yield from self._without_repeats(self._walk(number, 0))
 
     def _without_repeats(
-        self, records: Iterator[tuple[bytes, bytes | LostValue]]
-    ) -> Iterator[tuple[bytes, bytes | LostValue]]:
+        self, records: Iterator[tuple[bytes, Value | LostValue]]
+    ) -> Iterator[tuple[bytes, Value | LostValue]]:
         for key, value in records:
             if key not in self.keys:
                 self.keys.add(key)
                 yield key, value
+
+    def _read(self, size: int, offset: int) -> bytes:
+        return bytes(self._map[offset : offset + size])
 
     # --- pages 0 and 1 ---
 
@@ -149,13 +158,13 @@ class Pages:
         return newest._replace(is_newest=True)
 
     def _read_meta(self, offset: int) -> Meta | None:
-        data = os.pread(self._file, _ENDS_AT + _ENDS.size, offset)
-        if len(data) < _ENDS_AT + _ENDS.size:
+        data = self._read(_ENDS_AT + ENDS.size, offset)
+        if len(data) < _ENDS_AT + ENDS.size:
             return None
-        magic, version, _, _ = _META.unpack_from(data, _PAGE.size)
-        page_size, *_, free_root = _TREE.unpack_from(data, _TREES_AT)
-        *_, num_records, root = _TREE.unpack_from(data, _TREES_AT + _TREE.size)
-        last_page, transaction = _ENDS.unpack_from(data, _ENDS_AT)
+        magic, version, _, _ = META.unpack_from(data, PAGE.size)
+        page_size, *_, free_root = TREE.unpack_from(data, _TREES_AT)
+        *_, num_records, root = TREE.unpack_from(data, _TREES_AT + TREE.size)
+        last_page, transaction = ENDS.unpack_from(data, _ENDS_AT)
         if magic != MAGIC or version != VERSION or page_size not in PAGE_SIZES:
             return None
         if offset not in (0, page_size) or last_page * page_size > 2**62:
@@ -165,7 +174,7 @@ class Pages:
     def _find_page_size(self, path: Path) -> int:
         """Returns the page size at which pages 2 and 3 hold their numbers. Raises InputError."""
         for size in PAGE_SIZES:
-            heads = [os.pread(self._file, _PAGE.size, number * size) for number in (2, 3)]
+            heads = [self._read(PAGE.size, number * size) for number in (2, 3)]
             if [int.from_bytes(head[:8], "little") for head in heads] == [2, 3]:
                 return size
         raise InputError(
@@ -174,7 +183,7 @@ class Pages:
 
     def _content(self) -> str:
         """Returns a description of the content of a file that is not an LMDB."""
-        head = os.pread(self._file, 4096, 0)
+        head = self._read(4096, 0)
         if not head:
             return "it is empty"
         if not any(head):
@@ -185,7 +194,7 @@ class Pages:
 
     # --- the tree ---
 
-    def _walk(self, root: int, depth: int) -> Iterator[tuple[bytes, bytes | LostValue]]:
+    def _walk(self, root: int, depth: int) -> Iterator[tuple[bytes, Value | LostValue]]:
         """Yields the records below a page, in the order of their keys."""
         if root == NO_PAGE:
             return
@@ -208,10 +217,10 @@ class Pages:
             raise DamagedPage(f"page {number} is beyond the end of the file")
         if self._visited[number >> 3] & (1 << (number & 7)):
             raise DamagedPage(f"page {number} is in the tree twice")
-        page = os.pread(self._file, self._size, number * self._size)
+        page = self._read(self._size, number * self._size)
         if len(page) < self._size:
             raise DamagedPage(f"page {number} is cut")
-        stated, _, flags, lower, upper = _PAGE.unpack_from(page)
+        stated, _, flags, lower, upper = PAGE.unpack_from(page)
         kind = flags & KIND
         if stated != number or kind not in (BRANCH, LEAF) or not self._fits(lower, upper):
             what = "is all zeros" if not any(page) else "is damaged"
@@ -220,37 +229,37 @@ class Pages:
         return page, kind
 
     def _fits(self, lower: int, upper: int) -> bool:
-        return _PAGE.size <= lower <= upper <= self._size and lower % 2 == 0
+        return PAGE.size <= lower <= upper <= self._size and lower % 2 == 0
 
     def _children(self, page: bytes, number: int) -> list[int]:
         children = []
         for offset in self._offsets(page, number):
-            low, high, top, _ = _NODE.unpack_from(page, offset)
+            low, high, top, _ = NODE.unpack_from(page, offset)
             children.append(low | high << 16 | top << 32)
         return children
 
     def _offsets(self, page: bytes, number: int) -> Iterator[int]:
         """Yields the offset of each node of a page."""
-        _, _, _, lower, upper = _PAGE.unpack_from(page)
-        for position in range(_PAGE.size, lower, 2):
+        _, _, _, lower, upper = PAGE.unpack_from(page)
+        for position in range(PAGE.size, lower, 2):
             offset = int.from_bytes(page[position : position + 2], "little")
-            if upper <= offset <= len(page) - _NODE.size:
+            if upper <= offset <= len(page) - NODE.size:
                 yield offset
             else:
                 self._add_damage(f"page {number} has a damaged entry")
 
-    def _nodes(self, page: bytes, number: int) -> Iterator[tuple[bytes, bytes | LostValue]]:
+    def _nodes(self, page: bytes, number: int) -> Iterator[tuple[bytes, Value | LostValue]]:
         """Yields the records of a leaf."""
         for offset in self._offsets(page, number):
-            low, high, flags, key_bytes = _NODE.unpack_from(page, offset)
-            value_at = offset + _NODE.size + key_bytes
+            low, high, flags, key_bytes = NODE.unpack_from(page, offset)
+            value_at = offset + NODE.size + key_bytes
             if not key_bytes or value_at > len(page):
                 self._add_damage(f"page {number} has a damaged key")
                 continue
-            key = page[offset + _NODE.size : value_at]
+            key = page[offset + NODE.size : value_at]
             yield key, self._value(page, value_at, low | high << 16, flags)
 
-    def _value(self, page: bytes, offset: int, size: int, flags: int) -> bytes | LostValue:
+    def _value(self, page: bytes, offset: int, size: int, flags: int) -> Value | LostValue:
         if flags & (SUB_DATABASE | DUPLICATES):
             return LostValue("it is a database, or has several values", Reason.BAD_RECORD)
         if size > MAX_VALUE:
@@ -266,17 +275,21 @@ class Pages:
             return LostValue("its page number is beyond the end of its page")
         return self._big_value(int.from_bytes(page[offset : offset + 8], "little"), size)
 
-    def _big_value(self, number: int, size: int) -> bytes | LostValue:
+    def _big_value(self, number: int, size: int) -> Value | LostValue:
         """Returns a value that is stored in separate pages, starting at page ``number``."""
         if number >= self._num_pages:
             return LostValue(f"its value is in page {number}, beyond the end of the file")
         start = number * self._size
-        head = os.pread(self._file, _OVERFLOW.size, start)
-        data = os.pread(self._file, size, start + _OVERFLOW.size)
+        head = self._read(OVERFLOW_PAGE.size, start)
+        data = self._map[start + OVERFLOW_PAGE.size : start + OVERFLOW_PAGE.size + size]
         if len(data) < size:
             return LostValue(f"its value is cut by the end of the file, in page {number}")
-        stated, _, flags, pages = _OVERFLOW.unpack(head)
-        if stated != number or not flags & OVERFLOW or pages * self._size < _OVERFLOW.size + size:
+        stated, _, flags, pages = OVERFLOW_PAGE.unpack(head)
+        if (
+            stated != number
+            or not flags & OVERFLOW
+            or pages * self._size < OVERFLOW_PAGE.size + size
+        ):
             return LostValue(f"page {number}, where its value begins, is damaged")
         return data
 
@@ -286,7 +299,7 @@ class Pages:
         """Marks the file's free pages as visited, since they hold older records."""
         before = self.damage
         for _, value in self._walk(root, 0):
-            if isinstance(value, bytes):
+            if not isinstance(value, LostValue):
                 for (number,) in struct.iter_unpack("<Q", value[8 : len(value) // 8 * 8]):
                     if number < self._num_pages:
                         self._visited[number >> 3] |= 1 << (number & 7)
@@ -295,12 +308,12 @@ class Pages:
     def _unvisited_leaves(self) -> Iterator[int]:
         number = 2
         while number < self._num_pages:
-            head = os.pread(self._file, _PAGE.size, number * self._size)
+            head = self._read(PAGE.size, number * self._size)
             pages = 1
-            if len(head) == _PAGE.size and _PAGE.unpack(head)[0] == number:
-                flags = _PAGE.unpack(head)[2]
+            if len(head) == PAGE.size and PAGE.unpack(head)[0] == number:
+                flags = PAGE.unpack(head)[2]
                 if flags & KIND == OVERFLOW:
-                    stated = _OVERFLOW.unpack(head)[3]
+                    stated = OVERFLOW_PAGE.unpack(head)[3]
                     pages = stated if 0 < stated <= self._num_pages - number else 1
                 elif flags & KIND == LEAF and not self._visited[number >> 3] & (1 << (number & 7)):
                     yield number

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import only_item, read_array, save_array
+from vlmill.extract.formats.arrays import array_parts, only_item, read_array
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -117,12 +117,15 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
         features = widen_payload("features", row)
         if plan.name == "npy-mmf":
             file = nested_file(files.path, row.image_id, plan.name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_array(files, info_file(file), {"image_id": row.image_id, **entries})
-            save_array(files, file, features)
+            if "/" in row.image_id:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            info = array_parts({"image_id": row.image_id, **entries})
+            files.create_file(info_file(file), info)
+            files.create_file(file, array_parts(features))
         else:
             item = {"image_id": row.image_id, **entries, "features": features}
-            save_array(files, files.path / file_name(row.image_id, ENDING, name=plan.name), item)
+            file = files.path / file_name(row.image_id, ENDING, name=plan.name)
+            files.create_file(file, array_parts(item))
 
 
 def nested_file(folder: Path, image_id: str, name: str) -> Path:

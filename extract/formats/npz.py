@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vlmill.extract.formats import cocobu, uniter
-from vlmill.extract.formats.arrays import only_item, read_members, save_arrays
+from vlmill.extract.formats.arrays import only_item, read_members, zip_parts
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.folders import count_files, file_name, id_of_file, walk_files
 from vlmill.extract.formats.plan import ExportPlan, Rows
@@ -172,7 +172,7 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     files.path.mkdir(exist_ok=True)
     for row in rows:
         file = files.path / file_name(row.image_id, ENDING, name=plan.name)
-        save_arrays(files, file, make_arrays(row, plan))
+        files.create_file(file, zip_parts(make_arrays(row, plan)))
 
 
 def make_arrays(row: RegionRow, plan: ExportPlan) -> dict[str, Any]:
@@ -193,4 +193,4 @@ def make_arrays(row: RegionRow, plan: ExportPlan) -> dict[str, Any]:
         **plan.stated,
         "made_by": plan.made_by_text,
     }
-    return {"x": features, **arrays, "info": np.array(info, dtype=object)}
+    return {"x": features, **arrays, "info": info}

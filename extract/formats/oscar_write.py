@@ -53,17 +53,17 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     predictions = line_file(files, PREDICTIONS)
     labels = None if retrieval else line_file(files, LABELS)
     for row in rows:
-        key, objects = row.image_id.encode(), make_objects(row, plan)
+        key, (label_texts, texts) = row.image_id.encode(), format_objects(row, plan)
         sizes = {"image_h": row.height, "image_w": row.width, "num_boxes": len(row.boxes)}
         text = encode_features(row)
         if retrieval:
             features.add(key, b"\t%d\t" % len(row.boxes), text)
         else:
             features.add(key, b'\t{"num_boxes": %d, "features": "' % len(row.boxes), text, b'"}')
-        predictions.add(key, b"\t", _json({**sizes, "objects": objects}))
+        head = _json(sizes)[:-1] + b', "objects": ['
+        predictions.add(key, b"\t", head, ", ".join(texts).encode(), b"]}")
         if labels is not None:
-            names = ("class", "rect", "conf")
-            labels.add(key, b"\t", _json([{name: o[name] for name in names} for o in objects]))
+            labels.add(key, b"\t[", ", ".join(label_texts).encode(), b"]")
     lists = {"classes.json": plan.classes, "attributes.json": plan.attributes}
     for name, value in lists.items():
         if value:
@@ -78,30 +78,40 @@ def _json(value: Any) -> bytes:
 
 def encode_features(row: RegionRow) -> bytes:
     """Returns base64 of [N, D + 6]: features, corners, width and height as fractions."""
-    joined = np.concatenate([widen_payload("features", row), spatial(row)], axis=1)
+    joined = np.concatenate([widen_payload("features", row), spatial([row])], axis=1)
     return pybase64.b64encode(np.ascontiguousarray(joined, dtype="<f4").data)
 
 
-def make_objects(row: RegionRow, plan: ExportPlan) -> list[dict[str, Any]]:
-    """Returns the objects of one image, in the order of its boxes."""
-    ids = widen_payload("objects_id", row).tolist()
-    scores = widen_payload("objects_conf", row).tolist()
-    objects: list[dict[str, Any]] = [
-        {
-            "rect": rect,
-            "bbox_id": number,
-            "class": find_name(ids[number], plan.classes, "--classes"),
-            "conf": scores[number],
-        }
-        for number, rect in enumerate(row.boxes.astype(np.float32).tolist())
+def format_objects(row: RegionRow, plan: ExportPlan) -> tuple[list[str], list[str]]:
+    """Returns the objects of one image as JSON for label.tsv and for predictions.tsv, in the order
+    of its boxes. Each number is formatted once for both.
+    """
+    if not len(row.boxes):
+        return [], []
+    rects = json.dumps(row.boxes.astype(np.float32).tolist())[2:-2].split("], [")
+    ids, confs = _format_ids(row, "objects", plan.classes, "--classes")
+    both = [
+        f'"class": {name}, "rect": [{rect}], "conf": {conf}'
+        for rect, name, conf in zip(rects, ids, confs, strict=True)
     ]
+    more = [""] * len(both)
     if plan.attributes and "attrs_id" in plan.payloads:
-        attributes = widen_payload("attrs_id", row).tolist()
-        confs = widen_payload("attrs_conf", row).tolist()
-        for one, attribute, conf in zip(objects, attributes, confs, strict=True):
-            one["attributes"] = [find_name(attribute, plan.attributes, "--attributes")]
-            one["attr_scores"] = [conf]
-    return objects
+        ids, confs = _format_ids(row, "attrs", plan.attributes, "--attributes")
+        more = [
+            f', "attributes": [{name}], "attr_scores": [{conf}]'
+            for name, conf in zip(ids, confs, strict=True)
+        ]
+    texts = [f'{{"bbox_id": {n}, {o}{m}}}' for n, (o, m) in enumerate(zip(both, more, strict=True))]
+    return [f"{{{o}}}" for o in both], texts
+
+
+def _format_ids(
+    row: RegionRow, what: str, names: Sequence[str], flag: str
+) -> tuple[list[str], list[str]]:
+    """Returns the names and the scores of a row's classes or attributes as JSON."""
+    ids = widen_payload(f"{what}_id", row).tolist()
+    scores = json.dumps(widen_payload(f"{what}_conf", row).tolist())
+    return [json.dumps(find_name(i, names, flag)) for i in ids], scores[1:-1].split(", ")
 
 
 def find_name(number: int, names: Sequence[str], flag: str) -> str:

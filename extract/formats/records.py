@@ -189,6 +189,8 @@ def whole_number(name: str, value: object, low: int, high: int) -> int:
 
     Raises BadRecord.
     """
+    if type(value) is int and low <= value <= high:
+        return value
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     try:
@@ -285,6 +287,10 @@ def reshape_payload(name: str, value: Any, count: int) -> Array:
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         raise BadRecord(f"{name} is not an array of numbers")
+    if value.dtype == KINDS[name] and value.size and value.flags.c_contiguous:
+        width = (4,) if name == "boxes" else () if name in LISTS else value.shape[1:2]
+        if value.shape == (count, *width):
+            return value
     flat = row_major(name, value, count).reshape(-1)
     if name in LISTS or name == "boxes":
         expected = count * (4 if name == "boxes" else 1)
@@ -326,8 +332,11 @@ def check_boxes(boxes: Array) -> None:
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:
     """Returns whether a box of [n, 4] extends beyond its image by more than ``tolerance_px``."""
-    far = np.array([width, height]) + tolerance_px
-    return not ((boxes[:, :2] >= -tolerance_px) & (boxes[:, 2:] <= far)).all()
+    if not len(boxes):
+        return False
+    right, bottom = boxes[:, 2:].max(axis=0).tolist()
+    is_inside = right <= width + tolerance_px and bottom <= height + tolerance_px
+    return not (is_inside and boxes[:, :2].min() >= -tolerance_px)  # also of NaN
 
 
 def clip_padding(boxes: Array, width: int, height: int) -> Array:

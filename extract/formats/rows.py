@@ -59,7 +59,9 @@ class RowSorter:
         """
         if isinstance(record, InvalidRecord):
             return record
-        row = dataclasses.replace(record, image_id=self._prefix + record.image_id)
+        row = record
+        if self._prefix:
+            row = dataclasses.replace(record, image_id=self._prefix + record.image_id)
         if row.image_id in self.ids:
             detail = "an earlier row has this id"
             return InvalidRecord(key=row.image_id, detail=detail, reason=Reason.DUPLICATE)

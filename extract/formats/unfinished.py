@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,9 @@ from vlmill.schemas.plain_json import parse_json, read_json
 ROWS = 256  # images between two records: the most that a kill loses
 STATE = "_state.json"
 BUFFER = 2**20
+
+MAX_PARTS = 1024  # of one call to the system
+Part = bytes | memoryview
 
 
 def hidden_folder(output: Path) -> Path:
@@ -56,7 +59,6 @@ class Unfinished:
         self.path = self._folder / output.name
         self._settings = parse_json(json.dumps(settings))
         self._open: dict[str, BinaryIO] = {}
-        self.before_save: list[Callable[[], Any]] = []
         state = {} if fresh else self._read_state()
         self.done: int = state.get("images", 0)
         self.is_complete: bool = state.get("complete", False)
@@ -86,26 +88,30 @@ class Unfinished:
             )
         return state
 
-    def open_file(self, path: Path) -> BinaryIO:
+    def open_file(self, path: Path, buffering: int = BUFFER) -> BinaryIO:
         """Opens a file to append to, after the content of the complete images."""
         name = str(path.relative_to(self._folder))
         if name not in self._open:
             path.parent.mkdir(parents=True, exist_ok=True)
             size = self._sizes.get(name, 0)
             mode = "r+b" if size else "wb"
-            file: BinaryIO = path.open(mode, buffering=BUFFER)  # type: ignore[assignment]
+            file: BinaryIO = path.open(mode, buffering=buffering)  # type: ignore[assignment]
             file.truncate(size)
             file.seek(size)
             self._open[name] = file
         return self._open[name]
 
-    def create_file(self, path: Path) -> BinaryIO:
-        """Opens the new file of one image.
+    def create_file(self, path: Path | str, parts: Sequence[Part]) -> None:
+        """Writes the new file of one image, given in parts.
 
         Raises FileExistsError if another image has this file, as on file systems that ignore case.
         """
-        mode = "wb" if self._resumed else "xb"
-        return path.open(mode, buffering=0)  # type: ignore[return-value]
+        flags = os.O_TRUNC if self._resumed else os.O_EXCL
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
+        try:
+            write_parts(file, parts)
+        finally:
+            os.close(file)
 
     def rows(self, reader: RegionReader, progress: Progress) -> Iterator[RegionRow]:
         """Yields the remaining rows; records after each block what a writer has made of it.
@@ -121,8 +127,6 @@ class Unfinished:
                 self._resumed = False
 
     def _save(self, images: int, *, is_complete: bool = False) -> None:
-        for action in self.before_save:
-            action()
         for name, file in self._open.items():
             file.flush()
             self._sizes[name] = file.tell()
@@ -137,7 +141,6 @@ class Unfinished:
 
     def finish(self, images: int) -> None:
         """Records that all files are complete, and renames them to their final names."""
-        self.before_save.clear()
         self._save(images, is_complete=True)
         self.close()
         self.publish()
@@ -162,6 +165,17 @@ class Unfinished:
     def remove(self) -> None:
         """Deletes the hidden folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def write_parts(file: int, parts: Sequence[Part]) -> None:
+    """Writes buffers one after the other to a file's descriptor, with one call to the system."""
+    if len(parts) > MAX_PARTS:
+        parts = [b"".join(parts)]
+    written = os.writev(file, parts)
+    if written < sum(map(len, parts)):  # the disk is nearly full
+        remaining = memoryview(b"".join(parts))[written:]
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
 
 
 def sync_file_system(folder: Path) -> None:

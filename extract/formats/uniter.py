@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmill.extract.formats.arrays import save_arrays
+from vlmill.extract.formats.arrays import zip_parts
 from vlmill.extract.formats.context import Context
 from vlmill.extract.formats.folders import file_name
 from vlmill.extract.formats.plan import ExportPlan, Rows, size_lines
@@ -45,7 +45,7 @@ def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:
     add_size = size_lines(files)
     for row in rows:
         file = files.path / file_name(row.image_id, ".npz", name=plan.name)
-        save_arrays(files, file, make_arrays(row))
+        files.create_file(file, zip_parts(make_arrays(row)))
         add_size(row)
 
 

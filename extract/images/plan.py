@@ -16,16 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from vlmill.extract.images.discovery import (
-    Kind,
-    Skipped,
-    Why,
-    kind_by_name,
-    kind_of_file,
-    read_head,
-    read_path_list,
-    walk,
-)
+from vlmill.extract.images import discovery
 from vlmill.extract.images.tar import MAX_KEY, BrokenArchive, Member, NotATar, id_in, members
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.paths import expand_braces, matches, readable, to_path
@@ -80,7 +71,7 @@ class HeldImage(InputImage):
 
 
 def plan_images(
-    arguments: Sequence[str], ids: str = "auto", skipped: Skipped | None = None
+    arguments: Sequence[str], ids: str = "auto", skipped: discovery.Skipped | None = None
 ) -> list[InputImage]:
     """Returns all images, in the arguments' order and sorted within each. Raises InputError.
 
@@ -89,7 +80,7 @@ def plan_images(
     member, the content of a file. Rows of a table have their own. ``skipped`` counts files and
     folders that were seen and not planned.
     """
-    skipped = Skipped() if skipped is None else skipped
+    skipped = discovery.Skipped() if skipped is None else skipped
     plan: list[InputImage] = []
     progress = Progress(total=None, unit="image", label="planning")
     with closing(progress):
@@ -148,13 +139,13 @@ def is_table(argument: str) -> bool:
     return argument.endswith(".parquet")
 
 
-def find_images(argument: str, skipped: Skipped) -> Iterator[InputImage]:
+def find_images(argument: str, skipped: discovery.Skipped) -> Iterator[InputImage]:
     """Yields the images of one argument."""
     path = to_path(argument)
     if is_table(argument) and (path.is_dir() or path.is_file()):
         yield from list_rows(find_shards(path if path.is_dir() else argument, IMAGES, "INPUT"))
     elif path.is_dir():
-        for name, kind in walk(path, skipped):
+        for name, kind in discovery.walk(path, skipped):
             yield from images_in(name, kind, skipped)
     elif path.is_file():
         yield from images_of_file(argument, skipped)
@@ -182,19 +173,19 @@ def names_in_braces(argument: str) -> list[str]:
     return names
 
 
-def images_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
+def images_of_file(argument: str, skipped: discovery.Skipped) -> Iterator[InputImage]:
     """Yields the images of a file that the user named: any file except a list or a tar is treated
     as an image, so that other files are rejected.
     """
-    by_name, head = kind_by_name(argument), b""
-    if by_name is not Kind.IMAGE:
+    by_name, head = discovery.kind_by_name(argument), b""
+    if by_name is not discovery.Kind.IMAGE:
         with suppress(OSError):  # reading it later returns the reason
-            head = read_head(argument)
-    if by_name is Kind.IMAGE or format_name(head):
+            head = discovery.read_head(argument)
+    if by_name is discovery.Kind.IMAGE or format_name(head):
         yield InputImage(path=argument)
     elif argument.endswith(".txt"):
-        yield from (InputImage(path=path) for path in read_path_list(to_path(argument)))
-    elif by_name is Kind.TAR or is_tar(head):
+        yield from (InputImage(path=path) for path in discovery.read_path_list(to_path(argument)))
+    elif by_name is discovery.Kind.TAR or is_tar(head):
         yield from list_members(argument, skipped)
     elif (name := other_name(head) or "").endswith("archive"):
         raise InputError(f"INPUT {argument} is a {name}; unpack it, and give the folder or a .tar")
@@ -202,7 +193,7 @@ def images_of_file(argument: str, skipped: Skipped) -> Iterator[InputImage]:
         yield InputImage(path=argument)
 
 
-def images_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[InputImage]:
+def images_matched(match: Path, pattern: str, skipped: discovery.Skipped) -> Iterator[InputImage]:
     """Yields the images of a file that a glob matches; a .txt is a list if the glob names .txt."""
     name = str(match)
     if name.endswith(".parquet"):
@@ -211,25 +202,25 @@ def images_matched(match: Path, pattern: str, skipped: Skipped) -> Iterator[Inpu
         yield from images_of_file(name, skipped)
     elif match.is_dir():
         if "**" not in pattern:  # which also matches the content of the folder
-            skipped.add(Why.FOLDER)
+            skipped.add(discovery.Why.FOLDER)
     elif (kind := kind_of_match(match, skipped)) is not None:
         yield from images_in(name, kind, skipped)
 
 
-def kind_of_match(match: Path, skipped: Skipped) -> Kind | None:
+def kind_of_match(match: Path, skipped: discovery.Skipped) -> discovery.Kind | None:
     """Returns whether a match of a glob is an image or a tar; counts it if it is neither."""
     if not isinstance(match, RemotePath):
-        return kind_of_file(str(match), skipped)
-    kind = kind_by_name(match.name)
+        return discovery.kind_of_file(str(match), skipped)
+    kind = discovery.kind_by_name(match.name)
     if kind is None and match.suffix:
-        skipped.add(Why.OTHER, match.name)
+        skipped.add(discovery.Why.OTHER, match.name)
         return None
-    return kind or Kind.IMAGE
+    return kind or discovery.Kind.IMAGE
 
 
-def images_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]:
+def images_in(name: str, kind: discovery.Kind, skipped: discovery.Skipped) -> Iterator[InputImage]:
     """Yields the images of a file among many; a tar that cannot be read is a broken one."""
-    if kind is Kind.IMAGE:
+    if kind is discovery.Kind.IMAGE:
         yield InputImage(path=name)
         return
     try:
@@ -239,7 +230,7 @@ def images_in(name: str, kind: Kind, skipped: Skipped) -> Iterator[InputImage]:
         yield InputImage(path=name, kind=BROKEN, detail=str(error))
 
 
-def list_members(path: str, skipped: Skipped) -> Iterator[InputImage]:
+def list_members(path: str, skipped: discovery.Skipped) -> Iterator[InputImage]:
     """Yields the images of a tar. Its unreadable rest counts as one broken image, unless it is only
     the rest of an image, which is rejected when it is read.
     """

@@ -14,18 +14,11 @@ from fastapi import Request
 from fastapi.responses import Response
 from PIL import Image
 
+from vlmill.extract import show
 from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.images.reader import InputReader
-from vlmill.extract.show import (
-    MAX_SIDE_PX,
-    ImageCounts,
-    Vocabulary,
-    encode_image,
-    find_row_id,
-    name_in,
-)
 from vlmill.runtime.bounded_calls import BoundedPool
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.readers.class_names import require_names
@@ -47,7 +40,7 @@ class TableView:
 
     reader: RegionReader
     images: Mapping[int, InputImage]
-    names: Vocabulary
+    names: show.Vocabulary
     summary: str = ""  # the number of rows with images, and the images without a row
     source: InputReader = field(default_factory=lambda: InputReader(InputLimits().max_bytes))
     lock: threading.Lock = field(default_factory=threading.Lock)  # of reader and source
@@ -99,11 +92,11 @@ def start_thumbnails() -> Callable[[bytes], bytes]:
 def make_thumbnail(data: bytes) -> bytes:
     """Returns an image as a JPEG of a page's size. Raises Rejected."""
     image = Image.fromarray(decode(data, InputLimits())[:, :, ::-1].copy())
-    image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX))
-    return encode_image(image, "JPEG")
+    image.thumbnail((show.MAX_SIDE_PX, show.MAX_SIDE_PX))
+    return show.encode_image(image, "JPEG")
 
 
-def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
+def view(regions: str, images: Sequence[str], names: show.Vocabulary) -> TableView:
     """Opens a table, and finds its rows' images by their names, else by their content.
 
     Raises InputError for names that are not the detector's, and for an image that matches two rows.
@@ -112,9 +105,9 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
     require_names(vars(names), reader.producer, "REGIONS")
     table_view = TableView(reader=reader, images={}, names=names)
     images_by_row: dict[int, InputImage] = {}
-    image_counts = ImageCounts(num_rows=len(reader), verb="found")
+    image_counts = show.ImageCounts(num_rows=len(reader), verb="found")
     for image in plan_images(images):
-        image_id = find_row_id(reader.index, image)
+        image_id = show.find_row_id(reader.index, image)
         if image_id is None:
             try:
                 image_id, _ = table_view.source.read(image)
@@ -124,7 +117,7 @@ def view(regions: str, images: Sequence[str], names: Vocabulary) -> TableView:
         if image_id in reader:
             images_by_row.setdefault(int(reader.find([image_id])[0]), image)
         else:
-            image_counts.unnamed.append(name_in(image))
+            image_counts.unnamed.append(show.name_in(image))
     image_counts.num_drawn = len(images_by_row)
     table_view.images, table_view.summary = (
         images_by_row,
@@ -194,7 +187,7 @@ def parse_number(text: str) -> int:
     return int(text)
 
 
-def serve_table(regions: str, images: Sequence[str], names: Vocabulary, port: int) -> int:
+def serve_table(regions: str, images: Sequence[str], names: show.Vocabulary, port: int) -> int:
     """Serves the page only on this machine until a stop is requested; returns the exit status."""
     from vlmill.runtime.service.server import run_service
 

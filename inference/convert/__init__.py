@@ -1,6 +1,6 @@
 """Converts published checkpoints to vlmill's format and back.
 
 Reading order: ``command`` (the flags), ``arguments`` (checks before any file is read), ``named``
-(downloads of named checkpoints), ``conversion``, ``backbone`` (of VL-BERT's region network) and
+(downloads of named checkpoints), ``conversion``, ``starts`` (new models from others) and
 ``origins``.
 """

@@ -1,51 +1,36 @@
 """Runs ``train-vl convert``: imports and exports checkpoints, and starts models from others.
 
-It reads a published checkpoint's weights, configuration and vocabulary, and checks that the
-vocabulary is the model's.
+It checks that a published checkpoint's vocabulary is the model's.
 """
 
 import argparse
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 
 from vlmill.inference.convert.arguments import (
     CONFIGS,
     SUFFIX,
     VOCABULARIES,
-    chosen_experts,
     find_companion_file,
-    preset_changes,
     weights_file,
 )
-from vlmill.inference.convert.backbone import check_backbone, start_region_network
-from vlmill.inference.convert.origins import (
-    Converted,
-    explain,
-    name_new,
-    start_warnings,
-    summary,
-    unused_tensors,
+from vlmill.inference.convert.origins import Converted, explain, print_differences, summary
+from vlmill.inference.convert.starts import (
+    read_published_config,
+    read_weights,
+    start_model,
+    vocabulary_sizes,
 )
-from vlmill.models import PRESETS, VARIANTS, preset
-from vlmill.models.beit.published import BEIT
-from vlmill.models.beit.published import KNOWN as PATCHES
-from vlmill.models.bert.published import BERT, DECODER_BIAS
+from vlmill.models import PRESETS, preset
 from vlmill.models.config_checks import nearest
-from vlmill.models.convert.files import INDEX, read_state, shard_files
+from vlmill.models.convert.files import INDEX, shard_files
 from vlmill.models.convert.foreign import describe_foreign
-from vlmill.models.convert.names import DECODER
-from vlmill.models.convert.names import KNOWN as WORDS
-from vlmill.models.convert.wrapped import unwrap_network
-from vlmill.models.from_beit import initialise_from_beit
-from vlmill.models.from_bert import Origin, initialise_from_bert, loaded_origins
-from vlmill.models.from_vit import canonical as vit_names
-from vlmill.models.from_vit import initialise_from_vit
+from vlmill.models.from_bert import loaded_origins
 from vlmill.models.published import (
     FAMILIES,
     CheckpointMismatch,
@@ -55,19 +40,11 @@ from vlmill.models.published import (
 )
 from vlmill.models.registry import find_variant
 from vlmill.runtime.console.command import print_status
-from vlmill.runtime.console.merged_names import merge_names
 from vlmill.runtime.files.atomic import atomic_path
 from vlmill.runtime.files.digests import file_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.settings.plain_fields import (
-    MAX_CONFIG_BYTES,
-    flatten,
-    override,
-    read_yaml,
-    to_plain,
-)
+from vlmill.runtime.settings.plain_fields import override
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.plain_json import read_json
 from vlmill.train.checkpoints.files import (
     CheckpointRecord,
     TrainingRecord,
@@ -78,68 +55,6 @@ from vlmill.train.checkpoints.files import (
 )
 from vlmill.train.checkpoints.folders import SETTINGS
 from vlmill.train.loading.vocabulary import padded_vocabulary, read_vocabulary, vocabulary_files
-
-# Properties of the initial network that shapes do not show: keys of published configurations, and
-# the last name of our field.
-HEADS, ACTIVATION = ("num_attention_heads", "num_heads"), "hidden_act"
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file. Raises InputError for a file with other content."""
-    file = Path(os.fspath(path))  # in a store: its copy
-    try:
-        return read_state(file)
-    except (ValueError, FileNotFoundError) as error:
-        raise InputError(f"--checkpoint {error}".replace(str(file), str(path))) from None
-
-
-def read_published_config(path: Path) -> dict[str, Any]:
-    """Returns a published configuration, JSON or YAML. Raises InputError for other files."""
-    if path.suffix in (".yaml", ".yml"):
-        return read_yaml(path)
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"--config {path} has over {MAX_CONFIG_BYTES} bytes; give a JSON file")
-        config = read_json(path)
-    except InputError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"--config {path} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"--config {path} has no fields; give the published configuration")
-    return config
-
-
-def check_source(path: Path | None, config: Any) -> None:
-    """Raises InputError if the start is a network with other heads or another activation.
-
-    Its tensors have the same shapes, but another meaning. ``path`` is the source's published
-    configuration, None without one; ``config`` is the new model's.
-    """
-    if path is None:
-        return
-    published = read_published_config(path)
-    fields = flatten(to_plain(config))
-    heads = next((published[key] for key in HEADS if key in published), None)
-    act = published.get(ACTIVATION)
-    for key, source_value, name, usual in (
-        ("num_attention_heads", heads, "num_heads", None),
-        (ACTIVATION, act, "act", "gelu"),
-    ):
-        model_value = next(
-            (v for field, v in fields.items() if field.split(".")[-1] == name), usual
-        )
-        if source_value is not None and model_value is not None and source_value != model_value:
-            field = next((f for f in fields if f.split(".")[-1] == name), None)
-            remedy = (
-                f"add {field}={source_value}"
-                if field
-                else f"start from a network with {model_value}"
-            )
-            raise InputError(
-                f"--config {path}: {key}={source_value}, the new model has {model_value}; {remedy}"
-            )
-
 
 # A table is padded to a multiple of 8 (or 64, 128, ...), or a few tokens were added to it.
 PADDED_TO, MOST_PADDING, ADDED_SHARE = 8, 1024, 4
@@ -152,12 +67,6 @@ def published_tokenizer(args: argparse.Namespace, vocabulary: Path, weights: Pat
     return read_vocabulary(
         vocabulary, settings_in=weights.parent if args.family == "bert" else None
     )
-
-
-def vocabulary_sizes(config: Any) -> dict[str, int]:
-    """Returns the field (at any depth) with the model's number of words, and its value."""
-    fields = flatten(to_plain(config))
-    return {name: size for name, size in fields.items() if name.split(".")[-1] == "vocab_size"}
 
 
 def fitting_vocabulary(
@@ -197,28 +106,6 @@ def _is_padding(tokens: int, rows: int) -> bool:
     return 0 < padding < MOST_PADDING and known
 
 
-class Start(NamedTuple):
-    """Describes a network that new models start from.
-
-    ``prepare`` returns its tensors under their usual names, ``known`` are some of these,
-    ``ignored`` are patterns of tensors without content, ``initialise`` copies them.
-    """
-
-    prepare: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    known: frozenset[str]
-    ignored: tuple[str, ...]
-    initialise: Callable[..., dict[str, Origin]]
-
-
-# The sources of new models; the rows of `vlmill.models` have the names.
-STARTS: dict[str, Start] = {
-    "beit": Start(BEIT.prepare, PATCHES, BEIT.ignored, initialise_from_beit),
-    "bert": Start(BERT.prepare, WORDS, BERT.ignored, initialise_from_bert),
-    "vit": Start(vit_names, PATCHES, (), initialise_from_vit),
-}
-TIED = (DECODER, DECODER_BIAS)  # stored again under another name, so nothing is lost
-
-
 def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Runs the conversion; returns the exit status."""
     if args.to == "reference" and (args.checkpoint / SETTINGS).is_file():
@@ -231,7 +118,7 @@ def convert(args: argparse.Namespace, words: Sequence[str]) -> int:
         if args.preset is None:
             converted = _load(args, weights, words)
         else:
-            converted = _start(args, weights, words, tokenizer)
+            converted = start_model(args, weights, words, tokenizer)
     except CheckpointMismatch as error:
         if args.explain:
             print(error.table)
@@ -279,7 +166,7 @@ def _load(args: argparse.Namespace, weights: Path, words: Sequence[str]) -> Conv
         foreign = describe_foreign(state, args.family)
         raise InputError(f"{where}: {error}{foreign}") from None
     origins = loaded_origins(model, FAMILIES[args.family].links(model), table)
-    _print_differences(origins, table.unexpected)
+    print_differences(origins, table.unexpected)
     return Converted(model, origins, table.unexpected)
 
 
@@ -295,59 +182,6 @@ def _configuration(path: Path, words: Sequence[str]) -> Any:
             f"--config {path}: no such file, and no preset; {nearest(str(path), PRESETS)}"
         )
     return override(preset(str(path)), words) if known else read_published_config(path)
-
-
-def _start(
-    args: argparse.Namespace, weights: Path, words: Sequence[str], tokenizer: Tokenizer | None
-) -> Converted:
-    """Returns a new model that starts from BERT, BEiT or a ViT."""
-    start, experts = STARTS[args.family], chosen_experts(words)
-    published = read_weights(weights)
-    try:
-        published = unwrap_network(published, start.prepare, start.known)
-    except ValueError as error:
-        raise InputError(f"--checkpoint {weights}: {error}") from None
-    state = start.prepare(published)
-    changes = preset_changes(words)
-    config = override(_with_vocabulary(preset(args.preset), state, tokenizer), changes)
-    check_backbone(args, config)
-    torch.manual_seed(args.seed or 0)
-    variant = next(v for v in VARIANTS.values() if v.config is type(config))
-    model: nn.Module = variant.model(config).eval()
-    try:
-        origins = start.initialise(model, published, *([] if experts is None else [experts]))
-    except CheckpointMismatch:
-        raise
-    except ValueError as error:
-        foreign = describe_foreign(published, args.family)
-        raise InputError(f"--as {args.preset}: {error}{foreign}") from None
-    check_source(find_companion_file(args.config, weights, CONFIGS), config)
-    unused = unused_tensors(state, origins, (*start.ignored, *TIED))
-    network_origins: Mapping[str, Origin] = {}
-    network_unused: Sequence[str] = []
-    if args.backbone is not None:
-        network_origins, network_unused = start_region_network(args, model)
-    for warning in start_warnings(state, origins, unused):
-        print_status(f"warning: {warning}")
-    _print_differences(origins, [*unused, *network_unused])
-    return Converted(model, {**origins, **network_origins}, [*unused, *network_unused])
-
-
-def _print_differences(origins: Mapping[str, Origin], unused: Sequence[str]) -> None:
-    """Prints the names of all parameters that the checkpoint lacks and of its unused tensors."""
-    if new := name_new(origins):
-        print_status(f"warning: {new}")
-    if unused:
-        print_status(f"unused tensors: {', '.join(merge_names(unused))}")
-
-
-def _with_vocabulary(config: Any, state: Mapping[str, Tensor], tokenizer: Tokenizer | None) -> Any:
-    """Returns ``config`` with the number of words of the checkpoint's table, else of the
-    vocabulary.
-    """
-    tables = [len(t) for name, t in state.items() if name.endswith("word_embeddings.weight")]
-    sizes = [*tables, *([tokenizer.get_vocab_size()] if tokenizer is not None else [])]
-    return override(config, [f"{field}={sizes[0]}" for field in vocabulary_sizes(config) if sizes])
 
 
 def _in_one_line(args: argparse.Namespace, error: CheckpointMismatch) -> str:

@@ -11,6 +11,7 @@ from vlmill.models.beit.published import SHARED_TABLE
 from vlmill.models.from_beit import TABLES
 from vlmill.models.from_bert import Origin
 from vlmill.models.from_vit import REGISTERS
+from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.merged_names import merge_names
 
 
@@ -103,3 +104,11 @@ def summary(converted: Converted) -> str:
     loaded = sum(bool(origin.names) for origin in converted.origins.values())
     new = len(converted.origins) - loaded
     return f"{loaded} parameters loaded, {new} new, {len(converted.unused)} tensors unused"
+
+
+def print_differences(origins: Mapping[str, Origin], unused: Sequence[str]) -> None:
+    """Prints the names of all parameters that the checkpoint lacks and of its unused tensors."""
+    if new := name_new(origins):
+        print_status(f"warning: {new}")
+    if unused:
+        print_status(f"unused tensors: {', '.join(merge_names(unused))}")

@@ -1,4 +1,4 @@
 """Exports a checkpoint to ONNX, for runtimes without PyTorch.
 
-Reading order: ``command``, ``graphs`` (the exported modules and their inputs), ``job``.
+Reading order: ``command``, ``job`` (the exported modules, their inputs, and the files).
 """

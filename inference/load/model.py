@@ -33,12 +33,7 @@ from vlmill.inference.load.answering import (
     required_inputs,
 )
 from vlmill.inference.load.detector import RegionDetector, open_recorded_detector
-from vlmill.inference.load.images import (
-    ImageLike,
-    encode_planes,
-    read_image_bytes,
-    require_list,
-)
+from vlmill.inference.load.images import ImageLike, encode_planes, read_image_bytes, require_list
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.queries import write_images
 from vlmill.runtime.console.progress import without_progress
@@ -62,12 +57,7 @@ from vlmill.train.tasks.retrieval.checks import (
     longest_text,
     select_ranking,
 )
-from vlmill.train.tasks.retrieval.inputs import (
-    DecodePixels,
-    PixelImages,
-    RegionImages,
-    load_pixels,
-)
+from vlmill.train.tasks.retrieval.inputs import DecodePixels, PixelImages, RegionImages, load_pixels
 from vlmill.train.tasks.retrieval.job import get_max_elements
 from vlmill.train.tasks.retrieval.matching import make_scorer, match_scores
 from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors

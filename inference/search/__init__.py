@@ -2,6 +2,6 @@
 
 Reading order: ``command`` (arguments), ``embedding_inputs`` (tables and modes), ``kinds`` and
 ``vectors`` (computation), ``embedding`` (shards), ``pair_scores``, ``table`` (reading), ``index``
-(searching), ``building``, ``items`` (similar items), ``columns``, ``updating``, ``options``,
-``indexing`` (an index as the options request it), ``queries``, ``answering``, ``reranking``.
+(searching), ``building``, ``items`` (similar items), ``options``, ``indexing`` (an index as the
+options request it; rows are added and removed), ``queries``, ``answering``, ``reranking``.
 """

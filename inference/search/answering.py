@@ -18,12 +18,7 @@ from vlmill.inference.search.index import SearchIndex, open_index, save_index
 from vlmill.inference.search.indexing import change_index, index_vectors
 from vlmill.inference.search.items import ItemIndex, encode_columns, mask_rows
 from vlmill.inference.search.options import SearchOptions
-from vlmill.inference.search.queries import (
-    AnsweredQuery,
-    Query,
-    load_query_encoder,
-    table_queries,
-)
+from vlmill.inference.search.queries import AnsweredQuery, Query, load_query_encoder, table_queries
 from vlmill.inference.search.reranking import Reranker, open_reranker
 from vlmill.inference.search.table import get_row_key
 from vlmill.runtime.console.command import print_status
@@ -143,8 +138,9 @@ def _search(options: SearchOptions) -> int:
             ),
         ):
             if reranker is not None and answered.query.text is not None:
-                rows = reranker.rerank(answered.query.text, answered.answers)[: options.top]
-                answered = replace(answered, answers=rows)
+                best, rest = answered.answers[: options.rerank], answered.answers[options.rerank :]
+                rows = [*reranker.rerank(answered.query.text, best), *rest]
+                answered = replace(answered, answers=rows[: options.top])
             lines.write(answered.line() + "\n")
             num_queries += 1
             num_errors += answered.query.error is not None

@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmill.inference.search.index import (
-    FORMAT,
-    MEASURED_TOP,
-    NEIGHBOUR,
-    SearchIndex,
-    flat_part,
-)
+from vlmill.inference.search.index import FORMAT, MEASURED_TOP, NEIGHBOUR, SearchIndex, flat_part
 from vlmill.inference.search.table import Matrix, Vectors
 from vlmill.schemas.errors import InputError
 

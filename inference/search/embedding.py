@@ -21,12 +21,7 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
 from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import reject_counts
-from vlmill.runtime.files.shards import (
-    Shard,
-    describe_finished,
-    shard_name,
-    write_shard,
-)
+from vlmill.runtime.files.shards import Shard, describe_finished, shard_name, write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import format_rejects

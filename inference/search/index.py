@@ -1,7 +1,7 @@
 """Searches, saves and opens FAISS indexes of vectors.
 
 N vectors, Q queries, P their width, K results of a query. Scores are inner products of unit
-vectors: cosines. ``building`` makes indexes, ``updating`` adds and removes rows.
+vectors: cosines. ``building`` makes indexes, ``indexing`` adds and removes rows.
 """
 
 import json

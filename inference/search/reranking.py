@@ -42,14 +42,14 @@ class Reranker:
     device: torch.device
     longest: int  # tokens of a text
 
-    def rerank(self, text: str, rows: Sequence[Row]) -> list[Row]:
+    def rerank(self, text: str, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         """Returns results by falling ``match``, the logit that text and image belong together.
 
         Those whose image cannot be read have none and come last, in their order.
         """
         tokens = encode_texts(self.loaded.tokenizer, [text], self.longest).tokens
         if len(tokens[0]) <= SPECIALS:
-            return list(rows)
+            return [dict(row) for row in rows]
         ids = list(dict.fromkeys(str(row["image_id"]) for row in rows if "image_id" in row))
         faults: Mapping[str, object] = self.images.missing(ids)
         good = [name for name in ids if name not in faults and self.images.fault(name) is None]
@@ -62,12 +62,12 @@ class Reranker:
             for row in rows
             if row.get("image_id") in matches
         ]
-        unscored = [row for row in rows if row.get("image_id") not in matches]
+        unscored = [dict(row) for row in rows if row.get("image_id") not in matches]
         return [*sorted(scored, key=lambda row: -row["match"]), *unscored]
 
 
 def open_reranker(
-    checkpoint: Path, count: int, *, regions: str | None, images: str | None, device: str
+    checkpoint: Path | str, count: int, *, regions: str | None, images: str | None, device: str
 ) -> Reranker:
     """Loads the model that ranks ``count`` results again, and opens its images.
 

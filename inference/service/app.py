@@ -1,6 +1,7 @@
 """Defines the endpoints of a checkpoint."""
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from vlmill.inference.service.questions import (
     CLASSIFY,
     EMBED,
     ENTAIL,
+    MOST_RERANKED,
+    RERANK,
     SCORE,
     SEARCH,
     SIMILAR,
@@ -31,11 +34,12 @@ from vlmill.runtime.service.guard import DEADLINE, Guard
 from vlmill.runtime.service.refusals import RequestRefused, bad_request
 from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.service.shell import Shell, guard_application, new_application, require_query
+from vlmill.schemas.plain_json import parse_json
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import Rejected
 
 DESCRIPTION = "A vision-and-language model over HTTP, with the results of `vlmill.load`."
-MOST_TEXTS, MOST_TOP = 256, 1_000
+MOST_TEXTS, TOP, MOST_TOP = 256, 10, 1_000
 MOST_ITEMS, MOST_SEEN = 100, 1_000  # of a history whose neighbours are searched; that are omitted
 CLIENT = "from vlmill.client import Client\n"
 CLIENT += 'client = Client("http://127.0.0.1:8080")\n'
@@ -72,7 +76,8 @@ HELP = {
         "Nearest vectors of an index",
         "Form: `text` or one file; `top`, 10 unless it is given; and `where`, as COLUMN=VALUE, for "
         "rows with that value (of one column: any of them). Gives `answers`, rows with their "
-        "`score`, the nearest first.",
+        "`score`, the nearest first. With `rerank`, a service with a reranker sorts that many "
+        "results of a text by `match`, the logit of its matching head.",
         sample('client.search(text="a red kite", top=3)'),
     ),
     SIMILAR: (
@@ -122,11 +127,14 @@ def embed_question(form: Form) -> Question:
 
 def search_question(form: Form) -> Question:
     """Parses a search. Raises RequestRefused."""
-    texts, top = form.words.get("text", []), read_top(form)
+    texts, top = form.words.get("text", []), read_count(form, "top", TOP, MOST_TOP)
     if len(texts) + len(form.images) != 1:
         raise bad_request("expected one text or one image")
-    images = contents(form)
-    return Question(method=SEARCH, images=images, texts=texts, top=top, where=read_where(form))
+    rerank = read_count(form, "rerank", 0, MOST_RERANKED)
+    if rerank and not texts:
+        raise bad_request("rerank: expected a text; only its results can be ranked again")
+    images, where = contents(form), read_where(form)
+    return Question(method=SEARCH, images=images, texts=texts, top=top, where=where, rerank=rerank)
 
 
 def similar_question(form: Form) -> Question:
@@ -138,17 +146,19 @@ def similar_question(form: Form) -> Question:
         raise bad_request(f"items: expected 1 to {MOST_ITEMS} ids")
     if len(excluded) > MOST_SEEN:
         raise bad_request(f"seen: expected at most {MOST_SEEN} ids")
-    top, where = read_top(form), read_where(form)
+    top, where = read_count(form, "top", TOP, MOST_TOP), read_where(form)
     return Question(method=SIMILAR, items=items, excluded=excluded, top=top, where=where)
 
 
-def read_top(form: Form) -> int:
-    """Parses the number of results. Raises RequestRefused."""
-    top = form.words.get("top", ["10"])
-    is_number = len(top) == 1 and top[0].isascii() and top[0].isdigit() and len(top[0]) <= 5
-    if not is_number or not 1 <= int(top[0]) <= MOST_TOP:
-        raise bad_request(f"top: expected a number from 1 to {MOST_TOP}")
-    return int(top[0])
+def read_count(form: Form, name: str, default: int, most: int) -> int:
+    """Parses a number of results, from 1 to ``most``. Raises RequestRefused."""
+    words = form.words.get(name)
+    if words is None:
+        return default
+    is_number = len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) <= 5
+    if not is_number or not 1 <= int(words[0]) <= most:
+        raise bad_request(f"{name}: expected a number from 1 to {most}")
+    return int(words[0])
 
 
 def read_where(form: Form) -> dict[str, list[str]]:
@@ -206,7 +216,7 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Form], Question]]] = {
     SCORE: (("texts",), score_question),
     ATTEND: (("text",), attend_question),
     EMBED: (("texts",), embed_question),
-    SEARCH: (("text", "top", "where"), search_question),
+    SEARCH: (("text", "top", "where", "rerank"), search_question),
     SIMILAR: (("items", "seen", "top", "where"), similar_question),
     ANSWER: (("question",), answer_question),
     CLASSIFY: (("text",), classify_question),
@@ -309,18 +319,30 @@ def model_service(
                 404, "no_such_method", f"this service has nothing for {method}; it has {there}"
             )
         words, read = READERS[method]
-        form = await shell.form(request, words=words, needs_worker=method != SIMILAR)
+        form = await shell.form(request, words=words)
         question = read(form)
-        if method == SIMILAR:
-            assert index is not None
-            return await index.ask(question, request.scope[DEADLINE])
+        if question.rerank and not shell.about.get("reranks"):
+            raise RequestRefused(404, "no_reranker", "the service was started without --reranker")
+        result = await compute(request, question)
+        return result if method != SEARCH else await search(request, question, result)
+
+    async def compute(request: Request, question: Question) -> Any:
         (result,) = await shell.ask(request, [question], weight=question.weight)
         if isinstance(result, NoAnswer):
             raise RequestRefused(422, result.reason, result.message)
-        if method == SEARCH:
-            assert index is not None
-            return await index.ask(question, request.scope[DEADLINE], vector=result)
         return result
+
+    async def search(request: Request, question: Question, vector: Any) -> Any:
+        assert index is not None
+        top, count = question.top, question.rerank
+        question = dataclasses.replace(question, top=max(top, count))
+        response = await index.ask(question, request.scope[DEADLINE], vector=vector)
+        if not count:
+            return response
+        rows = parse_json(bytes(response.body))["answers"]
+        again = Question(method=RERANK, texts=question.texts, rows=rows[:count])
+        best = (await compute(request, again))["answers"]
+        return {"answers": [*best, *rows[count:]][:top]}
 
     def add(method: str) -> None:
         summary, how, example = HELP[method]
@@ -340,6 +362,15 @@ def model_service(
 
     for method in READERS:
         add(method)
+    if index is not None:
+        served = index
+
+        async def similar(request: Request) -> Response:
+            words, read = READERS[SIMILAR]
+            form = await shell.form(request, words=words, needs_worker=False)
+            return await served.ask(read(form), request.scope[DEADLINE])
+
+        application.direct[f"/v1/{SIMILAR}"] = similar
 
     @application.get(
         "/v1/picture",

@@ -1,6 +1,8 @@
 """Declares the arguments of ``train-vl serve``, and runs it."""
 
 import argparse
+import functools
+from typing import TYPE_CHECKING
 
 from vlmill.runtime.console.command import int_at_least, path_or_url
 from vlmill.runtime.extras import require_extra
@@ -15,6 +17,11 @@ from vlmill.schemas.errors import InputError
 from vlmill.train.checkpoints.folders import find_checkpoint
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 
+if TYPE_CHECKING:
+    from vlmill.inference.service.questions import ModelOptions
+    from vlmill.runtime.service.workers import Plan, WorkerContext
+
+MODULE = "vlmill.inference.service.computing"  # what workers are forked from
 BATCH_SECONDS = 1.0  # a batch is answered when its last question is: this bounds the wait
 
 SERVE_HELP = """\
@@ -25,6 +32,7 @@ examples:
   train-vl serve --checkpoint runs/vilbert --detector detector.pth --classes objects_vocab.txt
   train-vl serve --checkpoint runs/vlmo --index own-index --device cuda:0,cuda:1 --token-file token
   train-vl serve --checkpoint runs/vlmo --index own-index --images own --pairs own --port 8081
+  train-vl serve --checkpoint runs/vlmo --index own-index --reranker runs/interbert --regions own
   train-vl serve --checkpoint hf://me/vlmo-kites --port 8081
   train-vl serve --index items --port 8081
 
@@ -63,10 +71,22 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="time in seconds after which DIR is looked at for a new index (default: %(default)s)",
     )
     add(
+        "--reranker",
+        type=path_or_name,
+        metavar="DIR",
+        help="checkpoint with a matching head, which ranks the best results of a text again for "
+        "requests with `rerank`",
+    )
+    add(
+        "--regions",
+        metavar="TABLE",
+        help="table of the regions of the index's images, for --reranker",
+    )
+    add(
         "--images",
         type=path_or_url,
         metavar="IMAGES",
-        help="table of the index's images, to show them on the page",
+        help="table of the index's images, to show them on the page, and for --reranker",
     )
     add(
         "--pairs",
@@ -88,9 +108,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_arguments(parser)
 
 
-def run_serve(args: argparse.Namespace) -> int:
-    """Runs ``train-vl serve``; returns the exit status."""
-    settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raises InputError for arguments that do not go together, missing extras and tables."""
     if args.checkpoint is None:
         if args.index is None:
             raise InputError("nothing to serve: give --checkpoint DIR, --index DIR or both")
@@ -98,12 +117,27 @@ def run_serve(args: argparse.Namespace) -> int:
             raise InputError("--detector goes with --checkpoint: only a model reads regions")
     else:
         find_checkpoint(args.checkpoint)
+    if args.reranker is not None:
+        if args.checkpoint is None or args.index is None:
+            raise InputError("--reranker ranks results of texts; give --checkpoint and --index too")
+        find_checkpoint(args.reranker)
+    elif args.regions is not None:
+        raise InputError("--regions goes with --reranker, which reads the regions")
     require_extra("service")
     if args.index is not None:
         require_extra("search")
+    if args.regions is not None:
+        from vlmill.runtime.files.reading import require_tables
+
+        require_tables({"--regions": args.regions})
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Runs ``train-vl serve``; returns the exit status."""
+    settings = read_service_settings(args, batch=args.batch_size, batch_seconds=BATCH_SECONDS)
+    check_arguments(args)
     # The service loads slowly: import it only after the arguments are checked.
     from vlmill.inference.service.app import model_service
-    from vlmill.inference.service.engine import model_plan
     from vlmill.inference.service.questions import ModelOptions
     from vlmill.runtime.readers.class_names import require_names
     from vlmill.runtime.service.server import run_service
@@ -129,7 +163,24 @@ def run_serve(args: argparse.Namespace) -> int:
             checkpoint=args.checkpoint,
             detector=args.detector,
             index=args.index,
+            reranker=args.reranker,
+            regions=args.regions,
+            images=args.images,
             batch_size=args.batch_size,
         )
         plans = [model_plan(options, name.strip()) for name in args.device.split(",")]
     return run_service(shell, application, plans, "train-vl serve", check=check)
+
+
+def model_plan(options: "ModelOptions", device: str) -> "Plan":
+    """Plans the worker of a device."""
+    from vlmill.runtime.service.workers import Plan
+
+    return Plan(name=device, module=MODULE, open=functools.partial(open_there, options, device))
+
+
+def open_there(options: "ModelOptions", device: str) -> "WorkerContext":
+    """Loads the checkpoint in the worker."""
+    from vlmill.inference.service.computing import open_model
+
+    return open_model(options, device)

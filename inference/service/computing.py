@@ -23,12 +23,15 @@ from vlmill.inference.load.region_weights import measure_region_effects, reads_r
 from vlmill.inference.search.embedding_inputs import find_embedding_mode
 from vlmill.inference.search.index import read_settings
 from vlmill.inference.search.queries import Query, QueryEncoder, require_weights
+from vlmill.inference.search.reranking import open_reranker
 from vlmill.inference.service.questions import (
     ANSWER,
     ATTEND,
     CLASSIFY,
     EMBED,
     ENTAIL,
+    MOST_RERANKED,
+    RERANK,
     SCORE,
     SEARCH,
     ModelOptions,
@@ -108,13 +111,21 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
             workers=WORKERS,
         )
     methods = make_methods(model, options.index)
-    if not methods:
+    paths = sorted(methods)
+    if not paths:
         raise InputError(
             f"--checkpoint {options.checkpoint}: {with_article(model.loaded.variant)} with no "
             "head that scores, embeds or answers; give one that retrieval or VQA can evaluate"
         )
     with log_warnings():
         model.open_detector()  # starts the processes before the first request
+    if options.reranker is not None:
+        if SEARCH not in methods:
+            raise InputError(
+                "--reranker ranks the results of texts, which --checkpoint cannot search for; give "
+                "a dual encoder, and an --index of its vectors"
+            )
+        methods[RERANK] = make_reranker(options, device)
 
     def compute(questions: Sequence[Question]) -> list[Answer]:
         with without_progress(), warnings.catch_warnings():
@@ -126,7 +137,8 @@ def open_model(options: ModelOptions, device: str) -> WorkerContext:
     record = loaded.detector or {}
     about = {
         "variant": loaded.variant,
-        "methods": sorted(methods),
+        "methods": paths,
+        "reranks": RERANK in methods,
         "producer": {name: record[name] for name in ("detector", NAMES) if name in record},
         "scales": find_scales(model, methods),
         "random": RANDOM.fullmatch(str(record.get("weights"))) is not None,
@@ -315,6 +327,23 @@ def make_search_encoder(model: LoadedModel, folder: Path) -> Method | None:
         ]
 
     return encode
+
+
+def make_reranker(options: ModelOptions, device: str) -> Method:
+    """Loads the model that ranks results again. Raises InputError if it cannot, and without the
+    table that it reads.
+    """
+    assert options.reranker is not None
+    reranker = open_reranker(
+        options.reranker,
+        MOST_RERANKED,
+        regions=options.regions,
+        images=None if options.images is None else str(options.images),
+        device=device,
+    )
+    return lambda questions: [
+        {"answers": reranker.rerank(question.texts[0], question.rows)} for question in questions
+    ]
 
 
 def format_query(query: Query) -> Answer:

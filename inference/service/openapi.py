@@ -30,7 +30,13 @@ VECTORS = list_schema(nullable(list_schema(NUMBER)))
 NUMBERS_BY_NAME = {"type": "object", "additionalProperties": NUMBER}
 RESULT = object_schema(
     {"score": NUMBER, "kind": STRING},
-    {"image_id": STRING, "pair_id": STRING, "text": STRING, "caption": STRING},
+    {
+        "match": NUMBER,
+        "image_id": STRING,
+        "pair_id": STRING,
+        "text": STRING,
+        "caption": STRING,
+    },
 )
 ITEM = object_schema(
     {"score": NUMBER, "kind": STRING, "item_id": STRING, "near": STRING},
@@ -42,7 +48,9 @@ BODIES: dict[str, Schema] = {
     SCORE: form_body({"texts": list_schema(STRING)}, ("texts",)),
     ATTEND: form_body({"text": STRING}, ("text",)),
     EMBED: form_body({"texts": list_schema(STRING)}),
-    SEARCH: form_body({"text": STRING, "top": INTEGER, "where": list_schema(STRING)}),
+    SEARCH: form_body(
+        {"text": STRING, "top": INTEGER, "where": list_schema(STRING), "rerank": INTEGER}
+    ),
     SIMILAR: form_body(
         {
             "items": list_schema(STRING),

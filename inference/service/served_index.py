@@ -7,7 +7,6 @@ together. A request is answered by the index that was current when its search be
 
 import asyncio
 import dataclasses
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from fastapi import Response
 from numpy.typing import NDArray
 
 from vlmill.inference.search.index import MEASURED_TOP, SETTINGS, SearchIndex, open_index
-from vlmill.inference.search.items import Hit, ItemIndex, Lookup
+from vlmill.inference.search.items import Hit, ItemIndex, Lookup, encode_text
 from vlmill.inference.service.captions import Captions
 from vlmill.inference.service.questions import SIMILAR, Question
 from vlmill.runtime.cores import all_cores
@@ -81,6 +80,7 @@ class ServedIndex:
         self.num_loaded, self.num_refused, self._refusal = 1, 0, ""
 
     def _use(self, items: ItemIndex) -> None:
+        use_one_thread()
         query, seconds = items.index.vectors(np.zeros(1, dtype=np.int64)), list[float]()
         for _ in range(3):
             begin = time.thread_time()
@@ -255,11 +255,12 @@ def encode_answers(
     captions: Captions | None = None,
 ) -> bytes:
     """Returns the JSON of a response; with ``captions``, which are read from their table."""
-    rows = items.rows(hits, lookup)
-    content: dict[str, Any] = {"answers": rows if captions is None else captions.add_to(rows)}
-    if task.question.method == SIMILAR:
-        content["missing"] = list(missing)
-    return json.dumps(content, ensure_ascii=False).encode()
+    if captions is None:
+        rows = items.encode(hits, lookup)
+    else:
+        rows = encode_text(captions.add_to(items.rows(hits, lookup)))
+    more = f', "missing": {encode_text(missing)}' if task.question.method == SIMILAR else ""
+    return f'{{"answers": {rows}{more}}}'.encode()
 
 
 def make_lookup(items: ItemIndex, task: Task) -> tuple[Lookup, list[str]]:

@@ -15,12 +15,7 @@ from vlmill.runtime.files.manifest import MANIFEST, read_manifest
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json, read_json
-from vlmill.train.checkpoints.folders import (
-    MODEL,
-    SETTINGS,
-    find_checkpoint,
-    saved_steps,
-)
+from vlmill.train.checkpoints.folders import MODEL, SETTINGS, find_checkpoint, saved_steps
 
 RECIPE, LOG, METRICS = "recipe.yaml", "log.jsonl", "metrics.json"
 MAX_HEADER_BYTES = 100 << 20  # as the library of safetensors bounds it

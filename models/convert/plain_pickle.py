@@ -13,6 +13,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,16 +30,23 @@ class BadPickle(ValueError):
     """Raised if a pickle is damaged or needs more than plain data."""
 
 
+@lru_cache(maxsize=64)
+def _parse_kind(text: str) -> np.dtype[Any] | None:
+    """Returns the type of numbers or texts; None for objects. Raises BadPickle for other types."""
+    if text in ("O", "O8", "|O"):
+        return None
+    if _NUMBER.fullmatch(text) or _TEXT.fullmatch(text):
+        return np.dtype(text)
+    raise BadPickle(f"an array of type {text[:40]}")
+
+
 class Kind:
     """Specifies the type of an array's elements: numbers, text or objects."""
 
     def __init__(self, text: object, align: object = False, copy: object = False) -> None:
-        if text in ("O", "O8", "|O"):
-            self.kind: np.dtype[Any] | None = None
-        elif isinstance(text, str) and (_NUMBER.fullmatch(text) or _TEXT.fullmatch(text)):
-            self.kind = np.dtype(text)
-        else:
+        if not isinstance(text, str):
             raise BadPickle(f"an array of type {str(text)[:40]}")
+        self.kind = _parse_kind(text)
 
     def __setstate__(self, state: Any) -> None:
         order, parts, names = state[1:4]
@@ -51,7 +59,7 @@ class Kind:
         """Reads bytes as an array of this type."""
         if isinstance(data, str):  # Python 2 stored bytes as text
             data = data.encode("latin-1")
-        if self.kind is None or not isinstance(data, bytes):
+        if self.kind is None or not isinstance(data, bytes | memoryview):
             raise BadPickle("an array's numbers are not bytes")
         if not isinstance(shape, tuple) or not all(type(side) is int for side in shape):
             raise BadPickle("the shape of an array is not a tuple of numbers")
@@ -262,10 +270,15 @@ class PlainUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Returns one of NAMES."""
-        try:
-            return NAMES[module, name]
-        except (KeyError, TypeError):
-            raise BadPickle(f"the pickle asks for {module}.{name}"[:100]) from None
+        return find_name(module, name)
+
+
+def find_name(module: str, name: str) -> Any:
+    """Returns one of NAMES. Raises BadPickle for any other name."""
+    try:
+        return NAMES[module, name]
+    except (KeyError, TypeError):
+        raise BadPickle(f"the pickle asks for {module}.{name}"[:100]) from None
 
 
 def loads(data: bytes | memoryview) -> Any:
@@ -311,6 +324,6 @@ def plain_value(value: Any) -> Any:
     plain = value.value if isinstance(value, Pickled) else value
     if isinstance(plain, np.generic):
         plain = plain.item()
-    if isinstance(plain, bytes):
-        return plain.decode("utf-8", "replace")
+    if isinstance(plain, bytes | memoryview):
+        return str(plain, "utf-8", "replace")
     return plain if isinstance(plain, (str, int, float, np.ndarray)) else None

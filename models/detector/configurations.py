@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlmill.models.detector import key_tables
 from vlmill.models.detector.config import (
     DetectorConfig,
     Family,
@@ -20,22 +21,6 @@ from vlmill.models.detector.config import (
     milvlg_d2,
     vinvl,
     vqa_maskrcnn,
-)
-from vlmill.models.detector.key_tables import (
-    AIRSPLAY_KEYS,
-    D2_ATTRIBUTES,
-    DETECTRON2_FPN_KEYS,
-    DETECTRON2_KEYS,
-    EXTRACTOR,
-    GRID_KEYS,
-    GRID_SECTIONS,
-    HF_KEYS,
-    IGNORED_KEYS,
-    IGNORED_SECTIONS,
-    MILVLG_D2_KEYS,
-    MILVLG_KEYS,
-    lower_name,
-    lowered_section,
 )
 from vlmill.models.detector.keys import Key, Value, WrongKey
 from vlmill.models.detector.maskrcnn_keys import (
@@ -53,7 +38,7 @@ class Names:
     conventions: Callable[..., DetectorConfig]  # sets what no key specifies
     keys: Mapping[str, Key]
     ignored_keys: Sequence[str]
-    ignored_sections: Sequence[str] = IGNORED_SECTIONS
+    ignored_sections: Sequence[str] = key_tables.IGNORED_SECTIONS
 
     def ignores(self, name: str) -> bool:
         """Returns whether a key is known to change nothing."""
@@ -62,41 +47,51 @@ class Names:
 
 
 NAMES: dict[Family, Names] = {
-    "detectron2": Names(conventions=detectron2, keys=DETECTRON2_KEYS, ignored_keys=IGNORED_KEYS),
+    "detectron2": Names(
+        conventions=detectron2,
+        keys=key_tables.DETECTRON2_KEYS,
+        ignored_keys=key_tables.IGNORED_KEYS,
+    ),
     "airsplay": Names(
         conventions=airsplay,
-        keys=AIRSPLAY_KEYS,
-        ignored_keys=[*IGNORED_KEYS, "MODEL.ROI_HEADS.NMS_THRESH_TEST"],
+        keys=key_tables.AIRSPLAY_KEYS,
+        ignored_keys=[*key_tables.IGNORED_KEYS, "MODEL.ROI_HEADS.NMS_THRESH_TEST"],
     ),
     "milvlg": Names(
         conventions=milvlg,
-        keys=MILVLG_KEYS,
+        keys=key_tables.MILVLG_KEYS,
         ignored_keys=[
-            *IGNORED_KEYS,
+            *key_tables.IGNORED_KEYS,
             "MODEL.BUA.EXTRACT_FEATS",
-            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
+            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in key_tables.EXTRACTOR),
         ],
     ),
     "milvlg-d2": Names(
         conventions=milvlg_d2,
-        keys=MILVLG_D2_KEYS,
+        keys=key_tables.MILVLG_D2_KEYS,
         ignored_keys=[
-            *IGNORED_KEYS,
-            *("MODEL.BUA.EXTRACT_FEATS", "INPUT.MAX_ATTR_PER_INS", f"{D2_ATTRIBUTES}LOSS_WEIGHT"),
+            *key_tables.IGNORED_KEYS,
+            *(
+                "MODEL.BUA.EXTRACT_FEATS",
+                "INPUT.MAX_ATTR_PER_INS",
+                f"{key_tables.D2_ATTRIBUTES}LOSS_WEIGHT",
+            ),
             *("MODEL.ATTRIBUTE_ON", "MODEL.BUA.EXTRACTOR.MODE"),
             *("MODEL.RPN.BBOX_LOSS_WEIGHT", "MODEL.ROI_BOX_HEAD.BBOX_LOSS_WEIGHT"),
-            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in EXTRACTOR),
+            *(f"MODEL.BUA.EXTRACTOR.{name}" for name in key_tables.EXTRACTOR),
         ],
     ),
     "detectron2-fpn": Names(
-        conventions=detectron2_fpn, keys=DETECTRON2_FPN_KEYS, ignored_keys=IGNORED_KEYS
+        conventions=detectron2_fpn,
+        keys=key_tables.DETECTRON2_FPN_KEYS,
+        ignored_keys=key_tables.IGNORED_KEYS,
     ),
     "grid-feats": Names(
         conventions=grid_feats,
-        keys=GRID_KEYS,
-        ignored_keys=[*IGNORED_KEYS, "MODEL.RESNETS.OUT_FEATURES", "MODEL.ATTRIBUTE_ON"],
+        keys=key_tables.GRID_KEYS,
+        ignored_keys=[*key_tables.IGNORED_KEYS, "MODEL.RESNETS.OUT_FEATURES", "MODEL.ATTRIBUTE_ON"],
         ignored_sections=[
-            *(*IGNORED_SECTIONS, *GRID_SECTIONS, "MODEL.PROPOSAL_GENERATOR"),
+            *(*key_tables.IGNORED_SECTIONS, *key_tables.GRID_SECTIONS, "MODEL.PROPOSAL_GENERATOR"),
             *("MODEL.ROI_ATTRIBUTE_HEAD", "INPUT.MAX_ATTR_PER_INS"),
         ],
     ),
@@ -117,13 +112,13 @@ NAMES: dict[Family, Names] = {
     ),
     "hf-frcnn": Names(
         conventions=hf_frcnn,
-        keys=HF_KEYS,
+        keys=key_tables.HF_KEYS,
         ignored_keys=[
-            *map(lower_name, IGNORED_KEYS),
+            *map(key_tables.lower_name, key_tables.IGNORED_KEYS),
             *("version", "pad_value", "min_detections", "max_detections"),
             "roi_box_head.pooler_type",
         ],
-        ignored_sections=[*map(lowered_section, IGNORED_SECTIONS)],
+        ignored_sections=[*map(key_tables.lowered_section, key_tables.IGNORED_SECTIONS)],
     ),
 }
 
@@ -179,11 +174,11 @@ def recognise_family(values: Mapping[str, Value], *, grid: bool = False) -> Fami
         return "detectron2-fpn"
     if any(name.lower().startswith(("resnets.", "roi_box_head.")) for name in names):
         return "hf-frcnn"
-    if heads == REGION_HEADS or any(name.startswith(D2_ATTRIBUTES) for name in names):
+    if heads == REGION_HEADS or any(name.startswith(key_tables.D2_ATTRIBUTES) for name in names):
         return "milvlg-d2"
     if ported:
         return "milvlg"
-    if set(names) & (AIRSPLAY_KEYS.keys() - DETECTRON2_KEYS.keys()):
+    if set(names) & (key_tables.AIRSPLAY_KEYS.keys() - key_tables.DETECTRON2_KEYS.keys()):
         return "airsplay"
     if any(name.startswith("MODEL.") for name in names):
         return "detectron2"

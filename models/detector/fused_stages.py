@@ -16,7 +16,7 @@ R regions of P x P bins, U distinct windows, S distinct grids of G x G bins, C a
 pooled feature map has G x V cells.
 """
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -34,6 +34,7 @@ from vlmill.models.detector.folded import (
     plain_conv,
 )
 from vlmill.models.detector.resnet import Bottleneck, ConvNorm
+from vlmill.models.probes import works
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,25 @@ class MaximumTables:
 MAX_WINDOWS = 16384
 
 
+@functools.cache
+def sees_moves() -> bool:
+    """Returns whether PyTorch calls the private method ``_apply`` of a module whose weights move or
+    change their dtype. Without it `FusedStage` caches no weights.
+    """
+    calls = []
+
+    class Probe(nn.Module):
+        def _apply(self, *arguments: Any, **options: Any) -> Any:
+            calls.append(arguments)
+            return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+
+    def is_called() -> bool:
+        nn.Sequential(Probe()).double()
+        return bool(calls)
+
+    return works(is_called)
+
+
 class FusedStage(nn.Sequential):
     """Computes a stage of folded bottlenecks; the names of the weights stay the same."""
 
@@ -147,9 +167,9 @@ class FusedStage(nn.Sequential):
         super().__init__(*blocks)
         self._converted: dict[torch.dtype, list[FoldedBlock]] = {}
 
-    def _apply(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
         self._converted.clear()  # the weights move, or change their dtype
-        return super()._apply(change, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D G V"]:
         x = in_computed_type(x)
@@ -168,9 +188,9 @@ class FusedStage(nn.Sequential):
 
     def folded_blocks(self, x: Tensor) -> list[FoldedBlock]:
         """Returns the blocks' weights in the dtype of the input ``x``; if the weights have another
-        dtype, they are converted once and cached.
+        dtype, they are converted once and cached, until they move (`sees_moves`).
         """
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not sees_moves():
             return self._blocks_in(x.dtype)
         if x.dtype not in self._converted:
             self._converted[x.dtype] = self._blocks_in(x.dtype)

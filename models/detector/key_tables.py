@@ -7,9 +7,7 @@ in Hugging Face's research projects, which writes the names in lower case and wi
 Defaults are those of the family's library.
 """
 
-from vlmill.models.detector.config import (
-    BLOCKS,
-)
+from vlmill.models.detector.config import BLOCKS
 from vlmill.models.detector.keys import (
     MISSING,
     Key,

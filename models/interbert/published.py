@@ -5,17 +5,9 @@ from typing import Any
 
 from torch import nn
 
+from vlmill.models.convert import names
 from vlmill.models.convert.family import Family
 from vlmill.models.convert.keymap import Link, link_module
-from vlmill.models.convert.names import (
-    block_links,
-    canonical,
-    pretraining_links,
-    region_embedding_links,
-    score_links,
-    text_embedding_links,
-    under,
-)
 from vlmill.models.interbert.config import InterBertConfig, InterBertTasksConfig, interbert_released
 from vlmill.models.interbert.model import InterBert
 from vlmill.models.interbert.tasks import InterBertTasks
@@ -93,24 +85,24 @@ def build(config: InterBertConfig | InterBertTasksConfig) -> nn.Module:
 def links(model: nn.Module) -> list[Link]:
     """Links our tensors to the released names."""
     if isinstance(model, InterBertTasks):
-        trunk = [under("trunk", link) for link in links(model.trunk)]
-        return trunk + score_links() + link_module("answer_head", "vil_prediction")
+        trunk = [names.under("trunk", link) for link in links(model.trunk)]
+        return trunk + names.score_links() + link_module("answer_head", "vil_prediction")
     assert isinstance(model, InterBert)
     keymap = [
-        *text_embedding_links(),
-        *region_embedding_links("region_embedding", "bert.v_embeddings"),
+        *names.text_embedding_links(),
+        *names.region_embedding_links("region_embedding", "bert.v_embeddings"),
         *link_module("text_pooler.dense", "bert.t_pooler.dense"),
         *link_module("visual_pooler.dense", "bert.v_pooler.dense"),
-        *pretraining_links("cls.bi_seq_relationship"),
+        *names.pretraining_links("cls.bi_seq_relationship"),
     ]
     # The numbers of the text's layers continue after those of interaction.
     num_interaction = len(model.interaction_layers)
     for n in range(num_interaction):
-        keymap += block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
+        keymap += names.block_links(f"interaction_layers.{n}", f"bert.encoder.layer.{n}")
     for n in range(len(model.text_layers)):
-        keymap += block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
+        keymap += names.block_links(f"text_layers.{n}", f"bert.encoder.layer.{num_interaction + n}")
     for n in range(len(model.visual_layers)):
-        keymap += block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
+        keymap += names.block_links(f"visual_layers.{n}", f"bert.encoder.v_layer.{n}")
     return keymap
 
 
@@ -119,5 +111,5 @@ INTERBERT = Family(
     configure=configure,
     build=build,
     links=links,
-    prepare=canonical,
+    prepare=names.canonical,
 )

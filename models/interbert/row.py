@@ -1,12 +1,6 @@
 """Defines InterBERT's row in the registry."""
 
-from vlmill.models.interbert.config import (
-    PRESETS,
-    InterBertConfig,
-    InterBertImagesConfig,
-    InterBertTasksConfig,
-    InterBertTextConfig,
-)
+from vlmill.models.interbert import config
 from vlmill.models.rows import Networks, Paper, Variant
 
 
@@ -32,10 +26,10 @@ def networks() -> Networks:
 ROW = Paper(
     networks=networks,
     variants=(
-        Variant(name="interbert", config=InterBertConfig),
+        Variant(name="interbert", config=config.InterBertConfig),
         Variant(
             name="interbert-pictures",
-            config=InterBertImagesConfig,
+            config=config.InterBertImagesConfig,
             pretrains=False,
             body="trunk",
             heads={
@@ -46,7 +40,7 @@ ROW = Paper(
         # Fine-tuned with the head of pretraining, too (arXiv:2003.13198, sec. 4; code).
         Variant(
             name="interbert-tasks",
-            config=InterBertTasksConfig,
+            config=config.InterBertTasksConfig,
             pretrains=False,
             body="trunk",
             match_head="trunk.match_head",
@@ -58,12 +52,12 @@ ROW = Paper(
         ),
         Variant(
             name="interbert-text",
-            config=InterBertTextConfig,
+            config=config.InterBertTextConfig,
             pretrains=False,
             body="trunk",
             heads={"glue": "pooled"},
         ),
     ),
-    presets=PRESETS,
+    presets=config.PRESETS,
     families=("interbert",),
 )

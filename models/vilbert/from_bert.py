@@ -4,20 +4,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from vlmill.models.convert import names
 from vlmill.models.convert.keymap import Link, link_module
-from vlmill.models.convert.names import (
-    NEXT_SENTENCE,
-    POOLER,
-    PYTORCH,
-    layers_from_bert,
-    mlm_head_links,
-    text_embedding_links,
-)
 from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import WeightNormLinear
 
-NEW_WEIGHTS = {WeightNormLinear: [("direction", PYTORCH), ("length", "the direction's norm")]}
+NEW_WEIGHTS = {WeightNormLinear: [("direction", names.PYTORCH), ("length", "the direction's norm")]}
 
 
 def vilbert_links(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
@@ -27,9 +20,9 @@ def vilbert_links(model: Vilbert, state: Mapping[str, Tensor]) -> list[Link]:
     new.
     """
     return [
-        *text_embedding_links(),
-        *layers_from_bert("text_layers", counts=[len(model.text_layers)]),
-        *mlm_head_links(),
+        *names.text_embedding_links(),
+        *names.layers_from_bert("text_layers", counts=[len(model.text_layers)]),
+        *names.mlm_head_links(),
     ]
 
 
@@ -40,9 +33,9 @@ def single_stream_links(model: SingleStream, state: Mapping[str, Tensor]) -> lis
     the regions' own type table.
     """
     return [
-        *text_embedding_links(),
-        *layers_from_bert("layers", counts=[len(model.layers)]),
-        *link_module("pooler.dense", POOLER),
-        *mlm_head_links(),
-        *link_module("match_head", NEXT_SENTENCE),
+        *names.text_embedding_links(),
+        *names.layers_from_bert("layers", counts=[len(model.layers)]),
+        *link_module("pooler.dense", names.POOLER),
+        *names.mlm_head_links(),
+        *link_module("match_head", names.NEXT_SENTENCE),
     ]

@@ -1,14 +1,7 @@
 """Defines ViLBERT's row in the registry."""
 
 from vlmill.models.rows import Networks, Paper, Variant
-from vlmill.models.vilbert.config import (
-    PRESETS,
-    SingleStreamConfig,
-    Vilbert12in1Config,
-    VilbertClassifierConfig,
-    VilbertConfig,
-    VilbertTasksConfig,
-)
+from vlmill.models.vilbert import config
 
 
 def networks() -> Networks:
@@ -36,18 +29,18 @@ def networks() -> Networks:
 ROW = Paper(
     networks=networks,
     variants=(
-        Variant(name="vilbert", config=VilbertConfig, scores_pairs="streams"),
-        Variant(name="vilbert-single-stream", config=SingleStreamConfig),
+        Variant(name="vilbert", config=config.VilbertConfig, scores_pairs="streams"),
+        Variant(name="vilbert-single-stream", config=config.SingleStreamConfig),
         Variant(
             name="vilbert-12in1-tasks",
-            config=Vilbert12in1Config,
+            config=config.Vilbert12in1Config,
             pretrains=False,
             body="trunk",
             heads={"nlvr2": "task token", "refcoco": "regions", "vcr": "pooled"},
         ),
         Variant(
             name="vilbert-classifier",
-            config=VilbertClassifierConfig,
+            config=config.VilbertClassifierConfig,
             pretrains=False,
             body="trunk",
             heads={
@@ -58,7 +51,7 @@ ROW = Paper(
         # The code trains a new head for retrieval and VCR instead of the head of pretraining.
         Variant(
             name="vilbert-tasks",
-            config=VilbertTasksConfig,
+            config=config.VilbertTasksConfig,
             pretrains=False,
             body="trunk",
             match_head="score_head",
@@ -66,6 +59,6 @@ ROW = Paper(
             heads={"refcoco": "regions", "vcr": "pooled", "vqa": "pooled"},
         ),
     ),
-    presets=PRESETS,
+    presets=config.PRESETS,
     families=("vilbert",),
 )

@@ -25,13 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vlmill.models.convert.files import (
-    collect_tensors,
-    read_content,
-    state_dict_in,
-    without_old_norms,
-    without_prefix,
-)
+from vlmill.models.convert import files
 from vlmill.models.convert.keymap import CheckpointMismatch, Link, LoadTable, import_state
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.vlbert.config import MEAN_BGR, RegionCnnConfig
@@ -135,12 +129,12 @@ def load_backbone(
     conventions; CheckpointMismatch (a ValueError) if a tensor is missing or has another shape;
     Unreadable for a file that is not a checkpoint.
     """
-    content = read_content(Path(source)) if isinstance(source, str | Path) else source
-    raw_state = state_dict_in(content)
-    state = without_prefix(collect_tensors(raw_state), "module.")
+    content = files.read_content(Path(source)) if isinstance(source, str | Path) else source
+    raw_state = files.state_dict_in(content)
+    state = files.without_prefix(files.collect_tensors(raw_state), "module.")
     layout = recognise_backbone(state)
     if layout in ("detectron2", "detector"):
-        state = without_old_norms(state, getattr(raw_state, "_metadata", None))
+        state = files.without_old_norms(state, getattr(raw_state, "_metadata", None))
     name = NAMES[layout]
     rules = choose_conventions(state, layout, conventions)
     check_sizes(cnn.config, state, name)

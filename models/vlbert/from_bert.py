@@ -5,37 +5,24 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from vlmill.models.convert import names
 from vlmill.models.convert.keymap import Link, link_module
-from vlmill.models.convert.names import (
-    NEXT_SENTENCE,
-    POOLER,
-    PYTORCH,
-    SEGMENTS,
-    WORDS,
-    layers_from_bert,
-    mlm_head_links,
-    text_embedding_links,
-)
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.vlbert.config import NUM_SPECIAL_WORDS
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.end_to_end import (
-    VlBertEndToEnd,
-    VlBertRefcocoEndToEnd,
-    VlBertVcrEndToEnd,
-)
+from vlmill.models.vlbert.end_to_end import VlBertEndToEnd, VlBertRefcocoEndToEnd, VlBertVcrEndToEnd
 from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 
-FIRST_WORDS = f"{WORDS}[:{NUM_SPECIAL_WORDS}]"
-REPEATED = f"{SEGMENTS} x "
+FIRST_WORDS = f"{names.WORDS}[:{NUM_SPECIAL_WORDS}]"
+REPEATED = f"{names.SEGMENTS} x "
 XAVIER = "Xavier's uniform distribution"
 NEW_WEIGHTS = {
-    VlBertBody: [("region_vectors.projection.*", PYTORCH)],
-    VlBert: [("region_vectors.projection.*", PYTORCH)],
-    VlBertEndToEnd: [("cnn.*", PYTORCH)],
-    VlBertRefcocoEndToEnd: [("cnn.*", PYTORCH)],
-    VlBertVcrEndToEnd: [("cnn.*", PYTORCH)],
+    VlBertBody: [("region_vectors.projection.*", names.PYTORCH)],
+    VlBert: [("region_vectors.projection.*", names.PYTORCH)],
+    VlBertEndToEnd: [("cnn.*", names.PYTORCH)],
+    VlBertRefcocoEndToEnd: [("cnn.*", names.PYTORCH)],
+    VlBertVcrEndToEnd: [("cnn.*", names.PYTORCH)],
     VlBertVqa: [("head.*", XAVIER)],
     VlBertRefcoco: [("head.*", XAVIER)],
     VlBertVcr: [("answer_*", XAVIER), ("category_head.*", XAVIER)],
@@ -47,8 +34,8 @@ def derive_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     They are the first rows of the word table, and RoBERTa's only segment repeated.
     """
-    tensors = {FIRST_WORDS: state[WORDS][:NUM_SPECIAL_WORDS]} if WORDS in state else {}
-    segments = state.get(SEGMENTS)
+    tensors = {FIRST_WORDS: state[names.WORDS][:NUM_SPECIAL_WORDS]} if names.WORDS in state else {}
+    segments = state.get(names.SEGMENTS)
     if segments is not None and len(segments) == 1:
         tensors |= {f"{REPEATED}{count}": segments.expand(count, -1) for count in (2, 3)}
     return tensors
@@ -62,18 +49,18 @@ def body_links(body: VlBertBody, state: Mapping[str, Tensor]) -> list[Link]:
     """
     rows = 3 if type(body) is VlBertBody and f"{REPEATED}3" in state else 2
     fills_table = rows == body.config.num_segments
-    keymap = text_embedding_links(segment_rows=None if fills_table else rows)
+    keymap = names.text_embedding_links(segment_rows=None if fills_table else rows)
     if f"{REPEATED}{rows}" in state:
         keymap = [
             replace(link, references=(f"{REPEATED}{rows}",))
-            if SEGMENTS in link.references
+            if names.SEGMENTS in link.references
             else link
             for link in keymap
         ]
     return [
         *keymap,
-        *layers_from_bert("layers", counts=[len(body.layers)]),
-        *(link_module("pooler.dense", POOLER) if isinstance(body.pooler, Pooler) else []),
+        *names.layers_from_bert("layers", counts=[len(body.layers)]),
+        *(link_module("pooler.dense", names.POOLER) if isinstance(body.pooler, Pooler) else []),
         *([Link("special_words.weight", (FIRST_WORDS,))] if body.special_words else []),
     ]
 
@@ -82,6 +69,6 @@ def vlbert_links(model: VlBert, state: Mapping[str, Tensor]) -> list[Link]:
     """Links the body, the word head, and for matching the next-sentence head."""
     return [
         *body_links(model, state),
-        *(mlm_head_links() if model.mlm_head is not None else []),
-        *(link_module("match_head", NEXT_SENTENCE) if model.match_head is not None else []),
+        *(names.mlm_head_links() if model.mlm_head is not None else []),
+        *(link_module("match_head", names.NEXT_SENTENCE) if model.match_head is not None else []),
     ]

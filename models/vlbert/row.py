@@ -4,15 +4,7 @@ from functools import partial
 from typing import Any
 
 from vlmill.models.rows import Networks, Paper, Variant
-from vlmill.models.vlbert.config import (
-    PRESETS,
-    VlBertConfig,
-    VlBertEndToEndConfig,
-    VlBertRefcocoConfig,
-    VlBertVcrConfig,
-    VlBertVqaConfig,
-    vlbert_for_task,
-)
+from vlmill.models.vlbert import config
 
 
 def networks() -> Networks:
@@ -23,12 +15,7 @@ def networks() -> Networks:
         VlBertRefcocoEndToEnd,
         VlBertVcrEndToEnd,
     )
-    from vlmill.models.vlbert.from_bert import (
-        NEW_WEIGHTS,
-        body_links,
-        derive_tensors,
-        vlbert_links,
-    )
+    from vlmill.models.vlbert.from_bert import NEW_WEIGHTS, body_links, derive_tensors, vlbert_links
     from vlmill.models.vlbert.model import VlBert
     from vlmill.models.vlbert.published import VLBERT
     from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
@@ -50,9 +37,9 @@ def networks() -> Networks:
     )
 
 
-def fit_body(init_body: Any, recipe_body: Any) -> VlBertConfig:
+def fit_body(init_body: Any, recipe_body: Any) -> config.VlBertConfig:
     """Returns the body of ``--init`` without pretraining heads, with the recipe's masking."""
-    return vlbert_for_task(
+    return config.vlbert_for_task(
         init_body, pooler=recipe_body.pooler, masked_region=recipe_body.masked_region
     )
 
@@ -63,46 +50,46 @@ task = partial(Variant, pretrains=False, fit_body=fit_body)
 ROW = Paper(
     networks=networks,
     variants=(
-        Variant(name="vl-bert", config=VlBertConfig, class_probs="full"),
+        Variant(name="vl-bert", config=config.VlBertConfig, class_probs="full"),
         Variant(
             name="vl-bert-end-to-end",
-            config=VlBertEndToEndConfig,
+            config=config.VlBertEndToEndConfig,
             body="model",
             makes_features=True,
         ),
         task(
             name="vl-bert-refcoco",
-            config=VlBertRefcocoConfig,
+            config=config.VlBertRefcocoConfig,
             body="body",
             heads={"refcoco": "whole model"},
         ),
         task(
             name="vl-bert-refcoco-end-to-end",
-            config=VlBertEndToEndConfig,
+            config=config.VlBertEndToEndConfig,
             body="model.body",
             makes_features=True,
             heads={"refcoco": "whole model"},
         ),
         task(
             name="vl-bert-vcr",
-            config=VlBertVcrConfig,
+            config=config.VlBertVcrConfig,
             body="body",
             heads={"vcr": "whole model"},
         ),
         task(
             name="vl-bert-vcr-end-to-end",
-            config=VlBertEndToEndConfig,
+            config=config.VlBertEndToEndConfig,
             body="model.body",
             makes_features=True,
             heads={"vcr": "whole model"},
         ),
         task(
             name="vl-bert-vqa",
-            config=VlBertVqaConfig,
+            config=config.VlBertVqaConfig,
             body="body",
             heads={"vqa": "mask", "classification": "mask", "entailment": "mask"},
         ),
     ),
-    presets=PRESETS,
+    presets=config.PRESETS,
     families=("vl-bert",),
 )

@@ -3,13 +3,7 @@
 from functools import partial
 
 from vlmill.models.rows import Networks, Paper, Variant
-from vlmill.models.vlmo.config import (
-    PRESETS,
-    VlmoConfig,
-    VlmoNlvr2Config,
-    VlmoTextConfig,
-    VlmoVqaConfig,
-)
+from vlmill.models.vlmo import config
 
 # Fields that the stages and their BEiT share; lengths, resolutions, heads, experts may differ.
 SHARED_SIZES = (
@@ -52,7 +46,7 @@ ROW = Paper(
     variants=(
         Variant(
             name="vlmo",
-            config=VlmoConfig,
+            config=config.VlmoConfig,
             reads_pixels=True,
             contrasts=True,
             scores_pairs="pixels",
@@ -62,21 +56,21 @@ ROW = Paper(
         ),
         task(
             name="vlmo-nlvr2",
-            config=VlmoNlvr2Config,
+            config=config.VlmoNlvr2Config,
             heads={"nlvr2": "pixels"},
         ),
         task(
             name="vlmo-text",
-            config=VlmoTextConfig,
+            config=config.VlmoTextConfig,
             heads={"glue": "pooled"},
             task_sizes=(*TASK_SIZES, "first_vl_layer"),  # texts alone meet no image
         ),
         task(
             name="vlmo-vqa",
-            config=VlmoVqaConfig,
+            config=config.VlmoVqaConfig,
             heads={"vqa": "pixels", "classification": "pixels", "entailment": "pixels"},
         ),
     ),
-    presets=PRESETS,
+    presets=config.PRESETS,
     families=("vlmo",),
 )

@@ -69,8 +69,8 @@ def parser() -> Parser:
     p.add_argument(
         "--url-column",
         metavar="NAME",
-        help="column of URLs of --input, or of a Parquet file of --urls (default: url, URL or "
-        "image_url)",
+        help="column of URLs of --input (default: the only one with a usual name, such as url or "
+        "image_url), or of a Parquet file of --urls (default: url, URL or image_url)",
     )
     p.add_argument(
         "--caption-column",

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlmill.pipelines.crawl.lists import find_lists, read_lists
-from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP, ROWS, PairsJob
-from vlmill.pipelines.crawl.report import write_report
+from markupsafe import Markup
+
+from vlmill.pipelines.crawl.lists import TableInput, find_lists, open_input, read_input, read_lists
+from vlmill.pipelines.crawl.pairs import PAIRS_STEP, ROWS
 from vlmill.pipelines.crawl.resizing import MODES, ResizeRule
-from vlmill.pipelines.crawl.table_input import TableInput, open_input, read_input
+from vlmill.pipelines.crawl.rows import FIND_STEP, PairsJob
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import SUCCESSES
 from vlmill.pipelines.web.fetching.hosts import get_host
@@ -29,20 +30,17 @@ from vlmill.pipelines.web.fetching.rounds import (
     run_alone,
 )
 from vlmill.pipelines.web.fetching.stages import STAGES
-from vlmill.pipelines.web.fetching.tables import CrawlSummary
+from vlmill.pipelines.web.fetching.tables import EXAMPLES, CrawlSummary
 from vlmill.pipelines.web.fetching.warc import PARTS
 from vlmill.pipelines.web.fetching.work import FetchState, distribute
+from vlmill.runtime.console import report
+from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
 from vlmill.runtime.console.command import print_reading_hint
 from vlmill.runtime.console.cost import Estimate, print_estimate
 from vlmill.runtime.files.atomic import write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.manifest import (
-    WARCS,
-    digest_problems,
-    read_manifest,
-    write_manifest,
-)
+from vlmill.runtime.files.manifest import WARCS, digest_problems, read_manifest, write_manifest
 from vlmill.runtime.files.outputs import PLAN, State, prepare_output, remove_work
 from vlmill.runtime.files.paths import to_path
 from vlmill.runtime.files.reading import reject_counts
@@ -61,6 +59,8 @@ from vlmill.schemas.tables import OUTCOMES, PAIRS
 
 NOT_URLS = ("line that is not a URL", "lines that are not URLs")
 REQUESTS_FIRST = 2  # per host: robots.txt and tdmrep.json
+
+MOST_TENTHS = 100  # ten seconds; the last column has all longer times
 
 
 def estimate_cost(
@@ -289,3 +289,79 @@ def say_result(output: Path, done: str) -> int:
     print_reading_hint(output, PAIRS.name if is_table else OUTCOMES.name)
     rows = sum(s.rows for s in shards)
     return 0 if sum(outcomes[name] for name in SUCCESSES) or not rows else 1
+
+
+def write_report(
+    path: Path,
+    summary: CrawlSummary,
+    funnel: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> None:
+    """Writes the report page, whose size does not depend on the number of URLs."""
+    report.write_page(
+        path,
+        "Crawl",
+        [
+            report.Section(
+                title="Funnel",
+                body=Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel)),
+                intro="By how a URL was found; in = out + dropped.",
+            ),
+            report.Section(title="Outcomes", body=_charts(summary)),
+            report.Section(
+                title="Hosts",
+                body=_hosts(summary),
+                intro="The hosts with the most URLs. Seconds: total response time.",
+            ),
+            report.Section(
+                title="Sample rejects",
+                body=_examples(summary),
+                intro=f"At most {EXAMPLES} of each reason and bucket.",
+            ),
+            report.Section(title="Settings", body=report.settings_table(settings)),
+        ],
+        subtitle=f"{format_count(sum(summary.outcomes.values()), 'URL')}, "
+        f"{format_count(sum(summary.records.values()), 'response')}",
+    )
+
+
+def _charts(summary: CrawlSummary) -> Markup:
+    tenths = {min(tenth, MOST_TENTHS): 0 for tenth in summary.tenths}
+    for tenth, count in summary.tenths.items():
+        tenths[min(tenth, MOST_TENTHS)] += count
+    charts = [
+        bar_chart(dict(summary.outcomes.most_common()), title="Outcomes"),
+        bar_chart(dict(summary.statuses.most_common()), title="Status of answers"),
+        binned_columns(tenths, 0.1, title="Response time", label="seconds"),
+    ]
+    return Markup("<div class='charts'>{}</div>").format(Markup("").join(charts))
+
+
+def _hosts(summary: CrawlSummary) -> Markup:
+    header = ["host", "URLs", "fetched", "MB", "mean s", "longest s", "links skipped"]
+    rows = [
+        [
+            host,
+            urls,
+            fetched or 0,
+            f"{size / 1e6:.2f}",
+            _seconds(mean),
+            _seconds(max_seconds),
+            left_out,
+        ]
+        for host, urls, fetched, size, mean, max_seconds, left_out in summary.hosts
+    ]
+    return report.html_table(header, rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _examples(summary: CrawlSummary) -> Markup:
+    rows = [
+        [reason, url[:100], detail[:160]]
+        for reason, examples in sorted(summary.examples.items())
+        for url, detail in examples
+    ]
+    return report.html_table(["reason", "URL", "detail"], rows)

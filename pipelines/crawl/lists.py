@@ -1,19 +1,31 @@
-"""Reads lists of URLs: lines of text files and columns of Parquet; accounts for each line.
+"""Reads what to fetch: lists of URLs, or with ``--input`` a table of image URLs and captions.
 
-Of an earlier crawl's tables, ``rejects`` gives the URLs with transient failures, and ``outcomes``
-gives all URLs with the values for conditional requests.
+A list is a text file or a column of Parquet. Each line and each row is accounted for. Of an earlier
+crawl's tables, ``rejects`` gives the URLs with transient failures, and ``outcomes`` gives all URLs
+with the values for conditional requests.
 """
 
 import codecs
 import gzip
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vlmill.pipelines.manifest.cleaning import validate_text
+from vlmill.pipelines.manifest.reading.columns import IMAGE_URLS, TEXTS, guess_column
+from vlmill.pipelines.manifest.reading.detected import detect_delimiter, detect_encoding
+from vlmill.pipelines.manifest.reading.rows import (
+    TableFile,
+    column_names,
+    find_column_indices,
+    read_rows,
+    table_file,
+)
 from vlmill.pipelines.web.fetching.answers import TRANSIENT, TRANSIENT_STATUSES
 from vlmill.pipelines.web.fetching.entries import FETCHED, NOT_MODIFIED, UrlEntry
 from vlmill.pipelines.web.fetching.lines import Line, parse_url_line
@@ -128,7 +140,7 @@ def _text(line: bytes) -> str:
         return escaped.decode("ascii")
 
 
-# Tables.
+# Columns of Parquet.
 
 
 def _read_table(path: Path, column: str | None, follow: int) -> Iterator[Line]:
@@ -205,3 +217,76 @@ def _read_outcomes(path: Path, follow: int) -> Iterator[Line]:
             modified=str(modified) if unchanged and modified else None,
         )
         yield str(url), entry
+
+
+# Tables of image URLs and captions.
+
+_NO_URL = Drop(Reason.BAD_URL, "empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInput:
+    """Holds the table, and the names of its columns of URLs and captions."""
+
+    table: TableFile
+    url_column: str
+    caption_column: str
+
+    @property
+    def name(self) -> str:
+        """Returns the file's name without its ending, with which image ids begin."""
+        return self.table.path.name.partition(".")[0] or "table"
+
+
+def open_input(
+    path: Path,
+    url_column: str | None = None,
+    caption_column: str | None = None,
+    *,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+) -> TableInput:
+    """Finds the columns of a table; None values are detected.
+
+    Raises InputError for a file that is not a table, or lacks a column.
+    """
+    table = table_file(path, format=format, delimiter=delimiter, encoding=encoding or "utf-8")
+    if table.format in ("csv", "tsv") and encoding is None:
+        table = replace(table, encoding=detect_encoding(table.path))
+    if table.format in ("csv", "tsv") and delimiter is None:
+        guessed = ((url_column, IMAGE_URLS), (caption_column, TEXTS))
+        table = detect_delimiter(
+            table,
+            [name for name, _ in guessed if name is not None],
+            [usual for name, usual in guessed if name is None],
+        )
+    names, display_name = column_names(table), f"--input {path}"
+    return TableInput(
+        table=table,
+        url_column=guess_column(names, IMAGE_URLS, url_column, "--url-column", display_name),
+        caption_column=guess_column(names, TEXTS, caption_column, "--caption-column", display_name),
+    )
+
+
+def read_input(source: TableInput) -> Iterator[Line]:
+    """Yields the request of each row, with its number from 0 and its caption; or why it is dropped.
+
+    Memory: a batch of rows.
+    """
+    names = (("--url-column", source.url_column), ("--caption-column", source.caption_column))
+    indices = find_column_indices(source.table, names)
+    for row, (number, fields) in enumerate(read_rows(source.table, indices)):
+        key = f"{source.table.path.name}:{number}"
+        if isinstance(fields, Drop):
+            yield key, fields
+            continue
+        url, text = (field or "" for field in fields)
+        caption = validate_text(text)
+        if isinstance(caption, Drop):
+            yield key, caption
+            continue
+        line, entry = parse_url_line(url.strip(), -1) if url.strip() else (key, _NO_URL)
+        if isinstance(entry, UrlEntry):
+            entry = UrlEntry(url=entry.url, source=entry.source, caption=(row, caption))
+        yield line, entry

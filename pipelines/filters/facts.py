@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.filters.region_features import ClassNames
-from vlmill.pipelines.filters.scorer import ImageLook, PairFacts, look_at
+from vlmill.pipelines.filters.scorer import ImageFile, PairFacts, measure_file
 from vlmill.pipelines.filters.statistics import MAX_PIXELS
 from vlmill.runtime.readers.class_names import read_names, require_number
 from vlmill.runtime.readers.images import ImageReader
@@ -17,7 +17,7 @@ from vlmill.runtime.readers.row_index import ABSENT
 from vlmill.schemas.errors import InputError
 
 COLUMNS = ("pair_id", "image_id", "text", "language", "text_source", "page_url", "image_url")
-KEPT_LOOKS = 256  # cached images: pairs of an image are near each other
+CACHED_IMAGES = 256  # cached images: pairs of an image are near each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class FactsReader:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._look = lru_cache(maxsize=KEPT_LOOKS)(self._look_at)
+        self._measure = lru_cache(maxsize=CACHED_IMAGES)(self._measure_row)
         self._joins: dict[str, Join] = {}
         for flag, reader in (("--images", sources.images), ("--regions", sources.regions)):
             if reader is not None:
@@ -80,14 +80,14 @@ class FactsReader:
         for pair, image, region in numbered:
             yield PairFacts(
                 pair=pair,
-                image=None if image == ABSENT else self._look(image),
+                image=None if image == ABSENT else self._measure(image),
                 regions=None if region == ABSENT else self._regions(region),
             )
 
-    def _look_at(self, row: int) -> ImageLook | None:
+    def _measure_row(self, row: int) -> ImageFile | None:
         assert self._sources.images is not None
         data = self._sources.images.read_bytes(row)
-        return None if data is None else look_at(data, max_pixels=MAX_PIXELS)
+        return None if data is None else measure_file(data, max_pixels=MAX_PIXELS)
 
     def _regions(self, row: int) -> RegionRow:
         assert self._sources.regions is not None

@@ -6,12 +6,7 @@ from typing import Any
 
 from vlmill.pipelines.filters.fitting import FOLDS, Labels, Validation
 from vlmill.runtime.console.bars import bar_chart, histogram
-from vlmill.runtime.console.report import (
-    Section,
-    html_table,
-    settings_table,
-    write_page,
-)
+from vlmill.runtime.console.report import Section, html_table, settings_table, write_page
 
 MOST_IMPORTANT = 15
 MOST_DRAWN = 30

@@ -121,22 +121,22 @@ class ImageFilter:
 
         Label 1 is racy for a safety model, and natural for a realism model.
         """
-        return self.scores([self.look(Image.fromarray(pixels))])[0]
+        return self.scores([self.prepare(Image.fromarray(pixels))])[0]
 
-    def look(self, small: Image.Image) -> Vector:
+    def prepare(self, small: Image.Image) -> Vector:
         """Returns the features of an RGB image, float32 [F]."""
         return compute_features(small, self._vector)
 
-    def scores(self, looks: Sequence[Vector]) -> list[float]:
+    def scores(self, inputs: Sequence[Vector]) -> list[float]:
         """Returns the probability of label 1 for each image's features."""
-        if not looks:
+        if not inputs:
             return []
-        values: list[float] = self.model.trees.probabilities(np.stack(looks)).tolist()
+        values: list[float] = self.model.trees.probabilities(np.stack(inputs)).tolist()
         return [round(value, 6) for value in values]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looks:
+class FilterInputs:
     """Holds the inputs of an image's filters; None for a filter that is off."""
 
     realism: Vector | None = None
@@ -147,7 +147,7 @@ class Looks:
 class ImageFilters:
     """Holds the filters of a run; None for a filter that is off.
 
-    ``look`` is called on each decoded image, and ``judge`` on batches of its results.
+    ``prepare`` is called on each decoded image, and ``judge`` on batches of its results.
     """
 
     safety: ImageFilter | OpenNsfw | None = None
@@ -201,7 +201,7 @@ class ImageFilters:
             "realism_threshold": self.realism and self.realism.threshold,
         }
 
-    def look(self, image: Image.Image) -> Looks:
+    def prepare(self, image: Image.Image) -> FilterInputs:
         """Returns the filters' inputs for a decoded image, as it is stored.
 
         Raises Rejected for pixels that are floating-point numbers.
@@ -209,21 +209,21 @@ class ImageFilters:
         fitted = [rater for rater in (self.realism, self.safety) if isinstance(rater, ImageFilter)]
         side = max((decode_side(rater.has_backbone) for rater in fitted), default=0)
         small = small_copy(image, side) if fitted else image
-        realism = None if self.realism is None else self.realism.look(small)
+        realism = None if self.realism is None else self.realism.prepare(small)
         if self.safety is None:
-            return Looks(realism=realism)
+            return FilterInputs(realism=realism)
         source = small if isinstance(self.safety, ImageFilter) else image
-        return Looks(realism=realism, safety=self.safety.look(source))
+        return FilterInputs(realism=realism, safety=self.safety.prepare(source))
 
-    def judge(self, looks: Sequence[Looks]) -> list[Drop | ImageScores]:
+    def judge(self, inputs: Sequence[FilterInputs]) -> list[Drop | ImageScores]:
         """Returns why each image is dropped, or its scores.
 
         An image is dropped below the realism model's threshold, and from the safety model's
         threshold on. The costlier safety model rates only the images that pass.
         """
-        verdicts: list[Drop | ImageScores] = [ImageScores() for _ in looks]
+        verdicts: list[Drop | ImageScores] = [ImageScores() for _ in inputs]
         if self.realism is not None:
-            vectors = [look.realism for look in looks if look.realism is not None]
+            vectors = [each.realism for each in inputs if each.realism is not None]
             for number, natural in enumerate(self.realism.scores(vectors)):
                 verdicts[number] = (
                     Drop(Reason.UNREALISTIC_IMAGE, f"{natural:.3f}")
@@ -232,8 +232,8 @@ class ImageFilters:
                 )
         if self.safety is not None:
             passing = [n for n, verdict in enumerate(verdicts) if not isinstance(verdict, Drop)]
-            inputs = [look for n in passing if (look := looks[n].safety) is not None]
-            for number, racy in zip(passing, self.safety.scores(inputs), strict=True):
+            safety = [value for n in passing if (value := inputs[n].safety) is not None]
+            for number, racy in zip(passing, self.safety.scores(safety), strict=True):
                 verdict = verdicts[number]
                 assert not isinstance(verdict, Drop)
                 verdicts[number] = (

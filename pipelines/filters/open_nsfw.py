@@ -45,7 +45,7 @@ class OpenNsfw:
         """Returns the name and the version of the model."""
         return f"{OPEN_NSFW} of {OPEN_NSFW_PACKAGE} {version(OPEN_NSFW_PACKAGE)}"
 
-    def look(self, image: Image.Image) -> Pixels:
+    def prepare(self, image: Image.Image) -> Pixels:
         """Returns the network's input, float32 [224, 224, 3], for a decoded image as it is stored.
 
         Raises Rejected for pixels that are floating-point numbers.
@@ -55,16 +55,16 @@ class OpenNsfw:
         pixels: Pixels = preprocess(to_rgb(image))
         return pixels
 
-    def scores(self, looks: Sequence[Pixels]) -> list[float]:
+    def scores(self, inputs: Sequence[Pixels]) -> list[float]:
         """Returns the probability, 0 to 1, that each image is not safe for work."""
-        if not looks:
+        if not inputs:
             return []
         session = _session()
         parts = [
             session.run(
-                None, {session.get_inputs()[0].name: np.stack(looks[start : start + BATCH])}
+                None, {session.get_inputs()[0].name: np.stack(inputs[start : start + BATCH])}
             )
-            for start in range(0, len(looks), BATCH)
+            for start in range(0, len(inputs), BATCH)
         ]
         return [round(float(row[1]), 6) for (part,) in parts for row in part]
 

@@ -72,7 +72,7 @@ Features = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageLook:
+class ImageFile:
     """Holds facts of an image file: size in pixels and bytes, lower-case format, statistics."""
 
     width: int
@@ -87,7 +87,7 @@ class PairFacts:
     """Holds a row of ``pairs`` and the facts about its image."""
 
     pair: Mapping[str, Any]
-    image: ImageLook | None = None
+    image: ImageFile | None = None
     regions: RegionRow | None = None
 
 
@@ -113,12 +113,12 @@ def pair_features(facts: PairFacts, vocabularies: Vocabularies) -> list[float]:
         *text_features.place_features(pair, words),
         *_image(facts.image),
         *regions[:content],
-        *_compare_words_and_look(words, facts.image),
+        *_compare_words_and_image(words, facts.image),
         *regions[content:],
     ]
 
 
-def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
+def measure_file(data: bytes, *, max_pixels: int) -> ImageFile | None:
     """Measures an image's file; returns None if it cannot be decoded, so its features are NaN."""
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None)
     try:
@@ -129,7 +129,7 @@ def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
             # changes the statistics little.
             image.draft("RGB", (statistics.SIDE, statistics.SIDE))
             image.load()
-            return ImageLook(
+            return ImageFile(
                 width=width,
                 height=height,
                 format=str(image.format).lower(),
@@ -140,28 +140,28 @@ def look_at(data: bytes, *, max_pixels: int) -> ImageLook | None:
         return None
 
 
-def _image(look: ImageLook | None) -> list[float]:
+def _image(image: ImageFile | None) -> list[float]:
     """Returns the features of ``image``; NaN for unknown facts."""
-    if look is None:
+    if image is None:
         return [NAN] * (len(IMAGE) + len(statistics.NAMES))
-    pixels = look.width * look.height
+    pixels = image.width * image.height
     return [
-        look.width,
-        look.height,
+        image.width,
+        image.height,
         pixels,
-        look.width / look.height,
-        look.num_bytes / pixels,
-        *(float(look.format == name) for name in FORMATS),
-        *look.statistics.tolist(),
+        image.width / image.height,
+        image.num_bytes / pixels,
+        *(float(image.format == name) for name in FORMATS),
+        *image.statistics.tolist(),
     ]
 
 
-def _compare_words_and_look(words: Sequence[str], look: ImageLook | None) -> list[float]:
-    if look is None:
+def _compare_words_and_image(words: Sequence[str], image: ImageFile | None) -> list[float]:
+    if image is None:
         return [NAN] * len(SAID_AND_SHOWN)
     mentioned_names = {name for word in words for name in _SAID.get(word.lower(), ())}
     return [
-        float(look.statistics[index]) if name in mentioned_names else 0.0
+        float(image.statistics[index]) if name in mentioned_names else 0.0
         for name, index in _SHOWN_PLACES.items()
     ]
 

@@ -9,20 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from vlmill.pipelines.filters import scorer
 from vlmill.pipelines.filters.facts import COLUMNS, FactsReader, Sources, open_sources
 from vlmill.pipelines.filters.fit_report import report_lines, write_fit_report
 from vlmill.pipelines.filters.fitting import LabelledRows, grow, validate
 from vlmill.pipelines.filters.labels import read_labels, require_rows
 from vlmill.pipelines.filters.model_file import Model, write_model
-from vlmill.pipelines.filters.scorer import (
-    FREQUENCIES,
-    GROUPS,
-    NAMES,
-    SCORER,
-    HashedShares,
-    Vocabularies,
-    pair_features,
-)
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.reading import iter_batches
@@ -37,15 +29,15 @@ def run(args: argparse.Namespace) -> int:
     labels = read_labels(args.labels)
     sources = open_sources(args.images, args.regions, args.classes, args.attributes)
     pairs = labelled_pairs(args.pairs, labels)
-    frequency = HashedShares.from_texts(islice(read_texts(args.pairs), MOST_TEXTS))
+    frequency = scorer.HashedShares.from_texts(islice(read_texts(args.pairs), MOST_TEXTS))
     rows = labelled_rows(pairs, labels, sources, frequency)
     validation = validate(rows, seed=args.seed)
     model = Model(
-        kind=SCORER,
-        features=NAMES,
+        kind=scorer.SCORER,
+        features=scorer.NAMES,
         threshold=args.threshold,
         trees=grow(rows.features, rows.labels, seed=args.seed),
-        arrays={FREQUENCIES: frequency.table},
+        arrays={scorer.FREQUENCIES: frequency.table},
         about={"labels": len(labels), "positives": validation.positives, "auc": validation.auc},
     )
     print("\n".join(report_lines(validation, rows.labels)))
@@ -81,29 +73,31 @@ def labelled_rows(
     pairs: list[dict[str, Any]],
     labels: Mapping[str, bool],
     sources: Sources,
-    frequency: HashedShares,
+    frequency: scorer.HashedShares,
 ) -> LabelledRows:
     """Returns the features of labelled pairs; pairs of an image are one unit."""
     reader = FactsReader(sources)
-    words = Vocabularies(
+    words = scorer.Vocabularies(
         classes=sources.classes, attributes=sources.attributes, frequency=frequency
     )
     values: list[list[float]] = []
     with Progress(total=len(pairs), unit="pair", label="features") as progress:
         for start in range(0, len(pairs), AT_ONCE):
             for facts in reader.facts(pairs[start : start + AT_ONCE]):
-                values.append(pair_features(facts, words))
+                values.append(scorer.pair_features(facts, words))
                 progress.advance()
     if summary := reader.summary(len(pairs)):
         print_status(summary)
     features = np.array(values, dtype=np.float32)
     known = {
-        name for name, column in zip(NAMES, features.T, strict=True) if not np.isnan(column).all()
+        name
+        for name, column in zip(scorer.NAMES, features.T, strict=True)
+        if not np.isnan(column).all()
     }
     return LabelledRows(
         features=features,
         labels=np.array([labels[pair["pair_id"]] for pair in pairs]),
         units=[pair["image_id"] or pair["pair_id"] for pair in pairs],
-        names=NAMES,
-        groups={group: names for group, names in GROUPS.items() if known & set(names)},
+        names=scorer.NAMES,
+        groups={group: names for group, names in scorer.GROUPS.items() if known & set(names)},
     )

@@ -14,7 +14,7 @@ import numba
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-SOURCES = ("arrays", "compiled", "state", "scores", "kernel", "index")
+SOURCES = ("arrays", "compiled", "state", "kernel", "index")
 DIGEST = hashlib.sha256(
     b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in SOURCES)
 ).hexdigest()[:12]

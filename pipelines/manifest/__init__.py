@@ -1,8 +1,8 @@
 """Writes data sets as tables of pairs and images.
 
 Reading order: ``job`` (the command) and its two halves, ``own`` (the user's own captions) and
-``published`` (data sets: ``entries`` defines them, ``sets`` has a file for each, ``listed`` has
-their titles). Both take ``flags``, write ``part`` by part, on a runner from ``spooled`` files, read
-files by ``reading`` and ``layouts``, clean texts by ``cleaning``, ``titles`` and ``labels``, and
-end with ``reject_counts``, ``report`` and ``cost``.
+``published`` (data sets: ``entries`` defines them, ``sets`` has a file for each). Both take
+``flags``, write ``part`` by part, on a runner from ``spooled`` files, read files by ``reading`` and
+``layouts``, clean texts by ``cleaning``, name lists by ``labels``, and end with ``reject_counts``,
+``report`` and ``cost``.
 """

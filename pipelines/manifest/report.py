@@ -12,16 +12,8 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from vlmill.pipelines.web.texts.words import split_words
+from vlmill.runtime.console import report
 from vlmill.runtime.console.bars import bar_chart, histogram
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    image_cards,
-    settings_table,
-    thumbnail_uri,
-    write_page,
-)
 from vlmill.runtime.files.paths import readable
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.tables import PAIRS, Table
@@ -42,20 +34,24 @@ def write_report(
         for path in spread_shards(folder, table.name)
     ]
     rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
-    write_page(
+    report.write_page(
         folder / "report.html",
         f"Own {table.name}",
         [
-            Section(title="Funnel", body=funnel_table(funnel), intro="in = out + dropped"),
-            Section(title=f"Sample {table.name}", body=pair_cards(folder, sample)),
-            Section(title="Distributions", body=pair_charts([r for rows in sample for r in rows])),
-            Section(
+            report.Section(
+                title="Funnel", body=report.funnel_table(funnel), intro="in = out + dropped"
+            ),
+            report.Section(title=f"Sample {table.name}", body=pair_cards(folder, sample)),
+            report.Section(
+                title="Distributions", body=pair_charts([r for rows in sample for r in rows])
+            ),
+            report.Section(
                 title="Sample rejects",
                 body=sample_rejects(rejects),
                 intro=f"Key: the file and the line (of Parquet: the row). At most "
                 f"{MAX_REJECTS_SHOWN} of each reason.",
             ),
-            Section(title="Settings", body=settings_table(settings)),
+            report.Section(title="Settings", body=report.settings_table(settings)),
         ],
         subtitle=f"{funnel[-1]['out']:,} {table.name} from "
         f"{format_count(funnel[0]['in'], 'row')} of {settings['input']}",
@@ -95,7 +91,7 @@ def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
     if not pairs:
         return Markup("<p>No pair came out.</p>")
     uris = image_uris(folder, {row["image_id"] for row in pairs})
-    return image_cards(
+    return report.image_cards(
         [
             {
                 "uri": uris.get(row["image_id"], ""),
@@ -109,7 +105,7 @@ def pair_cards(folder: Path, sample: Sequence[list[dict[str, Any]]]) -> Markup:
 
 def image_uris(folder: Path, image_ids: set[str]) -> dict[str, str]:
     """Returns thumbnails of the images that are in the first row groups."""
-    return {name: thumbnail_uri(data) for name, data in first_images(folder, image_ids)}
+    return {name: report.thumbnail_uri(data) for name, data in first_images(folder, image_ids)}
 
 
 def first_images(folder: Path, image_ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -151,4 +147,4 @@ def sample_rejects(rejects: list[dict[str, Any]]) -> Markup:
         counts[row["reason"]] += 1
         if counts[row["reason"]] <= MAX_REJECTS_SHOWN:
             rows.append([row["reason"], row["key"][-100:], (row["detail"] or "")[:200]])
-    return html_table(["reason", "key", "detail"], sorted(rows))
+    return report.html_table(["reason", "key", "detail"], sorted(rows))

@@ -2,5 +2,5 @@
 
 Reading order: ``command`` (the flags), ``job``, ``means`` (a vector for each image), ``splits``
 (groups of images to compare), ``search`` (exact, with FAISS), then ``published`` (reads the list of
-ViLBERT's authors), ``report`` and ``cost``.
+ViLBERT's authors) and ``report``.
 """

@@ -144,6 +144,10 @@ def _run(args: argparse.Namespace) -> int:
     from vlmill.runtime.files.reading import require_tables
 
     require_tables({"--regions": args.regions, "--pairs": args.pairs, "--images": args.images})
+    if args.published is not None:
+        from vlmill.pipelines.nearest_images.published import run_import
+
+        return run_import(args)
     from vlmill.pipelines.nearest_images import job
 
     return job.run(args)

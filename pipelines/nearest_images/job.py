@@ -1,10 +1,12 @@
 """Finds nearest images: python -m vlmill.pipelines.nearest_images --help
 
 The job computes vectors of all images, then the neighbours split by split, in shards of consecutive
-ids. A killed run keeps its finished parts of vectors and its finished shards.
+ids. A killed run keeps its finished parts of vectors and its finished shards. The cost is measured
+on the first images, because each vector is multiplied with all others.
 """
 
 import argparse
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +15,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
+import numpy as np
 
-from vlmill.pipelines.nearest_images.cost import (
-    SAMPLE_IMAGES,
-    estimate_cost,
-    measure,
-    work_bytes,
+from vlmill.pipelines.nearest_images.means import (
+    Means,
+    Vectors,
+    marks_full_images,
+    means_from,
+    part_paths,
+    write_part,
 )
-from vlmill.pipelines.nearest_images.means import Means, marks_full_images, part_paths, write_part
-from vlmill.pipelines.nearest_images.published import neighbour_rows, read_pool
-from vlmill.pipelines.nearest_images.report import write_report
-from vlmill.pipelines.nearest_images.search import NearestIndex
+from vlmill.pipelines.nearest_images.report import finish, write_report
+from vlmill.pipelines.nearest_images.search import QUERIES, NearestIndex
 from vlmill.pipelines.nearest_images.splits import (
     STAGE,
     Split,
@@ -33,19 +35,24 @@ from vlmill.pipelines.nearest_images.splits import (
     make_single_split,
     read_splits,
 )
-from vlmill.runtime.console.command import print_reading_hint, print_status
-from vlmill.runtime.console.cost import print_estimate, require_disk_space
+from vlmill.runtime.console.command import print_status
+from vlmill.runtime.console.cost import (
+    Estimate,
+    Rate,
+    measure_rate,
+    print_estimate,
+    require_disk_space,
+)
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.threads import gpu_number
 from vlmill.runtime.extras import require_extra
 from vlmill.runtime.files.atomic import local_folder, remove_leftovers
-from vlmill.runtime.files.digests import file_input, table_input
+from vlmill.runtime.files.digests import table_input
 from vlmill.runtime.files.inputs import Input
-from vlmill.runtime.files.manifest import read_manifest, write_manifest
+from vlmill.runtime.files.manifest import write_manifest
 from vlmill.runtime.files.outputs import WORK, State, prepare_output
-from vlmill.runtime.files.paths import remove_tree, to_path
-from vlmill.runtime.files.reading import iter_batches, reject_counts
-from vlmill.runtime.files.shards import Shard, ShardWriter, write_shard
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import ShardWriter, write_shard
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.run_here import run_here
@@ -53,10 +60,15 @@ from vlmill.runtime.units.share import end_job
 from vlmill.runtime.units.step import Step
 from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, NEIGHBOURS, PAIRS, REGIONS, REJECTS
 
 ROWS_PER_GROUP = 1_024
+
+SAMPLE_IMAGES = 4_096
+ID_BYTES = 36  # of an image's id: 32 characters, and four bytes for its length
+DISTANCE_BYTES = 4
+FLOAT_BYTES = 4
+WORK_COPIES = 2  # of each vector: unchanged, and minus the mean of all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +163,6 @@ NEAREST = Step(name="nearest", units=shard_units, work=search, threads=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the search, or the import; returns the exit status."""
-    return run_search(args) if args.published is None else run_import(args)
-
-
-def run_search(args: argparse.Namespace) -> int:
     """Writes the nearest images by the vectors of ``--regions``."""
     require_extra("search", "faiss")  # it is loaded after the means are computed
     gpu_number(args.search_device)  # an unusable one is refused before any work
@@ -194,7 +201,7 @@ def run_search(args: argparse.Namespace) -> int:
             inputs.append(table_input("--images", args.images, IMAGES))
         if not _search(args, regions, splits, settings, inputs):
             return 0
-    return _finish(output, state, args.top)
+    return finish(output, state, args.top)
 
 
 def first_region(full_image: str, regions: RegionReader) -> int:
@@ -265,48 +272,55 @@ def _rows(index: NearestIndex, split: Split, images: range, top: int) -> Iterato
         }
 
 
-def run_import(args: argparse.Namespace) -> int:
-    """Writes the published list of nearest images as ``neighbours``."""
-    path, output = to_path(args.published), to_path(args.output)
-    published = read_pool(path, args.id_prefix)
-    entry = file_input("--import", path)
-    settings = {"top": args.top, "id_prefix": args.id_prefix, "import_sha256": entry.digest}
-    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
-    if state is not State.FINISHED:
-        rows = list(neighbour_rows(published, args.top))
-        producer = {"job": STAGE, **settings}
-        lists = [row for row in rows if "neighbour_ids" in row]
-        rejects = [row for row in rows if "reason" in row]
-        shards: list[Shard] = [
-            write_shard(output, NEIGHBOURS, lists, producer=producer),
-            write_shard(output, REJECTS, rejects, producer=producer),
-        ]
-        counts = Counter(str(row["reason"]) for row in rejects)
-        write_report(output, len(lists), counts, settings, args.images)
-        write_manifest(output, shards, job=STAGE, settings=settings, inputs=[entry])
-    return _finish(output, state, args.top)
+def output_bytes(num_images: int, top: int) -> int:
+    """Returns the largest size of the neighbours of a number of images."""
+    nearest = min(top, max(num_images - 1, 0))
+    return num_images * (ID_BYTES + nearest * (ID_BYTES + DISTANCE_BYTES))
 
 
-def _finish(output: Path, state: State, top: int) -> int:
-    """Deletes the files for continuing, and prints the counts; returns the exit status."""
-    remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
-    shards: Sequence[Shard] = read_manifest(output)["shards"]
-    count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
-    done = "finished before" if state is State.FINISHED else "done"
-    print_reading_hint(output, NEIGHBOURS.name)
-    short = short_lists(output, top) if count else 0
-    fewer = f", {short} with fewer than {top}" if short else ""
-    print(
-        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
-        f"{output}"
+def work_bytes(num_images: int, dim: int) -> int:
+    """Returns the disk space of the vectors until the run has finished."""
+    return num_images * dim * FLOAT_BYTES * WORK_COPIES
+
+
+def measure(regions: RegionReader, first: int, top: int, threads: int) -> tuple[Rate, Rate]:
+    """Returns the rates of averaging and of searching, measured on the first images."""
+    count = min(len(regions), SAMPLE_IMAGES)
+    vectors: list[Vectors] = []
+
+    def averaged() -> Iterator[Vectors | None]:
+        for mean in means_from(regions, 0, count, first):
+            if mean is not None:
+                vectors.append(mean)
+            yield mean
+
+    averaging = measure_rate(averaged(), "images")
+    if not vectors:
+        return averaging, Rate(items=0, seconds=0, unit="images")
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "means.npy", np.stack(vectors))
+        means = Means([Path(folder) / "means.npy"], regions.feature_dim)
+        path = Path(folder) / "vectors.npy"
+        index = NearestIndex(means, np.arange(len(vectors)), path, threads=threads)
+        neighbours = index.search(0, min(len(index), QUERIES), top)
+        searching = measure_rate(neighbours, "images")
+    return averaging, searching
+
+
+def estimate_cost(
+    num_images: int, dim: int, top: int, averaging: Rate, searching: Rate, sample: int
+) -> Estimate:
+    """Returns the cost of all images, which grows with the square of their number."""
+    times = max(1.0, num_images / sample)
+    seconds = averaging.seconds_for(num_images)
+    search_s = searching.seconds_for(num_images * times)
+    work = work_bytes(num_images, dim)
+    return Estimate(
+        inputs={"--regions": f"{num_images:,} images, vectors of {dim}"},
+        min_bytes=work,
+        max_bytes=work + output_bytes(num_images, top),
+        seconds=None if seconds is None or search_s is None else seconds + search_s,
+        rate=searching,
+        note=f"the rate is measured by a search among {sample:,} images; --output also "
+        "stores the vectors during the run",
     )
-    return 0 if count else 1
-
-
-def short_lists(folder: Path, top: int) -> int:
-    """Counts the images with fewer than ``top`` neighbours."""
-    count = 0
-    for batch in iter_batches(folder, NEIGHBOURS, columns=["neighbour_ids"]):
-        lengths = pc.list_value_length(batch.column(0))
-        count += pc.sum(pc.less(lengths, top)).as_py() or 0
-    return count

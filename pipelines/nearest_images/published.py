@@ -1,11 +1,13 @@
-"""Reads the list of nearest images of ViLBERT's authors: ``hard_negative.pkl``.
+"""Imports the list of nearest images of ViLBERT's authors: ``hard_negative.pkl``.
 
 N images, K entries per row. A pickled dict: ``train_image_list`` has the N ids (whole numbers,
 29,000 of Flickr30k), ``train_hard_pool`` [N, K] the indices of the nearest in that list, stored as
 floats, the image itself first. InterBERT's retrieval reads the same file.
 """
 
+import argparse
 import io
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,41 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vlmill.pipelines.nearest_images.report import finish, write_report
+from vlmill.pipelines.nearest_images.splits import STAGE
+from vlmill.runtime.files.digests import file_input
+from vlmill.runtime.files.manifest import write_manifest
+from vlmill.runtime.files.outputs import State, prepare_output
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.files.shards import Shard, write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason, reject
+from vlmill.schemas.tables import NEIGHBOURS, REJECTS
 
-STAGE = "nearest_images"
 IDS, POOL = "train_image_list", "train_hard_pool"
 MOST_BYTES = 256 << 20  # the published file has 23 MB
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Writes the published list of nearest images as ``neighbours``."""
+    path, output = to_path(args.published), to_path(args.output)
+    published = read_pool(path, args.id_prefix)
+    entry = file_input("--import", path)
+    settings = {"top": args.top, "id_prefix": args.id_prefix, "import_sha256": entry.digest}
+    state = prepare_output(output, job=STAGE, settings=settings, fresh=args.fresh)
+    if state is not State.FINISHED:
+        rows = list(neighbour_rows(published, args.top))
+        producer = {"job": STAGE, **settings}
+        lists = [row for row in rows if "neighbour_ids" in row]
+        rejects = [row for row in rows if "reason" in row]
+        shards: list[Shard] = [
+            write_shard(output, NEIGHBOURS, lists, producer=producer),
+            write_shard(output, REJECTS, rejects, producer=producer),
+        ]
+        counts = Counter(str(row["reason"]) for row in rejects)
+        write_report(output, len(lists), counts, settings, args.images)
+        write_manifest(output, shards, job=STAGE, settings=settings, inputs=[entry])
+    return finish(output, state, args.top)
 
 
 @dataclass(frozen=True, kw_only=True)

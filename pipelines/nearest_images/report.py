@@ -1,4 +1,4 @@
-"""Writes report.html of nearest images: sample images, their nearest ones and the distances.
+"""Writes report.html of nearest images (samples and distances), and prints the result.
 
 Memory is bounded by samples: 50 rows, and the distances of 20,000.
 """
@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from markupsafe import Markup
 
+from vlmill.runtime.console import report
 from vlmill.runtime.console.bars import histogram
-from vlmill.runtime.console.report import (
-    Section,
-    html_table,
-    image_cards,
-    settings_table,
-    thumbnails,
-    write_page,
-)
-from vlmill.runtime.files.reading import iter_batches
+from vlmill.runtime.console.command import print_reading_hint
+from vlmill.runtime.files.manifest import read_manifest
+from vlmill.runtime.files.outputs import WORK, State
+from vlmill.runtime.files.paths import remove_tree
+from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.remote import is_remote
+from vlmill.runtime.files.shards import Shard
 from vlmill.schemas.plurals import format_count
+from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import NEIGHBOURS
 
 SHOWN, NEAREST_SHOWN = 50, 5
@@ -41,28 +41,28 @@ def write_report(
     rows, nearest, farthest = samples(folder, num_images)
     ids = {str(row["image_id"]) for row in rows}
     ids |= {other for row in rows for other in row["neighbour_ids"][:NEAREST_SHOWN]}
-    uris = thumbnails(images, ids)
+    uris = report.thumbnails(images, ids)
     charts = [
         histogram(nearest, title="To the nearest image", label="distance"),
         histogram(farthest, title="To the last one of the list", label="distance"),
     ]
     rejected = sorted(rejects.items(), key=lambda one: -one[1])
     sections = [
-        Section(
+        report.Section(
             title="Distances",
             body=Markup("<div class='charts'>{}</div>").format(Markup("").join(charts)),
             intro="Euclidean, between means of region features. A nearest image at distance 0 "
             "is the same image under another id.",
         ),
-        Section(
+        report.Section(
             title="Images and their nearest",
             body=Markup("").join(_cards(row, uris) for row in rows),
             intro=f"{len(rows)} at random; each first, then up to {NEAREST_SHOWN} of its list.",
         ),
-        Section(title="Rejects", body=html_table(["reason", "images"], rejected)),
-        Section(title="Settings", body=settings_table(settings)),
+        report.Section(title="Rejects", body=report.html_table(["reason", "images"], rejected)),
+        report.Section(title="Settings", body=report.settings_table(settings)),
     ]
-    write_page(
+    report.write_page(
         folder / "report.html",
         "Nearest images",
         sections,
@@ -104,4 +104,29 @@ def _cards(row: Row, uris: Mapping[str, str]) -> Markup:
     cards = [{"uri": uris.get(row["image_id"], ""), "text": row["image_id"], "about": "image"}]
     for image_id, distance in zip(ids, labels, strict=True):
         cards.append({"uri": uris.get(image_id, ""), "text": image_id, "about": distance})
-    return image_cards(cards)
+    return report.image_cards(cards)
+
+
+def finish(output: Path, state: State, top: int) -> int:
+    """Deletes the files for continuing, and prints the counts; returns the exit status."""
+    remove_tree(output / WORK)  # twice as large as the vectors, and of no further use
+    shards: Sequence[Shard] = read_manifest(output)["shards"]
+    count = sum(shard.rows for shard in shards if shard.table == NEIGHBOURS.name)
+    done = "finished before" if state is State.FINISHED else "done"
+    print_reading_hint(output, NEIGHBOURS.name)
+    short = short_lists(output, top) if count else 0
+    fewer = f", {short} with fewer than {top}" if short else ""
+    print(
+        f"{done}: neighbours of {count} images{fewer}, {format_rejects(reject_counts(output))}: "
+        f"{output}"
+    )
+    return 0 if count else 1
+
+
+def short_lists(folder: Path, top: int) -> int:
+    """Counts the images with fewer than ``top`` neighbours."""
+    count = 0
+    for batch in iter_batches(folder, NEIGHBOURS, columns=["neighbour_ids"]):
+        lengths = pc.list_value_length(batch.column(0))
+        count += pc.sum(pc.less(lengths, top)).as_py() or 0
+    return count

@@ -5,14 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vlmill.pipelines.tables.choice import (
-    Choose,
-    ConditionFilter,
-    SampleFilter,
-    ScoreFilter,
-    find_limit,
-    make_related_filter,
-)
+from vlmill.pipelines.tables import choice
 from vlmill.pipelines.tables.conditions import Condition
 from vlmill.pipelines.tables.inputs import IDS, TableInput, main_table, open_inputs
 from vlmill.pipelines.tables.job import NOT_FOUND, Job, absent_lines, run_job
@@ -159,7 +152,7 @@ def _add_remove(p: argparse.ArgumentParser) -> None:
     )
 
 
-Plan = tuple[dict[str, Choose] | None, Removal | None]
+Plan = tuple[dict[str, choice.Choose] | None, Removal | None]
 
 
 def _plan_concat(*_: object) -> Plan:
@@ -173,10 +166,10 @@ def _plan_filter(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
             raise InputError(
                 f"--min-score {args.min_score}: {name} has no such scores; use --where"
             )
-        return _add_related(tables, name, ScoreFilter(min_score=args.min_score)), None
+        return _add_related(tables, name, choice.ScoreFilter(min_score=args.min_score)), None
     condition = Condition(args.where)
     condition.check(tables[name].table)
-    return _add_related(tables, name, ConditionFilter(condition=condition)), None
+    return _add_related(tables, name, choice.ConditionFilter(condition=condition)), None
 
 
 def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Plan:
@@ -188,14 +181,16 @@ def _plan_sample(args: argparse.Namespace, tables: dict[str, TableInput]) -> Pla
     limit = (
         int(args.fraction * ((1 << 64) - 1))
         if args.rows is None
-        else find_limit(args.seed, tables[name], args.rows)
+        else choice.find_limit(args.seed, tables[name], args.rows)
     )
-    sample = SampleFilter(seed=args.seed, limit=min(limit, (1 << 64) - 1))
+    sample = choice.SampleFilter(seed=args.seed, limit=min(limit, (1 << 64) - 1))
     return _add_related(tables, name, sample), None
 
 
-def _add_related(tables: dict[str, TableInput], name: str, choose: Choose) -> dict[str, Choose]:
-    related = make_related_filter(tables[name], choose)
+def _add_related(
+    tables: dict[str, TableInput], name: str, choose: choice.Choose
+) -> dict[str, choice.Choose]:
+    related = choice.make_related_filter(tables[name], choose)
     return {other: choose if other == name else related for other in tables}
 
 

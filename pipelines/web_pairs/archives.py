@@ -1,4 +1,7 @@
-"""Finds the archives that the flags name: by path, glob, URL, list or index."""
+"""Finds the archives that the flags name, by path, glob, URL, list or index, and checks their kind.
+
+A WET file, and a WAT file among WARC files or the reverse, are refused.
+"""
 
 import argparse
 import glob
@@ -27,11 +30,17 @@ from vlmill.schemas.errors import InputError
 if TYPE_CHECKING:
     from vlmill.pipelines.web.archives.index import Index
 
+
 COMMON_CRAWL = "https://data.commoncrawl.org/"
 COMMON_CRAWL_PATH = "crawl-data/"  # the beginning of each line of its lists and indexes
 MAX_LIST_BYTES = 256 << 20  # a crawl's list of 90,000 archives has 12 MB
 MAX_PATH_CHARS = 4_096
 ASKED_AT_ONCE = 16  # servers that are asked for archive sizes concurrently
+
+_NAMED = re.compile(r"\.(wet|wat)(?:\.gz|\.zst)?$", re.IGNORECASE)
+_KINDS = {b"conversion": "WET", b"metadata": "WAT"}
+_TYPE = re.compile(rb"^WARC-Type:\s*([a-z]+)", re.IGNORECASE | re.MULTILINE)
+_SNIFFED_BYTES, _MAX_SNIFFED = 16 << 10, 100
 
 
 def add_archive_arguments(parser: argparse.ArgumentParser) -> None:
@@ -287,3 +296,67 @@ def _get_size(argument: str, path: str, *, allowed: Sequence[str]) -> int:
     if not Path(path).is_file():
         raise InputError(f"{argument}: {path} does not exist; see --base")
     return os.path.getsize(path)
+
+
+def require_warc(argument: str, paths: Sequence[str]) -> None:
+    """Raises InputError for a WET or WAT file among archives: it has no pages or images.
+
+    Remote files are recognised by their names; for local files the first records are read, too.
+    """
+    for path, kind in _find_kinds(paths):
+        if kind == "WET":
+            raise InputError(
+                f"{argument}: {path} is a WET file, which has only the texts of pages; "
+                "give the WARC file of the same name"
+            )
+        if kind == "WAT":
+            raise InputError(
+                f"{argument}: {path} is a WAT file, which has only the links of pages; "
+                "give it to --wat, or give the WARC file of the same name"
+            )
+
+
+def require_wat(argument: str, paths: Sequence[str]) -> None:
+    """Raises InputError for a WARC or WET file among WAT files, as :func:`require_warc`."""
+    for path, kind in _find_kinds(paths):
+        if kind == "WET":
+            raise InputError(
+                f"{argument}: {path} is a WET file, which has only the texts of pages; "
+                "give the WAT file of the same name"
+            )
+        if kind == "WARC":
+            raise InputError(
+                f"{argument}: {path} is a WARC file with the pages themselves; give it to --warc"
+            )
+
+
+def _find_kinds(paths: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Returns each file with its kind; None if it is not known."""
+    kinds: list[tuple[str, str | None]] = []
+    for number, path in enumerate(paths):
+        named = _NAMED.search(path)
+        is_local = number < _MAX_SNIFFED and not is_remote(path) and "://" not in path
+        kind = named[1].upper() if named else _sniff(path) if is_local else None
+        kinds.append((path, kind))
+    return kinds
+
+
+def _sniff(path: str) -> str | None:
+    """Returns the kind of a file whose first records after its description are of one type."""
+    try:
+        with open(path, "rb") as file:
+            is_gzip = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if is_gzip else file
+            start = io.BufferedReader(stream).read(_SNIFFED_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return None  # the error is reported when the file is read
+    types = {kind.lower() for kind in _TYPE.findall(start)} - {b"warcinfo"}
+    if types & {b"response", b"resource", b"revisit"}:
+        return "WARC"
+    if len(types) != 1:
+        return None
+    (kind,) = types
+    if kind == b"metadata" and b"application/json" not in start:
+        return None
+    return _KINDS.get(kind)

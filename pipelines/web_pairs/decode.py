@@ -93,12 +93,12 @@ def choose_scored(pair: Pair, body: bytes | None, scorer: "Scorer") -> Pair | Dr
     In LAIT's order (ImageBERT, arXiv:2001.07966, section 3): each text is scored with the image,
     texts below the threshold are dropped, and the best remaining text is kept.
     """
-    from vlmill.pipelines.filters.scorer import PairFacts, look_at  # only some runs have a scorer
+    from vlmill.pipelines.filters.scorer import PairFacts, measure_file  # loads slowly
     from vlmill.pipelines.filters.statistics import MAX_PIXELS
 
     texts = [pair.as_other(), *pair.others]
-    look = None if body is None else look_at(body, max_pixels=MAX_PIXELS)
-    facts = [PairFacts(pair=_scored_row(pair, text), image=look) for text in texts]
+    image = None if body is None else measure_file(body, max_pixels=MAX_PIXELS)
+    facts = [PairFacts(pair=_scored_row(pair, text), image=image) for text in texts]
     scores = [round(score, 6) for score in scorer.score(facts).tolist()]
     scored = [replace(text, score=score) for text, score in zip(texts, scores, strict=True)]
     best = max(scored, key=lambda text: (text.score, text.text))

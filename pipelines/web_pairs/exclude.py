@@ -26,8 +26,8 @@ COLUMNS = ("image_id", "sha256", "source_url", "image_url")  # of a Parquet file
 class Exclusions:
     """Holds the images that must not be in the output. Memory: the lists."""
 
-    def __init__(self, names: frozenset[str], looks: Neighbours | None, distance: int) -> None:
-        self._names, self._looks, self._distance = names, looks, distance
+    def __init__(self, names: frozenset[str], neighbours: Neighbours | None, distance: int) -> None:
+        self._names, self._neighbours, self._distance = names, neighbours, distance
 
     @classmethod
     def load(cls, files: Sequence[str], images: Sequence[str], distance: int) -> "Exclusions":
@@ -45,7 +45,11 @@ class Exclusions:
 
     def hash_reject_reason(self, image: ArchivedImage) -> str | None:
         """Returns the reason if a decoded image is excluded by its perceptual hash, else None."""
-        if self._looks is not None and image.phash is not None and self._looks.near(image.phash):
+        if (
+            self._neighbours is not None
+            and image.phash is not None
+            and self._neighbours.near(image.phash)
+        ):
             return f"within {self._distance} bits of an excluded image"
         return None
 

@@ -16,12 +16,12 @@ from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.hashes import group_hashes
 from vlmill.schemas.rejects import Reason
 
-# For hashes in larger groups: the group's lowest hash, and its leader (see Look).
+# For hashes in larger groups: the group's lowest hash, and its leader (see HashCount).
 GROUPS = np.dtype([("hash", "<u8"), ("group", "<u8"), ("leader", "V32")])
 RANK = np.dtype("V40")
 
 
-class Look(NamedTuple):
+class HashCount(NamedTuple):
     """Holds a perceptual hash, the number of ``images`` with it, and the first image's ``rank``.
 
     The rank is eight bytes that sort larger images first, and the 32 bytes of the image_id.
@@ -32,14 +32,14 @@ class Look(NamedTuple):
     rank: bytes
 
 
-def make_groups(looks: Iterable[Look]) -> tuple[npt.NDArray[np.void], dict[str, int]]:
+def make_groups(hash_counts: Iterable[HashCount]) -> tuple[npt.NDArray[np.void], dict[str, int]]:
     """Returns the table of groups of more than one image, by hash, and their counts.
 
-    ``looks`` are sorted by hash, each once. A group's leader is its largest image, and among equal
-    sizes the one with the lowest id. Memory: 100 bytes a hash.
+    ``hash_counts`` are sorted by hash, each once. A group's leader is its largest image, and among
+    equal sizes the one with the lowest id. Memory: 100 bytes a hash.
     """
     table = np.fromiter(
-        looks, dtype=np.dtype([("hash", "<u8"), ("pictures", "<i8"), ("rank", RANK)])
+        hash_counts, dtype=np.dtype([("hash", "<u8"), ("pictures", "<i8"), ("rank", RANK)])
     )
     hashes, counts = table["hash"], table["pictures"]
     groups, number = np.unique(group_hashes(hashes), return_inverse=True)

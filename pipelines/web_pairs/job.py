@@ -26,13 +26,13 @@ from vlmill.pipelines.web_pairs.archives import (
     add_sizes,
     find_archives,
     indexed_archives,
+    require_warc,
+    require_wat,
 )
 from vlmill.pipelines.web_pairs.blocked import read_blocked_pages
 from vlmill.pipelines.web_pairs.cost import estimate_cost, measure
 from vlmill.pipelines.web_pairs.fetch import fetch_missing
-from vlmill.pipelines.web_pairs.kinds import require_warc, require_wat
-from vlmill.pipelines.web_pairs.previews import write_shown
-from vlmill.pipelines.web_pairs.report import write_report
+from vlmill.pipelines.web_pairs.report import write_report, write_shown
 from vlmill.pipelines.web_pairs.rules_file import changed_rules
 from vlmill.pipelines.web_pairs.shards import JOB
 from vlmill.pipelines.web_pairs.sources import TABLE, WARC, WAT, Archive, SourceFile
@@ -52,13 +52,7 @@ from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import MANIFEST, read_manifest, write_manifest
-from vlmill.runtime.files.outputs import (
-    FIRST_SCORES,
-    PLAN,
-    RESCORING,
-    State,
-    prepare_output,
-)
+from vlmill.runtime.files.outputs import FIRST_SCORES, PLAN, RESCORING, State, prepare_output
 from vlmill.runtime.files.paths import remove_tree, to_path
 from vlmill.runtime.files.reading import reject_counts
 from vlmill.runtime.files.remote_lock import SECONDS

@@ -10,17 +10,8 @@ from msgspec.structs import replace
 
 from vlmill.pipelines.filters.image import ImageFilters
 from vlmill.pipelines.rules import WebPairRules
+from vlmill.pipelines.web.archives import reading
 from vlmill.pipelines.web.archives.index import Ranges
-from vlmill.pipelines.web.archives.reading import (
-    RESPONSES,
-    BrokenArchive,
-    Contents,
-    PartReader,
-    Record,
-    open_archive,
-    read_archive,
-    read_ranges,
-)
 from vlmill.pipelines.web.archives.wat import DESCRIPTIONS
 from vlmill.pipelines.web.pages import page as html
 from vlmill.pipelines.web.pages.images import (
@@ -35,14 +26,7 @@ from vlmill.pipelines.web_pairs.links import LinkFollower, LinkLog, Links
 from vlmill.pipelines.web_pairs.page_reader import PageReader
 from vlmill.pipelines.web_pairs.sources import TABLE, WAT, Archive, Kind, describe
 from vlmill.pipelines.web_pairs.spool import SpoolWriter, spool
-from vlmill.pipelines.web_pairs.stages import (
-    ARCHIVES,
-    IMAGES,
-    INLINE_IMAGES,
-    JOIN,
-    PAGES,
-    RECORDS,
-)
+from vlmill.pipelines.web_pairs.stages import ARCHIVES, IMAGES, INLINE_IMAGES, JOIN, PAGES, RECORDS
 from vlmill.pipelines.web_pairs.table_rows import read_table
 from vlmill.pipelines.web_pairs.units import Job, open_counts
 from vlmill.runtime.net.opt_outs import first_opt_out, robots_signals
@@ -63,7 +47,7 @@ class MeasuredImage(NamedTuple):
     """Holds an image that is being measured, and a function that waits for the result."""
 
     stage: Stage
-    record: Record
+    record: reading.Record
     wait: Callable[[], ArchivedImage | Drop]
 
 
@@ -89,7 +73,7 @@ class Miner:
         self._pages = PageReader(job, counts)
         self.wrong_digests = 0  # records whose digest does not match their bytes
 
-    def take(self, key: str, record: Record | Drop) -> None:
+    def take(self, key: str, record: reading.Record | Drop) -> None:
         """Processes one record, or the reason why it was dropped."""
         if isinstance(record, Drop):
             self._counts.dropped(RECORDS, key, record)
@@ -108,7 +92,7 @@ class Miner:
         else:
             self._measure(IMAGES, record)
 
-    def _take_page(self, record: Record) -> None:
+    def _take_page(self, record: reading.Record) -> None:
         page = self._pages.read(record)
         if page is not None:
             self._write_page(page, record.offset)
@@ -134,7 +118,7 @@ class Miner:
                 row = key + rows.REQUEST + page_key + order + bytes((number,))
                 self._spools["urls"].add(key[0], row)
 
-    def _take_robots(self, key: str, record: Record) -> None:
+    def _take_robots(self, key: str, record: reading.Record) -> None:
         """Stores the training opt-outs of a site's archived robots.txt, for its pages."""
         text = record.body[:MAX_BYTES].decode("utf-8-sig", "replace")
         if signals := robots_signals(text):
@@ -143,10 +127,10 @@ class Miner:
         self._counts.dropped(RECORDS, key, Drop(Reason.OTHER_TYPE, "robots.txt"))
 
     def _take_inline(self, url: str, data: bytes) -> None:
-        record = Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
+        record = reading.Record(archive=INLINE, offset=0, url=url, kind="picture", body=data)
         self._measure(INLINE_IMAGES, record)
 
-    def _measure(self, stage: Stage, record: Record) -> None:
+    def _measure(self, stage: Stage, record: reading.Record) -> None:
         """Starts to measure an image, while the archive is read further."""
         # The bytes of images in pages are available only here.
         is_inline = stage is INLINE_IMAGES
@@ -202,7 +186,7 @@ def examining(
 
 
 def measure(
-    record: Record, rules: WebPairRules, examiner: Examiner, *, decode: bool = False
+    record: reading.Record, rules: WebPairRules, examiner: Examiner, *, decode: bool = False
 ) -> Callable[[], ArchivedImage | Drop]:
     """Returns a function that waits for an image's facts and location, or for its Drop.
 
@@ -222,7 +206,7 @@ def measure(
     return lambda: locate(record, facts())
 
 
-def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
+def locate(record: reading.Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
     """Returns an image's facts with its location, or the reason for a dropped image."""
     if isinstance(facts, Drop):
         return facts
@@ -242,7 +226,7 @@ def locate(record: Record, facts: ImageFacts | Drop) -> ArchivedImage | Drop:
 
 def read_records(
     archive: Archive, ranges: Ranges | None, job: Job, counts: Counts
-) -> Iterator[tuple[str, Record | Drop]]:
+) -> Iterator[tuple[str, reading.Record | Drop]]:
     """Yields an archive's records, or the records of ``ranges``.
 
     Unreadable data is counted, and ends the archive.
@@ -252,21 +236,23 @@ def read_records(
         if archive.kind == TABLE:
             yield from read_table(path, job.columns)
         else:
-            with open_archive(path, job.allowed) as file:
+            with reading.open_archive(path, job.allowed) as file:
                 if ranges is not None:
-                    yield from read_ranges(file, path, ranges, max_bytes=max_bytes)
+                    yield from reading.read_ranges(file, path, ranges, max_bytes=max_bytes)
                 else:
                     contents = choose_contents(archive.kind)
-                    yield from read_archive(file, path, max_bytes=max_bytes, contents=contents)
-    except BrokenArchive as error:
+                    yield from reading.read_archive(
+                        file, path, max_bytes=max_bytes, contents=contents
+                    )
+    except reading.BrokenArchive as error:
         counts.dropped(ARCHIVES, path, Drop(Reason.BROKEN_ARCHIVE, str(error)))
     else:
         counts.passed(ARCHIVES)
 
 
-def choose_contents(kind: Kind) -> Contents:
+def choose_contents(kind: Kind) -> reading.Contents:
     """Returns which records of a file are read: responses, or the descriptions of a WAT file."""
-    return DESCRIPTIONS if kind == WAT else RESPONSES
+    return DESCRIPTIONS if kind == WAT else reading.RESPONSES
 
 
 def mine(job: Job, unit: Unit) -> Result:
@@ -290,8 +276,8 @@ def mine_part(job: Job, archive: Archive, unit: Unit) -> Result:
     the begin ``DAMAGED``: only reading from the beginning of the archive shows the losses.
     """
     try:
-        with open_archive(archive.path, job.allowed) as file:
-            part = PartReader(
+        with reading.open_archive(archive.path, job.allowed) as file:
+            part = reading.PartReader(
                 file,
                 archive.path,
                 unit.slices,
@@ -301,14 +287,14 @@ def mine_part(job: Job, archive: Archive, unit: Unit) -> Result:
             )
             result = mine_records(job, unit, lambda _: part)
             begin, end = part.begin, part.end
-    except BrokenArchive:
+    except reading.BrokenArchive:
         result, begin, end = mine_records(job, unit, lambda _: ()), DAMAGED, 0
     result.about |= {"begin": begin, "end": end}
     result.numbers[BYTES] = len(unit.slices)
     return result
 
 
-Records = Iterable[tuple[str, Record | Drop]]
+Records = Iterable[tuple[str, reading.Record | Drop]]
 
 
 def mine_records(job: Job, unit: Unit, read: Callable[[Counts], Records]) -> Result:

@@ -12,14 +12,7 @@ from vlmill.pipelines.web_pairs.stages import ARCHIVES
 from vlmill.pipelines.web_pairs.units import Job, open_counts, part_units
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.written import record_files
-from vlmill.runtime.units.unit import (
-    Result,
-    Unit,
-    read_record,
-    record_path,
-    run_unit,
-    write_record,
-)
+from vlmill.runtime.units.unit import Result, Unit, read_record, record_path, run_unit, write_record
 
 
 def link_parts(job: Job, unit: Unit) -> Result | None:

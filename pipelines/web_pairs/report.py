@@ -1,45 +1,115 @@
-"""Writes report.html of the web-pairs job: the funnel, the counts, sample pairs and rejects.
+"""Writes the web-pairs job's report.html, and report.json with the samples and counts it shows.
 
-It uses only the folder's JSON files, so it can be written again when pairs are rescored.
+The samples come from the records of the shards' units, their images from the archives: no file
+grows with the number of pairs. With the folder's JSON files alone the page can be written again,
+when pairs are rescored and the archives are deleted.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
+from vlmill.pipelines.web.archives.reading import open_archive, read_bodies
 from vlmill.pipelines.web_pairs.metrics import (
+    SAMPLE_COLUMNS,
     SAMPLES,
     SCORE_BIN,
     SHAPE_BIN,
     SIDE_BIN,
     score_bin,
+    select_first,
+    sum_counts,
 )
+from vlmill.pipelines.web_pairs.mine import INLINE
+from vlmill.pipelines.web_pairs.units import Job
+from vlmill.runtime.console import report
 from vlmill.runtime.console.bars import bar_chart, binned_columns, funnel_bars
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    image_cards,
-    settings_table,
-    template,
-    write_page,
-)
+from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.files.paths import to_path
+from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.plurals import format_count
+from vlmill.schemas.rejects import Rejected
 
 MOST_BARS = 20
 SHOWN_IMAGES = 12  # of each, kept and rejected
-_SIDES = template(
+_SIDES = report.template(
     "<div class='sides'>{% for title, cards in sides %}<div><h3>{{ title }}</h3>{{ cards }}</div>"
     "{% endfor %}</div>"
 )
 SHOWN = "report.json"
 FILTER = "_filter"  # the end of the names of settings that describe filters
+
+
+def write_shown(
+    job: Job, written: Sequence[Mapping[str, Any]], decoded: Sequence[Mapping[str, Any]]
+) -> None:
+    """Writes ``report.json``: counts by bins, samples with their images, examples of rejects.
+
+    ``written`` has the metrics of the shards, ``decoded`` the metrics of the archives' images.
+    """
+    samples = sorted((s for part in written for s in part["samples"]), key=lambda s: str(s[0]))
+    sample_rows = [_with_image(about, job) for _, about in samples[:SAMPLES]]
+    counts = {
+        name: sorted(counter.items(), key=lambda item: str(item[0]))
+        for name, counter in sum_counts(written).items()
+    }
+    content = {
+        "counts": counts,
+        "samples": sample_rows,
+        "rejected": _rejected_images(decoded, job),
+        "rejects": list(_reject_rows(written)),
+    }
+    write_json(to_path(job.output) / SHOWN, content)
+
+
+def _with_image(sample: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    row = {name: sample[name] for name in SAMPLE_COLUMNS}
+    return row | {"picture": _thumbnail(sample, job)}
+
+
+def _rejected_images(decoded: Sequence[Mapping[str, Any]], job: Job) -> list[dict[str, Any]]:
+    """Returns a few rejected images of each reason that can be shown, reasons by turns."""
+    kinds: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for part in decoded:
+        for drawn, row in part.get("rejected", []):
+            kinds.setdefault(row["reason"], []).append((drawn, row))
+    turns = zip_longest(*(select_first(examples) for _, examples in sorted(kinds.items())))
+    examples = [example for turn in turns for example in turn if example is not None]
+    # Lazily: each thumbnail reads an archive and decodes an image.
+    rows = ({**row, "picture": _thumbnail(row, job)} for _, row in examples)
+    hidden = ("archive", "offset")
+    previews = ({k: v for k, v in row.items() if k not in hidden} for row in rows if row["picture"])
+    return list(islice(previews, SHOWN_IMAGES))
+
+
+def _thumbnail(sample: Mapping[str, Any], job: Job) -> str:
+    if sample["archive"] == INLINE:
+        return ""  # an inline image is represented by its text
+    max_bytes = job.rules.max_record_bytes
+    with open_archive(sample["archive"], job.allowed) as file:
+        (body,) = read_bodies(file, [sample["offset"]], max_bytes=max_bytes)
+    try:
+        return "" if isinstance(body, Drop) else report.thumbnail_uri(body)
+    except Rejected:
+        return ""  # thumbnails do not support its format
+
+
+def _reject_rows(written: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yields a few rejects of each stage and reason, over all shards."""
+    kinds: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for part in written:
+        for drawn, row in part["examples"]:
+            kinds.setdefault((row["stage"], row["reason"]), []).append((drawn, row))
+    for kind, examples in sorted(kinds.items()):
+        for _, row in select_first(examples):
+            yield [*kind, row["key"][:100], (row["detail"] or "")[:160]]
 
 
 def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | None" = None) -> None:
@@ -57,35 +127,35 @@ def write_report(output: Path, settings: Mapping[str, Any], scores: "Scores | No
         samples = [
             sample | {"score": scores.sample_scores[sample["pair_id"]]} for sample in samples
         ]
-    write_page(
+    report.write_page(
         output / "report.html",
         "Web pairs",
         [
-            Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
-            Section(
+            report.Section(title="Funnel", body=_funnel(funnel), intro="in = out + dropped"),
+            report.Section(
                 title="Kept and rejected images",
                 body=_compare_images(samples, content.get("rejected", [])),
                 intro="Sampled at random; rejected images come from pairs that only their image "
                 "excluded. Racy images are counted, and not shown.",
             ),
-            Section(
+            report.Section(
                 title="Sample pairs",
                 body=_images(samples),
                 intro=f"At most {SAMPLES}, sampled at random.",
             ),
-            Section(title="Distributions", body=_charts(counts)),
-            Section(title="Counted besides", body=_counted(metrics)),
-            Section(
+            report.Section(title="Distributions", body=_charts(counts)),
+            report.Section(title="Counted besides", body=_counted(metrics)),
+            report.Section(
                 title="Sample rejects",
-                body=html_table(["stage", "reason", "key", "detail"], content["rejects"]),
+                body=report.html_table(["stage", "reason", "key", "detail"], content["rejects"]),
                 intro="A few of each stage and reason, sampled at random.",
             ),
-            Section(
+            report.Section(
                 title="Filters",
-                body=html_table(["filter", "what was on"], filter_rows(settings)),
+                body=report.html_table(["filter", "what was on"], filter_rows(settings)),
                 intro="Each is switched off by its flag, such as --safety-model none.",
             ),
-            Section(title="Settings", body=settings_table(settings)),
+            report.Section(title="Settings", body=report.settings_table(settings)),
         ],
         subtitle=f"{format_count(funnel[-1]['out'], 'pair')} from "
         f"{format_count(funnel[0]['in'], 'archive')}",
@@ -130,7 +200,7 @@ def read_scores(output: Path, shards: Sequence[Path]) -> Scores:
 
 
 def _funnel(funnel: Sequence[Mapping[str, Any]]) -> Markup:
-    return Markup("{}{}").format(funnel_bars(funnel), funnel_table(funnel))
+    return Markup("{}{}").format(funnel_bars(funnel), report.funnel_table(funnel))
 
 
 def _charts(counts: Mapping[str, Counter[Any]]) -> Markup:
@@ -183,7 +253,7 @@ def _compare_images(
     ]
     none = Markup("<p class='soft'>No image.</p>")
     sides = [
-        (title, image_cards(cards[:SHOWN_IMAGES]) if cards else none)
+        (title, report.image_cards(cards[:SHOWN_IMAGES]) if cards else none)
         for title, cards in (("Kept", kept_cards), ("Rejected", dropped))
     ]
     return Markup(_SIDES.render(sides=sides))
@@ -192,7 +262,7 @@ def _compare_images(
 def _images(samples: Sequence[Mapping[str, Any]]) -> Markup:
     if not samples:
         return Markup("<p>No pair came out.</p>")
-    return image_cards(
+    return report.image_cards(
         [
             {
                 "uri": sample["picture"],

@@ -77,8 +77,8 @@ def rescore(args: argparse.Namespace) -> int:
     if manifest["job"] != JOB:
         raise InputError(f"--output {output} was written by {manifest['job']}, not by {JOB}")
     # Only a scorer reads images; outputs of tar shards have no images table.
-    looks = args.scorer and any(shard.table == "images" for shard in manifest["shards"])
-    images = output if looks else None
+    has_images = args.scorer and any(shard.table == "images" for shard in manifest["shards"])
+    images = output if has_images else None
     scoring = open_scoring(args, output, images, manifest["settings"].get("min_score"))
     if manifest.get("scoring") != scoring.about:
         _make_shards(output, manifest, scoring)

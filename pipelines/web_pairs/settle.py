@@ -10,7 +10,7 @@ import numpy as np
 from vlmill.pipelines.web.pages.images import ArchivedImage
 from vlmill.pipelines.web_pairs import rows
 from vlmill.pipelines.web_pairs.decode import DecodedPairs, place_key
-from vlmill.pipelines.web_pairs.groups import Look, groups_path, make_groups
+from vlmill.pipelines.web_pairs.groups import HashCount, groups_path, make_groups
 from vlmill.pipelines.web_pairs.pair import OtherText, Pair, with_others
 from vlmill.pipelines.web_pairs.shared import SharedTexts, shared_path
 from vlmill.pipelines.web_pairs.spool import (
@@ -157,15 +157,15 @@ def group_images(job: Job, unit: Unit) -> Result:
     """Writes the groups of similar images and their counts."""
     paths = job.spools("hashes", range(SLICES))
     stream = (row for _, rows in read_slices(paths, range(SLICES)) for row in rows)
-    groups, metrics = make_groups(read_looks(stream))
+    groups, metrics = make_groups(read_hash_counts(stream))
     with atomic_path(groups_path(job.joins)) as path, path.open("wb") as file:
         np.save(file, groups, allow_pickle=False)
     return Result(metrics=metrics)
 
 
-def read_looks(stream: Iterable[Row]) -> Iterator[Look]:
+def read_hash_counts(stream: Iterable[Row]) -> Iterator[HashCount]:
     """Yields each hash with the number of its images and the largest of them."""
     for phash, group in groupby(stream, key=lambda row: row[0][:8]):
         ranks = (key[8:] for key, _ in group)
         first = next(ranks)
-        yield Look(int.from_bytes(phash, "big"), 1 + sum(1 for _ in ranks), first)
+        yield HashCount(int.from_bytes(phash, "big"), 1 + sum(1 for _ in ranks), first)

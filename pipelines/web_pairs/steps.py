@@ -13,10 +13,10 @@ from vlmill.pipelines.web_pairs.shards import write_shard
 from vlmill.pipelines.web_pairs.units import (
     Job,
     archive_units,
-    joins_folder,
+    get_join_folder,
+    get_mined_folder,
     link_units,
     merge_units,
-    mined_folder,
     range_units,
 )
 from vlmill.runtime.net.remote_file import Unreachable
@@ -25,7 +25,7 @@ from vlmill.runtime.units.unit import Result, Unit
 
 
 def _joining(name: str, units: Units[Job], work: Work[Job]) -> Step[Job]:
-    return Step(name=name, units=units, work=work, folder=joins_folder)
+    return Step(name=name, units=units, work=work, folder=get_join_folder)
 
 
 def _ranged(name: str, work: Work[Job]) -> Step[Job]:
@@ -49,17 +49,17 @@ MINE = Step(
     name="mine",
     units=archive_units,
     work=partial(_reading_archives, mine),
-    folder=mined_folder,
+    folder=get_mined_folder,
 )
 LINK = Step(
     name="link",
     units=link_units,
     work=partial(_reading_archives, link_parts),
-    folder=mined_folder,
+    folder=get_mined_folder,
     recorded=False,
 )
 KEYS = ("mined-pages", "mined-urls", "mined-redirects")
-LOOKS, REST = ("pairs", "images", "hashes"), ("rejects", "mined-inline")
+ROWS, REST = ("pairs", "images", "hashes"), ("rejects", "mined-inline")
 MERGE_KEYS = (_merging("keys", 1, *KEYS), _merging("keys", 2, *KEYS))
 UP_TO_CHOOSE = (
     *MERGE_KEYS,
@@ -76,9 +76,9 @@ STEPS = (
     _ranged("settle", settle),
     _joining("gather", gather_units, gather),
     _joining("decode", decode_units, partial(_reading_archives, decode_images)),
-    _merging("rows", 1, *LOOKS),
+    _merging("rows", 1, *ROWS),
     _merging("rest", 1, *REST),
-    _merging("rows", 2, *LOOKS, *REST),
+    _merging("rows", 2, *ROWS, *REST),
     _joining("groups", partial(single_unit, "groups"), group_images),
     _joining("order", order_units, order),
     _joining("shards", shard_units, partial(_reading_archives, write_shard)),

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmill.pipelines.manifest.reading.detected import DELIMITERS, detect_encoding
+from vlmill.pipelines.manifest.reading.columns import IMAGE_URLS, guess_column
+from vlmill.pipelines.manifest.reading.detected import detect_delimiter, detect_encoding
 from vlmill.pipelines.manifest.reading.parquet_files import check_types, text_names
 from vlmill.pipelines.manifest.reading.rows import (
     FORMATS,
     PACKED,
     TableFile,
     column_names,
+    find_column_indices,
     read_rows,
     table_file,
 )
@@ -28,8 +30,7 @@ from vlmill.schemas.tables import PAIRS
 
 FLAG = "--table"
 MOST_CHECKED = 100  # files whose columns are checked before the job starts
-# The usual names of columns, the clearest first.
-IMAGE_URLS = ("image_url", "img_url", "image_link", "url", "URL")
+# The usual names of columns.
 TEXTS = ("text", "TEXT", "caption", "alt", "alt_text")
 PAGE_URLS, LANGUAGES = ("page_url", "page"), ("language", "LANGUAGE", "lang")
 _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8}){0,4}")
@@ -124,17 +125,10 @@ def _open_table(path: Path, columns: TableColumns) -> tuple[TableFile, list[int 
     """
     try:
         table = _detect_table(path, columns)
-        first_error: InputError | None = None
-        for candidate in _list_candidates(table):
-            try:
-                return candidate, _find_columns(candidate, columns)
-            except InputError as error:
-                first_error = first_error or error
+        return table, _find_columns(table, columns)
     except InputError as error:
-        first_error = error
-    assert first_error is not None, "no candidate"
-    message = str(first_error).replace("--input", FLAG)
-    raise InputError(message if "--" in message else f"{FLAG} {message}") from None
+        message = str(error).replace("--input", FLAG)
+        raise InputError(message if "--" in message else f"{FLAG} {message}") from None
 
 
 def _detect_table(path: Path, columns: TableColumns) -> TableFile:
@@ -154,33 +148,29 @@ def _detect_table(path: Path, columns: TableColumns) -> TableFile:
         raise InputError(
             f"{FLAG} {path} is not UTF-8; convert it: iconv -f ENCODING -t UTF-8"
         ) from None
-    return table_file(path, encoding=encoding, header=header)
-
-
-def _list_candidates(table: TableFile) -> Iterator[TableFile]:
-    """Yields the table with the separator of its name, then with others."""
-    yield table
-    if table.format in ("csv", "tsv"):
-        for delimiter in DELIMITERS:
-            if delimiter != table.delimiter:
-                yield dataclasses.replace(table, delimiter=delimiter, format="csv")
+    guessed = ((columns.image_url, IMAGE_URLS), (columns.text, TEXTS))
+    return detect_delimiter(
+        table_file(path, encoding=encoding, header=header),
+        named,
+        [usual for name, usual in guessed if name is None],
+    )
 
 
 def _find_columns(table: TableFile, columns: TableColumns) -> list[int | None]:
-    names = column_names(table)
-    required = [
-        _find_column(table, names, columns.image_url, IMAGE_URLS, "--image-column"),
-        _find_column(table, names, columns.text, TEXTS, "--text-column"),
-    ]
-    if required[0] == required[1]:
+    names, display_name = column_names(table), f"{FLAG} {table.path}"
+    image_url = guess_column(names, IMAGE_URLS, columns.image_url, "--image-column", display_name)
+    text = guess_column(names, TEXTS, columns.text, "--text-column", display_name)
+    if image_url == text:
         raise InputError(
-            f"--text-column {names[required[1]]}: {table.path} has the image URLs in this column; "
+            f"--text-column {text}: {table.path} has the image URLs in this column; "
             "name another one"
         )
+    flags = [("--image-column", image_url), ("--text-column", text)]
+    if columns.page_url is not None:
+        flags.append(("--page-column", columns.page_url))
+    required = find_column_indices(table, flags)
     # A column that nobody named is ignored if it holds something else, such as page numbers.
     texts = text_names(table.files[0]) if table.format == "parquet" else names
-    if columns.page_url is not None:
-        required.append(_find_column(table, names, columns.page_url, (), "--page-column"))
     if table.format == "parquet":
         check_types(table.files[0], required)
     found: list[int | None] = [*required]
@@ -192,19 +182,3 @@ def _find_columns(table: TableFile, columns: TableColumns) -> list[int | None]:
 def _find_optional(names: list[str], texts: list[str], usual: Sequence[str]) -> int | None:
     """Returns the index of the first usual name that one column of text has, or None."""
     return next((names.index(name) for name in usual if texts.count(name) == 1), None)
-
-
-def _find_column(
-    table: TableFile, names: list[str], requested: str | None, usual: Sequence[str], flag: str
-) -> int:
-    name = requested or next((usual_name for usual_name in usual if usual_name in names), None)
-    if name is not None and names.count(name) == 1:
-        return names.index(name)
-    listed = ", ".join(names)[:300]
-    if name is None:
-        raise InputError(
-            f"{FLAG} {table.path}: none of {', '.join(usual)} is a column; name it with {flag}: "
-            f"{listed}"
-        )
-    problem = "several columns have this name" if name in names else "no such column"
-    raise InputError(f"{flag} {name}: {problem} in {table.path}; it has {listed}")

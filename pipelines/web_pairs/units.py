@@ -77,7 +77,7 @@ class Job:
     @property
     def mined(self) -> Path:
         """Returns the folder of the mined archives' files."""
-        return mined_folder(self)
+        return get_mined_folder(self)
 
     @property
     def index(self) -> Path:
@@ -204,12 +204,12 @@ def open_counts(job: Job, path: Path) -> Iterator[Counts]:
         yield Counts(keeper(rejects, job.shards))
 
 
-def mined_folder(job: Job) -> Path:
+def get_mined_folder(job: Job) -> Path:
     """Returns the folder of mined files, which stays with the output."""
     return to_path(job.output) / WORK / "archives"
 
 
-def joins_folder(job: Job) -> Path:
+def get_join_folder(job: Job) -> Path:
     """Returns the folder of the joins over this set of archives."""
     return job.joins
 

@@ -162,9 +162,15 @@ class AsyncClient:
         image: ImageSource | None = None,
         top: int = 10,
         where: Where | None = None,
+        rerank: int | None = None,
     ) -> Rows:
-        """Returns the nearest rows of the service's index; ``where`` has values by column."""
-        return await self.send(calls.search(text=text, image=image, top=top, where=where))
+        """Returns the nearest rows of the service's index; ``where`` has values by column.
+
+        ``rerank``: how many of a text's results are sorted by the matching head of the service's
+        reranker, whose logit is in their ``match``.
+        """
+        call = calls.search(text=text, image=image, top=top, where=where, rerank=rerank)
+        return await self.send(call)
 
     async def similar(
         self,

@@ -114,9 +114,13 @@ def search(
     image: ImageSource | None = None,
     top: int = 10,
     where: Where | None = None,
+    rerank: int | None = None,
 ) -> Call[Rows]:
-    """Asks for the nearest rows of the index among the rows that match ``where``."""
+    """Asks for the nearest rows of the index among the rows that match ``where``; ``rerank`` is how
+    many of a text's results the service's reranker sorts again.
+    """
     words = {"top": [str(top)], "text": [] if text is None else [text], "where": conditions(where)}
+    words["rerank"] = [] if rerank is None else [str(rerank)]
     images = [] if image is None else [image]
     return Call(path="/v1/search", images=images, words=words, read=read_field("answers"))
 

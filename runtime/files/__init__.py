@@ -9,8 +9,8 @@ file against its table's contract), ``reading`` (shards of a folder, a file or a
 (checks rows), ``digests`` (recognises an input cheaply), ``kept_values`` (values of earlier rows)
 and ``checkpoints`` (of a run, by step).
 
-Paths in object stores: ``stores`` (selects the store, handles failures), ``seekable`` and
-``ranges`` (an object read in parts), ``remote`` (an object as a path), ``paths`` (local or remote
-path of an argument), ``copies`` (for memory-mapped files), ``remote_lock`` and ``mirror`` (runs
-whose files grow).
+Paths in object stores: ``stores`` (selects the store, handles failures), ``seekable`` (files read
+in parts), ``remote`` (an object as a path, read by ranges), ``paths`` (local or remote path of an
+argument), ``copies`` (for memory-mapped files), ``remote_lock`` and ``mirror`` (runs whose files
+grow).
 """

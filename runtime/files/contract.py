@@ -12,16 +12,8 @@ import pyarrow.parquet as pq
 
 from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.text_sizes import limit_batch_rows
+from vlmill.schemas import tables
 from vlmill.schemas.errors import InputError
-from vlmill.schemas.tables import (
-    NULLS,
-    Table,
-    breaks_contract,
-    check_version,
-    count_faults,
-    schema_fault,
-    values_fault,
-)
 
 REMEDY = "write the table again by its contract (docs/tables.md)"
 
@@ -34,7 +26,7 @@ def read_parquet_footer(path: Path) -> pq.FileMetaData:
         raise _unreadable(path, error) from None
 
 
-def check_file(path: Path, spec: Table) -> None:
+def check_file(path: Path, spec: tables.Table) -> None:
     """Raises InputError for a file that does not fit ``spec``, from its footer alone.
 
     Its metadata must name the table, it must have the contract's columns with their types
@@ -46,13 +38,13 @@ def check_file(path: Path, spec: Table) -> None:
         schema = footer.schema.to_arrow_schema()
     except (ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
         raise _unreadable(path, error) from None
-    check_version(schema.metadata, spec, str(path))
-    if fault := schema_fault(schema, spec) or _listed_nulls(footer, spec):
+    tables.check_version(schema.metadata, spec, str(path))
+    if fault := tables.schema_fault(schema, spec) or _listed_nulls(footer, spec):
         raise InputError(f"{path}: {fault}; {REMEDY}")
     limit_batch_rows(path, 1)  # refuses texts that are too long
 
 
-def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> None:
+def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: tables.Table) -> None:
     """Raises InputError if the values of ``rows``, a part of a file, break the contract.
 
     The error counts the bad values of the entire file.
@@ -60,17 +52,17 @@ def check_values(path: Path, rows: pa.Table | pa.RecordBatch, spec: Table) -> No
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         field = spec.fields[name]
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        if not any(breaks_contract(chunk, field) for chunk in chunks):
+        if not any(tables.breaks_contract(chunk, field) for chunk in chunks):
             continue
         counts: Counter[str] = Counter()
         with pq.ParquetFile(readable(path)) as file:
             for batch in file.iter_batches(columns=[name]):
-                counts += count_faults(batch.column(0), field)
+                counts += tables.count_faults(batch.column(0), field)
         if counts:
-            raise InputError(f"{path}: {values_fault(counts, field, spec)}; {REMEDY}")
+            raise InputError(f"{path}: {tables.values_fault(counts, field, spec)}; {REMEDY}")
 
 
-def _listed_nulls(footer: pq.FileMetaData, spec: Table) -> str | None:
+def _listed_nulls(footer: pq.FileMetaData, spec: tables.Table) -> str | None:
     """Returns the first column whose statistics show nulls that the contract forbids."""
     required = {field.name: field for field in spec.schema if not field.nullable}
     for number in range(footer.num_columns):
@@ -81,7 +73,7 @@ def _listed_nulls(footer: pq.FileMetaData, spec: Table) -> str | None:
         groups = (footer.row_group(g).column(number) for g in range(footer.num_row_groups))
         statistics = [group.statistics for group in groups if group.is_stats_set]
         if nulls := sum(s.null_count for s in statistics if s.has_null_count):
-            return values_fault(Counter({NULLS: nulls}), required[column.path], spec)
+            return tables.values_fault(Counter({tables.NULLS: nulls}), required[column.path], spec)
     return None
 
 

@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vlmill.runtime.files.copies import local_copy
-from vlmill.runtime.files.ranges import Ranges
 from vlmill.runtime.files.stores import (
     bucket_missing_error,
     filesystem,
@@ -26,15 +25,49 @@ from vlmill.runtime.files.stores import (
 )
 from vlmill.schemas.errors import InputError, StoreFailed
 
-# Functions that are called with the path of each upload and may refuse it (`remote_lock`).
-BEFORE_UPLOADS: list[Callable[[str], None]] = []
-BUFFER_BYTES = 1 << 20  # read ahead of a stream
 # For type checkers it is a Path, since both are used the same way; at run time the other methods
 # are missing.
 if TYPE_CHECKING:
     from pathlib import Path as _Base
 else:
     _Base = object
+import os
+
+from vlmill.runtime.files.seekable import PositionedFile
+
+# Functions that are called with the path of each upload and may refuse it (`remote_lock`).
+BEFORE_UPLOADS: list[Callable[[str], None]] = []
+BUFFER_BYTES = 1 << 20  # read ahead of a stream
+
+
+class Ranges(PositionedFile):
+    """Reads an object of ``size`` bytes as a file: each read requests its range."""
+
+    def __init__(self, url: str, size: int) -> None:
+        super().__init__()
+        self._url, self._size = url, size
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(22, "a place before the file", self._url)
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._size)
+        if end <= self._position:
+            return 0
+        content = retry_request(self._url, lambda: self._range(end))
+        buffer[: len(content)] = content
+        self._position = end
+        return len(content)
+
+    def _range(self, end: int) -> bytes:
+        content: bytes = filesystem(self._url).cat_file(self._url, start=self._position, end=end)
+        if len(content) != end - self._position:
+            raise ConnectionError(f"{len(content)} of {end - self._position} bytes have arrived")
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)

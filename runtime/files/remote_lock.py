@@ -18,14 +18,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from vlmill.runtime.files import stores
 from vlmill.runtime.files.remote import BEFORE_UPLOADS, RemotePath
-from vlmill.runtime.files.stores import (
-    ConditionFailed,
-    filesystem,
-    parse_scheme,
-    retry_request,
-    retry_write,
-)
 from vlmill.schemas.errors import InputError, StoreFailed
 from vlmill.schemas.plain_json import parse_json
 
@@ -51,7 +45,7 @@ def hold_lock_object(
 
     Raises InputError if another run holds it.
     """
-    if parse_scheme(path.url) == "hdfs":
+    if stores.parse_scheme(path.url) == "hdfs":
         warnings.warn(
             f"{display_name} is in a store without file locks; do not start a second run",
             RuntimeWarning,
@@ -120,8 +114,8 @@ class _Lock:
         content = json.dumps({**self.owner, "renewed": renewed}).encode()
         try:
             url = self.path.url
-            self.version = retry_write(url, lambda: _put_if(url, content, version))
-        except ConditionFailed:
+            self.version = stores.retry_write(url, lambda: _put_if(url, content, version))
+        except stores.ConditionFailed:
             return False
         self.renewed = begun
         return True
@@ -180,9 +174,9 @@ def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
     """Returns the object's content, its version, and its age in seconds; None if it does
     not exist.
     """
-    get = _get_s3 if parse_scheme(path.url) == "s3" else _get_gs
+    get = _get_s3 if stores.parse_scheme(path.url) == "s3" else _get_gs
     try:
-        content, version, age = retry_request(path.url, lambda: get(path.url))
+        content, version, age = stores.retry_request(path.url, lambda: get(path.url))
     except FileNotFoundError:
         return None
     try:
@@ -193,7 +187,7 @@ def _read(path: RemotePath) -> tuple[dict[str, Any], str, float] | None:
 
 
 def _put_if(url: str, content: bytes, version: str | None) -> str:
-    put = _put_s3 if parse_scheme(url) == "s3" else _put_gs
+    put = _put_s3 if stores.parse_scheme(url) == "s3" else _put_gs
     return put(url, content, version)
 
 
@@ -205,14 +199,14 @@ def _bucket_and_key(url: str) -> tuple[str, str]:
 def _put_s3(url: str, content: bytes, version: str | None) -> str:
     bucket, key = _bucket_and_key(url)
     condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
-    answer = filesystem(url).call_s3(
+    answer = stores.filesystem(url).call_s3(
         "put_object", Bucket=bucket, Key=key, Body=content, **condition
     )
     return str(answer["ETag"])
 
 
 def _get_s3(url: str) -> tuple[bytes, str, float]:
-    store = filesystem(url)
+    store = stores.filesystem(url)
     bucket, key = _bucket_and_key(url)
     head = store.call_s3("head_object", Bucket=bucket, Key=key)
     # By the store's clock: the local one may differ.
@@ -222,7 +216,7 @@ def _get_s3(url: str) -> tuple[bytes, str, float]:
 
 
 def _put_gs(url: str, content: bytes, version: str | None) -> str:
-    store = filesystem(url)
+    store = stores.filesystem(url)
     bucket, key = _bucket_and_key(url)
     answer = store.call(
         "POST",
@@ -244,7 +238,7 @@ def _gs_location(store: Any) -> str:
 
 
 def _get_gs(url: str) -> tuple[bytes, str, float]:
-    store = filesystem(url)
+    store = stores.filesystem(url)
     info = store.info(url)
     written = datetime.fromisoformat(info["updated"])
     return store.cat_file(url), str(info["generation"]), time.time() - written.timestamp()

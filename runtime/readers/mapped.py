@@ -21,7 +21,8 @@ class Footer(NamedTuple):
 
 def read_footer(path: Path) -> Footer:
     """Opens a shard. Raises InputError if its positions cannot be read."""
-    file = pq.ParquetFile(path, memory_map=True)
+    # Without buffering ahead, which takes four times as long for the small columns of a row group.
+    file = pq.ParquetFile(path, memory_map=True, pre_buffer=False)
     return Footer(file, ShardByteRanges(path, file.metadata))
 
 

@@ -10,16 +10,8 @@ import pyarrow as pa
 
 from vlmill.runtime.files.contract import check_values
 from vlmill.runtime.files.value_offsets import NULL, binary_columns
+from vlmill.runtime.readers import region_rows
 from vlmill.runtime.readers.mapped import Footer, MappedShard
-from vlmill.runtime.readers.region_rows import (
-    CLASS_NUMBERS,
-    FEATURE_DTYPES,
-    PER_BOX,
-    RegionRow,
-    are_finite,
-    from_stored,
-    is_in_range,
-)
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, breaks_contract
 
@@ -34,9 +26,8 @@ LISTS: dict[str, np.dtype[Any]] = {
     "attribute_ids": np.dtype(np.int16),
     "attribute_scores": np.dtype(np.float32),
 }
-COLUMNS = (*PER_BOX, "global_feature")
+COLUMNS = (*region_rows.PER_BOX, "global_feature")
 SCORES = ("class_scores", "attribute_scores")
-ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that must be finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +77,13 @@ class RegionGroup:
             else:
                 self._places[name] = (byte_ranges.offsets.tolist(), byte_ranges.sizes.tolist())
         columns = [*SMALL, *copied]
-        table = footer.file.read_row_group(group, columns=columns).combine_chunks()
-        arrays = {name: _one_chunk(table, name) for name in columns}
+        # Starting threads takes longer than reading the small columns.
+        table = footer.file.read_row_group(group, columns=columns, use_threads=bool(copied))
+        table = table.combine_chunks()
+        arrays = {
+            name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
         if any(breaks_contract(arrays[name], field) for name, field in CHECKED.items()):
             check_values(self._shard.path, table, REGIONS)
         self._copied = {name: arrays[name] for name in copied}
@@ -102,7 +98,7 @@ class RegionGroup:
             raise ValueError("boxes without corners")
         self._boxes = _List(values=corners, starts=starts, valid=[True] * self.num_rows)
 
-    def row(self, number: int, columns: Collection[str] = COLUMNS) -> RegionRow:
+    def row(self, number: int, columns: Collection[str] = COLUMNS) -> region_rows.RegionRow:
         """Returns row ``number`` of the group: its boxes and the requested columns.
 
         Arrays are read-only views if the file allows it.
@@ -120,7 +116,7 @@ class RegionGroup:
                 arrays[name] = None if stored_rows is None else stored_rows[0]
             else:
                 arrays[name] = self._values(name, name, number, len(boxes))
-        return RegionRow(
+        return region_rows.RegionRow(
             image_id=self._ids[number], width=width, height=height, boxes=boxes, **arrays
         )
 
@@ -132,12 +128,12 @@ class RegionGroup:
         if min(row.width, row.height) < 1:
             return False
         small = (row.boxes, *(getattr(row, name) for name in SCORES))
-        if not all(is_in_range(array) for array in small if array is not None):
+        if not all(region_rows.is_in_range(array) for array in small if array is not None):
             return False
-        for name in ARRAYS:
+        for name in region_rows.ARRAYS:
             stored = self.stored_bytes(name, number)
             like = name if name in self._arrays else "features"
-            if stored is not None and not are_finite(stored, self._dtype(like)):
+            if stored is not None and not region_rows.are_finite(stored, self._dtype(like)):
                 return False
         return True
 
@@ -197,7 +193,7 @@ class RegionGroup:
         self._check_size(name, like, number, count, len(data))
         # Not ndarray.view: values in a file are not aligned.
         values = np.frombuffer(data, dtype=kind).reshape(count, width)
-        return from_stored(values, self._arrays[like]["dtype"])
+        return region_rows.from_stored(values, self._arrays[like]["dtype"])
 
     def locate_features(self, number: int) -> tuple[int, int] | None:
         """Returns :meth:`locate_value` of the features. Raises InputError if their number is not
@@ -222,17 +218,16 @@ class RegionGroup:
             return self._kinds[name]
         try:
             about = self._arrays[name]
-            kinds = {"uint16": CLASS_NUMBERS} if name == "class_prob_ids" else FEATURE_DTYPES
+            kinds = (
+                {"uint16": region_rows.CLASS_NUMBERS}
+                if name == "class_prob_ids"
+                else region_rows.FEATURE_DTYPES
+            )
             self._kinds[name] = kinds[about["dtype"]], int(about["dim"])
             return self._kinds[name]
         except (KeyError, TypeError, ValueError):
             where = self._shard.path
             raise InputError(f"{where}: the metadata lacks dtype and width of {name}") from None
-
-
-def _one_chunk(table: pa.Table, name: str) -> Any:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _list(array: Any, kind: np.dtype[Any]) -> _List:

@@ -26,6 +26,7 @@ PER_BOX = (
     "attribute_ids",
     "attribute_scores",
 )
+ARRAYS = ("features", "class_probs", "global_feature")  # of numbers that must be finite
 LISTS = ("class_ids", "class_scores", "attribute_ids", "attribute_scores")  # one number per box
 # numpy's type of the stored bytes. numpy has no bfloat16: its 16 bits are stored unchanged, and
 # readers get float32, which holds every bfloat16 exactly.
@@ -36,6 +37,12 @@ FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
 }
 CLASS_NUMBERS = np.dtype("<u2")
 NO_BYTES = np.empty(0, np.uint8)
+# The small columns whose numbers must be finite, as messages name a value.
+RANGES = {
+    "boxes": "a box",
+    "class_scores": "a class's score",
+    "attribute_scores": "an attribute's score",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +110,17 @@ def to_stored(values: Array, dtype: str) -> Array:
     Raises ValueError for values that it cannot hold, and for values above :data:`LARGEST`.
     """
     array = _round(values, dtype)
-    finite = are_finite(_view_bytes(array), dtype)
-    if dtype == "bfloat16":  # rounding turns some NaN into 0
-        exact = np.ascontiguousarray(values, dtype="<f4")
-        finite = finite and are_finite(_view_bytes(exact), "float32")
-    if not finite:
+    if not _holds(_view_bytes(array), values, dtype):
         raise ValueError(describe_overflow(dtype))
     return array
+
+
+def _holds(stored: npt.NDArray[np.uint8], values: Array, dtype: str) -> bool:
+    """Returns whether ``values`` and their stored bytes are finite."""
+    if dtype == "bfloat16":  # rounding turns some NaN into 0
+        exact = np.ascontiguousarray(values, dtype="<f4")
+        return are_finite(stored, dtype) and are_finite(_view_bytes(exact), "float32")
+    return are_finite(stored, dtype)
 
 
 def describe_overflow(dtype: str) -> str:
@@ -135,12 +146,12 @@ def _view_bytes(array: Array) -> npt.NDArray[np.uint8]:
 LARGEST = 1e10
 _LARGEST_BITS = int(np.float32(LARGEST).view(np.uint32))
 LARGEST_BFLOAT16 = float(np.uint32(_LARGEST_BITS >> 16 << 16).view(np.float32))  # at most LARGEST
-# The bits of a number without its sign, and those of the largest one. A number has larger bits the
-# larger it is, and infinity and NaN have larger ones than all numbers.
-MAGNITUDES = {
-    "float16": (0x7FFF, 0x7BFF),
-    "bfloat16": (0x7FFF, _LARGEST_BITS >> 16),
-    "float32": (0x7FFFFFFF, _LARGEST_BITS),
+# The bits of the largest number. A positive number has larger bits the larger it is, and infinity
+# and NaN have larger ones than all numbers; a negative number has the highest bit in addition.
+LARGEST_BITS = {
+    "float16": 0x7BFF,
+    "bfloat16": _LARGEST_BITS >> 16,
+    "float32": _LARGEST_BITS,
 }
 
 
@@ -148,10 +159,14 @@ def are_finite(stored: npt.NDArray[np.uint8], dtype: str) -> bool:
     """Returns whether the stored bytes of an array of ``dtype`` are finite numbers of at most
     :data:`LARGEST`.
     """
-    mask, largest = MAGNITUDES[dtype]
-    # Compares bits: NumPy checks float16 values one by one.
-    bits = np.frombuffer(stored, np.dtype(f"<u{FEATURE_DTYPES[dtype].itemsize}"))
-    return not ((bits & mask) > largest).any()
+    largest, size = LARGEST_BITS[dtype], FEATURE_DTYPES[dtype].itemsize
+    # Compares bits: NumPy checks float16 values one by one, and needs a copy for an absolute value.
+    bits = np.frombuffer(stored, np.dtype(f"<u{size}"))
+    if not bits.size:
+        return True
+    highest_bit = 1 << (8 * size - 1)
+    largest_positive = bits.view(f"<i{size}").max()  # negative without positive numbers
+    return bool(largest_positive <= largest and bits.max() <= highest_bit | largest)
 
 
 def is_in_range(array: Array) -> bool:
@@ -175,17 +190,17 @@ def encode_regions(rows: Sequence[RegionRow], *, dtype: str, checked: bool = Fal
     marked as checked. With ``checked`` the caller guarantees features, probabilities and global
     features, and they are not checked again.
     """
-    encoded = [_encode(row, dtype, checked) for row in rows]
-    columns = [
-        _encode_column([values[field.name] for values in encoded], field.type)
-        for field in REGIONS.schema
-    ]
+    for row in rows:
+        _check_shapes(row)
+    for name in RANGES:
+        _check_range(rows, name)
+    columns = [_encode_column(rows, field, dtype, checked) for field in REGIONS.schema]
     schema = REGIONS.schema.with_metadata({FINITE: "true"})
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _encode(row: RegionRow, dtype: str, checked: bool) -> dict[str, Any]:
-    """Returns a row's values by column: arrays as they are stored, None for missing ones."""
+def _check_shapes(row: RegionRow) -> None:
+    """Raises ValueError unless all arrays of a row have one length."""
     count = len(row.boxes)
     if row.boxes.shape != (count, 4):
         raise ValueError(f"{row.image_id}: boxes are {row.boxes.shape}, must be ({count}, 4)")
@@ -195,71 +210,70 @@ def _encode(row: RegionRow, dtype: str, checked: bool) -> dict[str, Any]:
             raise ValueError(f"{row.image_id}: {len(array)} {name} for {count} boxes")
         if array is not None and name in LISTS and array.ndim != 1:
             raise ValueError(f"{row.image_id}: {name} are {array.shape}, must be ({count},)")
-    with np.errstate(over="ignore"):  # values beyond float32 become inf
-        boxes = row.boxes.astype(np.float32)
-    for name, array in (
-        ("a box", boxes),
-        ("a class's score", row.class_scores),
-        ("an attribute's score", row.attribute_scores),
-    ):
-        if array is not None and not is_in_range(array):
-            raise ValueError(f"{row.image_id}: {name} is not finite, or above {LARGEST:g}")
     numbers = row.class_prob_ids
     if numbers is not None and (row.class_probs is None or row.class_probs.shape != numbers.shape):
         raise ValueError(f"{row.image_id}: class_prob_ids without class_probs of the same shape")
-    return {
-        "image_id": row.image_id,
-        "width": row.width,
-        "height": row.height,
-        "num_boxes": count,
-        "boxes": boxes,
-        "features": _encode_array(row, "features", dtype, checked),
-        "class_ids": row.class_ids,
-        "class_scores": row.class_scores,
-        "class_probs": _encode_array(row, "class_probs", dtype, checked),
-        "class_prob_ids": None
-        if numbers is None
-        else np.ascontiguousarray(numbers, dtype=CLASS_NUMBERS),
-        "attribute_ids": row.attribute_ids,
-        "attribute_scores": row.attribute_scores,
-        "global_feature": _encode_array(row, "global_feature", dtype, checked),
-    }
 
 
-def _encode_array(row: RegionRow, name: str, dtype: str, checked: bool) -> Array | None:
-    array: Array | None = getattr(row, name)
-    if array is None:
-        return None
-    if checked:
-        return _round(array, dtype)
-    hint = "" if dtype == "float32" else "; store them as float32"
-    try:
-        return to_stored(array, dtype)
-    except ValueError as error:
-        raise ValueError(f"{row.image_id}: {name} has {error}{hint}") from None
+def _check_range(rows: Sequence[RegionRow], name: str) -> None:
+    """Raises ValueError for a number of a column that is not finite, or above LARGEST."""
+    arrays = [(row.image_id, getattr(row, name)) for row in rows]
+    arrays = [(image_id, array) for image_id, array in arrays if array is not None]
+    if not arrays or is_in_range(np.concatenate([array for _, array in arrays])):
+        return
+    image_id = next(image_id for image_id, array in arrays if not is_in_range(array))
+    raise ValueError(f"{image_id}: {RANGES[name]} is not finite, or above {LARGEST:g}")
 
 
-def _encode_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _encode_column(
+    rows: Sequence[RegionRow], field: pa.Field, dtype: str, checked: bool
+) -> pa.Array:
     """Returns a column of the rows' values, with arrays copied in one piece.
 
     Lists of Python numbers would block the interpreter ten times as long.
     """
-    if pa.types.is_large_binary(kind):
-        return _encode_bytes(values)
-    if pa.types.is_list(kind):
-        return _encode_lists(values, kind)
-    return pa.array(values, kind)
+    if field.name == "num_boxes":
+        return pa.array([len(row.boxes) for row in rows], field.type)
+    if field.name in ARRAYS:
+        return _encode_floats(rows, field.name, dtype, checked)
+    values = [getattr(row, field.name) for row in rows]
+    if field.name == "class_prob_ids":
+        numbers = [None if v is None else np.ascontiguousarray(v, CLASS_NUMBERS) for v in values]
+        return _make_binary(values, [NO_BYTES if v is None else _view_bytes(v) for v in numbers])
+    if field.name == "boxes":
+        values = [boxes.astype(np.float32, copy=False) for boxes in values]
+    return (
+        _encode_lists(values, field.type)
+        if pa.types.is_list(field.type)
+        else pa.array(values, field.type)
+    )
 
 
-def _encode_bytes(arrays: Sequence[Array | None]) -> pa.Array:
-    """Returns a ``large_binary`` column of the arrays' bytes."""
-    contents = [NO_BYTES if array is None else _view_bytes(array) for array in arrays]
-    buffers = [
-        _mask_buffer(arrays),
-        _offset_buffer(contents, np.int64),
-        pa.py_buffer(np.concatenate([NO_BYTES, *contents])),
-    ]
-    return pa.Array.from_buffers(pa.large_binary(), len(arrays), buffers)
+def _encode_floats(rows: Sequence[RegionRow], name: str, dtype: str, checked: bool) -> pa.Array:
+    """Returns a ``large_binary`` column of arrays as ``dtype``."""
+    values = [getattr(row, name) for row in rows]
+    contents = [NO_BYTES if v is None else _view_bytes(_round(v, dtype)) for v in values]
+    data = np.empty(sum(map(len, contents)), np.uint8)
+    end = 0
+    for row, value, content in zip(rows, values, contents, strict=True):
+        start, end = end, end + len(content)
+        data[start:end] = content
+        # Just after the copy, while the bytes are in the processor's cache.
+        if not checked and value is not None and not _holds(data[start:end], value, dtype):
+            hint = "" if dtype == "float32" else "; store them as float32"
+            raise ValueError(f"{row.image_id}: {name} has {describe_overflow(dtype)}{hint}")
+    return _make_binary(values, contents, data)
+
+
+def _make_binary(
+    values: Sequence[Array | None],
+    contents: Sequence[npt.NDArray[np.uint8]],
+    data: npt.NDArray[np.uint8] | None = None,
+) -> pa.Array:
+    """Returns a ``large_binary`` column; ``data`` are the contents in one piece, if it exists."""
+    joined = np.concatenate([NO_BYTES, *contents]) if data is None else data
+    buffers = [_mask_buffer(values), _offset_buffer(contents, np.int64), pa.py_buffer(joined)]
+    return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
 
 
 def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array:
@@ -270,7 +284,9 @@ def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array
     # Of the narrowest type, so that it widens no other array.
     empty = np.empty((0,) if rows is None else (0, rows.list_size), np.int16)
     contents = [empty if array is None else array for array in arrays]
-    values = pa.array(np.concatenate([empty, *contents]).reshape(-1)).cast(number)
+    values = pa.array(np.concatenate([empty, *contents]).reshape(-1))
+    if values.type != number:
+        values = values.cast(number)
     if rows is not None:
         values = pa.FixedSizeListArray.from_arrays(values, type=rows)
     buffers = [_mask_buffer(arrays), _offset_buffer(contents, np.int32)]
@@ -279,8 +295,8 @@ def _encode_lists(arrays: Sequence[Array | None], kind: pa.ListType) -> pa.Array
 
 def _mask_buffer(values: Sequence[Any]) -> pa.Buffer | None:
     """Returns a validity bit for each value; None if all are present."""
-    mask = np.array([value is not None for value in values], dtype=bool)
-    return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
+    mask = [value is not None for value in values]
+    return None if all(mask) else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def _offset_buffer(arrays: Sequence[Array], kind: type[np.signedinteger[Any]]) -> pa.Buffer:

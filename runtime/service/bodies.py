@@ -31,7 +31,8 @@ MOST_TEXT_BYTES = 8 * 2**20
 # A string, or its beginning: matching continues at its end with any content, so a body is read
 # once.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{1024,}={0,2}"')
+SHORTEST_IMAGE = 1_024  # characters of base64; shorter ones are read as texts
+LONG_BASE64 = re.compile(rb'"[A-Za-z0-9+/]{%d,}={0,2}"' % SHORTEST_IMAGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +280,8 @@ def cut_images(body: bytes) -> tuple[bytes, dict[str, memoryview]]:
     """
     if b"\0" in body:  # in UTF-16 or UTF-32, where strings and values look different
         raise bad_request("the body is not JSON", "bad_json")
+    if len(body) < SHORTEST_IMAGE:
+        return body, {}
     nonce = secrets.token_hex(16)  # no string of the body can equal such a name
     parts, images, end = [], dict[str, memoryview](), 0
     num_besides = num_text_bytes = 0  # outside strings, plus one byte of each; in other strings

@@ -5,6 +5,7 @@ standard error is not read, lines are dropped and counted.
 """
 
 import contextlib
+import functools
 import io
 import json
 import logging
@@ -20,6 +21,7 @@ WRITE_BYTES = 2**16  # in one call: the capacity of a pipe
 PAUSE_SECONDS = 0.01  # before lines are written: at a high rate one wake-up for many lines
 LONGEST_LINE = 8_192  # characters of standard error without a line break
 STANDARD_ERROR = 2
+ENCODER = json.JSONEncoder(default=str)
 
 
 class LineWriter:
@@ -126,14 +128,19 @@ def flush_log(seconds: float = 1.0) -> None:
 
 def encode_line(event: str, **fields: Any) -> bytes:
     """Returns the line of an event, with its line break."""
-    stamp = (
-        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + f".{int(time.time() % 1 * 1000):03d}Z"
-    )
+    now = time.time()
+    stamp = f"{format_second(int(now))}.{int(now % 1 * 1000):03d}Z"
     try:
-        line = json.dumps({"time": stamp, "event": event, **fields}, default=str)
+        line = ENCODER.encode({"time": stamp, "event": event, **fields})
     except (ValueError, TypeError, RecursionError):  # for example, a field that contains itself
         line = json.dumps({"time": stamp, "event": event, "not_json": sorted(fields)})
     return line.encode() + b"\n"
+
+
+@functools.lru_cache(maxsize=1)
+def format_second(second: int) -> str:
+    """Returns the date and time of a second since 1970, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 class LogStream(io.TextIOBase):

@@ -28,6 +28,7 @@ NO_HTTP = (
     b"content-length: %d\r\n\r\n%s" % (len(NO_HTTP_SAID), NO_HTTP_SAID)
 )
 ASK_SECONDS = 1.0  # between two checks whether a half-closed client still exists
+LARGEST_COPY = 2**16  # bytes of a body that are copied after the headers
 TCP_CLOSE = 7  # the state of a reset connection in TCP_INFO, on Linux
 
 
@@ -64,7 +65,8 @@ class HttpConnection(H11Protocol):
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._writer = AnswerWriter(transport)
+        super().connection_made(self._writer)
         if self._is_closed:  # to free a slot, before it had a transport
             transport.abort()
         else:
@@ -123,8 +125,11 @@ class HttpConnection(H11Protocol):
         self._all.work(self)
 
     def begin_answer(self) -> None:
-        """Notes that nothing else may be sent before the response."""
+        """Notes that nothing else may be sent before the response, which begins with the next
+        write.
+        """
         self._is_answering = True
+        self._writer.hold_next()
 
     def end_request(self) -> None:
         """Marks the connection as idle, or closes it if no further request can arrive."""
@@ -193,6 +198,55 @@ class HttpConnection(H11Protocol):
                 interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
                 self.transport.write(self.conn.send(interim) or b"")
         self._asking = self.loop.call_later(ASK_SECONDS, self._ask_whether_there)
+
+
+class AnswerWriter(asyncio.Transport):
+    """Writes the headers of a response together with the beginning of its body: one system call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport, self._held, self._holds_next = transport, b"", False
+
+    def hold_next(self) -> None:
+        """Holds the next data until other data are written."""
+        self._holds_next = True
+
+    def write(self, data: Any) -> None:
+        """Writes data, after those that were held."""
+        if self._holds_next:
+            self._held, self._holds_next = data, False
+            return
+        held, self._held = self._held, b""
+        if held and len(data) > LARGEST_COPY:
+            self._transport.write(held)
+            held = b""
+        self._transport.write(held + data if held else data)
+
+    def close(self) -> None:
+        """Writes what was held, and closes the connection."""
+        if self._held:
+            self.write(b"")
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection without what was held."""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Returns whether the connection is being closed."""
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Stops to receive data."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receives data again."""
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Returns the socket or an address."""
+        return self._transport.get_extra_info(name, default)
 
 
 def stop_timer(timer: asyncio.TimerHandle | None) -> None:

@@ -288,6 +288,8 @@ def account(request: Request) -> dict[str, Any]:
 
 def require_query(request: Request, known: Sequence[str]) -> None:
     """Raises RequestRefused for an unknown or repeated parameter."""
+    if not request.scope.get("query_string"):
+        return
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in known or names.count(name) > 1:
@@ -297,7 +299,7 @@ def require_query(request: Request, known: Sequence[str]) -> None:
 
 def new_application(
     shell: Shell, title: str, description: str, about: Callable[[], Mapping[str, Any]]
-) -> FastAPI:
+) -> ServiceApplication:
     """Creates the application with the paths that all services have."""
     application = ServiceApplication(
         title=title,

@@ -87,7 +87,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", stand_for(COMMANDS, "hard_negatives", "pretrain"))
+@pytest.mark.parametrize("name", stand_for(COMMANDS, "hard_negatives"))
 def test_the_second_is_refused_and_the_first_ends(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

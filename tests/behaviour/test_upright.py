@@ -16,12 +16,7 @@ from vlmill.extract.cli import command as extract_rois
 from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode
 from vlmill.pipelines.manifest.reading.images import image_row
-from vlmill.pipelines.web.pages.images import (
-    Examiner,
-    ImageFacts,
-    examine_image,
-    open_examiner,
-)
+from vlmill.pipelines.web.pages.images import Examiner, ImageFacts, examine_image, open_examiner
 from vlmill.runtime.console.report import thumbnail_uri
 from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.ids import compute_image_id

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 from tests.dataflow.translating import IMAGE, Translation
 
-from vlmill.pipelines.crawl.pairs import FIND_STEP, PAIRS_STEP
+from vlmill.pipelines.crawl.pairs import PAIRS_STEP
+from vlmill.pipelines.crawl.rows import FIND_STEP
+from vlmill.pipelines.hard_negatives.job import list_steps
 from vlmill.pipelines.hard_negatives.plan import Plan
 from vlmill.pipelines.hard_negatives.rules import NegativeRules
 from vlmill.pipelines.hard_negatives.source import Source
-from vlmill.pipelines.hard_negatives.steps import list_steps
-from vlmill.pipelines.manifest.own import on_runner as own
+from vlmill.pipelines.manifest.own import command as own
 from vlmill.pipelines.manifest.published.on_runner import JUDGE, MAKE, READ
 from vlmill.pipelines.regions.job import EXTRACT
 from vlmill.pipelines.tables.job import REPEATS, WRITE
 from vlmill.pipelines.web.fetching.rounds import TABLES, make_round
-from vlmill.pipelines.web_pairs.missing import ASSUME, AVAILABLE, FILL
+from vlmill.pipelines.web_pairs.fetch import ASSUME, AVAILABLE, FILL
 from vlmill.pipelines.web_pairs.steps import STEPS
 from vlmill.runtime.units import run_beam
 from vlmill.runtime.units.launch.options import beam_options

@@ -1,10 +1,6 @@
 """One command mines pages, fetches their images and joins both, through a kill: the local rows."""
 
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +11,7 @@ from tests.flink.jobs import finish, job_command, read, start
 from tests.flink.observed import await_some, failures_of, task_managers_of
 from tests.flink.test_kills import kill
 from tests.pipelines.conftest import make_image, write_archive
+from tests.web import FileServer, file_server
 
 pytestmark = [pytest.mark.flink, pytest.mark.long]
 ARCHIVES, PAGES, HOSTS = 4, 240, 12
@@ -27,47 +24,15 @@ def number_image(number: int) -> bytes:
     return body[:2] + b"\xff\xfe\x00\x0a" + comment + body[2:]
 
 
-class Images:
-    """A server of images, which counts what it is asked for by host and path."""
-
-    def __init__(self) -> None:
-        self.asked = Counter[str]()
-        images, lock = self, threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                """Says nothing."""
-
-            def do_GET(self) -> None:
-                """Sends the image of a number; there is nothing else."""
-                name = self.path.strip("/").removesuffix(".jpg")
-                with lock:
-                    images.asked[f"{self.headers['host']}{self.path}"] += 1
-                body = number_image(int(name)) if name.isdigit() else b""
-                self.send_response(200 if body else 404)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        self.server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
-
-    def fetched(self) -> list[int]:
-        """How often each image was asked for."""
-        return [count for path, count in self.asked.items() if path.endswith(".jpg")]
+def find_image(path: str) -> bytes | None:
+    """The image of a number; there is nothing else."""
+    name = path.strip("/").removesuffix(".jpg")
+    return number_image(int(name)) if name.isdigit() else None
 
 
-@contextmanager
-def serve_images() -> Iterator[Images]:
-    """Serves images at every address of this machine."""
-    images = Images()
-    threading.Thread(target=images.server.serve_forever, daemon=True).start()
-    try:
-        yield images
-    finally:
-        images.server.shutdown()
-        images.server.server_close()
+def fetched(images: FileServer) -> list[int]:
+    """How often each image was asked for; each is of one host."""
+    return [count for path, count in Counter(images.paths).items() if path.endswith(".jpg")]
 
 
 def write_pages(folder: Path, port: int, *, archives: int, pages: int, hosts: int) -> None:
@@ -105,22 +70,21 @@ def run_and_compare(
     """
     polite = ["--delay", "0", "--retries", "0", "--buckets", "8", "--lock-seconds", "10"]
     access = ["--fetch", "--contact", "me@example.org", "--allow-address", "127.0.0.0/8"]
-    with serve_images() as images:
-        port = images.server.server_address[1]
-        write_pages(folder / "warc", port, archives=archives, pages=pages, hosts=hosts)
+    with file_server(find_image, address="0.0.0.0") as images:
+        write_pages(folder / "warc", images.port, archives=archives, pages=pages, hosts=hosts)
         warc = ["--warc", str(folder / "warc/*.warc.gz"), "--shards", "3", *NO_MODELS]
         command = job_command("web_pairs", *warc, *access, *polite)
         finish(start(command, folder / "local"))
-        assert sorted(images.fetched()) == [1] * pages
+        assert sorted(fetched(images)) == [1] * pages
         images.asked.clear()
         output = folder / "cluster"
         job = start(command, output, *flags)
-        await_some(lambda: max(0, len(images.fetched()) - pages // 4), job)
+        await_some(lambda: max(0, len(fetched(images)) - pages // 4), job)
         revive = kill(cluster, "a task manager")
-        before = len(images.fetched())
+        before = len(fetched(images))
         revive()
         finish(job)
-        counts = images.fetched()
+        counts = fetched(images)
     assert before < pages
     assert len(counts) == pages
     assert len(rows_of(folder / "local", "pairs")) == pages

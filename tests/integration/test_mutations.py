@@ -39,12 +39,7 @@ from vlmill.models.convert.files import read_state
 from vlmill.models.convert.plain_pickle import BadPickle, loads
 from vlmill.pipelines.manifest.job import main as manifest
 from vlmill.pipelines.rules import WebPairRules
-from vlmill.pipelines.web.archives.reading import (
-    BrokenArchive,
-    Record,
-    read_archive,
-    read_bodies,
-)
+from vlmill.pipelines.web.archives.reading import BrokenArchive, Record, read_archive, read_bodies
 from vlmill.pipelines.web.choice.choose import choose
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
 from vlmill.pipelines.web.choice.site_content import count_site_content

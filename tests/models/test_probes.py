@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vlmill.extract.detect import precision
-from vlmill.models.detector import folded
+from vlmill.models.detector import folded, fused_stages
+from vlmill.models.detector.resnet import Bottleneck, Norm
 from vlmill.models.layers import packed_attention
 from vlmill.models.layers.cpu import attention as cpu_attention
 from vlmill.models.layers.cpu import linear
@@ -22,6 +23,7 @@ CACHED = (
     linear.packs_weights,
     folded.has_fused_convolutions,
     folded.rectifies_products,
+    fused_stages.sees_moves,
 )
 
 
@@ -167,3 +169,32 @@ def test_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, gone)
     assert precision.lacks_bfloat16_units(cpu) == expected
+
+
+def test_weights_of_stages_are_converted_anew_where_moves_are_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    block = Bottleneck(8, 4, 16, Norm(), stride=1, dilation=1, stride_in_1x1=True)
+    stage = fused_stages.FusedStage(block).eval()
+    x = torch.randn(1, 8, 6, 6).bfloat16()
+    with torch.no_grad():
+        assert stage.folded_blocks(x) is stage.folded_blocks(x)
+        monkeypatch.setattr(nn.Module, "_apply", gone)
+        fused_stages.sees_moves.cache_clear()
+        assert not fused_stages.sees_moves()
+        (before,) = stage.folded_blocks(x)
+        stage.blocks()[0].conv1.weight.mul_(2)
+        (after,) = stage.folded_blocks(x)
+    assert torch.equal(after.conv1.weight, 2 * before.conv1.weight)
+
+
+def test_a_view_of_a_weight_is_not_cached_where_its_base_is_unknown() -> None:
+    class Plain(Tensor):
+        @property
+        def _base(self) -> Tensor:  # type: ignore[override]
+            raise AttributeError("_base")
+
+    part = nn.Linear(8, 3).weight.detach()[1:].as_subclass(Plain)
+    with torch.no_grad(), linear.cache_packed_weights(linear.WORTH):
+        assert linear._get_packed_weight(part, 5) is part

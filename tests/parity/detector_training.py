@@ -4,12 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from tests.parity.detector_training_keys import (
-    keys_of,
-    loss_config,
-    roi_rules,
-    rpn_rules,
-)
+from tests.parity.detector_training_keys import keys_of, loss_config, roi_rules, rpn_rules
 from tests.parity.golden import GoldenSet, expect, read_tensors
 from tests.parity.results import Results
 from torch import Tensor, nn

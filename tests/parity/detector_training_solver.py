@@ -7,11 +7,7 @@ from tests.parity.golden import GoldenSet
 from tests.parity.results import Results
 from torch import nn
 
-from vlmill.train.detector.solver import (
-    clip_gradients,
-    parameter_groups,
-    rate_factor,
-)
+from vlmill.train.detector.learning import clip_gradients, parameter_groups, rate_factor
 
 
 def optimiser(golden: GoldenSet, results: Results) -> None:

@@ -18,8 +18,8 @@ from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.published import load_published
 from vlmill.models.detector.published_names import published_name
 from vlmill.train.detector.batches import padded_batch
+from vlmill.train.detector.learning import clip_gradients, make_optimizer
 from vlmill.train.detector.settings import TrainingSettings
-from vlmill.train.detector.solver import clip_gradients, make_optimizer
 from vlmill.train.detector.step import AnchorTargets, Batch, DetectorStep, Outputs, Truth
 from vlmill.train.detector.targets import Draw, Regions, candidates, match_regions
 

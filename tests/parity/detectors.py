@@ -29,9 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vlmill.extract.config import Selection
-from vlmill.extract.detect.selection import (
-    select,
-)
+from vlmill.extract.detect.selection import select
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes
 from vlmill.models.detector.config import airsplay_pairs
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes, foreground_classes

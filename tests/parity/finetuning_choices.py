@@ -18,12 +18,7 @@ from tokenizers import Tokenizer
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.train.loading.boxes import Size, scales
 from vlmill.train.loading.feature_store import unread_features
-from vlmill.train.loading.images.boxed import (
-    MASKS,
-    boxed_image,
-    make_image_regions,
-    padded_images,
-)
+from vlmill.train.loading.images.boxed import MASKS, boxed_image, make_image_regions, padded_images
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.sample import Sample, SampledRegions
 from vlmill.train.loading.vocabulary import read_vocabulary
@@ -32,9 +27,9 @@ from vlmill.train.tasks.registry import task_recipe_named
 from vlmill.train.tasks.vcr.batch_tensors import find_object_rows
 from vlmill.train.tasks.vcr.categories import PERSON, WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import Question, cut_pieces, named_texts
-from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.outlines import instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings
+from vlmill.train.tasks.vcr.task import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.texts import MARK, NO_OBJECT, names_in_turn
 
 

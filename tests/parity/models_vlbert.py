@@ -29,7 +29,7 @@ from vlmill.models.from_bert import initialise_from_bert
 from vlmill.models.layers.packing import compact
 from vlmill.models.outputs import Encoded
 from vlmill.models.published import FAMILIES, export_reference
-from vlmill.models.vlbert.regions import box_numbers, geometry_embedding
+from vlmill.models.vlbert.encoder import box_numbers, geometry_embedding
 from vlmill.train.objectives.losses import (
     IGNORED,
     are_whole,

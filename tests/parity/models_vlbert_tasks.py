@@ -14,12 +14,7 @@ from vlmill.models.positions import find_positions
 from vlmill.models.vlbert.published import links
 from vlmill.models.vlbert.tasks import ChoiceInputs
 from vlmill.train.objectives.losses import mean_cross_entropy, summed_binary_cross_entropy
-from vlmill.train.tasks.vlbert_texts import (
-    SpecialIds,
-    TaskText,
-    vcr_text,
-    vqa_text,
-)
+from vlmill.train.tasks.vlbert_texts import SpecialIds, TaskText, vcr_text, vqa_text
 
 BOXES = 4  # the leading columns of recorded boxes
 LOSS_WEIGHTS = {"ans_loss": "ANS_LOSS_WEIGHT", "cnn_regularization_loss": "CNN_LOSS_WEIGHT"}

@@ -8,14 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from tests.parity.suppression import (
-    Gate,
-    Suppression,
-    among_best,
-    flags,
-    matching,
-    order_margins,
-)
+from tests.parity.suppression import Gate, Suppression, among_best, flags, matching, order_margins
 from torch import Tensor
 
 from vlmill.extract.detect.selection import Frames

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import roi_align, roi_pool
 
-from vlmill.train.detector.solver import rate_factor
+from vlmill.train.detector.learning import rate_factor
 from vlmill.train.loading.masking.words import Replacement
 
 pytestmark = pytest.mark.nightly  # of the comparison itself, as test_harness.py

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from vlmill.runtime.console.command import run_command
-from vlmill.runtime.extras import (
-    MODULES,
-    REQUIRED,
-    install_command,
-    missing_line,
-    require_extra,
-)
+from vlmill.runtime.extras import MODULES, REQUIRED, install_command, missing_line, require_extra
 from vlmill.schemas.errors import InputError
 
 ROOT = Path(__file__).parents[2]

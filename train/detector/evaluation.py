@@ -153,7 +153,7 @@ def evaluate_detector(
     ) as progress:
         for example in examples:
             try:
-                look(network, example, images.read_bytes(example.row), findings)
+                measure_example(network, example, images.read_bytes(example.row), findings)
             except Rejected as why:
                 findings.unread[example.image_id] = (why.reason, str(why))
             progress.advance(rejects=len(findings.unread) - progress.rejects)
@@ -181,7 +181,9 @@ def for_inference(
 
 
 @torch.inference_mode()
-def look(network: FasterRCNN, example: Example, data: bytes | None, findings: Findings) -> None:
+def measure_example(
+    network: FasterRCNN, example: Example, data: bytes | None, findings: Findings
+) -> None:
     """Detects in one image, and describes its true boxes. Raises Rejected."""
     config = network.config
     limits = InputLimits()

@@ -9,11 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.ops import (
-    complete_box_iou_loss,
-    distance_box_iou_loss,
-    generalized_box_iou_loss,
-)
+from torchvision.ops import complete_box_iou_loss, distance_box_iou_loss, generalized_box_iou_loss
 
 from vlmill.models.detector.boxes import decode_boxes
 from vlmill.models.detector.config import Box4, DetectorConfig

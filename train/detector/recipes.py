@@ -5,13 +5,7 @@ from collections.abc import Callable
 
 from vlmill.models.detector.config import DetectorConfig, caffe, detectron2, milvlg_d2
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector.settings import (
-    Matching,
-    RoiRules,
-    RpnRules,
-    Solver,
-    TrainingSettings,
-)
+from vlmill.train.detector.settings import Matching, RoiRules, RpnRules, Solver, TrainingSettings
 
 # The original's rules (bottom-up-attention: faster_rcnn_end2end_resnet.yml, train.prototxt).
 CAFFE_RPN = RpnRules(

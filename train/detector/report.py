@@ -10,15 +10,8 @@ from PIL import Image
 
 from vlmill.extract.config import InputLimits
 from vlmill.extract.images.decode import decode
+from vlmill.runtime.console import report
 from vlmill.runtime.console.drawing import Corners, draw_boxes
-from vlmill.runtime.console.report import (
-    Section,
-    html_table,
-    image_cards,
-    image_uri,
-    settings_table,
-    write_page,
-)
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.train.detector.evaluation import Evaluation
 from vlmill.train.detector.examples import get_class_name
@@ -43,15 +36,15 @@ def write_report(
         for name, value in evaluation.metrics.items()
     ]
     sections = [
-        Section(title="Held-out images", body=html_table(["measure", "value"], rows)),
+        report.Section(title="Held-out images", body=report.html_table(["measure", "value"], rows)),
         *class_sections(evaluation, classes),
-        Section(title="Images", body=image_cards(cards(evaluation, images, classes))),
-        Section(title="Settings", body=settings_table(settings)),
+        report.Section(title="Images", body=report.image_cards(cards(evaluation, images, classes))),
+        report.Section(title="Settings", body=report.settings_table(settings)),
     ]
-    write_page(path, title, sections)
+    report.write_page(path, title, sections)
 
 
-def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Section]:
+def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[report.Section]:
     """Lists the best and the worst of the classes that have a true box."""
     scores = evaluation.classes
     there = np.flatnonzero(scores.counts)
@@ -66,8 +59,8 @@ def class_sections(evaluation: Evaluation, classes: Sequence[str]) -> list[Secti
             ]
             for class_number in ranking[:SHOWN_CLASSES].tolist()
         ]
-        body = html_table(["class", "average precision", "boxes"], rows)
-        sections.append(Section(title=title, body=body))
+        body = report.html_table(["class", "average precision", "boxes"], rows)
+        sections.append(report.Section(title=title, body=body))
     return sections
 
 
@@ -101,7 +94,7 @@ def cards(
         canvas.save(out, "JPEG", quality=85)
         drawn.append(
             {
-                "uri": image_uri(out.getvalue(), "image/jpeg"),
+                "uri": report.image_uri(out.getvalue(), "image/jpeg"),
                 "text": example.image_id,
                 "about": f"left: {len(true)} true boxes; right: {len(detected)} of {len(rows)} "
                 "detections",

@@ -16,12 +16,7 @@ from vlmill.models.detector.published import config_of_weights
 from vlmill.models.detector.published_names import ANCHORS, published_name
 from vlmill.models.detector.random_weights import randomise
 from vlmill.models.detector.resnet import FrozenBatchNorm
-from vlmill.models.vlbert.backbone import (
-    CONVENTIONS,
-    NAMES,
-    recognise_backbone,
-    with_statistics,
-)
+from vlmill.models.vlbert.backbone import CONVENTIONS, NAMES, recognise_backbone, with_statistics
 from vlmill.schemas.errors import InputError
 from vlmill.train.detector.losses import class_outputs
 from vlmill.train.detector.settings import TrainingSettings

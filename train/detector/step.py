@@ -16,12 +16,7 @@ from vlmill.models.detector.faster_rcnn import FasterRCNN
 from vlmill.models.detector.resnet import widen
 from vlmill.models.detector.roi_heads import pool_regions
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector.losses import (
-    attribute_loss,
-    class_outputs,
-    region_losses,
-    rpn_losses,
-)
+from vlmill.train.detector.losses import attribute_loss, class_outputs, region_losses, rpn_losses
 from vlmill.train.detector.settings import TrainingSettings
 from vlmill.train.detector.targets import (
     Draw,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch._dynamo import config as dynamo_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -147,6 +146,18 @@ def _keep_equal_sizes_apart() -> None:
         _config.use_duck_shape = False
 
 
+def _allow_graphs(count: int) -> None:
+    """Raises the compiler's limit of graphs for one function to at least ``count``.
+
+    The setting is in a private module: without it blocks above the compiler's own limit (8) run
+    uncompiled.
+    """
+    with suppress(ImportError, AttributeError):
+        from torch._dynamo import config
+
+        config.recompile_limit = max(config.recompile_limit, count)
+
+
 def compile_step(module: nn.Module) -> nn.Module:
     """Returns a step that torch.compile translates, once for batches of all sizes.
 
@@ -166,7 +177,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> None:
     compiler's limit of graphs is raised for these. ``options`` are torch.compile's.
     """
     _keep_equal_sizes_apart()
-    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, GRAPHS_OF_BLOCKS)
+    _allow_graphs(GRAPHS_OF_BLOCKS)
     for part in model.modules():
         if isinstance(part, BLOCKS):
             part.compile(dynamic=True, **options)

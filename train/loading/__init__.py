@@ -6,6 +6,6 @@ often), ``order`` (in which order), ``pairing`` (with which image), ``random`` (
 numbers), ``masking``, ``boxes``, ``feature_store`` (where features are stored), ``joined_regions``
 (with annotated ones), ``sample`` (one masked pair), ``images``, ``arrays``, ``collate`` (samples to
 a batch), ``undecodable`` (images that cannot be decoded), ``batch``, ``features`` (copied from the
-mapped files), ``stage_visits`` (the order of a stage), ``stage_batches``, ``pretrain_batches``,
+mapped files), ``stage_batches`` (the order of a stage, and its batches), ``pretrain_batches``,
 ``loader`` and ``budgets`` (batches padded to a few shapes).
 """

@@ -21,12 +21,7 @@ from vlmill.train.devices.gather import gather_first, is_shared, longest_of_all
 from vlmill.train.loading.batch import normalise_pixels
 from vlmill.train.objectives.cached_contrast import CachedContrast, StepNegatives
 from vlmill.train.objectives.losses import contrast, contrast_logits
-from vlmill.train.objectives.negatives import (
-    Draw,
-    draw_negatives,
-    negative_weights,
-    same_images,
-)
+from vlmill.train.objectives.negatives import Draw, draw_negatives, negative_weights, same_images
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,9 @@
 
 Reading order: a paper (the inputs of its runs, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
 ``imagebert``, ``interbert``, ``vlmo``; ``small`` (for trials). ``rows`` and ``training`` define the
-rows of a paper and of a variant;
-``without_effect`` names changes that change nothing; ``describe``, ``sizes`` and ``measure``
-estimate the cost of a recipe. [code] marks values that only the released code has, [choice] values
-that neither paper nor code has.
+rows of a paper and of a variant; ``without_effect`` names changes that change nothing; ``describe``
+and ``measure`` estimate the cost of a recipe. [code] marks values that only the released code has,
+[choice] values that neither paper nor code has.
 """
 
 import difflib

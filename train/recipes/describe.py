@@ -1,13 +1,24 @@
-"""Implements ``train-vl recipes``: the inputs and cost of each recipe, without training."""
+"""Implements ``train-vl recipes``: the inputs, size and cost of each recipe, without training.
 
+The sizes of the recipes' models are in ``sizes.json``, so that a list of recipes needs no torch.
+A test measures them again. ``python -m tests.train.recipes.test_sizes`` writes the file.
+"""
+
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from vlmill.train.recipes.sizes import ModelSize, find_size
+from vlmill.runtime.settings.plain_fields import to_plain
+from vlmill.schemas.plain_json import read_json
 from vlmill.train.settings.parts import MixedSource
 from vlmill.train.settings.spec import RunSettings, Stage, TrainingStage, contrasts
+
+FILE = Path(__file__).with_name("sizes.json")
 
 # Pairs as published, to give epochs in steps: LAIT's sample (ImageBERT, sec. 5.2), the available
 # pairs of Conceptual Captions (ViLBERT's code), InterBERT (sec. 4.1 and 5).
@@ -38,6 +49,38 @@ that a device holds at once, what the layers keep of it for the backward pass, a
 times as much). Accumulation and several processes divide the pairs, checkpoint_activations keeps a
 tenth. In parentheses: the memory of a step of the recipe in one process, in the parts of its
 accumulation; a contrast keeps the vectors, scores and images of all pairs of the step."""
+
+
+class ModelSize(NamedTuple):
+    """Holds the number of parameters, and how many values the layers keep of a row for the backward
+    pass (inputs and outputs of linear layers): of rows of texts, of images, and of both.
+    """
+
+    parameters: int
+    texts: int
+    images: int
+    both: int
+
+
+def find_size(recipe: RunSettings) -> ModelSize:
+    """Returns the size of a recipe's model: from the file, or measured, which imports torch."""
+    if (key := size_key(recipe)) in (sizes := read_sizes()):
+        return sizes[key]
+    from vlmill.train.recipes.measure import measure_model
+
+    return ModelSize(*measure_model(recipe.variant, recipe.model))
+
+
+def size_key(recipe: RunSettings) -> str:
+    """Returns the variant and the start of its configuration's SHA-256."""
+    plain = json.dumps(to_plain(recipe.model), sort_keys=True)
+    return f"{recipe.variant} {hashlib.sha256(plain.encode()).hexdigest()[:12]}"
+
+
+@cache
+def read_sizes() -> dict[str, ModelSize]:
+    """Returns the sizes in the file, by `size_key`."""
+    return {k: ModelSize(*size) for k, size in read_json(FILE).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

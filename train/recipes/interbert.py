@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vlmill.models.interbert.config import (
-    interbert_chinese,
-    interbert_paper,
-    interbert_released,
-    interbert_single_stream,
-    interbert_small,
-)
+from vlmill.models.interbert import config
 from vlmill.train.recipes.rows import PaperTraining
 from vlmill.train.recipes.small import hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
@@ -94,7 +88,7 @@ def interbert() -> Recipe:
     return Recipe(
         name="interbert",
         variant="interbert",
-        model=interbert_paper(),
+        model=config.interbert_paper(),
         stages=(interbert_stage(),),
         about="InterBERT on Conceptual Captions, SBU and COCO, by the paper",
         needs=f"--negatives; {BERT} interbert-paper",
@@ -142,7 +136,7 @@ def interbert_single_stream_recipe() -> Recipe:
     return replace(
         interbert(),
         name="interbert-single-stream",
-        model=interbert_single_stream(),
+        model=config.interbert_single_stream(),
         about="InterBERT without extraction modules, the single-stream baseline",
         needs=f"--negatives; {BERT} interbert-single-stream",
     )
@@ -165,7 +159,7 @@ def interbert_released_recipe() -> Recipe:
     return replace(
         interbert(),
         name="interbert-released",
-        model=interbert_released(),
+        model=config.interbert_released(),
         stages=(stage,),
         about="InterBERT on Conceptual Captions, SBU and COCO, as released",
         needs=f"regions with distributions of classes; {BERT} interbert-released",
@@ -185,7 +179,7 @@ def interbert_chinese_recipe() -> Recipe:
     return replace(
         interbert(),
         name="interbert-chinese",
-        model=interbert_chinese(),
+        model=config.interbert_chinese(),
         stages=(stage,),
         about="Chinese InterBERT on TaoMultimodal",
         needs=f"--negatives; regions of a detector of Taobao's 33 classes; {BERT} "
@@ -201,7 +195,7 @@ def interbert_small_recipe() -> Recipe:
     return small_recipe(
         "interbert-small",
         "interbert",
-        interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0),
+        config.interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0),
         "InterBERT for trials on a CPU: minutes for some thousand pairs",
         feeding=interbert_feeding(),
         masking=replace(interbert_masking(), mismatched_words=False),

@@ -10,7 +10,7 @@ from vlmill.models.registry import get_variant
 
 def measure_model(variant: str, config: Any) -> tuple[int, int, int, int]:
     """Builds a configuration's model on the meta device and returns the numbers of
-    `vlmill.train.recipes.sizes.ModelSize`.
+    `vlmill.train.recipes.describe.ModelSize`.
 
     Stacks of layers are the lists of modules named ``*layers``: ``text_layers`` read texts,
     ``visual_layers`` images, all others both.

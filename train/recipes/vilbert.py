@@ -173,11 +173,7 @@ def vilbert_hour_recipe() -> Recipe:
 
 def variant_trainings() -> dict[str, VariantTraining]:
     """Returns how the variants are trained. Imports torch."""
-    from vlmill.train.recipes.training import (
-        VariantTraining,
-        continue_pretrained,
-        copy_weights,
-    )
+    from vlmill.train.recipes.training import VariantTraining, continue_pretrained, copy_weights
 
     return {
         "vilbert": VariantTraining(feeding=vilbert_feeding, start_task=continue_pretrained),

@@ -9,15 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vlmill.models.vlbert.config import (
-    vlbert_base,
-    vlbert_base_end_to_end,
-    vlbert_large,
-    vlbert_large_end_to_end,
-    vlbert_paper,
-    vlbert_paper_end_to_end,
-    vlbert_small,
-)
+from vlmill.models.vlbert import config
 from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
 from vlmill.train.recipes.small import hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
@@ -108,7 +100,7 @@ def vl_bert() -> Recipe:
     return Recipe(
         name="vl-bert",
         variant="vl-bert",
-        model=vlbert_base(),
+        model=config.vlbert_base(),
         stages=(vlbert_stage(),),
         about="VL-BERT on Conceptual Captions and texts alone, as released",
         needs=f"{DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base",
@@ -124,7 +116,7 @@ def vl_bert_large() -> Recipe:
     return replace(
         vl_bert(),
         name="vl-bert-large",
-        model=vlbert_large(),
+        model=config.vlbert_large(),
         about="VL-BERT large on Conceptual Captions and texts alone, as released",
         needs=f"{DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large",
         precision="fp16",
@@ -138,7 +130,7 @@ def vl_bert_end_to_end() -> Recipe:
         vl_bert(),
         name="vl-bert-end-to-end",
         variant="vl-bert-end-to-end",
-        model=vlbert_base_end_to_end(),
+        model=config.vlbert_base_end_to_end(),
         stages=(replace(stage, feeding=replace(stage.feeding, kind="picture-regions")),),
         about="VL-BERT from pixels on Conceptual Captions and texts alone, as released",
         needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-base-end-to-end {BACKBONE}",
@@ -152,7 +144,7 @@ def vl_bert_end_to_end_large() -> Recipe:
     return replace(
         recipe,
         name="vl-bert-end-to-end-large",
-        model=vlbert_large_end_to_end(),
+        model=config.vlbert_large_end_to_end(),
         stages=(replace(recipe.stages[0], accumulation=2),),
         about="VL-BERT large from pixels on Conceptual Captions and texts alone, as released",
         needs=f"--images; {DISTRIBUTIONS}; {TEXTS}; {BERT} vl-bert-large-end-to-end {BACKBONE}",
@@ -172,7 +164,7 @@ def vl_bert_captions() -> Recipe:
     return replace(
         vl_bert(),
         name="vl-bert-captions",
-        model=vlbert_base(text_only=False),
+        model=config.vlbert_base(text_only=False),
         stages=(stage,),
         about="VL-BERT on Conceptual Captions without texts alone, as released",
         needs=f"{DISTRIBUTIONS}; {BERT} vl-bert-base text_only=false",
@@ -201,7 +193,7 @@ def vl_bert_paper() -> Recipe:
     return replace(
         vl_bert(),
         name="vl-bert-paper",
-        model=vlbert_paper(),
+        model=config.vlbert_paper(),
         stages=(stage,),
         about="VL-BERT on Conceptual Captions, by the article's first version",
         needs=f"{BERT} vl-bert-base-paper",
@@ -218,7 +210,7 @@ def vl_bert_paper_end_to_end() -> Recipe:
         recipe,
         name="vl-bert-paper-end-to-end",
         variant="vl-bert-end-to-end",
-        model=vlbert_paper_end_to_end(),
+        model=config.vlbert_paper_end_to_end(),
         stages=(replace(stage, feeding=replace(stage.feeding, kind="picture-regions")),),
         about="VL-BERT from pixels on Conceptual Captions, by the article's first version",
         needs=f"--images; {BERT} vl-bert-base-paper-end-to-end {BACKBONE}",
@@ -235,7 +227,7 @@ def vl_bert_small_recipe() -> Recipe:
     return small_recipe(
         "vl-bert-small",
         "vl-bert",
-        vlbert_small(dropout=0.0),
+        config.vlbert_small(dropout=0.0),
         "VL-BERT with matching for trials on a CPU: minutes for some thousand pairs",
         # Many steps of few pairs: matching is learned late (6,000 generated pairs, R@1 of 500: 0.07
         # after 1,000 steps of 64, 0.24 after 2,000 of 32).

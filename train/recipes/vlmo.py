@@ -19,16 +19,7 @@ from vlmill.models.beit.config import (
     beit_large_paper,
 )
 from vlmill.models.registry import find_variant, get_variant
-from vlmill.models.vlmo.config import (
-    retrieval,
-    text_stage,
-    vlmo_base,
-    vlmo_base_paper,
-    vlmo_base_plus,
-    vlmo_large,
-    vlmo_large_paper,
-    vlmo_small,
-)
+from vlmill.models.vlmo import config
 from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
 from vlmill.train.recipes.small import hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Loading, Masking, Objectives, Optimizer
@@ -89,14 +80,14 @@ class Chain(NamedTuple):
 # sizes and the rates of the code: its first stage is base's, its second as long as the code's
 # instructions state [choice]. By the paper, all have absolute positions and unweighted losses.
 CHAINS: dict[str, Chain] = {
-    "base": Chain("base", beit_base, vlmo_base, 500_000, 2e-4),
-    "base-plus": Chain("base-plus", beit_base_plus, vlmo_base_plus, 200_000, 1e-4),
-    "large": Chain("large", beit_large, vlmo_large, 200_000, 5e-5),
+    "base": Chain("base", beit_base, config.vlmo_base, 500_000, 2e-4),
+    "base-plus": Chain("base-plus", beit_base_plus, config.vlmo_base_plus, 200_000, 1e-4),
+    "large": Chain("large", beit_large, config.vlmo_large, 200_000, 5e-5),
     "base-paper": Chain(
-        "base by the paper's text", beit_base_paper, vlmo_base_paper, 500_000, 2e-4
+        "base by the paper's text", beit_base_paper, config.vlmo_base_paper, 500_000, 2e-4
     ),
     "large-paper": Chain(
-        "large by the paper's text", beit_large_paper, vlmo_large_paper, 200_000, 5e-5
+        "large by the paper's text", beit_large_paper, config.vlmo_large_paper, 200_000, 5e-5
     ),
 }
 # Published BEiTs have relative positions; others' second stages start from our own first.
@@ -195,7 +186,7 @@ def vlmo_texts(size: str) -> Recipe:
     start = f"--init: vlmo-images-{size}"
     if size in WITH_RELATIVE_POSITIONS:
         start += " or a published BEiT"
-    model = text_stage(CHAINS[size].vlmo())
+    model = config.text_stage(CHAINS[size].vlmo())
     needs = f"texts (pairs without image_id); {start}"
     return vlmo_recipe(f"vlmo-texts-{size}", model, stage, about, needs)
 
@@ -233,7 +224,7 @@ def vlmo_small_recipe() -> Recipe:
     """Returns a run of minutes on a CPU, from pairs and images. Images are hardly cropped and
     neither mirrored nor recoloured, for captions may name left and red.
     """
-    model = vlmo_small()
+    model = config.vlmo_small()
     return small_recipe(
         "vlmo-small",
         "vlmo",
@@ -266,7 +257,7 @@ def vlmo_hour_recipe() -> Recipe:
     alone = replace(stage.objectives, mlm=0.0, itm=0.0)
     return replace(
         hour,
-        model=retrieval(vlmo_small(patch_size=8)),
+        model=config.retrieval(config.vlmo_small(patch_size=8)),
         stages=(replace(stage, batch_size=128, objectives=alone),),
     )
 
@@ -275,7 +266,7 @@ def vlmo_hour_recipe() -> Recipe:
 # start from BEiT, and the layouts of experts were compared from a ViT; so are the objectives here,
 # and all else is the third stage's [choice].
 
-EVERY_LAYER = vlmo_base_paper().num_layers  # the first with a vision-language expert: none
+EVERY_LAYER = config.vlmo_base_paper().num_layers  # the first with a vision-language expert: none
 
 
 def vlmo_base_without_texts() -> Recipe:
@@ -305,7 +296,7 @@ def from_vit(
     return replace(
         recipe,
         name=name,
-        model=vlmo_base_paper(mlm=mlm, match=itm, **fields),
+        model=config.vlmo_base_paper(mlm=mlm, match=itm, **fields),
         stages=(replace(stage, objectives=objectives),),
         about=f"VLMo base from a ViT, {about} (ablation)",
         needs=f"--images; --init: {start}",

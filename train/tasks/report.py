@@ -12,13 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vlmill.runtime.console.report import (
-    Section,
-    html_table,
-    image_cards,
-    template,
-    thumbnail_uri,
-)
+from vlmill.runtime.console.report import Section, html_table, image_cards, template, thumbnail_uri
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.schemas.rejects import Rejected
 from vlmill.train.tasks.scores import Figures, percent

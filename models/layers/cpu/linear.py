@@ -58,7 +58,8 @@ def cache_packed_weights(num_sequences: int) -> Iterator[None]:
 def _get_packed_weight(weight: Float[Tensor, "N K"], num_rows: int) -> Tensor:
     """Returns a weight's cached blocks, or the weight if it is not cached."""
     cache = _KEPT.get()
-    base = weight if weight._base is None else weight._base
+    viewed = getattr(weight, "_base", None)  # private: without it no view is cached
+    base = weight if viewed is None else viewed
     # A tensor that is not a parameter may be freed, and another one may reuse its memory.
     if cache is None or num_rows < 2 or not isinstance(base, nn.Parameter) or not packs_weights():
         return weight

@@ -1,6 +1,6 @@
 """Converts the user's own captions, questions, statements and labels: ``manifest own``.
 
 Reading order: ``flags`` and ``command``, then ``cells`` and ``kinds`` (rows become examples),
-``job`` (examples become rows of tables, with their images), ``scan`` (counts rows, lists labels)
-and ``on_runner`` (on a Beam runner).
+``job`` (examples become rows of tables, with their images) and ``scan`` (counts rows, lists
+labels).
 """

@@ -1,17 +1,35 @@
-"""Runs the command for your own examples: ``python -m vlmill.pipelines.manifest own --help``."""
+"""Runs the command for your own examples: ``python -m vlmill.pipelines.manifest own --help``.
+
+On a runner one worker reads FILE once, and then each part is a unit.
+"""
 
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from vlmill.pipelines.manifest import spooled
 from vlmill.pipelines.manifest.cost import estimate_cost, measure
 from vlmill.pipelines.manifest.own.cells import read_image
-from vlmill.pipelines.manifest.own.job import JOB, OwnJob, make_funnel, make_parts
+from vlmill.pipelines.manifest.own.job import (
+    JOB,
+    Judged,
+    JudgedRow,
+    Ledger,
+    OwnJob,
+    changed_error,
+    collect_shards,
+    judge_rows,
+    make_funnel,
+    make_parts,
+    open_run,
+    read_candidates,
+)
 from vlmill.pipelines.manifest.own.kinds import Columns, choose_kind
-from vlmill.pipelines.manifest.own.on_runner import STEPS, collect_parts
 from vlmill.pipelines.manifest.own.scan import (
     FIRST_ROWS,
     complete_columns,
@@ -34,10 +52,10 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.report import write_report
-from vlmill.pipelines.manifest.spooled import remove_parts
 from vlmill.runtime.console.command import print_reading_hint, print_status
 from vlmill.runtime.console.cost import print_estimate
-from vlmill.runtime.files.atomic import write_json
+from vlmill.runtime.console.progress import Progress
+from vlmill.runtime.files.atomic import remove_leftovers, write_json
 from vlmill.runtime.files.digests import file_input, path_input
 from vlmill.runtime.files.inputs import Input
 from vlmill.runtime.files.manifest import read_manifest, write_manifest
@@ -45,11 +63,14 @@ from vlmill.runtime.files.outputs import State, prepare_output
 from vlmill.runtime.files.reading import iter_batches, reject_counts
 from vlmill.runtime.files.shards import Shard
 from vlmill.runtime.units.funnel import Drop
+from vlmill.runtime.units.numbers import Numbers
 from vlmill.runtime.units.runner import select_runner
 from vlmill.runtime.units.share import end_job
+from vlmill.runtime.units.step import Step, single_unit
+from vlmill.runtime.units.unit import Result, Unit
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.labels import LABELS_FILE
-from vlmill.schemas.rejects import format_rejects
+from vlmill.schemas.rejects import Reason, format_rejects
 from vlmill.schemas.splits import find_use
 from vlmill.schemas.tables import IMAGES, PAIRS, TABLES, Table
 
@@ -68,7 +89,7 @@ def run_own(args: argparse.Namespace) -> int:
     )
     if state is not State.FINISHED and not _write(job, args):
         return 0
-    remove_parts(job.output)
+    spooled.remove_parts(job.output)
     counts = rows_by_table(read_manifest(job.output)["shards"])
     done = "finished before" if state is State.FINISHED else "done"
     images = f", {counts[IMAGES.name]} images" if job.with_images else ""
@@ -109,7 +130,7 @@ def _write(job: OwnJob, args: argparse.Namespace) -> bool:
             write_json(job.output / LABELS_FILE, list(job.labels))
         write_report(job.output, funnel, job.settings(), TABLES[job.kind])
         write_manifest(job.output, shards, job=JOB, settings=job.settings(), inputs=inputs)
-        remove_parts(job.output)
+        spooled.remove_parts(job.output)
     return True
 
 
@@ -250,3 +271,61 @@ def holds_images(table: TableFile, columns: Columns, column_indices: Sequence[in
         if any(read_image(item)[1] is not None for item in items):
             return True
     return False
+
+
+def judge_file(job: OwnJob, unit: Unit) -> Result:
+    """Writes the results of the rows of each part. Raises OSError if the file has changed."""
+    judged = judge_rows(job, read_candidates(job), Ledger())
+    if spooled.write_parts(job.output, judged, job.rows_per_shard, pack_row) != job.num_parts:
+        raise changed_error(job)
+    return Result()
+
+
+def part_units(job: OwnJob) -> list[Unit]:
+    """Returns a unit for each part."""
+    return [spooled.part_unit(index) for index in range(job.num_parts)]
+
+
+def make_part(job: OwnJob, unit: Unit) -> Result:
+    """Writes a part's shards."""
+    judged = map(
+        unpack_row, spooled.read_frames(spooled.spool_path(job.output, "rows", unit.number))
+    )
+    label = f"part {unit.number}"
+    with (
+        open_run(job) as run,
+        Progress(total=None, unit="row", label=label, visible=False) as progress,
+    ):
+        result = run.make_part(unit.number, judged, progress)
+    result.numbers = Numbers(parts=1)
+    return result
+
+
+def pack_row(judged: Judged) -> Any:
+    """Returns a row as plain values."""
+    number, row = judged
+    if isinstance(row, Drop):
+        return number, row.reason.value, row.detail
+    return number, row.row, [row.image_ids, row.first, row.images]
+
+
+def unpack_row(values: Any) -> Judged:
+    """Returns the row that was packed."""
+    number, first, second = values
+    if isinstance(first, str):
+        return number, Drop(Reason(first), second)
+    image_ids, new, images = second
+    row = JudgedRow(row=first, image_ids=tuple(image_ids), first=tuple(new), images=images)
+    return number, row
+
+
+STEPS = (
+    Step(name="read", units=partial(single_unit, "read"), work=judge_file),
+    Step(name="make", units=part_units, work=make_part),
+)
+
+
+def collect_parts(job: OwnJob) -> list[Shard]:
+    """Returns all shards, once the steps are done."""
+    remove_leftovers(job.output)  # files of workers that were killed during the run
+    return collect_shards(job)

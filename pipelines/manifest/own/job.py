@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmill.pipelines.manifest.cleaning import usable_id
-from vlmill.pipelines.manifest.own.kinds import (
-    KINDS,
-    WEB,
-    Columns,
-    Example,
-    Kind,
-    RowReader,
-)
+from vlmill.pipelines.manifest.own.kinds import KINDS, WEB, Columns, Example, Kind, RowReader
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.reading.images import image_row, make_image_row
 from vlmill.pipelines.manifest.reading.rows import TableFile, hash_table, read_values

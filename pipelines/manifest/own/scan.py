@@ -10,16 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from vlmill.pipelines.manifest.layouts.hub_columns import read_label_names
+from vlmill.pipelines.manifest.own import kinds
 from vlmill.pipelines.manifest.own.cells import read_flag, read_label
 from vlmill.pipelines.manifest.own.job import OwnJob, make_candidates
-from vlmill.pipelines.manifest.own.kinds import (
-    CAPTIONS,
-    MAX_STATEMENT_CLASSES,
-    QUESTION,
-    STATEMENT,
-    Columns,
-    Example,
-)
 from vlmill.pipelines.manifest.reading.parquet_files import BATCH_ROWS
 from vlmill.pipelines.manifest.reading.rows import TableFile, read_values
 from vlmill.runtime.console.progress import Progress
@@ -69,10 +62,10 @@ def scan_file(job: OwnJob) -> Scan:
     return scan
 
 
-def _count(scan: Scan, job: OwnJob, example: Example) -> None:
+def _count(scan: Scan, job: OwnJob, example: kinds.Example) -> None:
     if example.labels is None:
         return
-    if job.example_kind is QUESTION:
+    if job.example_kind is kinds.QUESTION:
         if find_use(example.row["split"]) != "test":
             # Of ten annotators the most frequent answer, as in VQA; else each accepted answer.
             votes = len(example.row["answers"]) == NUM_ANNOTATORS
@@ -91,30 +84,30 @@ def list_labels(
     answers in the order of their first occurrence, classes in a fixed order.
     """
     kind = job.example_kind
-    if kind is CAPTIONS:
+    if kind is kinds.CAPTIONS:
         return None, ""
     if path is not None:
         labels = read_labels(path)
-        if kind is not QUESTION:
+        if kind is not kinds.QUESTION:
             spelled = [read_label(label, (), "--labels") for label in labels]
             labels = [str(name) for name in spelled if not isinstance(name, Drop)]
         source = str(path)
-    elif kind is QUESTION:
+    elif kind is kinds.QUESTION:
         labels = [label for label, count in scan.labels.items() if count >= min_questions]
         source = f"{format_count(min_questions, 'question')} or more"
     else:
         labels = _all_classes(job.columns, scan.labels)
         source = "the file"
-    if kind is STATEMENT and len(labels) > MAX_STATEMENT_CLASSES:
+    if kind is kinds.STATEMENT and len(labels) > kinds.MAX_STATEMENT_CLASSES:
         raise InputError(
             f"--label-column {', '.join(job.columns.label)}: {len(labels)} classes, at most "
-            f"{MAX_STATEMENT_CLASSES} for statements; use --label-column without "
+            f"{kinds.MAX_STATEMENT_CLASSES} for statements; use --label-column without "
             "--statement-column"
         )
-    return tuple(labels), _format_labels(labels, scan, source, is_answers=kind is QUESTION)
+    return tuple(labels), _format_labels(labels, scan, source, is_answers=kind is kinds.QUESTION)
 
 
-def _all_classes(columns: Columns, counts: Counter[str]) -> list[str]:
+def _all_classes(columns: kinds.Columns, counts: Counter[str]) -> list[str]:
     classes = (columns.label_names.get(column, ()) for column in columns.label)
     named = dict.fromkeys(name for names in classes for name in names)
     if columns.flags:
@@ -147,7 +140,7 @@ def _format_labels(labels: Sequence[str], scan: Scan, source: str, *, is_answers
 
 def find_remarks(job: OwnJob, scan: Scan) -> list[str]:
     """Returns warnings about labels that look like lists, or like two spellings of one class."""
-    if job.labels is None or job.example_kind is QUESTION:
+    if job.labels is None or job.example_kind is kinds.QUESTION:
         return []
     remarks = []
     for separator in SEPARATORS if job.separator is None and not job.columns.flags else ():
@@ -168,7 +161,9 @@ def find_remarks(job: OwnJob, scan: Scan) -> list[str]:
     return remarks[:5]
 
 
-def complete_columns(table: TableFile, columns: Columns, column_indices: Sequence[int]) -> Columns:
+def complete_columns(
+    table: TableFile, columns: kinds.Columns, column_indices: Sequence[int]
+) -> kinds.Columns:
     """Returns the columns with what the file's first rows and metadata show of their labels.
 
     Raises InputError for several label columns of numbers that are not 0 and 1.
@@ -203,7 +198,7 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def _parquet_names(table: TableFile, columns: Columns) -> dict[str, tuple[str, ...]]:
+def _parquet_names(table: TableFile, columns: kinds.Columns) -> dict[str, tuple[str, ...]]:
     if table.format != "parquet":
         return {}
     schema = pq.read_schema(readable(table.files[0]))

@@ -17,6 +17,7 @@ from typing import Any
 from vlmill.pipelines.manifest.entries import Reading
 from vlmill.pipelines.manifest.reading.sources import Folder
 from vlmill.pipelines.web.archives.reading import read_bodies
+from vlmill.pipelines.web.fetching import work
 from vlmill.pipelines.web.fetching.database import journal_errors
 from vlmill.pipelines.web.fetching.entries import FETCHED, REDIRECTED, SUCCESSES
 from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
@@ -27,14 +28,6 @@ from vlmill.pipelines.web.fetching.rounds import collect_tables, fetch_all
 from vlmill.pipelines.web.fetching.stages import URLS
 from vlmill.pipelines.web.fetching.tables import CrawlSummary
 from vlmill.pipelines.web.fetching.warc import part_name
-from vlmill.pipelines.web.fetching.work import (
-    FetchState,
-    continue_fetch,
-    distribute,
-    journal_name,
-    local_journals,
-    try_failed_again,
-)
 from vlmill.runtime.cores import all_cores
 from vlmill.runtime.files.atomic import has_folder, write_json
 from vlmill.runtime.files.outputs import WORK
@@ -55,7 +48,7 @@ _lock = threading.Lock()  # of the journals, which several threads read
 class FetchedImages:
     """Looks up downloaded images by their URLs; ``journals`` is the folder of the journals."""
 
-    fetching: FetchState
+    fetching: work.FetchState
     journals: Path
 
     def image(self, url: str) -> bytes | Drop:
@@ -76,7 +69,7 @@ class FetchedImages:
         """Returns the SHA-256 of each content that more than ``max_urls`` URLs returned."""
         counts: dict[str, int] = {}
         for bucket in range(self.fetching.buckets):
-            with Journal(self.journals / journal_name(bucket)) as journal:
+            with Journal(self.journals / work.journal_name(bucket)) as journal:
                 for digest, count in journal.rows(_REPEATED):
                     counts[digest] = counts.get(digest, 0) + count
         return frozenset(digest for digest, count in counts.items() if count > max_urls)
@@ -91,7 +84,7 @@ class FetchedImages:
         return assign_bucket(get_host(url), self.fetching.buckets)
 
     def _row(self, url: str) -> tuple[Any, ...] | None:
-        path = self.journals / journal_name(self._bucket(url))
+        path = self.journals / work.journal_name(self._bucket(url))
         with _lock:
             row: tuple[Any, ...] | None = _connect(path).execute(_ROW, (url,)).fetchone()
         return row
@@ -118,8 +111,8 @@ def fetched_images(
     Memory: as in a crawl.
     """
     work_folder = output / WORK / FOLDER
-    state = FetchState(output=str(work_folder), buckets=all_cores(), policy=manners)
-    fetching = continue_fetch(state)
+    state = work.FetchState(output=str(work_folder), buckets=all_cores(), policy=manners)
+    fetching = work.continue_fetch(state)
     if retry and has_folder(fetching.folder):
         (work_folder / DONE).unlink(missing_ok=True)
     if not (work_folder / DONE).exists():
@@ -128,18 +121,18 @@ def fetched_images(
         work_folder.mkdir(parents=True, exist_ok=True)
         with journal_errors():
             _fetch(fetching, _lines(reading, folder), retry=retry)
-    with local_journals(fetching) as journals:
+    with work.local_journals(fetching) as journals:
         try:
             yield FetchedImages(fetching=fetching, journals=journals)
         finally:
             _connect.cache_clear()  # the next run may use these names for others
 
 
-def _fetch(fetching: FetchState, lines: Iterator[Line], *, retry: bool) -> None:
+def _fetch(fetching: work.FetchState, lines: Iterator[Line], *, retry: bool) -> None:
     is_new = not has_folder(fetching.folder)
-    distribute(fetching, lines)
+    work.distribute(fetching, lines)
     if retry and not is_new:
-        try_failed_again(fetching)
+        work.try_failed_again(fetching)
     fetch_all(fetching, partial(run_here, workers=all_cores(), module=__name__))
     counts = _summarize_outcomes(collect_tables(fetching))
     write_json(to_path(fetching.output) / DONE, counts)

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from vlmill.pipelines.manifest import spooled
 from vlmill.pipelines.manifest.entries import Entry, ListedImage
 from vlmill.pipelines.manifest.part import Part
 from vlmill.pipelines.manifest.published.parts import (
@@ -22,14 +23,6 @@ from vlmill.pipelines.manifest.published.parts import (
     Tally,
     open_run,
     refuse_stale,
-)
-from vlmill.pipelines.manifest.spooled import (
-    part_unit,
-    read_chunks,
-    read_frames,
-    spool_path,
-    write_frames,
-    write_parts,
 )
 from vlmill.runtime.files.atomic import remove_leftovers
 from vlmill.runtime.files.shards import Shard
@@ -69,7 +62,7 @@ class PublishedRun:
 def read_entries(run: PublishedRun, unit: Unit) -> Result:
     """Writes each part's entries to disk. Memory: an entry, and some 20 MB for images' names."""
     job, first = run.job, FirstImages()
-    parts = write_parts(
+    parts = spooled.write_parts(
         job.output,
         ((entry, first.select(entry)) for entry in job.reading.entries()),
         job.rows_per_shard,
@@ -81,7 +74,7 @@ def read_entries(run: PublishedRun, unit: Unit) -> Result:
 def part_units(step: str, run: PublishedRun) -> list[Unit]:
     """Returns a unit for each part."""
     parts = read_result(work_folder(run), Unit(name="read", number=0)).metrics["parts"]
-    return [replace(part_unit(index), name=f"{step}-{index:05d}") for index in range(parts)]
+    return [replace(spooled.part_unit(index), name=f"{step}-{index:05d}") for index in range(parts)]
 
 
 def judge_images(run: PublishedRun, unit: Unit) -> Result:
@@ -94,7 +87,7 @@ def judge_images(run: PublishedRun, unit: Unit) -> Result:
     with open_run(fresh_job(run), note) as judge:
         for _, firsts in read_entry_chunks(judge, unit.number):
             judge.read_images([image for images in firsts for image in images])
-    write_frames(spool_path(run.output, "verdicts", unit.number), verdicts)
+    spooled.write_frames(spooled.spool_path(run.output, "verdicts", unit.number), verdicts)
     return Result()
 
 
@@ -104,7 +97,9 @@ def make_part(run: PublishedRun, unit: Unit) -> Result:
     with open_run(job) as maker:
         if job.judges_images:
             for index in range(unit.number):
-                for key, reason, detail in read_frames(spool_path(run.output, "verdicts", index)):
+                for key, reason, detail in spooled.read_frames(
+                    spooled.spool_path(run.output, "verdicts", index)
+                ):
                     maker.keep_verdict(key, Drop(Reason(reason), detail))
         with Part(job.output, job.tables, (unit.number, None), job.producer) as part:
             for entries, firsts in read_entry_chunks(maker, unit.number):
@@ -133,7 +128,7 @@ def read_entry_chunks(
 
     An image that an earlier entry has named is counted there, if it is on a list.
     """
-    for chunk in read_chunks(run.job.output, index, run.job.chunk_size):
+    for chunk in spooled.read_chunks(run.job.output, index, run.job.chunk_size):
         entries, firsts = [], []
         for values in chunk:
             entry, flags = unpack_entry(values)

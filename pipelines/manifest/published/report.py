@@ -23,16 +23,8 @@ from vlmill.pipelines.manifest.report import (
     sample_rejects,
     spread_shards,
 )
+from vlmill.runtime.console import report as page
 from vlmill.runtime.console.drawing import Corners, draw_boxes
-from vlmill.runtime.console.report import (
-    Section,
-    funnel_table,
-    html_table,
-    image_cards,
-    image_uri,
-    settings_table,
-    write_page,
-)
 from vlmill.schemas.images.decode import Bounds, open_image, upright
 from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.rejects import Rejected
@@ -56,7 +48,7 @@ def draw_cards(folder: Path, table: Table) -> Markup | None:
     annotated = partial(_annotated, names=_names(folder))
     draw = DRAW_FUNCTIONS.get(table.name, annotated)
     cards = [card for rows in shards for card in _cards(draw, rows, images, len(shards))]
-    return image_cards(cards[:MAX_CARDS]) if cards else None
+    return page.image_cards(cards[:MAX_CARDS]) if cards else None
 
 
 def _cards(
@@ -85,7 +77,7 @@ def _drawing(content: bytes, boxes: Sequence[tuple[Corners, str]]) -> str | None
     out = io.BytesIO()
     drawing = draw_boxes(image, boxes, size=image.size, max_side_px=SIDE_PX)
     drawing.save(out, "JPEG", quality=85)
-    return image_uri(out.getvalue(), "image/jpeg")
+    return page.image_uri(out.getvalue(), "image/jpeg")
 
 
 def _expression(row: Row) -> CardContent:
@@ -145,78 +137,80 @@ def write_published_report(
     """Writes ``folder/report.html`` from its tables and the counts."""
     counts = [Count(*count) for count in about["counts"]]
     rejects = [row for path in spread_shards(folder, "rejects") for row in first_rows(path)]
-    write_page(
+    page.write_page(
         folder / "report.html",
         data_set.title,
         [
             _counts_section(data_set, counts),
-            Section(
-                title="Funnel", body=funnel_table(funnel), intro="in = out + dropped, by stage"
+            page.Section(
+                title="Funnel", body=page.funnel_table(funnel), intro="in = out + dropped, by stage"
             ),
             *_examples(folder, data_set),
             *_fetch_sections(about),
             _overlaps_section(about["overlaps"]),
-            Section(
+            page.Section(
                 title="Sample rejects",
                 body=sample_rejects(rejects),
                 intro="Key: the file and the row, from 0; of an image its image_id.",
             ),
-            Section(title="Settings", body=settings_table(settings)),
+            page.Section(title="Settings", body=page.settings_table(settings)),
         ],
         notice=" ".join(format_warnings(counts)),
     )
 
 
-def _fetch_sections(about: Mapping[str, Any]) -> Sequence[Section]:
+def _fetch_sections(about: Mapping[str, Any]) -> Sequence[page.Section]:
     if "fetch" not in about:
         return []
-    table = html_table(("URLs", "number"), make_fetch_rows(about["fetch"]))
+    table = page.html_table(("URLs", "number"), make_fetch_rows(about["fetch"]))
     intro = "Results of the image URLs; failures are also listed under sample rejects."
-    return [Section(title="Downloads", body=table, intro=intro)]
+    return [page.Section(title="Downloads", body=table, intro=intro)]
 
 
-def _counts_section(data_set: DataSet, counts: Sequence[Count]) -> Section:
-    table = html_table(HEADER, counts_table(list(counts)))
-    papers = html_table(["paper", "what it says"], data_set.papers) if data_set.papers else ""
-    return Section(
+def _counts_section(data_set: DataSet, counts: Sequence[Count]) -> page.Section:
+    table = page.html_table(HEADER, counts_table(list(counts)))
+    papers = page.html_table(["paper", "what it says"], data_set.papers) if data_set.papers else ""
+    return page.Section(
         title="Rows compared with the published numbers",
         body=table + papers,
         intro="Rows read, before anything was dropped.",
     )
 
 
-def _overlaps_section(overlaps: Sequence[Sequence[Any]]) -> Section:
+def _overlaps_section(overlaps: Sequence[Sequence[Any]]) -> page.Section:
     header = ["list", "shared by", "images", "their rows"]
     intro = "Images of this data set that are also in these lists."
     if not overlaps:
         intro = "No list was given to compare with (--exclude, --compare, ...)."
-    return Section(title="Overlaps", body=html_table(header, overlaps), intro=intro)
+    return page.Section(title="Overlaps", body=page.html_table(header, overlaps), intro=intro)
 
 
-def _examples(folder: Path, data_set: DataSet) -> list[Section]:
+def _examples(folder: Path, data_set: DataSet) -> list[page.Section]:
     """Returns pairs with their images, and drawings and the first rows of other tables."""
     other_tables = [table for table in data_set.tables if table is not PAIRS]
     pairs = _pairs(folder) if PAIRS in data_set.tables else []
     return [*pairs, *_first_rows(folder, other_tables)]
 
 
-def _pairs(folder: Path) -> list[Section]:
+def _pairs(folder: Path) -> list[page.Section]:
     sample = [first_rows(path) for path in spread_shards(folder, PAIRS.name)]
     return [
-        Section(title="Sample pairs", body=pair_cards(folder, sample)),
-        Section(title="Distributions", body=pair_charts([row for rows in sample for row in rows])),
+        page.Section(title="Sample pairs", body=pair_cards(folder, sample)),
+        page.Section(
+            title="Distributions", body=pair_charts([row for rows in sample for row in rows])
+        ),
     ]
 
 
-def _first_rows(folder: Path, tables: Sequence[Table]) -> list[Section]:
+def _first_rows(folder: Path, tables: Sequence[Table]) -> list[page.Section]:
     sections = []
     for table in tables:
         if not any(folder.glob(f"{table.name}-*.parquet")):
             continue  # this run does not write the table
         if (drawn := draw_cards(folder, table)) is not None:
-            sections.append(Section(title=f"Examples of {table.name}", body=drawn))
+            sections.append(page.Section(title=f"Examples of {table.name}", body=drawn))
         rows = [r for path in spread_shards(folder, table.name) for r in first_rows(path)]
         cells = [[str(value)[:CELL] for value in row.values()] for row in rows[:ROWS_SHOWN]]
-        body = html_table(table.schema.names, cells)
-        sections.append(Section(title=f"Sample rows of {table.name}", body=body))
+        body = page.html_table(table.schema.names, cells)
+        sections.append(page.Section(title=f"Sample rows of {table.name}", body=body))
     return sections

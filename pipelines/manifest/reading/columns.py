@@ -12,6 +12,7 @@ from vlmill.runtime.files.paths import readable
 from vlmill.runtime.files.text_sizes import limit_batch_rows, require_short_texts
 from vlmill.schemas.errors import InputError
 
+IMAGE_URLS = ("image_url", "img_url", "image_link", "url", "URL")
 TEXTS = ("caption", "text", "txt", "sentence", "TEXT", "title", "captions", "sentences")
 IMAGES = ("image", "jpg", "png", "img", "image_path", "file_name")
 NUMBERED = re.compile(r"(.+?)[_.]?(\d{1,3})", re.ASCII)  # caption_0, caption1
@@ -19,11 +20,16 @@ BATCH_ROWS = 256
 
 
 def guess_column(
-    names: Sequence[str], usual: Sequence[str], requested: str | None, flag: str, display_name: str
+    names: Sequence[str],
+    usual: Sequence[str],
+    requested: str | None,
+    flag: str | None,
+    display_name: str,
 ) -> str:
     """Returns the column of texts or of images: ``requested``, or the only one with a usual name.
 
-    Raises InputError that lists the candidates, or all columns if no candidate exists.
+    A guess that could be wrong is refused: raises InputError that lists the candidates, or all
+    columns if no candidate exists, and names ``flag`` (None: there is none) as the remedy.
     """
     if requested is not None:
         if requested not in names:
@@ -34,12 +40,11 @@ def guess_column(
     candidates = [name for name in usual if name in names]
     if len(candidates) == 1:
         return candidates[0]
+    remedy = "rename one" if flag is None else f"name one with {flag} NAME"
     if candidates:
-        raise InputError(
-            f"{display_name} has the columns {', '.join(candidates)}; name one with {flag} NAME"
-        )
+        raise InputError(f"{display_name} has the columns {', '.join(candidates)}; {remedy}")
     raise InputError(
-        f"{display_name} has none of {', '.join(usual)}; its own are {', '.join(names)[:300]}"
+        f"{display_name} has none of {', '.join(usual)}; {remedy}: {', '.join(names)[:300]}"
     )
 
 

@@ -57,25 +57,30 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-def detect_delimiter(table: TableFile, columns: Sequence[str]) -> TableFile:
-    """Returns the table with the separator by which its header has all ``columns``.
+def detect_delimiter(
+    table: TableFile, columns: Sequence[str], usual: Sequence[Sequence[str]] = ()
+) -> TableFile:
+    """Returns the table with the separator by which its header has all ``columns``, and a name of
+    each list in ``usual``.
 
-    That of its format has precedence. If the header has only some of ``columns``, one by which it
+    That of its format has precedence. If the header has only some of these, one by which it
     has any of them. Otherwise the table is returned unchanged. A first line ``sep=;``, which Excel
     writes and reads, names the separator.
     """
     first = "".join(_fields(dataclasses.replace(table, delimiter="\0")))
     if (match := _SEP_LINE.fullmatch(first.lstrip("\ufeff"))) is not None:
         return dataclasses.replace(table, delimiter=match[1], skip=1)
+    choices = [*((name,) for name in columns), *usual]
     best, most = table, len(_fields(table))
     for delimiter in dict.fromkeys((table.delimiter, *DELIMITERS)):
         # The format csv is quoted; a file of tabs in its name may have commas and quotes.
         format = table.format if delimiter == table.delimiter else "csv"
         tried = dataclasses.replace(table, delimiter=delimiter, format=format)
         fields = _fields(tried)
-        if set(columns) <= set(fields):
+        found = sum(not set(names).isdisjoint(fields) for names in choices)
+        if found == len(choices):
             return tried
-        if most < 2 and len(fields) > 1 and set(columns) & set(fields):
+        if most < 2 and len(fields) > 1 and found:
             best, most = tried, len(fields)
     return best
 

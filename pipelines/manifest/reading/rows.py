@@ -13,14 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vlmill.pipelines.manifest.reading import parquet_files
 from vlmill.pipelines.manifest.reading.json_rows import json_columns, json_format, json_values
-from vlmill.pipelines.manifest.reading.parquet_files import (
-    BATCH_ROWS,
-    check_types,
-    parquet_names,
-    parquet_parts,
-    parquet_values,
-)
 from vlmill.pipelines.manifest.reading.text_rows import (
     Fields,
     Lines,
@@ -81,7 +75,7 @@ def table_file(
     Excel workbook may have any name. Raises InputError if it is unreadable.
     """
     known = ", ".join(FORMATS)
-    if parts := parquet_parts(path):
+    if parts := parquet_files.parquet_parts(path):
         if format not in (None, "parquet") or delimiter is not None or not header:
             raise InputError(
                 f"--input {path} has Parquet files; leave out --format, --delimiter, --no-header"
@@ -163,7 +157,7 @@ def hash_table(table: TableFile) -> str:
 def column_names(table: TableFile) -> list[str]:
     """Returns the names of the file's columns. Raises InputError if none can be read."""
     if table.format == "parquet":
-        return parquet_names(table.path, table.parts)
+        return parquet_files.parquet_names(table.path, table.parts)
     if table.format in JSON:
         return json_columns(table.path, table.format)
     if table.format == "xlsx":
@@ -213,7 +207,7 @@ def read_rows(table: TableFile, column_indices: Sequence[int]) -> Iterator[Row]:
     Raises InputError for a column of Parquet with another type.
     """
     if table.format == "parquet":
-        check_types(table.files[0], column_indices)
+        parquet_files.check_types(table.files[0], column_indices)
     names = column_names(table) if table.format in (*JSON, "xlsx") else []
     for number, values in read_values(table, column_indices):
         yield number, values if isinstance(values, Drop) else _texts_only(values, names)
@@ -240,7 +234,7 @@ def read_values(table: TableFile, column_indices: Sequence[int]) -> Iterator[Val
     objects. Memory: a batch of rows.
     """
     if table.format == "parquet":
-        yield from parquet_values(table.path, table.parts, column_indices)
+        yield from parquet_files.parquet_values(table.path, table.parts, column_indices)
     elif table.format in JSON:
         names = column_names(table)
         selected = [names[index] for index in column_indices]
@@ -276,7 +270,7 @@ def count_rows(rows: Iterable[object]) -> Iterator[int]:
     count = 0
     for _ in rows:
         count += 1
-        if count % BATCH_ROWS == 0:
+        if count % parquet_files.BATCH_ROWS == 0:
             yield count
     yield count
 

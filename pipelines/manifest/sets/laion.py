@@ -59,7 +59,7 @@ def _columns(source: Source, text: str | None) -> dict[str, str]:
     schema: pa.Schema = read_schema(source)
     columns = {
         "text": guess_column(schema.names, TEXTS, text, "--text-column", source.display_name),
-        "url": guess_column(schema.names, URLS, None, "a column of URLs:", source.display_name),
+        "url": guess_column(schema.names, URLS, None, None, source.display_name),
     }
     for name, usual in (("score", SCORES), ("language", LANGUAGES)):
         there = [column for column in usual if column in schema.names]

@@ -10,16 +10,7 @@ from pathlib import Path
 
 from vlmill.pipelines.manifest.cleaning import NamedClaims
 from vlmill.pipelines.manifest.entries import DataSet, Entry, ListedImage, Reading
-from vlmill.pipelines.manifest.layouts.box_files import (
-    AnnotatedImage,
-    AnnotatedObject,
-    coco_categories,
-    coco_images,
-    tsv_images,
-    voc_image,
-    voc_splits,
-    with_endings,
-)
+from vlmill.pipelines.manifest.layouts import box_files
 from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, read_frame, size_notes
 from vlmill.pipelines.manifest.layouts.yolo_files import (
     YOLO_NAMES,
@@ -36,7 +27,7 @@ from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"
-Images = Callable[[], Iterator[AnnotatedImage]]
+Images = Callable[[], Iterator[box_files.AnnotatedImage]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +92,7 @@ def one_file(path: Path) -> Source:
     return Source(path=path, name=path.name, size=path.stat().st_size)
 
 
-def count_labels(images: Iterator[AnnotatedImage]) -> tuple[Counter[str], Counter[str]]:
+def count_labels(images: Iterator[box_files.AnnotatedImage]) -> tuple[Counter[str], Counter[str]]:
     """Counts the classes and attributes of all boxes, in one pass over the files."""
     names, words = Counter[str](), Counter[str]()
     for image in images:
@@ -115,19 +106,21 @@ def find_layout(folder: Folder) -> Layout:
     """Returns the first known layout in ``--input``. Raises InputError."""
     root = folder.root
     if coco := coco_files(folder):
-        names = dict.fromkeys(name for s in coco for name in coco_categories(s).values())
+        names = dict.fromkeys(name for s in coco for name in box_files.coco_categories(s).values())
         return Layout(
             sources=tuple(coco),
-            images=partial(read_each, coco_images, coco),
+            images=partial(read_each, box_files.coco_images, coco),
             classes=tuple(names),
         )
     if tables := [one_file(path) for path in folder.files(".tsv", ".tsv.gz")]:
-        return Layout(sources=tuple(tables), images=partial(read_each, tsv_images, tables))
+        return Layout(
+            sources=tuple(tables), images=partial(read_each, box_files.tsv_images, tables)
+        )
     if xml := sorted(root.rglob("*.xml")):
-        lists, splits = voc_splits(root)
+        lists, splits = box_files.voc_splits(root)
         return Layout(
             sources=(listing(root, xml, "annotations.xml"), *map(one_file, lists)),
-            images=lambda: (voc_image(path, root, splits) for path in xml),
+            images=lambda: (box_files.voc_image(path, root, splits) for path in xml),
         )
     names_files = [root / name for name in YOLO_NAMES if (root / name).is_file()]
     texts = sorted(p for p in root.rglob("*.txt") if p not in names_files and p.parent != root)
@@ -170,8 +163,8 @@ def list_members(source: Source) -> set[str]:
 
 
 def read_each(
-    read: Callable[[Source], Iterator[AnnotatedImage]], sources: Sequence[Source]
-) -> Iterator[AnnotatedImage]:
+    read: Callable[[Source], Iterator[box_files.AnnotatedImage]], sources: Sequence[Source]
+) -> Iterator[box_files.AnnotatedImage]:
     """Yields the images of several files."""
     for source in sources:
         yield from read(source)
@@ -205,14 +198,14 @@ def _entries(
 
 def _entry(
     folder: Folder,
-    annotated: AnnotatedImage,
-    objects: Sequence[AnnotatedObject],
+    annotated: box_files.AnnotatedImage,
+    objects: Sequence[box_files.AnnotatedObject],
     vocabularies: tuple[dict[str, int], dict[str, int]],
     args: argparse.Namespace,
 ) -> Entry:
     image = ListedImage(
         image_id=annotated.file_name,
-        paths=with_endings(annotated.file_name, annotated.folders),
+        paths=box_files.with_endings(annotated.file_name, annotated.folders),
         width=annotated.width,
         height=annotated.height,
         alone=True,
@@ -264,7 +257,7 @@ def _entry(
     )
 
 
-def compute_box(annotated_object: AnnotatedObject, frame: Frame) -> Box | Drop:
+def compute_box(annotated_object: box_files.AnnotatedObject, frame: Frame) -> Box | Drop:
     """Returns an object's box in the upright image, or why it is dropped."""
     box = annotated_object.box
     if isinstance(box, Drop):

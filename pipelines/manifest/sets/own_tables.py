@@ -2,11 +2,14 @@
 the papers imply.
 
 LAIT (ImageBERT, arXiv:2001.07966, section 3) has the columns of ``web_pairs`` output; TaoMultimodal
-(InterBERT, arXiv:2003.13198) has item titles in Chinese with the item's image.
+(InterBERT, arXiv:2003.13198) has item titles in Chinese, cleaned by its rules, with the item's
+image.
 """
 
 import argparse
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,8 @@ from vlmill.pipelines.manifest.reading.rows import (
     table_file,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
-from vlmill.pipelines.manifest.titles import TitleRules, clean_title
-from vlmill.pipelines.web.texts.lists import describe_lists, read_lists
+from vlmill.pipelines.web.texts.lists import TextLists, describe_lists, read_lists
+from vlmill.pipelines.web.texts.words import chinese_words
 from vlmill.runtime.console.command import path_or_url
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.runtime.readers.images import ImageReader
@@ -31,12 +34,49 @@ from vlmill.schemas.ids import compute_image_id, compute_pair_id
 from vlmill.schemas.rejects import MAX_KEY, Reason
 from vlmill.schemas.tables import PAIRS
 
+MAX_CHARACTERS = 36  # characters of a title, without spaces
+_CHINESE = re.compile("[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff]")
+
 ENDINGS = (".tsv", ".csv", ".parquet")
 LAIT_COLUMNS = ("image", "text", "text_source", "score", "page_url", "image_url")
 TAO_COLUMNS = ("item_id", "title", "image", "category", "split")
 WEB = ("http://", "https://")
 
 Values = dict[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitleRules:
+    """Holds the rules of titles; ``lists`` has the words and phrases of spam, if any."""
+
+    lists: TextLists
+
+
+def clean_title(title: str, rules: TitleRules) -> str | Drop:
+    """Returns a title's first words, up to 36 characters, or why the title is dropped.
+
+    The paper's segmenter is AliNLP; this function uses jieba's. A longer first word is cut.
+    """
+    if not _CHINESE.search(title):
+        return Drop(Reason.OTHER_LANGUAGE, "no Chinese character")
+    blocked = rules.lists.blocks(title, "zh")
+    if blocked is not None:
+        return Drop(Reason.BLOCKED_WORD, blocked)
+    words = [word for part in title.split() for word in chinese_words(part)]
+    return " ".join(first_words(words))
+
+
+def first_words(words: list[str]) -> list[str]:
+    """Returns the first words with at most 36 characters together."""
+    if words and len(words[0]) > MAX_CHARACTERS:
+        return [words[0][:MAX_CHARACTERS]]
+    prefix, length = [], 0
+    for word in words:
+        length += len(word)
+        if length > MAX_CHARACTERS:
+            break
+        prefix.append(word)
+    return prefix
 
 
 def _sources(folder: Folder) -> list[Source]:

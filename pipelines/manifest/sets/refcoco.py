@@ -1,8 +1,11 @@
-"""Reads RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to an object in a COCO train2014 image."""
+"""Reads RefCOCO, RefCOCO+ and RefCOCOg: texts that refer to an object in a COCO train2014 image.
+
+MAttNet's published detections of the images become ``regions`` without features.
+"""
 
 import argparse
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +13,7 @@ from vlmill.models.convert.plain_pickle import BadPickle
 from vlmill.models.convert.unpickling import MAX_PICKLE, read_pickled_list
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, Reading
-from vlmill.pipelines.manifest.layouts.boxes import Box
-from vlmill.pipelines.manifest.layouts.detections import DETECTIONS, detection_entries
+from vlmill.pipelines.manifest.layouts.boxes import Box, Frame, clip_box, edges
 from vlmill.pipelines.manifest.layouts.instances import (
     FOLDER,
     Frames,
@@ -23,12 +25,18 @@ from vlmill.pipelines.manifest.layouts.instances import (
     read_instances,
 )
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
+from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.rejects import Reason
 from vlmill.schemas.tables import BOXES, EXPRESSIONS, REGIONS
 
 EMPTY_STAYS = ("val", "test", "testA", "testB")  # a text without words is scored, as published
+
+DETECTIONS = "res101_coco_minus_refer_notime_dets.json"
+DETECTION_KEYS = frozenset(("det_id", "image_id", "box", "category_id", "category_name", "score"))
+Detection = tuple[Box, int, float]
+"""Corners, category as published, score."""
 
 
 def expression_rows(
@@ -209,6 +217,58 @@ def refcoco_entries(folder: Folder, files: Files) -> Iterator[Entry]:
     yield from box_entries(instances.values(), sizes, frame)
     if files.detections is not None:
         yield from detection_entries(files.detections, sizes, frame)
+
+
+def detection_entries(
+    source: Source, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
+) -> Iterator[Entry]:
+    """Yields a row of ``regions`` for each image of ``sizes``; an image may have no boxes."""
+    detections: dict[int, list[Detection]] = {image_id: [] for image_id in sizes}
+    for index, record in enumerate(JsonLists(source=source, known={"": DETECTION_KEYS}).elements()):
+        detection = parse_detection(record, sizes, get_frame)
+        if isinstance(detection, Drop):
+            yield Entry(key=f"{source.name}:{index}", group="", rows=detection)
+        else:
+            detections[detection[0]].append(detection[1])
+    for image_id, boxes in detections.items():
+        row = regions_row(image_id, get_frame(image_id), boxes)
+        yield Entry(key=row["image_id"], group="", rows=((REGIONS, row),))
+
+
+def parse_detection(
+    record: Any, sizes: Mapping[int, tuple[int, int]], get_frame: Callable[[int], Frame]
+) -> tuple[int, Detection] | Drop:
+    """Reads a detection into its image's number and the detected object."""
+    try:
+        image_id, bbox = record["image_id"], record["box"]
+        category_id, score = record["category_id"], record["score"]
+    except (KeyError, TypeError) as error:
+        return Drop(Reason.BAD_ROW, f"a detection without {error}")
+    if type(image_id) is not int or image_id not in sizes:
+        return Drop(Reason.BAD_REFERENCE, f"image {image_id!s:.40} is not listed")
+    if type(category_id) is not int or not 0 <= category_id < 1 << 15:
+        return Drop(Reason.BAD_ROW, f"category {category_id!s:.40}")
+    if not isinstance(score, int | float) or not 0 <= score <= 1:
+        return Drop(Reason.BAD_ROW, f"score {score!s:.40}, expected 0 to 1")
+    box = edges(bbox) if isinstance(bbox, list) else Drop(Reason.BAD_ROW, "no box")
+    inside = box if isinstance(box, Drop) else clip_box(box, get_frame(image_id))
+    if isinstance(inside, Drop):
+        return inside
+    return image_id, (inside[0], category_id, float(score))
+
+
+def regions_row(image_id: int, frame: Frame, detections: Sequence[Detection]) -> dict[str, Any]:
+    """Returns an image's detections as a row of ``regions``, in the order of their file."""
+    width, height = frame.upright_size
+    return {
+        "image_id": f"coco/{image_id:012d}",
+        "width": width,
+        "height": height,
+        "num_boxes": len(detections),
+        "boxes": [list(box) for box, _, _ in detections],
+        "class_ids": [category_id for _, category_id, _ in detections],
+        "class_scores": [score for _, _, score in detections],
+    }
 
 
 def read_refs(source: Source) -> Iterator[Any]:

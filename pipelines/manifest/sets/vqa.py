@@ -14,14 +14,7 @@ from typing import Any
 from vlmill.pipelines.manifest.cleaning import Claims, clean_text, coco_id, whole_number
 from vlmill.pipelines.manifest.entries import DataSet, Entry, Expected, ListedImage, Reading
 from vlmill.pipelines.manifest.labels import add_labels
-from vlmill.pipelines.manifest.layouts.vqa_answers import (
-    ABOUT,
-    Annotation,
-    Annotations,
-    answer_columns,
-    count_labelled,
-    published_answers,
-)
+from vlmill.pipelines.manifest.layouts import vqa_answers
 from vlmill.pipelines.manifest.reading.sources import Folder, Source
 from vlmill.pipelines.manifest.reading.streams import JsonLists
 from vlmill.runtime.units.funnel import Drop
@@ -34,7 +27,7 @@ from vlmill.schemas.tables import QUESTIONS
 
 def question_row(
     record: Any,
-    find: Callable[[int], Annotation | None] | None,
+    find: Callable[[int], vqa_answers.Annotation | None] | None,
     numbers: Mapping[str, int] | None,
     *,
     split: str,
@@ -71,7 +64,7 @@ def question_row(
     if annotation.image_id not in (None, image_id):
         detail = f"question {question_id} has image {image_id}, its annotation has another"
         return Drop(Reason.BAD_REFERENCE, detail)
-    return row | answer_columns(annotation, numbers, source)
+    return row | vqa_answers.answer_columns(annotation, numbers, source)
 
 
 # The data sets
@@ -80,7 +73,7 @@ ANNOTATED = ("train2014", "val2014")
 TEST, TEST_DEV = "test2015", "test-dev2015"  # the second is a part of the first
 PAGE = "the data set's page"
 QUESTION_KEYS = {
-    "": frozenset((*ABOUT, "task_type", "questions")),
+    "": frozenset((*vqa_answers.ABOUT, "task_type", "questions")),
     "questions": frozenset(("question_id", "image_id", "question")),
 }
 
@@ -175,7 +168,7 @@ def labels_for(
         return labels, (check_labels(labels, path, annotated),)
     if not annotated:
         return None, ("labels: none, because there are no annotations (give --labels FILE)",)
-    labels = collect_labels(published_answers(annotated), min_questions=min_questions)
+    labels = collect_labels(vqa_answers.published_answers(annotated), min_questions=min_questions)
     if not labels:
         return None, (
             f"warning: no labels: no answer occurs in {min_questions} or more questions, so that "
@@ -195,10 +188,10 @@ def check_labels(labels: Sequence[str], path: Path, annotated: Sequence[Source])
     summary = f"labels: {len(labels)} of {path}"
     if not annotated:
         return summary
-    questions, labelled = count_labelled(annotated, frozenset(labels))
+    questions, labelled = vqa_answers.count_labelled(annotated, frozenset(labels))
     if questions and not labelled:
         examples = ", ".join(repr(label[:40]) for label in labels[:3])
-        answer = next(published_answers(annotated))
+        answer = next(vqa_answers.published_answers(annotated))
         raise InputError(
             f"--labels {path}: none of its {len(labels)} labels ({examples}, ...) is an answer to "
             "one "
@@ -217,7 +210,9 @@ def vqa_entries(
     """Yields a split's questions in file order, and its invalid annotations among them."""
     claims = Claims()
     for files in splits:
-        annotations = None if files.annotations is None else Annotations(files.annotations)
+        annotations = (
+            None if files.annotations is None else vqa_answers.Annotations(files.annotations)
+        )
         find = None if annotations is None else annotations.get
         name = files.questions.name
         question_file = JsonLists(source=files.questions, known=QUESTION_KEYS)

@@ -13,12 +13,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple
 
-from vlmill.pipelines.web.archives.content import (
-    CONTENT_TYPES,
-    Record,
-    bare_url,
-    extract_content,
-)
+from vlmill.pipelines.web.archives.content import CONTENT_TYPES, Record, bare_url, extract_content
 from vlmill.pipelines.web.archives.index import Ranges, coalesce_ranges
 from vlmill.pipelines.web.archives.packing import MAX_WARC_HEADER, MIB, Unpacked, sniff_layout
 from vlmill.pipelines.web.archives.records import BrokenArchive, Gap, Stored, StoredRecords

@@ -19,10 +19,10 @@ from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.archives.content import REDIRECTS, Record, target_url
 from vlmill.pipelines.web.archives.reading import Contents
 from vlmill.pipelines.web.archives.records import Stored
+from vlmill.pipelines.web.pages.blocks import fold
 from vlmill.pipelines.web.pages.described import read_images
 from vlmill.pipelines.web.pages.metadata import Metadata, find_license, read_meta
 from vlmill.pipelines.web.pages.page import Page, add_metadata
-from vlmill.pipelines.web.pages.walk import fold
 from vlmill.pipelines.web.texts.language import LanguageDetector, page_language
 from vlmill.runtime.net.opt_outs import first_opt_out, header_opt_outs, meta_opt_outs
 from vlmill.runtime.net.urls import resolve

@@ -1,7 +1,6 @@
 """Chooses a page's images and texts, once it is known which images are available.
 
-Reading order: ``joined_page`` (input and output), ``dominance`` (which images are
-content), ``site_content`` (repeated content of a site, and where its captions are),
-``candidates`` (the texts near an image), ``likeness`` (words that texts share), ``features``,
-``weights`` and ``choose``.
+Reading order: ``joined_page`` (input and output), ``dominance`` (which images are content),
+``site_content`` (repeated content of a site, and where its captions are), ``candidates`` (the texts
+near an image), ``likeness`` (words that texts share), ``weights`` (of features) and ``choose``.
 """

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 from vlmill.pipelines.web.choice.joined_page import TextSource
 from vlmill.pipelines.web.choice.likeness import APART, file_stem, name_subject, subject
+from vlmill.pipelines.web.pages.blocks import Block
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
-from vlmill.pipelines.web.pages.walk import Block
 from vlmill.pipelines.web.texts.phrases import Phrases
 from vlmill.pipelines.web.texts.sentences import sentences
 

@@ -9,9 +9,9 @@ from typing import Any
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.choice.joined_page import JoinedPage
 from vlmill.pipelines.web.choice.likeness import compute_overlap, name_subject, subject, text_size
+from vlmill.pipelines.web.pages.blocks import Block
 from vlmill.pipelines.web.pages.context import HEADINGS
 from vlmill.pipelines.web.pages.page import Page, PageImage
-from vlmill.pipelines.web.pages.walk import Block
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.rejects import Reason
 

@@ -2,7 +2,7 @@
 
 Reading order: ``flags`` and ``politeness`` (the numbers), ``lines`` and ``hosts`` (hosts and
 buckets), ``database``, ``entries`` and ``journal`` (the URLs to fetch and their outcomes),
-``outbox`` and ``sent`` (between buckets), ``warc`` (writing archives), ``mirror`` (in a store),
-``turns`` (a host), ``pages`` and ``answers`` (the results of a response), ``fetcher`` (the loop),
-``work`` (a bucket); ``stages`` and ``tables`` (the outcome of every URL), ``rounds`` (the steps).
+``outbox`` (between buckets), ``warc`` (writing archives), ``mirror`` (in a store), ``turns`` (a
+host), ``pages`` and ``answers`` (the results of a response), ``fetcher`` (the loop), ``work`` (a
+bucket); ``stages`` and ``tables`` (the outcome of every URL), ``rounds`` (the steps).
 """

@@ -4,7 +4,7 @@ Every response is committed before the fetcher waits for the next one, so that a
 no journalled request. Memory is SQLite's page cache; queues of any length are stored on disk.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from vlmill.pipelines.web.fetching.entries import (
 )
 from vlmill.pipelines.web.fetching.hosts import get_host
 from vlmill.pipelines.web.fetching.mirror import BucketMirror
-from vlmill.pipelines.web.fetching.outbox import Outbox, join_urls, split_urls
+from vlmill.pipelines.web.fetching.outbox import Outbox, join_urls, read_sent, split_urls
 from vlmill.pipelines.web.fetching.warc import Parts, RecordLocation, part_name
 from vlmill.runtime.files.listed import ListedFile
 from vlmill.schemas.rejects import Reason
@@ -364,12 +364,13 @@ class Journal:
 
     # Between buckets.
 
-    def pull(self, bucket: int, last: int, entries: Iterable[UrlEntry], *, max_pages: int) -> None:
-        """Adds URLs that another bucket has sent, up to the number ``last``; if killed, none."""
-        for entry in entries:
-            self.add(entry, max_pages=max_pages)
-        self.outbox.mark_pulled(bucket, last)
-        self.commit()
+    def pull_sent(self, folder: Path, bucket: int, *, max_pages: int) -> None:
+        """Adds the URLs that other buckets have sent to this one; if killed, none of a file."""
+        for source, last, entries in read_sent(folder, bucket, self.outbox):
+            for entry in entries:
+                self.add(entry, max_pages=max_pages)
+            self.outbox.mark_pulled(source, last)
+            self.commit()
 
     # Counts and rows, for progress, tables and reports.
 

@@ -18,9 +18,9 @@ from vlmill.pipelines.web.fetching.hosts import assign_bucket, get_host
 from vlmill.pipelines.web.fetching.journal import Journal
 from vlmill.pipelines.web.fetching.lines import Line
 from vlmill.pipelines.web.fetching.mirror import PUSH_S, BucketMirror, base_name
+from vlmill.pipelines.web.fetching.outbox import write_sent
 from vlmill.pipelines.web.fetching.pages import Scope
 from vlmill.pipelines.web.fetching.politeness import PolitenessPolicy
-from vlmill.pipelines.web.fetching.sent import pull_sent, write_sent
 from vlmill.pipelines.web.fetching.warc import Parts
 from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.files.atomic import (
@@ -314,7 +314,7 @@ def fetch_bucket(job: FetchState, bucket: int, retry: int = 0) -> Result:
         journal = opened.journal
         before = count_outcomes(journal)
         max_pages = job.scope.max_pages_per_host
-        pull_sent(job.sent_folder, bucket, journal, max_pages=max_pages)
+        journal.pull_sent(job.sent_folder, bucket, max_pages=max_pages)
         if retry:
             journal.retry_failed(retry)
             journal.commit()

@@ -10,13 +10,9 @@ from typing import Protocol
 
 from vlmill.pipelines.rules import WebPairRules
 from vlmill.pipelines.web.pages.addresses import MAX_INLINE_BYTES, addresses, inline_image
+from vlmill.pipelines.web.pages.blocks import fold
 from vlmill.pipelines.web.pages.page import Page, PageImage
-from vlmill.pipelines.web.pages.walk import fold
-from vlmill.pipelines.web.texts.language import (
-    LanguageDetector,
-    caption_language,
-    page_language,
-)
+from vlmill.pipelines.web.texts.language import LanguageDetector, caption_language, page_language
 from vlmill.runtime.units.funnel import Drop
 
 _SURE = 0.9  # share of a text in a language, from which the text is in it

@@ -185,12 +185,12 @@ def examine_images(
     ``judge`` sees each image that is accepted, as it is decoded, and then judges all of them.
     """
     outcomes: Outcomes = []
-    looks: dict[int, Any] = {}
+    inputs: dict[int, Any] = {}
     for number, data in enumerate(images):
-        look = None if judge is None else partial(_look, judge, looks, number)
-        outcomes.append(examine_image(data, look=look, **settings))
-    if judge is not None and looks:
-        for number, verdict in zip(looks, judge.judge(list(looks.values())), strict=True):
+        on_decoded = None if judge is None else partial(_prepare, judge, inputs, number)
+        outcomes.append(examine_image(data, on_decoded=on_decoded, **settings))
+    if judge is not None and inputs:
+        for number, verdict in zip(inputs, judge.judge(list(inputs.values())), strict=True):
             facts = outcomes[number]
             if isinstance(verdict, Drop) or isinstance(facts, Drop):
                 outcomes[number] = verdict if isinstance(verdict, Drop) else facts
@@ -201,8 +201,8 @@ def examine_images(
     return outcomes
 
 
-def _look(judge: ImageJudge, looks: dict[int, Any], number: int, image: Image.Image) -> None:
-    looks[number] = judge.look(image)
+def _prepare(judge: ImageJudge, inputs: dict[int, Any], number: int, image: Image.Image) -> None:
+    inputs[number] = judge.prepare(image)
 
 
 def examine_image(
@@ -214,7 +214,7 @@ def examine_image(
     headers: bool = False,
     blank: bool = True,
     formats: tuple[str, ...] = FORMATS,
-    look: Callable[[Image.Image], None] | None = None,
+    on_decoded: Callable[[Image.Image], None] | None = None,
 ) -> ImageFacts | Drop:
     """Returns facts about the image in ``data``, or why it is dropped. Never raises.
 
@@ -222,7 +222,7 @@ def examine_image(
     300 pixels). The image is decoded once. An animation is dropped: the text may describe any of
     its frames. ``hashed`` requests the perceptual hash. ``headers`` decodes only images that seem
     to be cut. An image of one colour is dropped unless ``blank`` is true. ``formats`` are the
-    accepted formats. ``look`` receives the decoded image, as it is stored, if it is accepted.
+    accepted formats. ``on_decoded`` receives the decoded image, as it is stored, if it is accepted.
     """
     bounds = Bounds(max_pixels=max_pixels, max_bytes=None, formats=formats)
     try:
@@ -241,8 +241,8 @@ def examine_image(
             # All pixels are compared only if the hash shows no contrast.
             if not blank and phash in _FLAT_HASHES | {None} and _is_blank(image):
                 return Drop(Reason.BLANK_IMAGE, f"{width}x{height}")
-            if look is not None:
-                look(image)
+            if on_decoded is not None:
+                on_decoded(image)
     except Rejected as why:
         if why.reason in (Reason.EMPTY, Reason.UNSUPPORTED_FORMAT) and format_name(data) is None:
             return Drop(Reason.UNREADABLE_IMAGE)  # usually not an image file

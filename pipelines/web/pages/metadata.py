@@ -9,7 +9,7 @@ from typing import Any
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from vlmill.pipelines.web.pages.addresses import IMAGE_NAME, srcset
-from vlmill.pipelines.web.pages.walk import fold
+from vlmill.pipelines.web.pages.blocks import fold
 from vlmill.runtime.net.opt_outs import meta_opt_outs
 from vlmill.schemas.rejects import Reason
 

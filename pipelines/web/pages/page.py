@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from vlmill.pipelines.web.pages import markup
+from vlmill.pipelines.web.pages import context, markup
 from vlmill.pipelines.web.pages.addresses import (
     IMAGE_NAME,
     IMAGE_TAGS,
@@ -24,11 +24,9 @@ from vlmill.pipelines.web.pages.addresses import (
     find_references,
     inline_image,
 )
-from vlmill.pipelines.web.pages.context import captions_by_image, nearby
+from vlmill.pipelines.web.pages.blocks import Block, Spot, fold
 from vlmill.pipelines.web.pages.metadata import Metadata, read_metadata
-from vlmill.pipelines.web.pages.references import Labels, captions_by_reference
-from vlmill.pipelines.web.pages.tables import captions_in_tables
-from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
+from vlmill.pipelines.web.pages.walk import walk_page
 from vlmill.runtime.net.opt_outs import first_opt_out
 from vlmill.runtime.net.urls import resolve
 from vlmill.runtime.units.funnel import Drop
@@ -100,7 +98,7 @@ def read_page(
     title = fold(title_node.text() if title_node else "", max_text_chars)
     blocks, spots, num_beyond = walk_page(tree, max_chars=max_text_chars, max_images=max_images)
     inline: dict[str, bytes] = {}
-    numbers = nearby(blocks, [spot.block for spot in spots], _REACH)
+    numbers = context.nearby(blocks, [spot.block for spot in spots], _REACH)
     images = _images(tree, spots, blocks, numbers, base, inline, data_images, max_text_chars)
     images = add_metadata(_without_copies(images, spots), metadata, base)
     return Page(
@@ -125,11 +123,11 @@ def _images(
     data_images: Sequence[str],
     max_chars: int,
 ) -> list[PageImage]:
-    captions = captions_by_image(blocks, spots, max_chars=max_chars)
+    captions = context.captions_by_image(blocks, spots, max_chars=max_chars)
     in_cells = sum("td" in spot.ancestors for spot in spots)
-    in_tables = captions_in_tables(tree) if in_cells > 1 else {}
-    labels = Labels(tree)
-    referenced = captions_by_reference(tree, labels)
+    in_tables = context.captions_in_tables(tree) if in_cells > 1 else {}
+    labels = context.Labels(tree)
+    referenced = context.captions_by_reference(tree, labels)
     bytes_left = MAX_INLINE_BYTES
     images = []
     for order, spot in enumerate(spots):

@@ -8,11 +8,10 @@ An element's attributes give its sides in pixels and the marks of its classes.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import msgspec
 from msgspec.structs import replace
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
@@ -22,6 +21,7 @@ from vlmill.pipelines.web.pages.addresses import (
     PAINTED_WORDS,
     list_backgrounds,
 )
+from vlmill.pipelines.web.pages.blocks import Block, Spot, fold
 from vlmill.pipelines.web.texts.words import word_set
 
 _PIXELS = re.compile(r"\s*(\d{1,5})(?:\.\d*)?\s*(?:px)?\s*")
@@ -73,7 +73,7 @@ def class_and_id(node: LexborNode) -> str:
     return both[:200].lower().strip()
 
 
-_SKIPPED = word_set("script style template noframes iframe object canvas math select textarea svg")
+_SKIPPED = word_set("script style template noframes iframe canvas math select textarea -comment")
 _BLOCKS = word_set(
     "address article aside blockquote body button center dd details dialog div dl dt fieldset "
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
@@ -82,8 +82,6 @@ _BLOCKS = word_set(
 _OPENED = _BLOCKS | {"a", "picture"}  # no other elements are recorded
 _IMAGES = frozenset(("img", "image", "amp-img"))
 _TEXT = "-text"  # the parser's tag for text nodes
-# The walk skips the children of these.
-_SPECIAL = _SKIPPED | _IMAGES | {"pre", "video", "-comment"}
 _FURNITURE = frozenset(("nav", "footer", "aside"))  # and "header", of a page
 _SURE_FURNITURE = frozenset(("nav", "footer", "button"))
 _MAIN_SHARE = 0.5  # of a page's text: an element of any class with more is its main part
@@ -93,34 +91,6 @@ _MARKED = 8  # elements above an image whose classes are recorded
 _ANCESTORS = 12  # tags above an image that are recorded
 _LEVELS = 6  # how far above an image its caption's common ancestor may be
 _INLINE_PX = 50  # a smaller image is inside a line of text
-
-
-class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Holds a run of text between block boundaries, white space folded."""
-
-    text: str
-    path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
-    tag: str = ""  # the nearest block element around it, or ""
-    furniture: int = 0  # serial number of the menu, footer or the like around it, or 0
-    caption: int = 0  # serial number of the caption element around it, or 0
-    figure: int = 0  # serial number of the figure around it, or 0
-    code: bool = False  # a listing, or the credit in a caption: not a text about an image
-    linked: float = 0.0  # share of its characters that are links
-
-
-class Spot(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an image found in the walk, which comes before block number ``block``."""
-
-    node: LexborNode
-    attributes: Mapping[str, str | None]
-    sides: tuple[int | None, int | None]  # as declared, in pixels; None for invalid values
-    block: int
-    path: tuple[int, ...]  # serial numbers of the elements around it, the nearest first
-    ancestors: tuple[str, ...]  # their tags
-    marks: tuple[str, ...]  # class and id, lower-case: its own, then its parents' upwards
-    link: str  # its target, or ""
-    figure: int = 0  # serial number of the figure around it, or 0
-    furniture: int = 0  # serial number of the menu, footer or the like around it, or 0
 
 
 # The state in an element, inherited by its descendants unless they change it: its furniture, its
@@ -140,6 +110,7 @@ class _Walk:
 
     max_chars: int
     max_images: int
+    has_drawn: bool = False  # whether the page has an image in a drawing
     num_beyond: int = 0  # images after ``max_images``, which are only counted
     blocks: list[Block] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
@@ -148,6 +119,7 @@ class _Walk:
     marks: dict[int, str] = field(default_factory=dict)
     furniture: dict[int, int] = field(default_factory=dict)  # serial -> the furniture around it
     sure: set[int] = field(default_factory=set)  # serials of furniture that holds no main text
+    serial: int = 0  # of the last element that was entered
 
     def flush(self, open_element: _Open, *, code: bool = False) -> None:
         """Ends the run of text; it belongs to the innermost element, ``open_element``."""
@@ -166,6 +138,33 @@ class _Walk:
             self.blocks.append(Block(text, path, tag, furniture, caption, figure, code, linked))
         parts.clear()
         self.linked = 0
+
+    def enter(
+        self,
+        node: LexborNode,
+        tag: str,
+        attributes: Mapping[str, str | None],
+        kind: "_Kind",
+        around: _Open,
+    ) -> _Open:
+        """Returns the open element of a node of ``kind`` in ``around``; ends the run of text."""
+        _, caption, furniture, credit, changes = kind
+        _, _, block_tag, path, state = around
+        is_block = tag in _BLOCKS
+        if self.parts and (is_block or caption or credit):
+            self.flush(around)
+        self.serial = serial = self.serial + 1
+        if changes:
+            link = attributes.get("href") or "" if tag == "a" else state[4]
+            if tag == "button" and node.css_first("img") is None:
+                furniture = True  # otherwise it enlarges the image
+            state = _inside(state, tag, serial, furniture, caption, credit, link)
+            if state[0] == serial:
+                self.furniture[serial] = around[4][0]
+                if tag in _SURE_FURNITURE:
+                    self.sure.add(serial)
+        path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
+        return around, tag, tag if is_block else block_tag, path, state
 
     def add_image(self, node: LexborNode, open_element: _Open) -> None:
         """Records an image and its position, in ``open_element``."""
@@ -209,6 +208,20 @@ class _Walk:
         self.parts.append((node.text(deep=True) or "")[: 2 * self.max_chars])
         self.flush(open_element, code=True)
 
+    def add_poster(self, node: LexborNode, open_element: _Open) -> None:
+        """Records the image that a video shows before it plays."""
+        if node.attributes.get("poster"):
+            self.add_image(node, open_element)
+
+    def add_drawn(self, node: LexborNode, open_element: _Open) -> None:
+        """Records the images inside a drawing."""
+        if self.has_drawn:
+            for drawn in node.css("image"):
+                self.add_image(drawn, open_element)
+
+    def skip(self, node: LexborNode, open_element: _Open) -> None:
+        """Records nothing."""
+
     def _marks(self, node: LexborNode) -> tuple[str, ...]:
         marks: list[str] = []
         ancestor: LexborNode | None = node
@@ -223,6 +236,17 @@ class _Walk:
             marks.append(mark)
             ancestor = ancestor.parent
         return tuple(marks)
+
+
+# The walk does not enter these elements: what it records of each.
+_HANDLERS: dict[str, Callable[[_Walk, LexborNode, _Open], None]] = {
+    **dict.fromkeys(_SKIPPED, _Walk.skip),
+    **dict.fromkeys(_IMAGES, _Walk.add_image),
+    "pre": _Walk.add_listing,
+    "video": _Walk.add_poster,
+    "object": _Walk.add_object,
+    "svg": _Walk.add_drawn,
+}
 
 
 def _ancestors(open_element: _Open) -> tuple[str, ...]:
@@ -241,7 +265,7 @@ def walk_page(
 
     A text is cut after ``max_chars`` characters, images are omitted after ``max_images``.
     """
-    walk = _Walk(max_chars, max_images)
+    walk = _Walk(max_chars, max_images, has_drawn=b"<image" in (tree.raw_html or b""))
     body = tree.body
     if body is not None:
         _descend(walk, tree, body)
@@ -273,9 +297,13 @@ def _release_main_part(walk: _Walk) -> None:
     walk.spots = [replace(s, furniture=furniture(s.furniture)) for s in walk.spots]
 
 
+_Kind = tuple[bool, bool, bool, bool, bool]
+"""Whether an element is (recorded, a caption, furniture, a credit, changing the state)."""
+
+
 @lru_cache(maxsize=4_096)
-def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
-    """Returns whether an element is (recorded, a caption, furniture, a credit, changing the state).
+def _kind(tag: str, classes: str) -> _Kind:
+    """Returns the kind of an element.
 
     ``classes`` are its classes, else its id. Without an entry in ``_OPENED`` nothing is recorded of
     an id; results are cached, as both repeat.
@@ -285,6 +313,10 @@ def _kind(tag: str, classes: str) -> tuple[bool, bool, bool, bool, bool]:
     is_noted = caption or credit or tag in _OPENED
     changes = furniture or caption or credit or tag in _CHANGING
     return is_noted, caption, furniture, credit, changes
+
+
+_UNNOTED = (False, False, False, False, False)
+_PLAIN = {tag: _kind(tag, "") for tag in _OPENED | _CHANGING}  # of elements without classes
 
 
 def _inside(
@@ -314,24 +346,15 @@ def _inside(
 
 
 def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
-    """Descends depth-first without recursion: pages nest deeper than Python's stack.
-
-    One long function: a call for each of a page's elements would be a third of the time.
-    """
-    limit = 2 * walk.max_chars
-    parts = walk.parts
-    open_element = _OUTSIDE
+    """Descends depth-first without recursion: pages nest deeper than Python's stack."""
+    parts, limit, open_element = walk.parts, 2 * walk.max_chars, _OUTSIDE
     # Open nodes, and for each node that the walk has entered the element around it.
     above: list[tuple[LexborNode, _Open | None]] = []
-    serial = 0
-    source = tree.raw_html or b""
-    has_drawn = b"<image" in source
-    styled = body.css(PAINTED) if any(word in source for word in PAINTED_WORDS) else ()
-    background_ids = {n.mem_id for n in styled if list_backgrounds(n.attributes)}
+    backgrounds = _find_backgrounds(tree, body)
     node: LexborNode | None = body
     while node is not None:
         tag = node.tag or ""
-        if background_ids and node.mem_id in background_ids and tag not in _SPECIAL:
+        if backgrounds and node.mem_id in backgrounds and tag not in _HANDLERS:
             walk.add_image(node, open_element)
         if tag == _TEXT:
             # Between blocks there is usually only white space.
@@ -340,42 +363,15 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
                 parts.append(text[:limit])
                 if open_element[4][4]:
                     walk.linked += len(text)
-        elif tag in _SPECIAL:
-            if tag in _IMAGES or (tag == "video" and node.attributes.get("poster")):
-                walk.add_image(node, open_element)
-            elif tag == "pre":
-                walk.add_listing(node, open_element)
-            elif tag == "object":
-                walk.add_object(node, open_element)
-            elif tag == "svg" and has_drawn:
-                for drawn in node.css("image"):
-                    walk.add_image(drawn, open_element)
+        elif (handler := _HANDLERS.get(tag)) is not None:
+            handler(walk, node, open_element)
         elif (child := node.child) is not None:
             attributes, around = node.attributes, None
             classes = attributes.get("class") or (tag in _OPENED and attributes.get("id")) or ""
-            if classes:
-                is_noted, caption, furniture, credit, changes = _kind(tag, classes[:200])
-            else:
-                is_noted, caption, furniture, credit = tag in _OPENED, False, False, False
-                changes = tag in _CHANGING
-            if is_noted:
+            kind = _kind(tag, classes[:200]) if classes else _PLAIN.get(tag, _UNNOTED)
+            if kind[0]:
                 around = open_element
-                _, _, block_tag, path, state = around
-                is_block = tag in _BLOCKS
-                if parts and (is_block or caption or credit):
-                    walk.flush(open_element)
-                serial += 1
-                if changes:
-                    link = attributes.get("href") or "" if tag == "a" else state[4]
-                    if tag == "button" and node.css_first("img") is None:
-                        furniture = True  # otherwise it enlarges the image
-                    state = _inside(state, tag, serial, furniture, caption, credit, link)
-                    if state[0] == serial:
-                        walk.furniture[serial] = around[4][0]
-                        if tag in _SURE_FURNITURE:
-                            walk.sure.add(serial)
-                path = (serial,) + path[: _LEVELS - 1]  # noqa: RUF005 - faster than unpacking
-                open_element = (around, tag, tag if is_block else block_tag, path, state)
+                open_element = walk.enter(node, tag, attributes, kind, around)
             above.append((node, around))
             node = child
             continue
@@ -387,12 +383,7 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
         while node is None and above:
             last, around = above.pop()
             if around is not None:
-                state = open_element[4]
-                if parts and (
-                    open_element[1] in _BLOCKS
-                    or state[1] != around[4][1]
-                    or state[5] != around[4][5]
-                ):
+                if parts and _ends_text(open_element, around):
                     walk.flush(open_element)
                 open_element = around
             node = last.next if above else None
@@ -400,10 +391,14 @@ def _descend(walk: _Walk, tree: LexborHTMLParser, body: LexborNode) -> None:
         walk.flush(open_element)
 
 
-def fold(text: str | None, limit: int) -> str:
-    """Folds the white space of ``text``; returns at most ``limit`` characters."""
-    text = (text or "")[: 2 * limit]
-    # The only printable white space is a space, so most texts do not change.
-    is_folded = text.isprintable() and "  " not in text
-    text = text.strip() if is_folded else " ".join(text.split())
-    return text if len(text) <= limit else text[:limit].rstrip()
+def _find_backgrounds(tree: LexborHTMLParser, body: LexborNode) -> frozenset[int]:
+    """Returns the elements whose style has a background image."""
+    source = tree.raw_html or b""
+    styled = body.css(PAINTED) if any(word in source for word in PAINTED_WORDS) else ()
+    return frozenset(n.mem_id for n in styled if list_backgrounds(n.attributes))
+
+
+def _ends_text(open_element: _Open, around: _Open) -> bool:
+    """Returns whether a run of text ends with ``open_element``."""
+    (_, tag, _, _, state), (_, _, _, _, outer) = open_element, around
+    return tag in _BLOCKS or state[1] != outer[1] or state[5] != outer[5]

@@ -80,10 +80,7 @@ def provision(endpoint: str, worker_id: str) -> Any:
     ``ProvisionInfo``.
     """
     import grpc
-    from apache_beam.portability.api import (
-        beam_provision_api_pb2,
-        beam_provision_api_pb2_grpc,
-    )
+    from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     with grpc.insecure_channel(endpoint) as channel:

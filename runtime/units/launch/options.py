@@ -8,11 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import (
-    GoogleCloudOptions,
-    PipelineOptions,
-    TypeOptions,
-)
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, TypeOptions
 
 from vlmill import __version__
 from vlmill.runtime.units.launch.failures import without_step, worker_error

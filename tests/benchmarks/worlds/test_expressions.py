@@ -8,12 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from worlds.detector import Detector
-from worlds.expressions import (
-    attribute_expressions,
-    choice_rows,
-    relation_expressions,
-    write_boxes,
-)
+from worlds.expressions import attribute_expressions, choice_rows, relation_expressions, write_boxes
 from worlds.scenes import Split, World, holds, make_scenes
 
 from vlmill.runtime.files.outputs import State

@@ -22,7 +22,7 @@ from vlmill.extract.formats.records import InvalidRecord
 from vlmill.extract.verify import verify
 from vlmill.runtime.console.command import run_command
 from vlmill.runtime.files.reading import read_table
-from vlmill.runtime.readers.regions import RegionReader
+from vlmill.runtime.readers.regions import RegionReader, RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REJECTS
 
@@ -35,10 +35,20 @@ META_BYTES = 152  # of pages 0 and 1
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """An LMDB of four transactions: small values in leaves, larger ones in pages of their own."""
     folder = tmp_path_factory.mktemp("good")
-    rows = [make_row(f"{number:03}", 2 if number % 3 else 9) for number in range(NUM_ROWS)]
-    source = write_regions(folder / "source", rows)
-    export_file(source, folder / "lmdb", "lmdb", block=10)
-    return (folder / "lmdb" / "data.mdb").read_bytes()
+    rows = make_rows()
+    with lmdb.open(str(folder), map_size=2**26) as opened:
+        for first in range(0, NUM_ROWS, 10):
+            with opened.begin(write=True) as transaction:
+                for row in rows[first : first + 10]:
+                    item = lmdb_folder.make_texts(row, ["cls_prob"]) | {"background": "first"}
+                    transaction.put(row.image_id.encode(), pickle.dumps(item))
+        with opened.begin(write=True) as transaction:
+            transaction.put(b"keys", pickle.dumps([row.image_id.encode() for row in rows]))
+    return (folder / "data.mdb").read_bytes()
+
+
+def make_rows() -> list[RegionRow]:
+    return [make_row(f"{number:03}", 2 if number % 3 else 9) for number in range(NUM_ROWS)]
 
 
 def folder_with(path: Path, content: bytes) -> Path:

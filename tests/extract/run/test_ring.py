@@ -146,8 +146,16 @@ def assert_same(found: PreparedImage, expected: PreparedImage) -> None:
     assert found.result.size == expected.result.size
 
 
-@pytest.mark.parametrize("resize", [False, True])
-@pytest.mark.parametrize("ring_bytes", [0, 1 << 18, 1 << 30])
+@pytest.mark.parametrize(
+    ("ring_bytes", "resize"),
+    [
+        *[(0, False), (1 << 18, True), (1 << 30, False)],
+        *(
+            pytest.param(size, resize, marks=pytest.mark.nightly)
+            for size, resize in [(0, True), (1 << 18, False), (1 << 30, True)]
+        ),
+    ],
+)
 def test_images_are_the_same_with_few_slots_many_or_none(
     shared_images: Path,
     detector: Detector,

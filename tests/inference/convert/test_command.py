@@ -16,7 +16,7 @@ from tests.factories import write_images
 from tests.models.bert_files import tiny, write
 
 from vlmill.inference.convert import command
-from vlmill.inference.convert.conversion import STARTS
+from vlmill.inference.convert.starts import STARTS
 from vlmill.models import VARIANTS, preset, registry
 from vlmill.models.published import FAMILIES, export_reference, load_reference
 from vlmill.models.registry import FAMILY_NAMES

@@ -28,11 +28,7 @@ from vlmill.models.published import export_reference
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.settings.plain_fields import override, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.files import (
-    CheckpointRecord,
-    TrainingRecord,
-    save_checkpoint,
-)
+from vlmill.train.checkpoints.files import CheckpointRecord, TrainingRecord, save_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.loading.vocabulary import vocabulary_text
 

@@ -26,11 +26,7 @@ from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import PAIRS
-from vlmill.train.checkpoints.files import (
-    CheckpointRecord,
-    TrainingRecord,
-    save_checkpoint,
-)
+from vlmill.train.checkpoints.files import CheckpointRecord, TrainingRecord, save_checkpoint
 from vlmill.train.run.lineage import detector_record
 from vlmill.train.tasks.finetuning.job import finetune
 from vlmill.train.tasks.retrieval.job import (

@@ -16,9 +16,9 @@ from tests.train.tasks.retrieval.test_matching import NAMES, TEXTS, TOKENIZER
 
 from vlmill.inference.search.building import choose_effort
 from vlmill.inference.search.index import SETTINGS, open_index
-from vlmill.inference.search.items import ItemIndex
+from vlmill.inference.search.indexing import append_rows
+from vlmill.inference.search.items import Hit, ItemIndex, Lookup
 from vlmill.inference.search.table import Vectors
-from vlmill.inference.search.updating import append_rows
 from vlmill.runtime.console import threads
 from vlmill.runtime.readers.regions import RegionReader
 from vlmill.train.cli import main
@@ -249,3 +249,27 @@ def test_a_model_of_pairs_ranks_the_results_again(
     assert [row["image_id"] for row in line["answers"]] == [NAMES[at] for at in best]
     np.testing.assert_allclose([row["match"] for row in line["answers"]], logits[best], atol=1e-4)
     assert main([*words[:-2], "--image", "a.jpg"]) == 2
+
+
+def test_values_of_rows_are_those_of_the_table(tmp_path: Path) -> None:
+    """Nulls, quotes, other scripts, and chunks of a slice: ``rows`` equals Arrow's values."""
+    index = open_index(save(tmp_path, count=6))
+    titles = ['a "kite"\n', None, "", "Ünïcode 😀 \\", "\u2028</script>", "plain"]
+    pieces = pa.chunked_array([pa.array(titles).slice(1, 3), pa.array(titles).slice(4)])
+    column = pa.chunked_array([pa.array(titles[:1]), *pieces.chunks])
+    about = index.about.set_column(3, "text", column).append_column("none", pa.nulls(6))
+    items = ItemIndex(
+        type(index)(faiss_index=index.faiss_index, about=about, settings=index.settings)
+    )
+    lookup, _ = items.lookup(["i0"], 5, where=None)
+    (hits,) = items.find([lookup])
+    expected = [
+        {"score": round(hit.score, 6), "item_id": f"i{hit.row}", "near": "i0"}
+        | {name: value for name, value in about.to_pylist()[hit.row].items() if value is not None}
+        for hit in hits
+    ]
+    assert items.rows(hits, lookup) == expected and len(hits) == 5
+    (alone,) = items.rows([Hit(0, 1.0, 0)], Lookup(top=1))
+    assert alone == {"score": 1.0, "text": titles[0]} | {
+        name: about.column(name)[0].as_py() for name in ("kind", "image_id", "pair_id", "colour")
+    }

@@ -123,5 +123,5 @@ if __name__ == "__main__":
         settings, index=index, images=tables["images"], classes=CLASSES
     )
     opener = functools.partial(stub.opened, methods)
-    plan = Plan(name="stub", module="vlmill.inference.service.engine", open=opener)
+    plan = Plan(name="stub", module="vlmill.inference.service.questions", open=opener)
     sys.exit(run_service(shell, application, [plan], "stub"))

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 from tests.inference.load.test_load import photographs, save
 from tests.inference.search.test_embed import Shop
 from tests.serving import Served, form, served
@@ -22,14 +25,17 @@ from vlmill.inference.service.app import (
     answer_question,
     classify_question,
     entail_question,
+    model_service,
     search_question,
 )
 from vlmill.inference.service.computing import make_methods, open_model
 from vlmill.inference.service.questions import ModelOptions, NoAnswer, Question
+from vlmill.inference.service.served_index import ServedIndex
 from vlmill.runtime.readers.images import ImageReader
 from vlmill.runtime.service.bodies import Form, RequestImage
 from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.refusals import RequestRefused
+from vlmill.runtime.service.settings import ServiceSettings
 from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
 from vlmill.train.cli import main
@@ -131,6 +137,7 @@ def test_questions_are_read_or_refused() -> None:
         ({"text": ["a"], "top": ["-1"]}, []),
         ({"text": ["a"], "top": ["1e3"]}, []),
         ({"text": ["a"], "top": ["99999"]}, []),
+        ({"text": ["a"], "rerank": ["0"]}, []),
     ):
         with pytest.raises(RequestRefused):
             search_question(Form(words=words, images=images))
@@ -151,6 +158,58 @@ def test_a_checkpoint_serves_what_it_has_heads_for(
     opened = open_model(ModelOptions(checkpoint=shop.folder / "checkpoint"), "cpu")
     (said,) = opened.compute([Question(method="embed", texts=TEXTS)])
     assert len(said["texts"]) == 2
+
+
+def test_a_model_of_pairs_ranks_the_results_again(
+    shop: Shop,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the command does, and no more results than the request says."""
+    fusion, index = Shop(tmp_path, "interbert"), shop.folder / "index"
+    again: dict[str, Any] = {
+        "reranker": fusion.folder / "checkpoint",
+        "regions": str(fusion.folder / "regions"),
+    }
+    dual = ModelOptions(checkpoint=shop.folder / "checkpoint", index=index)
+    with pytest.raises(InputError, match="--regions is missing"):
+        open_model(replace(dual, reranker=again["reranker"]), "cpu")
+    opened = open_model(replace(dual, **again), "cpu")
+    shell, application = model_service(ServiceSettings(), index=ServedIndex(index, seconds=1_000))
+    weights = list[int]()
+
+    async def compute(request: object, questions: list[Question], *, weight: int) -> list[object]:
+        weights.append(weight)
+        return list(opened.compute(questions))
+
+    monkeypatch.setattr(shell, "ask", compute)
+    monkeypatch.setattr(type(shell), "about", opened.about)
+    client = TestClient(application, base_url="http://localhost")
+    for top, rerank in ((2, 4), (4, 2)):
+        words = ["search", "--index", str(index), "--text", TEXTS[1], "--top", str(top)]
+        words += ["--reranker", str(again["reranker"]), "--regions", str(again["regions"])]
+        capsys.readouterr()
+        assert main([*words, "--rerank", str(rerank)]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        reply = client.post("/v1/search", json={"text": TEXTS[1], "top": top, "rerank": rerank})
+        rows = reply.json()["answers"]
+        assert [row["image_id"] for row in rows] == [
+            row["image_id"] for row in json.loads(line)["answers"]
+        ]
+        assert len(rows) == top and sum("match" in row for row in rows) == 2
+    assert weights == [1, 4, 1, 2]
+    for sent, status in (
+        ({"text": TEXTS[1], "rerank": 101}, 400),
+        ({"text": " ", "rerank": 2}, 422),
+        ({"pictures": ["aGk="], "rerank": 2}, 400),
+    ):
+        assert client.post("/v1/search", json=sent).status_code == status
+    monkeypatch.setattr(type(shell), "about", {**opened.about, "reranks": False})
+    reply = client.post("/v1/search", json={"text": TEXTS[1], "rerank": 2})
+    assert (reply.status_code, reply.json()["reason"]) == (404, "no_reranker")
+    with pytest.raises(InputError, match="a dual encoder, and an --index"):
+        open_model(replace(dual, index=None, **again), "cpu")
 
 
 def test_an_index_of_pairs_is_served_without_search(tmp_path: Path) -> None:

@@ -77,6 +77,23 @@ def test_what_is_not_a_request_is_refused(name: str, client: TestClient) -> None
     assert client.post("/v1/search", json={"text": "a"}).json()["reason"] == "no_such_method"
 
 
+def test_the_direct_path_is_like_the_others(client: TestClient) -> None:
+    """The method, parameters, headers and counts are those of FastAPI's paths."""
+    assert client.get("/v1/similar").status_code == 405
+    reply = client.post("/v1/similar?top=1", json={"items": ["i4"]})
+    assert (reply.status_code, reply.json()["reason"]) == (400, "bad_request")
+    assert reply.json()["request_id"] == reply.headers["x-request-id"]
+    assert client.post("/v1/similar", content=b"{").json()["reason"] == "unsupported_type"
+    good = client.post("/v1/similar", json={"items": ["i4"]})
+    assert good.headers["content-type"] == "application/json"
+    metrics = client.get("/metrics").text
+    assert 'vlmill_requests_total{path="/v1/similar",status="200"} 1.0' in metrics
+    assert "/v1/similar" in client.get("/openapi.json").json()["paths"]
+    _, application = model_service(ServiceSettings())
+    without = TestClient(application, base_url="http://localhost")
+    assert without.post("/v1/similar", json={"items": ["i4"]}).status_code == 404
+
+
 def test_another_index_takes_over_without_a_lost_request(tmp_path: Path) -> None:
     for name, count in (("a", 300), ("b", 400)):
         (tmp_path / name).mkdir()
@@ -181,6 +198,9 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert "give --checkpoint DIR, --index DIR or both" in capsys.readouterr().err
     assert main(["serve", "--index", str(tmp_path / "none")]) == 2
     assert "has no index" in capsys.readouterr().err
+    for flag, said in (("--reranker", "give --checkpoint"), ("--regions", "goes with")):
+        assert main(["serve", "--index", str(tmp_path), flag, "a"]) == 2
+        assert said in capsys.readouterr().err
     table = write_vectors(tmp_path / "table", unit_vectors(9), kind="pair")
     assert main(["search", "--vectors", table, "--append", table]) == 2
     assert "--append and --delete need --index" in capsys.readouterr().err

@@ -12,12 +12,7 @@ from vlmill.models.detector.config import ARCHITECTURES, CONVENTIONS, DetectorCo
 from vlmill.models.detector.faster_rcnn import FasterRCNN, refine_boxes
 from vlmill.models.detector.fused_stages import fuse_stages
 from vlmill.models.detector.random_weights import randomise
-from vlmill.models.detector.resnet import (
-    FrozenBatchNorm,
-    Norm,
-    PreActivationBottleneck,
-    fold_norms,
-)
+from vlmill.models.detector.resnet import FrozenBatchNorm, Norm, PreActivationBottleneck, fold_norms
 
 # Every convention at the smallest size that keeps the structure.
 SMALL = {

@@ -13,8 +13,8 @@ from vlmill.models import PRESETS, VARIANTS, VLInputs
 from vlmill.models.inputs import VLInputs as Inputs
 from vlmill.models.outputs import Encoded
 from vlmill.models.vlbert.config import vlbert_base, vlbert_for_task, vlbert_paper, vlbert_small
+from vlmill.models.vlbert.encoder import box_numbers, geometry_embedding
 from vlmill.models.vlbert.model import VlBert
-from vlmill.models.vlbert.regions import box_numbers, geometry_embedding
 
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 

@@ -8,17 +8,9 @@ import pytest
 from PIL import Image
 
 from vlmill.pipelines.crawl.command import ENCODINGS, MODES
-from vlmill.pipelines.crawl.resizing import (
-    ENCODINGS as QUALITIES,
-)
-from vlmill.pipelines.crawl.resizing import (
-    MODES as ALL_MODES,
-)
-from vlmill.pipelines.crawl.resizing import (
-    EncodedImage,
-    ResizeRule,
-    encode_image,
-)
+from vlmill.pipelines.crawl.resizing import ENCODINGS as QUALITIES
+from vlmill.pipelines.crawl.resizing import MODES as ALL_MODES
+from vlmill.pipelines.crawl.resizing import EncodedImage, ResizeRule, encode_image
 from vlmill.runtime.units.funnel import Drop
 from vlmill.schemas.images.decode import Bounds
 from vlmill.schemas.rejects import Reason

@@ -21,7 +21,9 @@ from worlds.hosts import large_image
 
 from vlmill.pipelines.crawl import pairs
 from vlmill.pipelines.crawl.command import main
+from vlmill.pipelines.crawl.lists import open_input
 from vlmill.runtime.files.manifest import verify_folder
+from vlmill.schemas.errors import InputError
 
 __all__ = ["served"]  # the fixture of that module
 HOSTS = range(len(KINDS), len(KINDS) + 3)
@@ -162,6 +164,16 @@ def test_mistakes_are_one_line(
     assert main(table_arguments(table, tmp_path / "out", *more)) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_columns_and_separators_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sep=;\nkey;image_url;caption\n")
+    source = open_input(tmp_path / "a.csv")
+    assert (source.url_column, source.caption_column) == ("image_url", "caption")
+    (tmp_path / "b.csv").write_text("url|image_url|caption\n")
+    with pytest.raises(InputError, match="has the columns image_url, url; name one with --url-col"):
+        open_input(tmp_path / "b.csv")
+    assert open_input(tmp_path / "b.csv", "url").url_column == "url"
 
 
 def test_what_is_detected_may_be_said(tmp_path: Path, served: Served) -> None:

@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 from tests.pipelines.filters.generated import chart, photograph
 
+from vlmill.pipelines.filters import fitting
 from vlmill.pipelines.filters.fit_report import report_lines
 from vlmill.pipelines.filters.fitting import LabelledRows, auc, grow, split_folds, validate
 from vlmill.pipelines.filters.statistics import NAMES, image_statistics
+from vlmill.pipelines.filters.trees import Trees, build_trees
 
 
 def rows_of(count: int, noise: float) -> LabelledRows:
@@ -31,6 +33,28 @@ def test_validation_finds_what_is_there() -> None:
     assert set(list(found.importances)[:2]) == {"f0", "f1"}
     text = "\n".join(report_lines(found, rows.labels))
     assert "400 labels" in text and "signal" in text and "warning" not in text
+
+
+def test_trees_are_boosted_here_where_scikit_learn_hides_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has them in private attributes."""
+    assert fitting.shows_nodes()
+    rows, others = rows_of(400, noise=0.1), rows_of(600, noise=0.1)
+    holed = np.where(np.arange(400)[:, None] % 9 == 0, np.float32(np.nan), rows.features)
+    usual = grow(holed, rows.labels, seed=0).probabilities(others.features[400:])
+
+    def changed(_: object) -> Trees:
+        raise AttributeError("_predictors")
+
+    monkeypatch.setattr(fitting, "plain_trees", changed)
+    fitting.shows_nodes.cache_clear()
+    assert not fitting.shows_nodes()
+    trees = grow(holed, rows.labels, seed=0)
+    fitting.shows_nodes.cache_clear()
+    found = build_trees(trees.arrays(), num_features=8).probabilities(others.features[400:])
+    assert auc(others.labels[400:], found) > 0.97
+    assert np.abs(found - usual).mean() < 0.1 and np.corrcoef(found, usual)[0, 1] > 0.95
 
 
 def test_a_fit_that_is_worth_nothing_says_so() -> None:

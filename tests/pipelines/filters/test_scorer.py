@@ -16,7 +16,7 @@ from vlmill.pipelines.filters.scorer import (
     HashedShares,
     PairFacts,
     Vocabularies,
-    look_at,
+    measure_file,
     pair_features,
 )
 from vlmill.runtime.readers.regions import RegionRow
@@ -122,15 +122,15 @@ def test_names_of_classes() -> None:
     ]
 
 
-def test_a_look_at_a_image() -> None:
+def test_facts_of_an_image_file() -> None:
     data = encoded(photograph(np.random.default_rng(0), 200, 100))
-    look = look_at(data, max_pixels=10**6)
-    assert look is not None and (look.width, look.height, look.format) == (200, 100, "jpeg")
-    values = named(PairFacts(pair=pair("A red dog"), image=look))
+    file = measure_file(data, max_pixels=10**6)
+    assert file is not None and (file.width, file.height, file.format) == (200, 100, "jpeg")
+    values = named(PairFacts(pair=pair("A red dog"), image=file))
     assert values["aspect"] == 2 and values["bytes_a_pixel"] == len(data) / 20_000
     assert values["said_and_shown_red"] == values["picture_red_share"]
     assert values["said_and_shown_blue"] == 0
-    assert look_at(b"none", max_pixels=10**6) is None
+    assert measure_file(b"none", max_pixels=10**6) is None
 
 
 def test_shares_of_words() -> None:

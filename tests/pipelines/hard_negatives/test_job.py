@@ -11,9 +11,9 @@ import pytest
 from tests.factories import write_images
 from tests.pipelines.hard_negatives.corpora import Answer, brute_force, captions, write_tsv
 
-from vlmill.pipelines.hard_negatives import blocks, steps
+from vlmill.pipelines.hard_negatives import blocks, job
 from vlmill.pipelines.hard_negatives.command import main
-from vlmill.pipelines.hard_negatives.cost import estimate_cost, output_bytes
+from vlmill.pipelines.hard_negatives.job import estimate_cost, output_bytes
 from vlmill.runtime.console.cost import Rate, size_words
 from vlmill.runtime.files.manifest import read_manifest, verify_folder
 from vlmill.runtime.files.outputs import WORK
@@ -87,7 +87,7 @@ def test_a_killed_run_continues_to_the_same_bytes(
     """
     assert run(pairs, tmp_path / "whole", "--pairs-per-shard", "2") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(steps, "look", _refuse)
+        patched.setattr(job, "collect_findings", _refuse)
         assert run(pairs, tmp_path / "killed", "--pairs-per-shard", "2") == 2
     first, second, third = sorted((tmp_path / "killed").glob("negatives-*.parquet"))
     first.unlink()
@@ -239,7 +239,7 @@ def test_a_run_continues_from_what_lies_in_its_work(
     """Refused before the report: staged captions, bags, index and lists are used again."""
     assert run(pairs, tmp_path / "whole") == 0
     with monkeypatch.context() as patched:
-        patched.setattr(steps, "look", _refuse)
+        patched.setattr(job, "collect_findings", _refuse)
         assert run(pairs, tmp_path / "out") == 2
     work = tmp_path / "out" / WORK
     assert {p.name for p in work.iterdir()} >= {"captions", "words", "bags", "part-0"}

@@ -19,7 +19,7 @@ from tests.pipelines.hard_negatives.corpora import (
 
 from vlmill.pipelines.hard_negatives.blocks import search_range
 from vlmill.pipelines.hard_negatives.index import build_index
-from vlmill.pipelines.hard_negatives.scores import is_below
+from vlmill.pipelines.hard_negatives.kernel import is_below
 from vlmill.pipelines.hard_negatives.state import Rules
 
 WORDS = ["red", "blue", "cat", "dog", "house", "tree", "runs", "sleeps", "under", "over"]

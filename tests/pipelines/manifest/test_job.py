@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from vlmill.pipelines.manifest.cleaning import clean_text
 from vlmill.pipelines.manifest.job import main
-from vlmill.pipelines.manifest.own.job import (
-    JudgedRow,
-    Ledger,
-    OwnJob,
-    judge_rows,
-    read_candidates,
-)
+from vlmill.pipelines.manifest.own.job import JudgedRow, Ledger, OwnJob, judge_rows, read_candidates
 from vlmill.pipelines.manifest.own.kinds import Columns
 from vlmill.pipelines.manifest.reading.rows import find_column_indices, table_file
 from vlmill.runtime.console.cost import size_words

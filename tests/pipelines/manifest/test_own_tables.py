@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmill.pipelines.manifest.job import main
+from vlmill.pipelines.manifest.own.command import pack_row, unpack_row
 from vlmill.pipelines.manifest.own.job import JudgedRow
-from vlmill.pipelines.manifest.own.on_runner import pack_row, unpack_row
 from vlmill.pipelines.manifest.spooled import read_frames, write_frames
 from vlmill.runtime.files.manifest import MANIFEST, verify_folder
 from vlmill.runtime.files.reading import read_table

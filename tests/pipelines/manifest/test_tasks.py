@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from vlmill.pipelines.manifest.layouts import detections, vcr_objects, vqa_answers
 from vlmill.pipelines.manifest.layouts import instances as of_coco
+from vlmill.pipelines.manifest.layouts import vqa_answers
 from vlmill.pipelines.manifest.layouts.boxes import Frame
 from vlmill.pipelines.manifest.sets import glue, nlvr2, refcoco, vcr, vgqa, vqa
 from vlmill.runtime.units.funnel import Drop
@@ -124,9 +124,9 @@ METADATA = {
 }
 
 
-def objects(change: dict[str, Any] | None = None) -> vcr_objects.Objects:
-    made = vcr_objects.parse_objects(METADATA | (change or {}))
-    assert isinstance(made, vcr_objects.Objects)
+def objects(change: dict[str, Any] | None = None) -> vcr.Objects:
+    made = vcr.parse_objects(METADATA | (change or {}))
+    assert isinstance(made, vcr.Objects)
     return made
 
 
@@ -195,11 +195,11 @@ def test_lines_of_vcr_that_are_none(change: dict[str, Any], expected: Reason) ->
     ],
 )
 def test_metadata_that_is_none(change: dict[str, Any], expected: Reason) -> None:
-    assert reason(vcr_objects.parse_objects(METADATA | change)) is expected
+    assert reason(vcr.parse_objects(METADATA | change)) is expected
 
 
 def test_boxes_and_polygons_are_turned_with_their_image() -> None:
-    turned = vcr_objects.turn_objects(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
+    turned = vcr.turn_objects(objects(), Frame(1920, 1080, 6))  # by a quarter to the right
     assert (turned.width, turned.height) == (1080, 1920)
     assert turned.boxes[1] == (1080 - 4, 1, 1080 - 2, 3)
     assert turned.segms == [[[[1060, 11], [1055, 90], [880, 60]]], []]
@@ -313,7 +313,7 @@ def test_boxes_that_are_none(bbox: list[Any], expected: Reason) -> None:
 def test_a_detection_is_of_a_listed_image() -> None:
     detection = {"image_id": 380440, "box": [12.0, 30, 800, 20], "category_id": 1, "score": 0.9}
     frame = Frame(640, 480)
-    assert detections.parse_detection(detection, SIZES, lambda _: frame) == (
+    assert refcoco.parse_detection(detection, SIZES, lambda _: frame) == (
         380440,
         ((12.0, 30.0, 640.0, 50.0), 1, 0.9),
     )
@@ -324,7 +324,7 @@ def test_a_detection_is_of_a_listed_image() -> None:
         ({"box": [700, 0, 5, 5]}, Reason.EMPTY_BOX),
         ({"box": 4}, Reason.BAD_ROW),
     ):
-        dropped = detections.parse_detection(detection | change, SIZES, lambda _: frame)
+        dropped = refcoco.parse_detection(detection | change, SIZES, lambda _: frame)
         assert reason(dropped) is expected
 
 

@@ -5,17 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from tests.object_stores import download_folder, upload_folder
+from tests.web import FileServer, file_server
 
 from vlmill.pipelines.web_pairs import fetch
 from vlmill.pipelines.web_pairs import job as job_module
@@ -25,45 +25,19 @@ ROOT = Path(__file__).parents[3]
 TEXTS = ("grey harbour", "red tower", "old bridge", "green valley", "steep coast", "small ferry")
 
 
-class Site:
-    """A host with images, and what it was asked."""
-
-    def __init__(self, image: Callable[..., bytes]) -> None:
-        self.asked: list[str] = []
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                """Says nothing."""
-
-            def do_GET(self) -> None:
-                """Sends an image of its own for each number."""
-                site.asked.append(self.path)
-                found = self.path.startswith("/p")
-                body = image(400, 380, seed=int(self.path[2])) if found else b""
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+def serve(image: Callable[..., bytes]) -> AbstractContextManager[FileServer]:
+    """A host with an image of its own for each number, at ``/p0.jpg``, ``/p1.jpg``, ..."""
+    return file_server(lambda p: image(400, 380, seed=int(p[2])) if p.startswith("/p") else None)
 
 
 @pytest.fixture
-def site(image: Callable[..., bytes]) -> Iterator[Site]:
-    site = Site(image)
-    thread = threading.Thread(target=site.server.serve_forever, daemon=True)
-    thread.start()
-    yield site
-    site.server.shutdown()
-    site.server.server_close()
+def site(image: Callable[..., bytes]) -> Iterator[FileServer]:
+    with serve(image) as site:
+        yield site
 
 
 @pytest.fixture
-def archive(tmp_path: Path, site: Site, response: Callable[..., bytes]) -> Path:
+def archive(tmp_path: Path, site: FileServer, response: Callable[..., bytes]) -> Path:
     """A page with six images, an icon and one that its text does not describe."""
     figures = "".join(
         f"<figure><img src='/p{n}.jpg'><figcaption>A {text} seen from the sea in the evening."
@@ -98,17 +72,17 @@ EXPECTED = {
 }
 
 
-def test_candidates_get_their_images(archive: Path, site: Site, tmp_path: Path) -> None:
+def test_candidates_get_their_images(archive: Path, site: FileServer, tmp_path: Path) -> None:
     output = tmp_path / "out"
     args = arguments(archive, output, "--delay", "0")
     assert main(args) == 0
     assert pairs_of(output) == EXPECTED
-    asked = Counter(site.asked)
+    asked = Counter(site.paths)
     assert asked == Counter(
         ["/robots.txt", "/.well-known/tdmrep.json", *(f"/{name}" for name in EXPECTED)]
     )  # and not the icon
     assert main(args) == 0  # says that it is finished
-    assert Counter(site.asked) == asked
+    assert Counter(site.paths) == asked
     funnel: list[dict[str, Any]] = json.loads((output / "funnel.json").read_text())
     assert all(s["in"] == s["out"] + sum(s["rejects"].values()) for s in funnel)
 
@@ -131,20 +105,20 @@ def test_a_fetched_archive_that_is_damaged_is_refused(
 
 
 @pytest.mark.nightly  # a crawl on a runner does the same; the rest is one more step
-def test_a_runner_s_workers_find_and_fetch(archive: Path, site: Site, tmp_path: Path) -> None:
+def test_a_runner_s_workers_find_and_fetch(archive: Path, site: FileServer, tmp_path: Path) -> None:
     """With all flags of a crawl's politeness."""
     beam = ("--runner=DirectRunner", "--direct_num_workers=2")
     polite = ("--delay", "0", "--retries", "0", "--timeout", "20", "--buckets", "2")
     args = arguments(archive, tmp_path / "out", *polite, *beam)
     assert main([*args, "--direct_running_mode=multi_processing"]) == 0
     assert pairs_of(tmp_path / "out") == EXPECTED
-    assert max(Counter(site.asked).values()) == 1
+    assert max(Counter(site.paths).values()) == 1
     assert not list((tmp_path / "out" / "work").glob("fetch-*/work"))
 
 
 @pytest.mark.nightly  # that of manifest does the same
 def test_a_fetch_in_a_store_goes_on(
-    archive: Path, site: Site, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+    archive: Path, site: FileServer, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped when all is fetched, and the archives are in the store."""
     upload_folder(archive.parent, f"{bucket}/in")
@@ -154,9 +128,9 @@ def test_a_fetch_in_a_store_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(fetch, "collect_tables", _stop)
         assert main(args) == 1
-    asked = list(site.asked)
+    asked = list(site.paths)
     assert main(args) == 0
-    assert site.asked == asked
+    assert site.paths == asked
     assert pairs_of(download_folder(output, tmp_path / "there")) == EXPECTED
     assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))
 
@@ -173,14 +147,14 @@ def test_it_needs_a_contact(archive: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.nightly  # that of manifest does the same
-def test_a_kill_repeats_nothing(archive: Path, site: Site, tmp_path: Path) -> None:
+def test_a_kill_repeats_nothing(archive: Path, site: FileServer, tmp_path: Path) -> None:
     """While images are fetched; the same command goes on, and ends as one that was not killed."""
     args = arguments(archive, tmp_path / "out", "--delay", "0.3")
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vlmill.pipelines.web_pairs", *args]
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     for _ in range(6_000):
-        if len(site.asked) > 4:
+        if len(site.paths) > 4:
             break
         assert process.poll() is None, "the run has ended before its kill"
         time.sleep(0.02)
@@ -188,4 +162,4 @@ def test_a_kill_repeats_nothing(archive: Path, site: Site, tmp_path: Path) -> No
     process.wait()
     assert main(args) == 0
     assert pairs_of(tmp_path / "out") == EXPECTED
-    assert sum(times - 1 for times in Counter(site.asked).values()) <= 1  # what was in flight
+    assert sum(times - 1 for times in Counter(site.paths).values()) <= 1  # what was in flight

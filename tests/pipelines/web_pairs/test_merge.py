@@ -43,11 +43,8 @@ def test_merged_spools_give_the_same_bytes(
 ) -> None:
     flags = ["--warc", warcs, *NO_MODELS, "--workers", "1", "--shards", "3", "--output"]
     assert main([*flags, str(tmp_path / "direct")]) == 0
-    for module in (units, merge):
-        monkeypatch.setattr(module, "FAN_IN", 2)
-    monkeypatch.setattr(units, "MERGE_RANGES", 2)
-    monkeypatch.setattr(merge, "GATHERED", 0)
-    monkeypatch.setattr(units, "UNIT_BYTES", 500)
+    for name, value in (("FAN_IN", 2), ("MERGE_RANGES", 2), ("GATHERED", 0), ("UNIT_BYTES", 500)):
+        monkeypatch.setattr(units, name, value)
     written = Counter[str]()
     write = spool.spool
 

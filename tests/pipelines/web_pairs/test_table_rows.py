@@ -1,9 +1,7 @@
 """Tables of image URLs with texts: each row is a pair or a reject, by the rules of pages."""
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
 from tests.pipelines.web_pairs.test_archives import index_of
-from tests.pipelines.web_pairs.test_fetch import Site
+from tests.pipelines.web_pairs.test_fetch import serve
 from tests.pipelines.web_pairs.test_job import SITE, rows
 from tests.pipelines.web_pairs.test_wat import ALTS, found, photo, rejected, run
 
@@ -172,10 +170,16 @@ def test_languages_of_rows(language: str, images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
-        ("a,b\n1,2\n", [], "none of image_url, img_url, image_link, url, URL is a column"),
-        ("url,b\n1,2\n", [], "name it with --text-column: url, b"),
-        ("url,text\n1,2\n", ["--page-column", "p"], "--page-column p: no such column"),
-        ("url,url,text\n1,2,3\n", [], "several columns have this name"),
+        (
+            "a,b\n1,2\n",
+            [],
+            "has none of image_url, img_url, image_link, url, URL; name one with",
+        ),
+        ("url,b\n1,2\n", [], "name one with --text-column NAME: url, b"),
+        ("url,text\n1,2\n", ["--page-column", "p"], "no such column; it has url, text"),
+        ("url,url,text\n1,2,3\n", [], "several columns of this name"),
+        ("url,image_url,alt\n1,2,3\n", [], "has the columns image_url, url; name one with"),
+        ("sep=;\nurl;alt;text\n1;2;3\n", [], "text, alt; name one with --text-column"),
         ("url,text\n1,2\n", ["--text-column", "url"], "name another one"),
         ("", [], "is empty"),
     ],
@@ -303,22 +307,15 @@ def test_a_file_that_is_damaged_later_is_a_reject(
 
 
 def test_images_of_rows_are_downloaded(image: Make, tmp_path: Path) -> None:
-    site = Site(image)
-    assert isinstance(site.server, ThreadingHTTPServer)
-    thread = threading.Thread(target=site.server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve(image) as site:
         values = [(f"{site.url}/p{n}.jpg", ALTS[n], "") for n in range(2)]
         values.append((f"{site.url}/gone.jpg", ALTS[2], f"{site.url}/page.html"))
         table = write_table(tmp_path / "t.csv", ("url", "text", "page_url"), values)
         fetch = ["--fetch", "--contact", "me@example.org", "--allow-address", "127.0.0.0/8"]
         assert run(tmp_path / "out", "--table", str(table), *fetch, "--delay", "0") == 0
         expected: dict[str, Any] = {f"{site.url}/p{n}.jpg": (ALTS[n], None) for n in range(2)}
-        assert found(tmp_path / "out") == expected
-        assert ("join", "missing_image") in rejected(tmp_path / "out")
-    finally:
-        site.server.shutdown()
-        site.server.server_close()
+    assert found(tmp_path / "out") == expected
+    assert ("join", "missing_image") in rejected(tmp_path / "out")
 
 
 def test_a_dry_run_reads_the_first_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from tests.runtime.net.servers import ok, sends, serving
 from tests.runtime.net.spellings import INSIDE, INSIDE_6, LOOPBACK, LOOPBACK_6
 
-from vlmill.runtime.net.addresses import (
-    is_web_address,
-    parse_networks,
-    refusal,
-)
+from vlmill.runtime.net.addresses import is_web_address, parse_networks, refusal
 from vlmill.runtime.net.client import Client
 from vlmill.runtime.net.exchange import Answer, ClientSettings, Network, Request
 from vlmill.schemas.errors import InputError

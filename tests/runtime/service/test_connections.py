@@ -19,7 +19,13 @@ from vlmill.runtime.service.connections import (
 )
 from vlmill.runtime.service.logs import flush_log
 from vlmill.runtime.service.metrics import Metrics
-from vlmill.runtime.service.protocol import HttpConnection, probe_uvicorn
+from vlmill.runtime.service.protocol import (
+    LARGEST_COPY,
+    AnswerWriter,
+    HttpConnection,
+    ProbeTransport,
+    probe_uvicorn,
+)
 from vlmill.runtime.service.server import Acceptor
 from vlmill.schemas.errors import InputError
 
@@ -171,3 +177,33 @@ def test_uvicorn_has_what_is_used_of_it() -> None:
 def test_an_uvicorn_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpConnection, "handle_events", lambda self: None)
     assert probed() == ["send_400_response"]
+
+
+class Writes(ProbeTransport):
+    """Notes each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = list[bytes]()
+
+    def write(self, data: bytes) -> None:
+        """Notes it."""
+        self.parts.append(data)
+
+
+def test_headers_are_written_with_the_body() -> None:
+    transport, large = Writes(), b"x" * (LARGEST_COPY + 1)
+    writer = AnswerWriter(transport)
+    for body in (b"body", b"", large):
+        writer.hold_next()
+        writer.write(b"head ")
+        assert not transport.parts
+        writer.write(body)
+        joined = [b"head ", body] if body is large else [b"head " + body]
+        assert transport.parts == joined
+        transport.parts.clear()
+    writer.write(b"alone")
+    writer.hold_next()
+    writer.write(b"head")
+    writer.close()
+    assert transport.parts == [b"alone", b"head"] and transport.is_closed

@@ -12,14 +12,7 @@ from vlmill.runtime.files.listed import hash_file
 from vlmill.runtime.files.shards import write_shard
 from vlmill.runtime.files.written import record_files
 from vlmill.runtime.units.run_here import run_here
-from vlmill.runtime.units.unit import (
-    Result,
-    Unit,
-    read_record,
-    record_path,
-    run_unit,
-    work_folder,
-)
+from vlmill.runtime.units.unit import Result, Unit, read_record, record_path, run_unit, work_folder
 from vlmill.schemas.tables import REJECTS
 
 MODULE = "tests.runtime.units.jobs"

@@ -21,7 +21,7 @@ from vlmill.runtime.files.manifest import read_manifest
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import BOXES, IMAGES
-from vlmill.train.detector import learning, solver
+from vlmill.train.detector import learning
 from vlmill.train.detector.batches import visits_from
 from vlmill.train.detector.command import read_settings
 from vlmill.train.detector.examples import require_whole
@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_images(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = solver.make_optimizer
+    real = learning.make_optimizer
 
     def spoilt(model: torch.nn.Module, *rest: Any) -> torch.optim.Optimizer:
         """Its second step leaves a weight that is not a number."""

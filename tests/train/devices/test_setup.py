@@ -77,3 +77,17 @@ def test_a_compiler_without_the_private_setting_compiles(monkeypatch: pytest.Mon
     run = setup.compile_step(module)
     assert isinstance(run, torch._dynamo.OptimizedModule)
     torch.testing.assert_close(run._orig_mod(rows), module(rows))
+
+
+def test_blocks_are_compiled_with_and_without_the_private_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = torch._dynamo.config
+    monkeypatch.setattr(limits, "recompile_limit", 3)
+    setup._allow_graphs(5)
+    setup._allow_graphs(4)
+    assert limits.recompile_limit == 5
+    monkeypatch.delattr(torch._dynamo, "config")
+    monkeypatch.setitem(sys.modules, "torch._dynamo.config", None)
+    setup._allow_graphs(9)
+    assert limits.recompile_limit == 5

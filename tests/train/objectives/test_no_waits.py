@@ -153,8 +153,11 @@ print(json.dumps({"graphs": len(graphs), "shapes": len(shapes)}))
 @pytest.mark.parametrize(
     ("name", "pack"),
     [
-        *((name, True) for name in TRACED),
-        *(pytest.param(name, False, marks=pytest.mark.nightly) for name in TRACED),
+        ("imagebert", True),
+        *(
+            pytest.param(name, pack, marks=pytest.mark.nightly)
+            for name, pack in [("imagebert", False), ("vlmo", True), ("vlmo", False)]
+        ),
         *(pytest.param(name, pack, marks=pytest.mark.long) for name in LONGER for pack in PACKS),
     ],
 )

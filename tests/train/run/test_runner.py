@@ -151,10 +151,10 @@ VLMO = (
     ("variant", "changes"),
     [
         pytest.param("imagebert", ["average=0.9"], marks=pytest.mark.nightly),  # it is in the third
-        ("imagebert", ["precision=bf16"]),
         ("imagebert", ["accumulation=2", "average=0.9", "optimizer.kind=bert-adam"]),
-        ("vlmo", ["average=0.9", "accumulation=2"]),
-        # Each of both is in another.
+        ("vlmo", ["average=0.9", "accumulation=2", "precision=bf16"]),
+        # Each of these is in another.
+        pytest.param("imagebert", ["precision=bf16"], marks=pytest.mark.nightly),
         pytest.param("vlmo", ["precision=bf16"], marks=pytest.mark.nightly),
     ],
 )

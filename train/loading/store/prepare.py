@@ -24,11 +24,7 @@ from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REGIONS
 from vlmill.train.loading.store.files import Columns, prepare_negatives, write_known
 from vlmill.train.loading.store.near import keep_neighbours
-from vlmill.train.loading.store.pairs import (
-    COLUMNS,
-    label_columns,
-    pair_batches,
-)
+from vlmill.train.loading.store.pairs import COLUMNS, label_columns, pair_batches
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.store.usable import PairFilter, PairSelection, images_flag
 

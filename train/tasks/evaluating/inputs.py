@@ -118,8 +118,8 @@ def open_evaluation(
 
 
 def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
-    """Returns how the checkpoint is fed: by the recipe of its training; a converted checkpoint by
-    the task's first recipe of its model.
+    """Returns how the checkpoint is fed: by the recipe of its training; a converted checkpoint, or
+    one that was trained by a custom recipe, by the task's first recipe of its model.
 
     Raises InputError for a checkpoint of another task, or without the task's head.
     """
@@ -129,9 +129,7 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
             f"{who} was fine-tuned for {loaded.task.name}; evaluate {loaded.task.name}, or give "
             f"one of {task}"
         )
-    recipe = next(
-        (one for one in TASKS[task].make_recipes() if one.variant == loaded.variant), None
-    )
+    recipe = _variant_recipe(loaded, task)
     if recipe is None and loaded.task is not None:
         recipe = checkpoint_recipe(loaded, task)
     if recipe is None or (loaded.task is None and loaded.training.stage):
@@ -149,6 +147,16 @@ def find_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:
     if loaded.task is not None and loaded.task.settings:
         settings = from_plain(type(settings), loaded.task.settings, who)
     return dataclasses.replace(recipe, model=loaded.config, stages=stages, settings=settings)
+
+
+def _variant_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe | None:
+    """Returns the recipe of the training if it is one of the task's, else the task's first recipe
+    of the checkpoint's model; None if the task has none.
+    """
+    recipes = TASKS[task].recipes
+    trained = recipes.get(loaded.training.recipe)
+    makers = [*([trained] if trained else []), *recipes.values()]
+    return next((one for make in makers if (one := make()).variant == loaded.variant), None)
 
 
 def checkpoint_recipe(loaded: LoadedCheckpoint, task: str) -> TaskRecipe:

@@ -31,6 +31,7 @@ from vlmill.train.loading.store.prepare import PreparationInputs, prepare_sample
 from vlmill.train.loading.store.splits import Rows
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.run.lineage import checkpoint_input
+from vlmill.train.tasks import report
 from vlmill.train.tasks.batches import TaskBatches, in_parts
 from vlmill.train.tasks.case_drawing import DRAWN_PX, drawn_section
 from vlmill.train.tasks.evaluating.inputs import (
@@ -41,15 +42,6 @@ from vlmill.train.tasks.evaluating.inputs import (
 )
 from vlmill.train.tasks.finetuning.learning import find_rows
 from vlmill.train.tasks.published import published_section
-from vlmill.train.tasks.report import (
-    CARD_PX,
-    WeightedImage,
-    cases_section,
-    figures_table,
-    read_thumbnails,
-    weights_section,
-    worst_cases,
-)
 from vlmill.train.tasks.scores import NAMED, Figures
 from vlmill.train.tasks.task import EvaluationResult, Prediction
 from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
@@ -62,7 +54,7 @@ def write_report(
     evaluated: EvaluationResult,
     figures: Figures,
     rejects: Counter[str],
-    weighted: WeightedImage | None,
+    weighted: report.WeightedImage | None,
     settings: Mapping[str, Any],
 ) -> None:
     """Writes the page of an evaluation."""
@@ -74,10 +66,12 @@ def write_report(
         "out": total,
         "rejects": dict(rejects),
     }
-    cases = worst_cases(evaluated.cases, CASES)
+    cases = report.worst_cases(evaluated.cases, CASES)
     is_drawn = any(case.boxes for case in cases)
-    side, make_section = (DRAWN_PX, drawn_section) if is_drawn else (CARD_PX, cases_section)
-    uris = read_thumbnails(
+    side, make_section = (
+        (DRAWN_PX, drawn_section) if is_drawn else (report.CARD_PX, report.cases_section)
+    )
+    uris = report.read_thumbnails(
         options.images, {name for case in cases for name in case.image_ids}, side=side
     )
     columns = list(dict.fromkeys([*evaluated.headline, *evaluated.published]))
@@ -88,9 +82,9 @@ def write_report(
         published_section(
             evaluated.papers or options.task, figures, columns, model=training.recipe
         ),
-        Section(title="All figures", body=figures_table(figures, names, decimals=2)),
+        Section(title="All figures", body=report.figures_table(figures, names, decimals=2)),
         make_section("Worst cases", "The examples with the lowest scores.", cases, uris),
-        *([] if weighted is None else [weights_section([weighted], options.images)]),
+        *([] if weighted is None else [report.weights_section([weighted], options.images)]),
         Section(title="Examples", body=funnel_table([funnel])),
         Section(title="Settings", body=settings_table(settings)),
     ]
@@ -106,7 +100,7 @@ def write_report(
 @torch.inference_mode()
 def weigh_example(
     setup: EvaluationSetup, batches: TaskBatches, predicted: Prediction, caption: str
-) -> WeightedImage | None:
+) -> report.WeightedImage | None:
     """Weighs the regions of one example's image; None for a model that reads pixels.
 
     It costs a pass of one example for each region.
@@ -125,7 +119,7 @@ def weigh_example(
         outputs = setup.task.outputs(setup.loaded.model, only_rows(batch, rows))
         return setup.task.compute_score(outputs, predicted.value)
 
-    return WeightedImage(
+    return report.WeightedImage(
         image_id=regions.row.image_id,
         width=regions.row.width,
         height=regions.row.height,
@@ -190,7 +184,7 @@ def weigh_best_example(
     batches: TaskBatches,
     predicted: list[Prediction],
     evaluated: EvaluationResult,
-) -> WeightedImage | None:
+) -> report.WeightedImage | None:
     """Returns the weights of the regions for the best answered example, or the first one."""
     if not predicted or not setup.task.weighs_regions:
         return None

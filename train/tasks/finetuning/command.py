@@ -17,12 +17,7 @@ from vlmill.runtime.files.mirror import (
 from vlmill.runtime.net.flags import add_allow_address
 from vlmill.runtime.settings.plain_fields import read_yaml
 from vlmill.schemas.errors import InputError, with_article
-from vlmill.train.checkpoints.folders import (
-    SETTINGS,
-    find_checkpoint,
-    saved_model,
-    saved_variant,
-)
+from vlmill.train.checkpoints.folders import SETTINGS, find_checkpoint, saved_model, saved_variant
 from vlmill.train.checkpoints.named import CHECKPOINT_HELP
 from vlmill.train.devices.flags import add_device_batch, device_batch_words
 from vlmill.train.recipes import change_recipe

@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 from vlmill.models.vilbert.config import VilbertClassifierConfig
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.classification.settings import (
-    ClassificationRecipe,
-    ClassificationSettings,
-)
+from vlmill.train.tasks.classification.settings import ClassificationRecipe, ClassificationSettings
 from vlmill.train.tasks.entailment.settings import EntailmentRecipe
 from vlmill.train.tasks.recipes.data_sets import (
     MMF_STEPS,

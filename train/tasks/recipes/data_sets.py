@@ -14,11 +14,7 @@ from vlmill.models.imagebert.config import (
     imagebert_base,
     imagebert_small,
 )
-from vlmill.models.interbert.config import (
-    InterBertImagesConfig,
-    interbert_paper,
-    interbert_small,
-)
+from vlmill.models.interbert.config import InterBertImagesConfig, interbert_paper, interbert_small
 from vlmill.models.vilbert.config import (
     SingleStreamConfig,
     VilbertClassifierConfig,
@@ -30,13 +26,7 @@ from vlmill.train.recipes.interbert import interbert_retrieval_feeding
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.recipes.shared import (
-    REGIONS,
-    from_bert,
-    milestones_optimizer,
-    small_vqa,
-    task_recipe,
-)
+from vlmill.train.tasks.recipes import shared
 from vlmill.train.tasks.recipes.vilbert import on_single_stream, vilbert_vqa_feeding, vqa_vilbert
 from vlmill.train.tasks.vqa.settings import VqaRecipe
 
@@ -52,14 +42,14 @@ def vqa_vilbert_12in1(data_set: str, title: str, max_tokens: int, epochs: int) -
         epochs=epochs,
         batch_size=128,
         feeding=replace(vilbert_vqa_feeding(), max_tokens=max_tokens),
-        optimizer=milestones_optimizer(4e-5),
+        optimizer=shared.milestones_optimizer(4e-5),
     )
     return replace(
         like,
         name=f"vqa-vilbert-{data_set}",
         stages=(stage,),
         about=f"{title} with ViLBERT, as in 12-in-1's code",
-        needs=f"{REGIONS}; --init: a pretrained ViLBERT",
+        needs=f"{shared.REGIONS}; --init: a pretrained ViLBERT",
     )
 
 
@@ -86,7 +76,7 @@ def vqa_vilbert_vizwiz() -> TaskRecipe:
         feeding=replace(vilbert_vqa_feeding(), max_tokens=128),
         optimizer=mmf_optimizer(5e-5, 6000),
     )
-    return task_recipe(
+    return shared.task_recipe(
         VqaRecipe,
         "vqa-vilbert-vizwiz",
         "vilbert-classifier",
@@ -94,7 +84,7 @@ def vqa_vilbert_vizwiz() -> TaskRecipe:
         ("vilbert", "vilbert-tasks", "vilbert-classifier"),
         stage,
         "VizWiz with ViLBERT, as mmf does",
-        f"{REGIONS}; --init: a pretrained ViLBERT",
+        f"{shared.REGIONS}; --init: a pretrained ViLBERT",
     )
 
 
@@ -111,7 +101,7 @@ def choice_stage(name: str, lr: float = 5e-5) -> TrainingStage:
 
 def vqa_imagebert() -> TaskRecipe:
     """Returns the recipe of ImageBERT [choice]: a classifier on [CLS]."""
-    return task_recipe(
+    return shared.task_recipe(
         VqaRecipe,
         "vqa-imagebert",
         "imagebert-classifier",
@@ -119,7 +109,7 @@ def vqa_imagebert() -> TaskRecipe:
         ("imagebert", "imagebert-retrieval", "imagebert-classifier"),
         choice_stage("vqa"),
         "VQA with ImageBERT",
-        f"{REGIONS}; --init: a pretrained ImageBERT",
+        f"{shared.REGIONS}; --init: a pretrained ImageBERT",
     )
 
 
@@ -128,10 +118,10 @@ def vqa_interbert() -> TaskRecipe:
     stage = replace(
         vqa_vilbert().stages[0],
         feeding=replace(interbert_retrieval_feeding(), region_targets="class"),
-        optimizer=milestones_optimizer(4e-5),
+        optimizer=shared.milestones_optimizer(4e-5),
     )
     model = InterBertImagesConfig(trunk=interbert_paper(), num_labels=VQA_ANSWERS, num_pictures=1)
-    return task_recipe(
+    return shared.task_recipe(
         VqaRecipe,
         "vqa-interbert",
         "interbert-pictures",
@@ -139,7 +129,7 @@ def vqa_interbert() -> TaskRecipe:
         ("interbert", "interbert-tasks", "interbert-pictures"),
         stage,
         "VQA with InterBERT",
-        f"{REGIONS}; --init: a pretrained InterBERT",
+        f"{shared.REGIONS}; --init: a pretrained InterBERT",
     )
 
 
@@ -165,7 +155,7 @@ def vqa_single_stream_small() -> TaskRecipe:
     """Returns the recipe with a small single-stream baseline."""
     like = on_single_stream(vqa_vilbert())
     model = replace(like.model, trunk=single_stream_small(), classifier_dropout=0.1, dropout=0.0)
-    return small_vqa(like, model)
+    return shared.small_vqa(like, model)
 
 
 def vqa_imagebert_small() -> TaskRecipe:
@@ -173,14 +163,14 @@ def vqa_imagebert_small() -> TaskRecipe:
     model = ImageBertClassifierConfig(
         trunk=imagebert_small(dropout=0.0), num_labels=VQA_ANSWERS, dropout=0.0
     )
-    return small_vqa(vqa_imagebert(), model)
+    return shared.small_vqa(vqa_imagebert(), model)
 
 
 def vqa_interbert_small() -> TaskRecipe:
     """Returns the recipe with a small InterBERT."""
     trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = InterBertImagesConfig(trunk=trunk, num_labels=VQA_ANSWERS, num_pictures=1, dropout=0.0)
-    return small_vqa(vqa_interbert(), model)
+    return shared.small_vqa(vqa_interbert(), model)
 
 
 VQA: dict[str, Callable[[], TaskRecipe]] = {
@@ -188,9 +178,9 @@ VQA: dict[str, Callable[[], TaskRecipe]] = {
     "vqa-vilbert-okvqa": lambda: vqa_vilbert_12in1("okvqa", "OK-VQA", 23, 200),
     "vqa-vilbert-vizwiz": vqa_vilbert_vizwiz,
     "vqa-imagebert": vqa_imagebert,
-    "vqa-imagebert-from-bert": lambda: from_bert(vqa_imagebert()),
+    "vqa-imagebert-from-bert": lambda: shared.from_bert(vqa_imagebert()),
     "vqa-interbert": vqa_interbert,
-    "vqa-interbert-from-bert": lambda: from_bert(vqa_interbert()),
+    "vqa-interbert-from-bert": lambda: shared.from_bert(vqa_interbert()),
     "vqa-single-stream-small": vqa_single_stream_small,
     "vqa-imagebert-small": vqa_imagebert_small,
     "vqa-interbert-small": vqa_interbert_small,

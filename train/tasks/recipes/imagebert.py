@@ -4,11 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vlmill.models.imagebert.config import (
-    ImageBertRetrievalConfig,
-    imagebert_base,
-    imagebert_small,
-)
+from vlmill.models.imagebert.config import ImageBertRetrievalConfig, imagebert_base, imagebert_small
 from vlmill.train.recipes.imagebert import imagebert_feeding
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage

@@ -4,39 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vlmill.models.interbert.config import (
-    InterBertConfig,
-    InterBertImagesConfig,
-    InterBertTasksConfig,
-    InterBertTextConfig,
-    interbert_chinese,
-    interbert_paper,
-    interbert_released,
-    interbert_single_stream,
-    interbert_small,
-)
+from vlmill.models.interbert import config
 from vlmill.train.recipes.interbert import interbert_feeding, interbert_retrieval_feeding
 from vlmill.train.settings.parts import Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.glue.settings import GlueRecipe
 from vlmill.train.tasks.nlvr2.settings import Nlvr2Recipe
-from vlmill.train.tasks.recipes.shared import (
-    GLUE_LABELS,
-    GLUE_TEXTS,
-    NEAR,
-    REGIONS,
-    VCR_NEEDS,
-    from_bert,
-    glue_stage,
-    milestones_optimizer,
-    nlvr2_region_stage,
-    small_glue,
-    small_nlvr2,
-    small_retrieval,
-    small_vcr,
-    task_recipe,
-)
+from vlmill.train.tasks.recipes import shared
 from vlmill.train.tasks.retrieval.settings import Loss, RetrievalRecipe, RetrievalSettings
 from vlmill.train.tasks.vcr.settings import LONGEST, VcrRecipe, VcrSettings
 
@@ -46,7 +21,7 @@ AVERAGE = 0.9999
 
 def interbert_task_optimizer(lr: float, **changes: Any) -> Optimizer:
     """Returns InterBERT's optimiser [code]: ViLBERT's, with more epochs at which the rate drops."""
-    return milestones_optimizer(lr, drops=(12.0, 16.0, 20.0, 22.0, 26.0), **changes)
+    return shared.milestones_optimizer(lr, drops=(12.0, 16.0, 20.0, 22.0, 26.0), **changes)
 
 
 def interbert_paper_optimizer(lr: float) -> Optimizer:
@@ -71,19 +46,19 @@ def interbert_vcr_stage(optimizer: Optimizer) -> TrainingStage:
 
 
 def interbert_vcr_recipe(
-    name: str, trunk: InterBertConfig, optimizer: Optimizer, settings: VcrSettings, by: str
+    name: str, trunk: config.InterBertConfig, optimizer: Optimizer, settings: VcrSettings, by: str
 ) -> TaskRecipe:
     """Returns the recipe of one depth of InterBERT."""
-    return task_recipe(
+    return shared.task_recipe(
         VcrRecipe,
         name,
         "interbert-tasks",
-        InterBertTasksConfig(trunk=trunk),
+        config.InterBertTasksConfig(trunk=trunk),
         ("interbert", "interbert-tasks"),
         interbert_vcr_stage(optimizer),
         settings=settings,
         about=f"VCR with InterBERT, answers and rationales by one model, {by}",
-        needs=f"{VCR_NEEDS}; --init: a pretrained InterBERT",
+        needs=f"{shared.VCR_NEEDS}; --init: a pretrained InterBERT",
         average=AVERAGE,
     )
 
@@ -96,7 +71,7 @@ def vcr_interbert() -> TaskRecipe:
     """
     return interbert_vcr_recipe(
         "vcr-interbert",
-        interbert_released(),
+        config.interbert_released(),
         interbert_task_optimizer(2e-5, warmup=0.05),
         VcrSettings(in_turns=True, shared_cut=True),
         "as released",
@@ -107,7 +82,7 @@ def vcr_interbert_paper() -> TaskRecipe:
     """Returns the paper's run: AdamW, linear decay after 10,000 steps; turns are the code's."""
     return interbert_vcr_recipe(
         "vcr-interbert-paper",
-        interbert_paper(),
+        config.interbert_paper(),
         interbert_paper_optimizer(2e-5),
         VcrSettings(in_turns=True),
         "by the paper's text",
@@ -120,58 +95,60 @@ def vcr_interbert_without_bert() -> TaskRecipe:
         vcr_interbert_paper(),
         name="vcr-interbert-without-bert",
         about="VCR with InterBERT pretrained from random weights (ablation)",
-        needs=f"{VCR_NEEDS}; --init: a run of interbert-without-bert",
+        needs=f"{shared.VCR_NEEDS}; --init: a run of interbert-without-bert",
     )
 
 
 def vcr_interbert_small() -> TaskRecipe:
     """Returns the recipe with a small InterBERT."""
-    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
-    model = InterBertTasksConfig(trunk=trunk, dropout=0.0)
-    return small_vcr("vcr-interbert-small", vcr_interbert(), model, 2e-4)
+    trunk = config.interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = config.InterBertTasksConfig(trunk=trunk, dropout=0.0)
+    return shared.small_vcr("vcr-interbert-small", vcr_interbert(), model, 2e-4)
 
 
 def nlvr2_interbert() -> TaskRecipe:
     """Returns the recipe of InterBERT with the same head."""
-    return task_recipe(
+    return shared.task_recipe(
         Nlvr2Recipe,
         "nlvr2-interbert",
         "interbert-pictures",
-        InterBertImagesConfig(trunk=interbert_paper()),
+        config.InterBertImagesConfig(trunk=config.interbert_paper()),
         ("interbert", "interbert-tasks", "interbert-pictures"),
-        nlvr2_region_stage(interbert_feeding()),
+        shared.nlvr2_region_stage(interbert_feeding()),
         "NLVR2 with InterBERT, as 12-in-1 does",
-        f"{REGIONS}; --init: a pretrained InterBERT",
+        f"{shared.REGIONS}; --init: a pretrained InterBERT",
     )
 
 
 def nlvr2_interbert_small() -> TaskRecipe:
     """Returns the recipe with a small InterBERT."""
-    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
-    model = InterBertImagesConfig(trunk=trunk, dropout=0.0)
-    return small_nlvr2("nlvr2-interbert-small", nlvr2_interbert(), model)
+    trunk = config.interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = config.InterBertImagesConfig(trunk=trunk, dropout=0.0)
+    return shared.small_nlvr2("nlvr2-interbert-small", nlvr2_interbert(), model)
 
 
-def interbert_glue_recipe(name: str, trunk: InterBertConfig, about: str, init: str) -> TaskRecipe:
+def interbert_glue_recipe(
+    name: str, trunk: config.InterBertConfig, about: str, init: str
+) -> TaskRecipe:
     """Returns the recipe of InterBERT's text alone: word interaction, then the text module
     [choice].
     """
-    return task_recipe(
+    return shared.task_recipe(
         GlueRecipe,
         name,
         "interbert-text",
-        InterBertTextConfig(trunk=trunk, num_labels=GLUE_LABELS),
+        config.InterBertTextConfig(trunk=trunk, num_labels=shared.GLUE_LABELS),
         ("interbert", "interbert-tasks", "interbert-text"),
-        glue_stage(),
+        shared.glue_stage(),
         about,
-        f"{GLUE_TEXTS}; --init: {init}",
+        f"{shared.GLUE_TEXTS}; --init: {init}",
     )
 
 
 def glue_interbert() -> TaskRecipe:
     """Returns the recipe of the paper's model, the last row."""
     return interbert_glue_recipe(
-        "glue-interbert", interbert_paper(), "GLUE with InterBERT", "a pretrained InterBERT"
+        "glue-interbert", config.interbert_paper(), "GLUE with InterBERT", "a pretrained InterBERT"
     )
 
 
@@ -179,7 +156,7 @@ def glue_interbert_released() -> TaskRecipe:
     """Returns the recipe of the released depth, whose text module has BERT's upper layers."""
     return interbert_glue_recipe(
         "glue-interbert-released",
-        interbert_released(),
+        config.interbert_released(),
         "GLUE with InterBERT, the released depth",
         "a pretrained InterBERT as released",
     )
@@ -189,7 +166,7 @@ def glue_single_stream() -> TaskRecipe:
     """Returns the recipe without extraction modules, the second row."""
     return interbert_glue_recipe(
         "glue-single-stream",
-        interbert_single_stream(),
+        config.interbert_single_stream(),
         "GLUE with InterBERT without extraction modules",
         "a run of interbert-single-stream",
     )
@@ -203,7 +180,7 @@ def glue_interbert_without_bert() -> TaskRecipe:
         glue_interbert(),
         name="glue-interbert-without-bert",
         about="GLUE with an InterBERT that was not initialised from BERT",
-        needs=f"{GLUE_TEXTS}; --init: a run of interbert-without-bert",
+        needs=f"{shared.GLUE_TEXTS}; --init: a run of interbert-without-bert",
     )
 
 
@@ -214,15 +191,15 @@ def glue_interbert_random() -> TaskRecipe:
         name="glue-interbert-random",
         starts_from=(),
         about="GLUE with InterBERT from random weights",
-        needs=f"{GLUE_TEXTS}; --vocab: BERT's",
+        needs=f"{shared.GLUE_TEXTS}; --vocab: BERT's",
     )
 
 
 def glue_interbert_small() -> TaskRecipe:
     """Returns the recipe with a small InterBERT."""
-    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
-    model = InterBertTextConfig(trunk=trunk, num_labels=GLUE_LABELS, dropout=0.0)
-    return small_glue("glue-interbert-small", glue_interbert(), model, lr=2e-4)
+    trunk = config.interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = config.InterBertTextConfig(trunk=trunk, num_labels=shared.GLUE_LABELS, dropout=0.0)
+    return shared.small_glue("glue-interbert-small", glue_interbert(), model, lr=2e-4)
 
 
 # InterBERT (arXiv:2003.13198, sec. 4): the same four [code], or an image among three others
@@ -243,18 +220,18 @@ def interbert_retrieval_stage() -> TrainingStage:
 
 
 def interbert_retrieval_recipe(
-    name: str, trunk: InterBertConfig, loss: Loss, stage: TrainingStage, by: str
+    name: str, trunk: config.InterBertConfig, loss: Loss, stage: TrainingStage, by: str
 ) -> TaskRecipe:
     """Returns the recipe of retrieval with a depth of InterBERT."""
-    return task_recipe(
+    return shared.task_recipe(
         RetrievalRecipe,
         name,
         "interbert-tasks",
-        InterBertTasksConfig(trunk=trunk),
+        config.InterBertTasksConfig(trunk=trunk),
         ("interbert", "interbert-tasks"),
         stage,
         f"Retrieval with InterBERT, {by}",
-        f"{NEAR}; --init: a pretrained InterBERT",
+        f"{shared.NEAR}; --init: a pretrained InterBERT",
         settings=RetrievalSettings(losses=(loss,)),
         average=AVERAGE,
     )
@@ -264,7 +241,7 @@ def retrieval_interbert() -> TaskRecipe:
     """Returns the released recipe: each of the four is classified separately as matching or not."""
     stage = interbert_retrieval_stage()
     return interbert_retrieval_recipe(
-        "retrieval-interbert", interbert_released(), "binary", stage, "as released"
+        "retrieval-interbert", config.interbert_released(), "binary", stage, "as released"
     )
 
 
@@ -279,12 +256,12 @@ def retrieval_interbert_paper() -> TaskRecipe:
     )
     by = "by the paper's text"
     recipe = interbert_retrieval_recipe(
-        "retrieval-interbert-paper", interbert_paper(), "softmax", stage, by
+        "retrieval-interbert-paper", config.interbert_paper(), "softmax", stage, by
     )
     return replace(
         recipe,
         settings=replace(recipe.settings, negatives="pictures"),
-        needs=f"{REGIONS}; --init: a pretrained InterBERT",
+        needs=f"{shared.REGIONS}; --init: a pretrained InterBERT",
     )
 
 
@@ -300,35 +277,39 @@ def retrieval_interbert_chinese() -> TaskRecipe:
         optimizer=interbert_paper_optimizer(4e-5),
     )
     recipe = interbert_retrieval_recipe(
-        "retrieval-interbert-chinese", interbert_chinese(), "softmax", stage, "on TaoMultimodal"
+        "retrieval-interbert-chinese",
+        config.interbert_chinese(),
+        "softmax",
+        stage,
+        "on TaoMultimodal",
     )
-    return replace(recipe, needs=f"{NEAR}; --init: a run of interbert-chinese")
+    return replace(recipe, needs=f"{shared.NEAR}; --init: a run of interbert-chinese")
 
 
 def retrieval_interbert_small() -> TaskRecipe:
     """Returns the recipe with a small InterBERT."""
-    trunk = interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
-    model = InterBertTasksConfig(trunk=trunk, dropout=0.0)
-    return small_retrieval("retrieval-interbert-small", retrieval_interbert(), model, 2e-4)
+    trunk = config.interbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
+    model = config.InterBertTasksConfig(trunk=trunk, dropout=0.0)
+    return shared.small_retrieval("retrieval-interbert-small", retrieval_interbert(), model, 2e-4)
 
 
 RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
     "vcr": {
         "vcr-interbert": vcr_interbert,
         "vcr-interbert-paper": vcr_interbert_paper,
-        "vcr-interbert-from-bert": lambda: from_bert(vcr_interbert()),
+        "vcr-interbert-from-bert": lambda: shared.from_bert(vcr_interbert()),
         "vcr-interbert-without-bert": vcr_interbert_without_bert,
         "vcr-interbert-small": vcr_interbert_small,
     },
     "nlvr2": {
         "nlvr2-interbert": nlvr2_interbert,
-        "nlvr2-interbert-from-bert": lambda: from_bert(nlvr2_interbert()),
+        "nlvr2-interbert-from-bert": lambda: shared.from_bert(nlvr2_interbert()),
         "nlvr2-interbert-small": nlvr2_interbert_small,
     },
     "glue": {
         "glue-single-stream": glue_single_stream,
         "glue-interbert": glue_interbert,
-        "glue-interbert-from-bert": lambda: from_bert(glue_interbert()),
+        "glue-interbert-from-bert": lambda: shared.from_bert(glue_interbert()),
         "glue-interbert-without-bert": glue_interbert_without_bert,
         "glue-interbert-random": glue_interbert_random,
         "glue-interbert-released": glue_interbert_released,
@@ -338,7 +319,7 @@ RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
         "retrieval-interbert": retrieval_interbert,
         "retrieval-interbert-paper": retrieval_interbert_paper,
         "retrieval-interbert-chinese": retrieval_interbert_chinese,
-        "retrieval-interbert-from-bert": lambda: from_bert(retrieval_interbert()),
+        "retrieval-interbert-from-bert": lambda: shared.from_bert(retrieval_interbert()),
         "retrieval-interbert-small": retrieval_interbert_small,
     },
 }

@@ -18,22 +18,7 @@ from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.nlvr2.settings import NUM_IMAGES, Nlvr2Recipe
-from vlmill.train.tasks.recipes.shared import (
-    COCO_REGIONS,
-    NEAR,
-    REFCOCO_NEEDS,
-    REGIONS,
-    VCR_NEEDS,
-    from_bert,
-    milestones_optimizer,
-    nlvr2_region_stage,
-    small_nlvr2,
-    small_refcoco,
-    small_retrieval,
-    small_vcr,
-    small_vqa,
-    task_recipe,
-)
+from vlmill.train.tasks.recipes import shared
 from vlmill.train.tasks.refcoco.settings import RefcocoRecipe, RefcocoSettings
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings
 from vlmill.train.tasks.vcr.settings import LONGEST, VcrRecipe, VcrSettings
@@ -87,13 +72,13 @@ def vilbert_vqa_stage() -> TrainingStage:
         epoch_steps="ceil",
         batch_size=256,
         feeding=vilbert_vqa_feeding(),
-        optimizer=milestones_optimizer(4e-5, **head),
+        optimizer=shared.milestones_optimizer(4e-5, **head),
     )
 
 
 def vqa_vilbert() -> TaskRecipe:
     """Returns the released recipe: the last epoch counts, nothing is chosen by validation."""
-    return task_recipe(
+    return shared.task_recipe(
         VqaRecipe,
         "vqa-vilbert",
         "vilbert-tasks",
@@ -101,7 +86,7 @@ def vqa_vilbert() -> TaskRecipe:
         ("vilbert", "vilbert-tasks"),
         vilbert_vqa_stage(),
         "VQA 2.0 with ViLBERT, as released",
-        f"{COCO_REGIONS}; --init: a pretrained ViLBERT",
+        f"{shared.COCO_REGIONS}; --init: a pretrained ViLBERT",
     )
 
 
@@ -109,7 +94,7 @@ def vqa_vilbert_small() -> TaskRecipe:
     """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, classifier_dropout=0.1, dropout=0.0)
-    return small_vqa(vqa_vilbert(), model)
+    return shared.small_vqa(vqa_vilbert(), model)
 
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on the pooled vectors; batch 64, rate 2e-5.
@@ -138,9 +123,9 @@ def vcr_vilbert() -> TaskRecipe:
         epoch_steps="ceil",
         batch_size=64,
         feeding=vilbert_vcr_feeding(),
-        optimizer=milestones_optimizer(2e-5, warmup=0.05),
+        optimizer=shared.milestones_optimizer(2e-5, warmup=0.05),
     )
-    return task_recipe(
+    return shared.task_recipe(
         VcrRecipe,
         "vcr-vilbert",
         "vilbert-tasks",
@@ -149,7 +134,7 @@ def vcr_vilbert() -> TaskRecipe:
         stage,
         settings=VcrSettings(shared_cut=True, in_turns=True),
         about="VCR with ViLBERT, answers and rationales by one model, as released",
-        needs=f"{VCR_NEEDS}; --init: a pretrained ViLBERT",
+        needs=f"{shared.VCR_NEEDS}; --init: a pretrained ViLBERT",
     )
 
 
@@ -157,7 +142,7 @@ def vcr_vilbert_small() -> TaskRecipe:
     """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
-    return small_vcr("vcr-vilbert-small", vcr_vilbert(), model, in_turns=False)
+    return shared.small_vcr("vcr-vilbert-small", vcr_vilbert(), model, in_turns=False)
 
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): a linear layer on each region's vector, binary
@@ -185,9 +170,9 @@ def refcoco_vilbert() -> TaskRecipe:
         epoch_steps="ceil",
         batch_size=256,
         feeding=vilbert_refcoco_feeding(),
-        optimizer=milestones_optimizer(4e-5),
+        optimizer=shared.milestones_optimizer(4e-5),
     )
-    return task_recipe(
+    return shared.task_recipe(
         RefcocoRecipe,
         "refcoco-vilbert",
         "vilbert-tasks",
@@ -195,7 +180,7 @@ def refcoco_vilbert() -> TaskRecipe:
         ("vilbert", "vilbert-tasks"),
         stage,
         about="RefCOCO+ with ViLBERT, as released",
-        needs=f"{REFCOCO_NEEDS}; --init: a pretrained ViLBERT",
+        needs=f"{shared.REFCOCO_NEEDS}; --init: a pretrained ViLBERT",
         settings=RefcocoSettings(labels="soft"),
     )
 
@@ -204,34 +189,34 @@ def refcoco_vilbert_small() -> TaskRecipe:
     """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, num_answers=1, dropout=0.0)
-    return small_refcoco("refcoco-vilbert-small", refcoco_vilbert(), model)
+    return shared.small_refcoco("refcoco-vilbert-small", refcoco_vilbert(), model)
 
 
 def nlvr2_vilbert() -> TaskRecipe:
     """Returns the recipe with the classifier of mmf's checkpoints."""
-    return task_recipe(
+    return shared.task_recipe(
         Nlvr2Recipe,
         "nlvr2-vilbert",
         "vilbert-classifier",
         VilbertClassifierConfig(trunk=vilbert_base(), num_labels=2, num_pictures=NUM_IMAGES),
         ("vilbert", "vilbert-tasks", "vilbert-classifier"),
-        nlvr2_region_stage(vilbert_feeding()),
+        shared.nlvr2_region_stage(vilbert_feeding()),
         "NLVR2 with ViLBERT, as 12-in-1 does",
-        f"{REGIONS}; --init: a pretrained ViLBERT",
+        f"{shared.REGIONS}; --init: a pretrained ViLBERT",
     )
 
 
 def nlvr2_vilbert_12in1() -> TaskRecipe:
     """Returns the recipe of 12-in-1's own checkpoint, all of its heads kept."""
-    return task_recipe(
+    return shared.task_recipe(
         Nlvr2Recipe,
         "nlvr2-vilbert-12in1",
         "vilbert-12in1-tasks",
         Vilbert12in1Config(trunk=vilbert_12in1()),
         ("vilbert-12in1-tasks",),
-        nlvr2_region_stage(vilbert_feeding()),
+        shared.nlvr2_region_stage(vilbert_feeding()),
         "NLVR2 with 12-in-1's ViLBERT",
-        f"{REGIONS}; --init: 12-in-1 (train-vl convert --family vilbert)",
+        f"{shared.REGIONS}; --init: 12-in-1 (train-vl convert --family vilbert)",
     )
 
 
@@ -239,7 +224,7 @@ def nlvr2_vilbert_small() -> TaskRecipe:
     """Returns the recipe with a small ViLBERT."""
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertClassifierConfig(trunk=trunk, num_labels=2, num_pictures=NUM_IMAGES, dropout=0.0)
-    return small_nlvr2("nlvr2-vilbert-small", nlvr2_vilbert(), model)
+    return shared.small_nlvr2("nlvr2-vilbert-small", nlvr2_vilbert(), model)
 
 
 # ViLBERT (arXiv:1908.02265, sec. 3.3): a caption and its image among another caption, another
@@ -254,13 +239,13 @@ def vilbert_retrieval_stage() -> TrainingStage:
         epoch_steps="ceil",
         batch_size=64,
         feeding=replace(vilbert_retrieval_feeding(), region_targets="class"),
-        optimizer=milestones_optimizer(2e-5),  # the README's command has 4e-5
+        optimizer=shared.milestones_optimizer(2e-5),  # the README's command has 4e-5
     )
 
 
 def retrieval_vilbert() -> TaskRecipe:
     """Returns the released recipe: a new head, which VCR's choices also use, scores the four."""
-    return task_recipe(
+    return shared.task_recipe(
         RetrievalRecipe,
         "retrieval-vilbert",
         "vilbert-tasks",
@@ -268,7 +253,7 @@ def retrieval_vilbert() -> TaskRecipe:
         ("vilbert", "vilbert-tasks"),
         vilbert_retrieval_stage(),
         "Retrieval with ViLBERT, as released",
-        f"{NEAR}; --init: a pretrained ViLBERT",
+        f"{shared.NEAR}; --init: a pretrained ViLBERT",
         settings=RetrievalSettings(),
     )
 
@@ -284,24 +269,24 @@ def retrieval_vilbert_small() -> TaskRecipe:
     """
     trunk = vilbert_small(dropout=0.0, visual_dropout=0.0, head_dropout=0.0)
     model = VilbertTasksConfig(trunk=trunk, dropout=0.0)
-    return small_retrieval("retrieval-vilbert-small", retrieval_vilbert(), model, 2e-4)
+    return shared.small_retrieval("retrieval-vilbert-small", retrieval_vilbert(), model, 2e-4)
 
 
 RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
     "vqa": {
         "vqa-vilbert": vqa_vilbert,
         "vqa-vilbert-paper": lambda: vilbert_paper(vqa_vilbert()),
-        "vqa-vilbert-from-bert": lambda: from_bert(vqa_vilbert()),
+        "vqa-vilbert-from-bert": lambda: shared.from_bert(vqa_vilbert()),
         "vqa-single-stream": lambda: on_single_stream(vqa_vilbert()),
-        "vqa-single-stream-from-bert": lambda: from_bert(on_single_stream(vqa_vilbert())),
+        "vqa-single-stream-from-bert": lambda: shared.from_bert(on_single_stream(vqa_vilbert())),
         "vqa-vilbert-small": vqa_vilbert_small,
     },
     "vcr": {
         "vcr-vilbert": vcr_vilbert,
         "vcr-vilbert-paper": lambda: vilbert_paper(vcr_vilbert(), settings=VcrSettings()),
-        "vcr-vilbert-from-bert": lambda: from_bert(vcr_vilbert()),
+        "vcr-vilbert-from-bert": lambda: shared.from_bert(vcr_vilbert()),
         "vcr-single-stream": lambda: on_single_stream(vcr_vilbert()),
-        "vcr-single-stream-from-bert": lambda: from_bert(on_single_stream(vcr_vilbert())),
+        "vcr-single-stream-from-bert": lambda: shared.from_bert(on_single_stream(vcr_vilbert())),
         "vcr-vilbert-small": vcr_vilbert_small,
     },
     "refcoco": {
@@ -309,21 +294,23 @@ RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
         "refcoco-vilbert-paper": lambda: vilbert_paper(
             refcoco_vilbert(), settings=RefcocoSettings()
         ),
-        "refcoco-vilbert-from-bert": lambda: from_bert(refcoco_vilbert()),
+        "refcoco-vilbert-from-bert": lambda: shared.from_bert(refcoco_vilbert()),
         "refcoco-single-stream": lambda: on_single_stream(refcoco_vilbert()),
-        "refcoco-single-stream-from-bert": lambda: from_bert(on_single_stream(refcoco_vilbert())),
+        "refcoco-single-stream-from-bert": lambda: shared.from_bert(
+            on_single_stream(refcoco_vilbert())
+        ),
         "refcoco-vilbert-small": refcoco_vilbert_small,
     },
     "nlvr2": {
         "nlvr2-vilbert": nlvr2_vilbert,
-        "nlvr2-vilbert-from-bert": lambda: from_bert(nlvr2_vilbert()),
+        "nlvr2-vilbert-from-bert": lambda: shared.from_bert(nlvr2_vilbert()),
         "nlvr2-vilbert-12in1": nlvr2_vilbert_12in1,
         "nlvr2-vilbert-small": nlvr2_vilbert_small,
     },
     "retrieval": {
         "retrieval-vilbert": retrieval_vilbert,
         "retrieval-vilbert-paper": retrieval_vilbert_paper,
-        "retrieval-vilbert-from-bert": lambda: from_bert(retrieval_vilbert()),
+        "retrieval-vilbert-from-bert": lambda: shared.from_bert(retrieval_vilbert()),
         "retrieval-vilbert-small": retrieval_vilbert_small,
     },
 }

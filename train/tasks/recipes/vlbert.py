@@ -7,32 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vlmill.models.vlbert.config import (
-    RegionCnnConfig,
-    VlBertEndToEndConfig,
-    VlBertRefcocoConfig,
-    VlBertVcrConfig,
-    VlBertVqaConfig,
-    vlbert_base,
-    vlbert_for_task,
-    vlbert_large,
-    vlbert_paper,
-    vlbert_small,
-)
+from vlmill.models.vlbert import config
 from vlmill.train.recipes.vlbert import vlbert_feeding, vlbert_paper_masks
 from vlmill.train.settings.parts import Feeding, Optimizer
 from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
-from vlmill.train.tasks.recipes.shared import (
-    COCO_REGIONS,
-    REFCOCO_NEEDS,
-    VCR_NEEDS,
-    from_bert,
-    small_refcoco,
-    small_vcr,
-    small_vqa,
-    task_recipe,
-)
+from vlmill.train.tasks.recipes import shared
 from vlmill.train.tasks.refcoco.settings import RefcocoRecipe, RefcocoSettings
 from vlmill.train.tasks.vcr.settings import LONGEST, VcrRecipe, VcrSettings
 from vlmill.train.tasks.vqa.settings import VqaRecipe, VqaSettings
@@ -40,7 +20,7 @@ from vlmill.train.tasks.vqa.settings import VqaRecipe, VqaSettings
 FAMILY = re.compile("vl-bert(-paper)?")  # in the names of VL-BERT's recipes
 
 
-def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
+def from_pixels(recipe: TaskRecipe, model: config.VlBertEndToEndConfig) -> TaskRecipe:
     """Returns VL-BERT's recipe on stored features, but trained together with the network that makes
     them, like its starting checkpoint.
     """
@@ -59,11 +39,11 @@ def from_pixels(recipe: TaskRecipe, model: VlBertEndToEndConfig) -> TaskRecipe:
     )
 
 
-def small_region_cnn() -> RegionCnnConfig:
+def small_region_cnn() -> config.RegionCnnConfig:
     """Returns a network of regions for trials on a CPU, all trained: 1/4 of the width, a block a
     stage.
     """
-    return RegionCnnConfig(
+    return config.RegionCnnConfig(
         blocks=(1, 1, 1, 1),
         widths=(16, 24, 32, 40),
         stem_channels=16,
@@ -105,15 +85,15 @@ def vqa_vl_bert() -> TaskRecipe:
         feeding=vlbert_vqa_feeding(),
         optimizer=vlbert_vqa_optimizer(1.6e-4, 500),
     )
-    return task_recipe(
+    return shared.task_recipe(
         VqaRecipe,
         "vqa-vl-bert",
         "vl-bert-vqa",
-        VlBertVqaConfig(body=vlbert_for_task(vlbert_base())),
+        config.VlBertVqaConfig(body=config.vlbert_for_task(config.vlbert_base())),
         ("vl-bert", "vl-bert-vqa"),
         stage,
         "VQA 2.0 with VL-BERT, as released",
-        f"{COCO_REGIONS}; --init: a pretrained VL-BERT on regions",
+        f"{shared.COCO_REGIONS}; --init: a pretrained VL-BERT on regions",
         settings=VqaSettings(mirror_words=True),
         seed=12_345,
     )
@@ -131,7 +111,7 @@ def vqa_vl_bert_paper() -> TaskRecipe:
     return replace(
         recipe,
         name="vqa-vl-bert-paper",
-        model=VlBertVqaConfig(body=vlbert_for_task(vlbert_paper())),
+        model=config.VlBertVqaConfig(body=config.vlbert_for_task(config.vlbert_paper())),
         stages=(stage,),
         settings=VqaSettings(loss="softmax"),
         about="VQA 2.0 with VL-BERT, by the paper's text",
@@ -142,7 +122,7 @@ def vqa_vl_bert_from_bert() -> TaskRecipe:
     """Returns the recipe from BERT alone, 20 epochs: five suffice only after pretraining (the
     code's author).
     """
-    recipe = from_bert(vqa_vl_bert())
+    recipe = shared.from_bert(vqa_vl_bert())
     return replace(recipe, stages=(replace(recipe.stages[0], epochs=20),))
 
 
@@ -152,7 +132,7 @@ def vqa_vl_bert_large() -> TaskRecipe:
     return replace(
         recipe,
         name="vqa-vl-bert-large",
-        model=VlBertVqaConfig(body=vlbert_for_task(vlbert_large())),
+        model=config.VlBertVqaConfig(body=config.vlbert_for_task(config.vlbert_large())),
         stages=(replace(recipe.stages[0], accumulation=4),),
         about="VQA 2.0 with VL-BERT large, as released",
     )
@@ -160,8 +140,10 @@ def vqa_vl_bert_large() -> TaskRecipe:
 
 def vqa_vl_bert_small() -> TaskRecipe:
     """Returns the recipe with a small VL-BERT."""
-    model = VlBertVqaConfig(body=vlbert_for_task(vlbert_small(dropout=0.0)), dropout=0.0)
-    return small_vqa(vqa_vl_bert(), model)
+    model = config.VlBertVqaConfig(
+        body=config.vlbert_for_task(config.vlbert_small(dropout=0.0)), dropout=0.0
+    )
+    return shared.small_vqa(vqa_vl_bert(), model)
 
 
 SMALL_PX = 128  # a side of the images of trials
@@ -232,16 +214,16 @@ def vcr_vl_bert(subtask: str) -> TaskRecipe:
         feeding=vlbert_vcr_feeding(),
         optimizer=vcr_optimizer(4.48e-3),
     )
-    return task_recipe(
+    return shared.task_recipe(
         VcrRecipe,
         f"vcr-vl-bert-{subtask}",
         "vl-bert-vcr",
-        VlBertVcrConfig(body=vlbert_for_task(vlbert_base(), pooler=True)),
+        config.VlBertVcrConfig(body=config.vlbert_for_task(config.vlbert_base(), pooler=True)),
         ("vl-bert", "vl-bert-vcr"),
         stage,
         settings=vcr_settings(subtask),
         about=f"VCR's {subtask} with VL-BERT, as released, on stored features",
-        needs=f"{VCR_NEEDS.replace('detected and at ', '')}; --init: a pretrained VL-BERT",
+        needs=f"{shared.VCR_NEEDS.replace('detected and at ', '')}; --init: a pretrained VL-BERT",
         seed=12_345,
     )
 
@@ -249,8 +231,8 @@ def vcr_vl_bert(subtask: str) -> TaskRecipe:
 def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
     """Returns the paper's recipe: 2e-3, softmax over choices, categories of masked regions."""
     recipe = vcr_vl_bert(subtask)
-    paper = vlbert_paper()
-    body = vlbert_for_task(paper, pooler=True, masked_region=paper.masked_region)
+    paper = config.vlbert_paper()
+    body = config.vlbert_for_task(paper, pooler=True, masked_region=paper.masked_region)
     stage = replace(
         recipe.stages[0],
         feeding=replace(vlbert_vcr_feeding(), flip=0.0),
@@ -260,18 +242,18 @@ def vcr_vl_bert_paper(subtask: str) -> TaskRecipe:
     return replace(
         recipe,
         name=f"vcr-vl-bert-paper-{subtask}",
-        model=VlBertVcrConfig(body=body),
+        model=config.VlBertVcrConfig(body=body),
         stages=(stage,),
         settings=replace(settings, masking=vlbert_paper_masks(settings.masking)),
         about=f"VCR's {subtask} with VL-BERT, by the paper's text, on stored features",
     )
 
 
-def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
+def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: config.RegionCnnConfig) -> TaskRecipe:
     """Returns ``recipe`` from pixels, the long side up to 1,200, at the objects' boxes and
     outlines; as released the stem and res2 are frozen [code], the paper trains all (sec. 3.4).
     """
-    pixels = from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
+    pixels = from_pixels(recipe, config.VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
     (stage,) = pixels.stages
     feeding = replace(stage.feeding, boxes="examples", long_side=1200)
     return replace(
@@ -283,34 +265,34 @@ def vcr_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskReci
 
 def vcr_vl_bert_small() -> TaskRecipe:
     """Returns the recipe with a small VL-BERT."""
-    body = vlbert_for_task(vlbert_small(dropout=0.0), pooler=True)
-    model = VlBertVcrConfig(body=body, dropout=0.0, visual_scale_names=SMALL_SCALE)
-    return small_vcr("vcr-vl-bert-small", vcr_vl_bert("q2a"), model)
+    body = config.vlbert_for_task(config.vlbert_small(dropout=0.0), pooler=True)
+    model = config.VlBertVcrConfig(body=body, dropout=0.0, visual_scale_names=SMALL_SCALE)
+    return shared.small_vcr("vcr-vl-bert-small", vcr_vl_bert("q2a"), model)
 
 
 def vcr_vl_bert_end_to_end_small() -> TaskRecipe:
     """Returns the recipe with a small VL-BERT and a small network of regions."""
     cnn = small_region_cnn()
-    body = vlbert_small(dropout=0.0, region_width=cnn.feature_width)
-    heads = VlBertVcrConfig(
-        body=vlbert_for_task(body, pooler=True), dropout=0.0, visual_scale_names=SMALL_SCALE
+    body = config.vlbert_small(dropout=0.0, region_width=cnn.feature_width)
+    heads = config.VlBertVcrConfig(
+        body=config.vlbert_for_task(body, pooler=True), dropout=0.0, visual_scale_names=SMALL_SCALE
     )
     like = replace(vcr_vl_bert("q2a"), model=heads)
     like = vcr_vl_bert_end_to_end(like, cnn)
     (stage,) = like.stages
     feeding = replace(stage.feeding, short_side=SMALL_PX, long_side=SMALL_PX)
     like = replace(like, stages=(replace(stage, feeding=feeding),), needs="--images")
-    return small_vcr("vcr-vl-bert-end-to-end-small", like, like.model)
+    return shared.small_vcr("vcr-vl-bert-end-to-end-small", like, like.model)
 
 
-RELEASED_CNN, PAPER_CNN = RegionCnnConfig(), RegionCnnConfig(frozen_stages=0)
+RELEASED_CNN, PAPER_CNN = config.RegionCnnConfig(), config.RegionCnnConfig(frozen_stages=0)
 
 
 def _vl_bert_recipes(subtask: str) -> dict[str, Callable[[], TaskRecipe]]:
     return {
         f"vcr-vl-bert-{subtask}": lambda: vcr_vl_bert(subtask),
         f"vcr-vl-bert-paper-{subtask}": lambda: vcr_vl_bert_paper(subtask),
-        f"vcr-vl-bert-{subtask}-from-bert": lambda: from_bert(vcr_vl_bert(subtask)),
+        f"vcr-vl-bert-{subtask}-from-bert": lambda: shared.from_bert(vcr_vl_bert(subtask)),
         f"vcr-vl-bert-end-to-end-{subtask}": lambda: vcr_vl_bert_end_to_end(
             vcr_vl_bert(subtask), RELEASED_CNN
         ),
@@ -349,15 +331,15 @@ def refcoco_vl_bert() -> TaskRecipe:
         feeding=vlbert_refcoco_feeding(),
         optimizer=vlbert_vqa_optimizer(2.56e-5, 3750),
     )
-    return task_recipe(
+    return shared.task_recipe(
         RefcocoRecipe,
         "refcoco-vl-bert",
         "vl-bert-refcoco",
-        VlBertRefcocoConfig(body=vlbert_for_task(vlbert_base())),
+        config.VlBertRefcocoConfig(body=config.vlbert_for_task(config.vlbert_base())),
         ("vl-bert", "vl-bert-refcoco"),
         stage,
         about="RefCOCO+ with VL-BERT among detected boxes, as released, on stored features",
-        needs=f"{REFCOCO_NEEDS}; --init: a pretrained VL-BERT",
+        needs=f"{shared.REFCOCO_NEEDS}; --init: a pretrained VL-BERT",
         settings=RefcocoSettings(label_rule="released", loss="mean", mirror_words=True),
         seed=12_345,
     )
@@ -375,7 +357,7 @@ def refcoco_vl_bert_paper() -> TaskRecipe:
     return replace(
         recipe,
         name="refcoco-vl-bert-paper",
-        model=VlBertRefcocoConfig(body=vlbert_for_task(vlbert_paper())),
+        model=config.VlBertRefcocoConfig(body=config.vlbert_for_task(config.vlbert_paper())),
         stages=(stage,),
         settings=replace(recipe.settings, mirror_words=False),
         about="RefCOCO+ with VL-BERT among detected boxes, by the paper's text",
@@ -395,29 +377,31 @@ def among_annotated(recipe: TaskRecipe) -> TaskRecipe:
     )
 
 
-def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: RegionCnnConfig) -> TaskRecipe:
+def refcoco_vl_bert_end_to_end(recipe: TaskRecipe, cnn: config.RegionCnnConfig) -> TaskRecipe:
     """Returns ``recipe`` from pixels: as released the stem and res2 are frozen [code]; the paper
     trains all (sec. 3.4).
     """
-    return from_pixels(recipe, VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
+    return from_pixels(recipe, config.VlBertEndToEndConfig(model=recipe.model, cnn=cnn))
 
 
 def refcoco_vl_bert_small() -> TaskRecipe:
     """Returns the recipe with a small VL-BERT."""
-    model = VlBertRefcocoConfig(body=vlbert_for_task(vlbert_small(dropout=0.0)))
-    return small_refcoco("refcoco-vl-bert-small", refcoco_vl_bert(), model)
+    model = config.VlBertRefcocoConfig(
+        body=config.vlbert_for_task(config.vlbert_small(dropout=0.0))
+    )
+    return shared.small_refcoco("refcoco-vl-bert-small", refcoco_vl_bert(), model)
 
 
 def refcoco_vl_bert_end_to_end_small() -> TaskRecipe:
     """Returns the recipe with a small VL-BERT and a small network of regions."""
     cnn = small_region_cnn()
-    body = vlbert_for_task(vlbert_small(dropout=0.0, region_width=cnn.feature_width))
-    model = VlBertEndToEndConfig(model=VlBertRefcocoConfig(body=body), cnn=cnn)
+    body = config.vlbert_for_task(config.vlbert_small(dropout=0.0, region_width=cnn.feature_width))
+    model = config.VlBertEndToEndConfig(model=config.VlBertRefcocoConfig(body=body), cnn=cnn)
     like = from_pixels(refcoco_vl_bert(), model)
     (stage,) = like.stages
     feeding = replace(stage.feeding, short_side=SMALL_PX, long_side=SMALL_PX)
     like = replace(like, stages=(replace(stage, feeding=feeding),))
-    return small_refcoco("refcoco-vl-bert-end-to-end-small", like, model)
+    return shared.small_refcoco("refcoco-vl-bert-end-to-end-small", like, model)
 
 
 RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
@@ -439,7 +423,7 @@ RECIPES: dict[str, dict[str, Callable[[], TaskRecipe]]] = {
         "refcoco-vl-bert-annotated": lambda: among_annotated(refcoco_vl_bert()),
         "refcoco-vl-bert-paper": refcoco_vl_bert_paper,
         "refcoco-vl-bert-paper-annotated": lambda: among_annotated(refcoco_vl_bert_paper()),
-        "refcoco-vl-bert-from-bert": lambda: from_bert(refcoco_vl_bert()),
+        "refcoco-vl-bert-from-bert": lambda: shared.from_bert(refcoco_vl_bert()),
         "refcoco-vl-bert-end-to-end": lambda: refcoco_vl_bert_end_to_end(
             refcoco_vl_bert(), RELEASED_CNN
         ),

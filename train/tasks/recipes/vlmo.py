@@ -31,19 +31,7 @@ from vlmill.train.settings.spec import TrainingStage
 from vlmill.train.settings.tasks import TaskRecipe
 from vlmill.train.tasks.glue.settings import GlueRecipe
 from vlmill.train.tasks.nlvr2.settings import NUM_IMAGES, Nlvr2Recipe
-from vlmill.train.tasks.recipes.shared import (
-    COCO_IMAGES,
-    GLUE_LABELS,
-    GLUE_TEXTS,
-    GLUE_TOKENS,
-    IMAGES_FLAG,
-    for_trials,
-    glue_stage,
-    small_glue,
-    small_nlvr2,
-    small_vqa,
-    task_recipe,
-)
+from vlmill.train.tasks.recipes import shared
 from vlmill.train.tasks.retrieval.settings import RetrievalRecipe, RetrievalSettings
 from vlmill.train.tasks.vqa.settings import VqaRecipe, VqaSettings
 
@@ -90,7 +78,7 @@ def vqa_vlmo(size: str) -> TaskRecipe:
         optimizer=vlmo_task_optimizer(rate, **head),
     )
     encoder = make(image_size=480, drop_path=0.15, **WITHOUT_HEADS)
-    return task_recipe(
+    return shared.task_recipe(
         VqaRecipe,
         f"vqa-vlmo-{size}",
         "vlmo-vqa",
@@ -99,7 +87,7 @@ def vqa_vlmo(size: str) -> TaskRecipe:
         stage,
         f"VQA 2.0 with VLMo {size.removesuffix('-paper')}, "
         + ("by the paper's text" if paper else "as released"),
-        f"{COCO_IMAGES}; --init: a pretrained VLMo",
+        f"{shared.COCO_IMAGES}; --init: a pretrained VLMo",
         settings=VqaSettings(unlabelled=False),
         seed=1,
         precision="fp16",
@@ -114,7 +102,7 @@ def vqa_vlmo_small() -> TaskRecipe:
     like = vqa_vlmo("base")
     encoder = vlmo_small(image_size=80, **WITHOUT_HEADS)
     feeding = replace(like.stages[0].feeding, image_size=80, max_tokens=None, augment=False)
-    return small_vqa(like, VlmoVqaConfig(encoder=encoder), feeding)
+    return shared.small_vqa(like, VlmoVqaConfig(encoder=encoder), feeding)
 
 
 # VLMo (arXiv:2111.02358, sec. 4.2): (statement, left) and (statement, right) through the fusion
@@ -148,7 +136,7 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
     )
     encoder = make(image_size=image_size, drop_path=drop_path, **TWO_IMAGES)
     pixels = "" if image_size == 384 else f"-{image_size}"
-    return task_recipe(
+    return shared.task_recipe(
         Nlvr2Recipe,
         f"nlvr2-vlmo-{size}{pixels}",
         "vlmo-nlvr2",
@@ -158,7 +146,7 @@ def nlvr2_vlmo(size: str, image_size: int = 384) -> TaskRecipe:
         f"NLVR2 with VLMo {size.removesuffix('-paper')}, "
         + ("by the paper's text" if paper else "as released")
         + (f", {image_size} pixels" if pixels else ""),
-        f"{IMAGES_FLAG}; --init: a pretrained VLMo",
+        f"{shared.IMAGES_FLAG}; --init: a pretrained VLMo",
         seed=1,
         precision="fp16",
     )
@@ -171,7 +159,7 @@ def nlvr2_vlmo_small() -> TaskRecipe:
     feeding = replace(feeding, flip=0.0, crop=(1.0, 1.0))
     encoder = vlmo_small(image_size=80, **TWO_IMAGES)
     model = VlmoNlvr2Config(encoder=encoder)
-    return small_nlvr2("nlvr2-vlmo-small", like, model, 3e-4, feeding)
+    return shared.small_nlvr2("nlvr2-vlmo-small", like, model, 3e-4, feeding)
 
 
 GLUE_SIZES: dict[str, tuple[Callable[[], VlmoConfig], float]] = {
@@ -190,15 +178,17 @@ def glue_vlmo(size: str) -> TaskRecipe:
     stage's texts are too short (40 tokens), so it starts from the second.
     """
     make, rate = GLUE_SIZES[size]
-    return task_recipe(
+    return shared.task_recipe(
         GlueRecipe,
         f"glue-vlmo-{size}",
         "vlmo-text",
-        VlmoTextConfig(encoder=for_texts(make(), GLUE_TOKENS), num_labels=GLUE_LABELS),
+        VlmoTextConfig(
+            encoder=for_texts(make(), shared.GLUE_TOKENS), num_labels=shared.GLUE_LABELS
+        ),
         ("vlmo", "vlmo-text"),
-        glue_stage(optimizer=Optimizer(lr=rate)),
+        shared.glue_stage(optimizer=Optimizer(lr=rate)),
         f"GLUE with the text experts of VLMo {size}",
-        f"{GLUE_TEXTS}; --init: VLMo after its second stage, on texts",
+        f"{shared.GLUE_TEXTS}; --init: VLMo after its second stage, on texts",
     )
 
 
@@ -206,9 +196,11 @@ def glue_vlmo_small() -> TaskRecipe:
     """Returns the recipe with a small VLMo, whose texts are short in every stage."""
     encoder = vlmo_small()
     model = VlmoTextConfig(
-        encoder=for_texts(encoder, encoder.max_text_tokens), num_labels=GLUE_LABELS, dropout=0.0
+        encoder=for_texts(encoder, encoder.max_text_tokens),
+        num_labels=shared.GLUE_LABELS,
+        dropout=0.0,
     )
-    return small_glue("glue-vlmo-small", glue_vlmo("base"), model)
+    return shared.small_glue("glue-vlmo-small", glue_vlmo("base"), model)
 
 
 COCO, FLICKR = "coco", "flickr30k"
@@ -289,7 +281,7 @@ def dual_encoder_recipe(name: str, run: DualEncoderRun, about: str, start: str) 
         loading=EVERYWHERE,
         optimizer=vlmo_task_optimizer(run.rate),
     )
-    return task_recipe(
+    return shared.task_recipe(
         RetrievalRecipe,
         name,
         "vlmo",
@@ -340,7 +332,7 @@ def retrieval_vlmo_small() -> TaskRecipe:
         augment=False,
         flip=0.0,
     )
-    return for_trials(
+    return shared.for_trials(
         like,
         "retrieval-vlmo-small",
         model,

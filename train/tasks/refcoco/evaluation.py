@@ -5,13 +5,7 @@ from dataclasses import dataclass, field
 
 from vlmill.runtime.files.reading import iter_batches
 from vlmill.schemas.tables import EXPRESSIONS
-from vlmill.train.tasks.refcoco.metrics import (
-    Grounding,
-    IouRule,
-    choose,
-    iou,
-    refcoco_metrics,
-)
+from vlmill.train.tasks.refcoco.metrics import Grounding, IouRule, choose, iou, refcoco_metrics
 from vlmill.train.tasks.report import Case, DrawnBox
 from vlmill.train.tasks.scores import NO_SPLIT, Figures, shares_by_group
 from vlmill.train.tasks.task import EvaluationResult

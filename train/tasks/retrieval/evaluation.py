@@ -26,6 +26,7 @@ from vlmill.schemas.rejects import format_rejects
 from vlmill.schemas.tables import IMAGES, PAIRS, REGIONS, REJECTS
 from vlmill.train.run.lineage import checkpoint_input
 from vlmill.train.tasks.report import WeightedImage
+from vlmill.train.tasks.retrieval import job
 from vlmill.train.tasks.retrieval.candidates import Candidates, Rejects
 from vlmill.train.tasks.retrieval.checks import (
     count_overlap,
@@ -41,16 +42,6 @@ from vlmill.train.tasks.retrieval.examples import (
 )
 from vlmill.train.tasks.retrieval.first_stage import WORDS
 from vlmill.train.tasks.retrieval.inputs import RegionImages, text_batches
-from vlmill.train.tasks.retrieval.job import (
-    RetrievalOptions,
-    RetrievalSetup,
-    collect_settings,
-    get_max_elements,
-    open_inputs,
-    prepare_images,
-    rank,
-    select,
-)
 from vlmill.train.tasks.retrieval.matching import make_scorer
 from vlmill.train.tasks.retrieval.metrics import (
     KS,
@@ -67,7 +58,7 @@ from vlmill.train.tasks.weights import RegionMask, occlusion_weights, only_rows
 
 @torch.inference_mode()
 def weigh_best_image(
-    setup: RetrievalSetup, candidates: Candidates, text: int
+    setup: job.RetrievalSetup, candidates: Candidates, text: int
 ) -> WeightedImage | None:
     """Weighs the regions of a caption's own image, by its number among the candidates.
 
@@ -79,7 +70,7 @@ def weigh_best_image(
     pair = candidates.pairs[text]
     image_id = candidates.image_ids[candidates.owners[text]]
     batch = images.batch([image_id]).to(setup.device)
-    scorer = make_scorer(setup.loaded.model, get_max_elements(setup.feeding))
+    scorer = make_scorer(setup.loaded.model, job.get_max_elements(setup.feeding))
     (words,) = text_batches([candidates.tokens[text]], 1, setup.device)
     texts = scorer.read_texts(words)
     num_whole = int(setup.feeding.whole_image != "none")
@@ -104,13 +95,13 @@ METRICS = "metrics.json"
 NEIGHBOURS = 5
 
 
-def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
+def evaluate_retrieval(options: job.RetrievalOptions) -> dict[str, float]:
     """Ranks all images against all texts, writes the output folder, and returns the metrics.
 
     A finished output of the same inputs is left as it is (its metrics are recomputed only with
     ``fresh``). Raises InputError for errors that a user can fix.
     """
-    setup = open_inputs(options)
+    setup = job.open_inputs(options)
     ids = sorted({pair.image_id for pair in setup.loaded_pairs.pairs if pair.image_id is not None})
     images = setup.image_inputs
     faults = dict(images.missing(ids))
@@ -118,17 +109,17 @@ def evaluate_retrieval(options: RetrievalOptions) -> dict[str, float]:
         faults = dict(setup.first.missing(ids)) | faults
     if summary := images.join.summary():
         setup.notes.append(f"{summary}.")
-    candidates, rejects = select(setup, faults)
-    settings = collect_settings(setup)
+    candidates, rejects = job.select(setup, faults)
+    settings = job.collect_settings(setup)
     state = prepare_output(options.output, job=JOB, settings=settings, fresh=options.fresh)
     if state is State.FINISHED:
         print(f"{options.output} is finished; --fresh evaluates again")
         return read_metrics(options.output)
     try:
         setup.loaded.model.to(setup.device)
-        vectors = prepare_images(setup, candidates, faults)
-        candidates, rejects = select(setup, faults)
-        ranked = rank(setup, candidates, vectors)
+        vectors = job.prepare_images(setup, candidates, faults)
+        candidates, rejects = job.select(setup, faults)
+        ranked = job.rank(setup, candidates, vectors)
         metrics = _metrics(setup, ranked, candidates, rejects)
     except torch.OutOfMemoryError:
         raise InputError(
@@ -151,7 +142,7 @@ def read_metrics(folder: str | Path) -> dict[str, float]:
 
 
 def _metrics(
-    setup: RetrievalSetup, ranked: RankScores, candidates: Candidates, rejects: Rejects
+    setup: job.RetrievalSetup, ranked: RankScores, candidates: Candidates, rejects: Rejects
 ) -> dict[str, float]:
     owners, fold_images = candidates.owners, setup.options.fold_images
     try:
@@ -173,7 +164,7 @@ def _metrics(
 
 
 def _write(
-    setup: RetrievalSetup,
+    setup: job.RetrievalSetup,
     ranked: RankScores,
     candidates: Candidates,
     metrics: dict[str, float],
@@ -212,7 +203,7 @@ def _write(
 
 
 def _weigh_images(
-    setup: RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
+    setup: job.RetrievalSetup, candidates: Candidates, by_text: Sequence[Outcome]
 ) -> list[WeightedImage]:
     """Weighs the image of the most certain right caption, or else of the most certain one."""
     best = min(by_text, key=lambda outcome: (outcome.rank, -outcome.margin, outcome.query))
@@ -220,7 +211,7 @@ def _weigh_images(
     return [] if weighted is None else [weighted]
 
 
-def collect_inputs(setup: RetrievalSetup) -> list[Input]:
+def collect_inputs(setup: job.RetrievalSetup) -> list[Input]:
     """Records what an evaluation has read, for its manifest."""
     options = setup.options
     tables = (("--regions", options.regions, REGIONS), ("--images", options.images, IMAGES))

@@ -7,12 +7,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vlmill.runtime.console.bars import histogram
-from vlmill.runtime.console.report import (
-    Section,
-    html_table,
-    settings_table,
-    template,
-)
+from vlmill.runtime.console.report import Section, html_table, settings_table, template
 from vlmill.schemas.plurals import format_count
 from vlmill.train.tasks.published import PAPERS_TITLE, published_section
 from vlmill.train.tasks.report import WeightedImage, read_thumbnails, weights_section

@@ -10,7 +10,7 @@ C choices of a question.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -50,7 +50,7 @@ from vlmill.train.tasks.task import (
     require_kind,
     require_variant,
 )
-from vlmill.train.tasks.vcr.batch_tensors import choice_tensors
+from vlmill.train.tasks.vcr import batch_tensors
 from vlmill.train.tasks.vcr.evaluation import evaluate_predictions
 from vlmill.train.tasks.vcr.examples import COLUMNS as LABELLED
 from vlmill.train.tasks.vcr.examples import (
@@ -63,15 +63,9 @@ from vlmill.train.tasks.vcr.examples import (
     find_fault,
     find_region_fault,
 )
-from vlmill.train.tasks.vcr.heads import (
-    ChoiceOutputs,
-    mean_of_choices,
-    own_outputs,
-    pooled_scores,
-)
-from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, question_about, sample_with
-from vlmill.train.tasks.vcr.outlines import instance_masks
+from vlmill.train.tasks.vcr.outlines import chosen_outlines, instance_masks
 from vlmill.train.tasks.vcr.settings import VcrSettings
+from vlmill.train.tasks.vcr.texts import NO_OBJECT
 
 WHOLE = "whole model"  # one that has heads for categories and words, too
 OWN_BOXES = ("annotated", "examples")  # the objects' own boxes, and in their order
@@ -226,7 +220,7 @@ class Vcr(Task):
     ) -> Mapping[str, Tensor]:
         """Returns the texts of all choices, the right one, and the targets of regions and words."""
         choice_samples = [sample for sample in samples if isinstance(sample, ChoiceSample)]
-        tensors = choice_tensors(choice_samples, self.feeding, self.settings)
+        tensors = batch_tensors.choice_tensors(choice_samples, self.feeding, self.settings)
         return {f"{LABEL}{name}": tensor for name, tensor in tensors.items()}
 
     # Heads and losses
@@ -244,20 +238,22 @@ class Vcr(Task):
             counts["words"] = len(batch.tensors[f"{LABEL}word_places"])
         return counts
 
-    def outputs(self, model: nn.Module, batch: Batch) -> ChoiceOutputs:
+    def outputs(self, model: nn.Module, batch: Batch) -> batch_tensors.ChoiceOutputs:
         """Returns the logits of the variant's heads."""
         variant = MODELS[self.variant]
         if variant.heads[self.name] == WHOLE:
-            return own_outputs(model, batch, self.settings)
-        return ChoiceOutputs(choices=pooled_scores(model, batch, variant.choice_options))
+            return batch_tensors.own_outputs(model, batch, self.settings)
+        return batch_tensors.ChoiceOutputs(
+            choices=batch_tensors.pooled_scores(model, batch, variant.choice_options)
+        )
 
-    def compute(self, outputs: ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
+    def compute(self, outputs: batch_tensors.ChoiceOutputs, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the choices, and of regions and words where they are learnt."""
         right, logits = batch.labels["right"], outputs.choices
         if self.settings.loss == "softmax":
             losses = {"choices": mean_cross_entropy(logits, right)}
         else:
-            losses = {"choices": mean_of_choices(logits, right)}
+            losses = {"choices": batch_tensors.mean_of_choices(logits, right)}
         if outputs.categories is not None:
             losses["regions"] = mean_cross_entropy(outputs.categories, batch.labels["categories"])
         if outputs.words is not None:
@@ -266,14 +262,14 @@ class Vcr(Task):
 
     # Metric
 
-    def predict(self, outputs: ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
+    def predict(self, outputs: batch_tensors.ChoiceOutputs, batch: Batch) -> list[ChoiceScores]:
         """Returns the logits of each question's choices, and the size of its image."""
         logits = outputs.choices.float().cpu()
         require_finite(dict(zip(batch.pair_ids, logits.numpy(), strict=True)), "--checkpoint")
         rows = zip(logits.tolist(), batch.labels["sizes"].tolist(), strict=True)
         return [ChoiceScores(logits=row, size=(size[0], size[1])) for row, size in rows]
 
-    def compute_score(self, outputs: ChoiceOutputs, value: ChoiceScores) -> float:
+    def compute_score(self, outputs: batch_tensors.ChoiceOutputs, value: ChoiceScores) -> float:
         """Returns the highest logit."""
         return max(value.logits)
 
@@ -297,6 +293,60 @@ class Vcr(Task):
         scores = {key: np.array(value.logits) for key, value in values.items()}
         sizes = {key: value.size for key, value in values.items()}
         return evaluate_predictions(examples, scores, sizes, self.settings.scores)
+
+
+def list_mentioned_objects(question: Question, num_shown: int) -> list[int]:
+    """Returns the objects that a row's texts name, in the order of their first mention.
+
+    Objects after the first ``num_shown``, which have no region, come last: the others' regions
+    follow each other. The code looks at wrong answers of a rationale's question, too, which the row
+    does not hold and no text shows.
+    """
+    first, choices = question.words()
+    references = (
+        word for words in (first, *choices) for word in words if not isinstance(word, str)
+    )
+    object_numbers = dict.fromkeys(number for numbers in references for number in numbers)
+    return sorted(object_numbers, key=lambda number: number >= num_shown)
+
+
+def question_about(question: Question, objects: Sequence[int]) -> Question:
+    """Returns a question whose image has only these objects, in this order; objects, boxes,
+    outlines and tags count from 0 again. ``objects`` include at least the ones that its texts name.
+    """
+    numbers = {number: index for index, number in enumerate(objects)} | {NO_OBJECT: NO_OBJECT}
+
+    def renumbered(tags: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[numbers[number] for number in word] for word in tags]
+
+    return replace(
+        question,
+        object_names=[question.object_names[number] for number in objects],
+        boxes=question.box_rows[list(objects)].ravel().tolist(),
+        question_tags=renumbered(question.question_tags),
+        choice_tags=[renumbered(tags) for tags in question.choice_tags],
+        segms=chosen_outlines(question.segms, objects),
+    )
+
+
+def sample_with(sample: Sample, objects: Sequence[int]) -> Sample:
+    """Returns a sample that shows only these of its objects' regions, in this order, as far as they
+    were shown; detected regions stay.
+    """
+    regions = sample.regions
+    assert regions is not None
+    first, end = regions.first_annotated, regions.num_shown
+    if end <= first:  # a blind model's
+        return sample
+    chosen = [number for number in objects if number < end - first]
+    other_objects = sorted(set(range(end - first)) - set(chosen))
+    order = np.arange(len(regions.boxes))
+    order[first:end] = first + np.array([*chosen, *other_objects], dtype=np.int64)
+    num_shown = first + len(chosen)
+    pixels = dict(sample.pixels)
+    if "boxes" in pixels:  # of the full image and of the shown regions
+        pixels["boxes"] = pixels["boxes"][np.append(0, 1 + order[:num_shown])]
+    return replace(sample, regions=regions.reorder(order, num_shown), pixels=pixels)
 
 
 def unusable(question: Question, image_id: str, reason: Reason, why: str) -> Undecodable:

@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.web import FileServer, file_server
 
 from vlmill.pipelines.manifest.job import main
 from vlmill.pipelines.manifest.published import command as published
@@ -24,51 +23,18 @@ ROOT = Path(__file__).parents[4]
 RULES = ("/robots.txt", "/.well-known/tdmrep.json")  # asked of each host first
 
 
-class Host:
-    """A host of images, and what it was asked."""
-
-    def __init__(self, image: Callable[..., bytes]) -> None:
-        self.asked: list[str] = []
-        self.is_busy = True
-        host = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                """Says nothing."""
-
-            def do_GET(self) -> None:
-                """Sends an image of its own for each number, or what the path says."""
-                host.asked.append(self.path)
-                status, body = host.reply(self.path, image)
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", "/3.jpg")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def reply(self, path: str, image: Callable[..., bytes]) -> tuple[int, bytes]:
-        name = path.strip("/").partition(".")[0]
-        if name.isdigit():
-            return 200, image(30, 20, seed=int(name))
-        if name == "later":
-            return (500, b"") if self.is_busy else (200, image(30, 20, seed=99))
-        replies = {"gone": (410, b""), "moved": (302, b""), "page": (200, b"<html><p>Gone</html>")}
-        return replies.get(name, (404, b""))
-
-
 @pytest.fixture
-def host(image: Callable[..., bytes]) -> Iterator[Host]:
-    host = Host(image)
-    threading.Thread(target=host.server.serve_forever, daemon=True).start()
-    yield host
-    host.server.shutdown()
-    host.server.server_close()
+def host(image: Callable[..., bytes]) -> Iterator[FileServer]:
+    """A host with an image of its own for each number, and what else a path says."""
+    others: dict[str, bytes | str] = {"later": "500", "gone": "410", "moved": "/3.jpg"}
+    others["page"] = b"<html><p>Gone</html>"
+
+    def find(path: str) -> bytes | str | None:
+        name = path.strip("/").partition(".")[0]
+        return image(30, 20, seed=int(name)) if name.isdigit() else others.get(name)
+
+    with file_server(find) as host:
+        yield host
 
 
 def arguments(folder: Path, name: str, *more: str) -> list[str]:
@@ -86,7 +52,10 @@ def write_captions(folder: Path, urls: list[str]) -> Path:
 
 
 def test_what_a_data_set_lacks_is_downloaded(
-    tmp_path: Path, host: Host, image: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    host: FileServer,
+    image: Callable[..., bytes],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = ("1.jpg", "gone.jpg", "page.jpg", "moved.jpg", "later.jpg", "1.jpg", "7.jpg")
     folder = write_captions(tmp_path / "in", [f"{host.url}/{n}" for n in names] + ["ftp://a/b.jpg"])
@@ -94,7 +63,7 @@ def test_what_a_data_set_lacks_is_downloaded(
     (folder / "train_image/00000006.jpg").write_bytes(image(30, 20, seed=7))
     more = ("--delay", "0", "--retries", "0", "--rows-per-shard", "3")
     assert main(arguments(folder, "cc", *more)) == 0
-    assert Counter(host.asked) == Counter(
+    assert Counter(host.paths) == Counter(
         [*RULES, "/1.jpg", "/gone.jpg", "/page.jpg", "/moved.jpg", "/3.jpg", "/later.jpg"]
     )  # each once, and not the one that is there
     out = tmp_path / "out"
@@ -115,12 +84,12 @@ def test_what_a_data_set_lacks_is_downloaded(
         said
     )
     assert read_table(out, PAIRS).num_rows == 8
-    again = list(host.asked)
+    again = list(host.paths)
     assert main(arguments(folder, "cc", *more)) == 0
-    assert host.asked == again  # it is finished
-    host.is_busy = False
+    assert host.paths == again  # it is finished
+    host.files["/later.jpg"] = image(30, 20, seed=99)
     assert main(arguments(folder, "cc", *more, "--retry-failed")) == 0
-    assert Counter(host.asked) - Counter(again) == Counter([*RULES, "/later.jpg"])
+    assert Counter(host.paths) - Counter(again) == Counter([*RULES, "/later.jpg"])
     ids = read_table(out, IMAGES).column("image_id").to_pylist()
     assert [key[-1] for key in sorted(ids)] == ["0", "3", "4", "5", "6"]
     assert verify_folder(out) == [] and read_manifest(out)["fetch"]["fetched"] == 3
@@ -128,7 +97,11 @@ def test_what_a_data_set_lacks_is_downloaded(
 
 @pytest.mark.nightly
 def test_a_fetch_into_a_store_goes_on_and_tries_again(
-    tmp_path: Path, host: Host, bucket: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    host: FileServer,
+    image: Callable[..., bytes],
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stopped when all is fetched, once before it is counted and once behind that."""
     names = ("1.jpg", "2.jpg", "gone.jpg", "later.jpg")
@@ -139,12 +112,12 @@ def test_a_fetch_into_a_store_goes_on_and_tries_again(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, _stop)
             assert main(args) == 1
-    asked = list(host.asked)
+    asked = list(host.paths)
     assert main(args) == 0
-    assert host.asked == asked and read_table(output, IMAGES).num_rows == 2
-    host.is_busy = False
+    assert host.paths == asked and read_table(output, IMAGES).num_rows == 2
+    host.files["/later.jpg"] = image(30, 20, seed=99)
     assert main([*args, "--retry-failed"]) == 0
-    assert Counter(host.asked) - Counter(asked) == Counter([*RULES, "/later.jpg"])
+    assert Counter(host.paths) - Counter(asked) == Counter([*RULES, "/later.jpg"])
     assert read_table(output, IMAGES).num_rows == 3 and verify_folder(output) == []
     assert read_manifest(output)["fetch"]["fetched"] == 3
     assert not os.listdir(Path(os.environ["VLMILL_CACHE"], "uploads"))
@@ -165,14 +138,14 @@ def test_it_needs_a_contact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-def test_a_kill_repeats_nothing(tmp_path: Path, host: Host) -> None:
+def test_a_kill_repeats_nothing(tmp_path: Path, host: FileServer) -> None:
     folder = write_captions(tmp_path / "in", [f"{host.url}/{n}.jpg" for n in range(8)])
     args = arguments(folder, "cc", "--delay", "0.3")
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vlmill.pipelines.manifest", *args]
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     for _ in range(6_000):
-        if len(host.asked) > 4:
+        if len(host.paths) > 4:
             break
         assert process.poll() is None, "the run has ended before its kill"
         time.sleep(0.02)
@@ -180,4 +153,4 @@ def test_a_kill_repeats_nothing(tmp_path: Path, host: Host) -> None:
     process.wait()
     assert main(args) == 0
     assert read_table(tmp_path / "out", IMAGES).num_rows == 8
-    assert sum(times - 1 for times in Counter(host.asked).values()) <= 1  # what was in flight
+    assert sum(times - 1 for times in Counter(host.paths).values()) <= 1  # what was in flight

@@ -164,6 +164,8 @@ def test_one_known_column_is_enough_to_detect_the_separator(tmp_path: Path) -> N
     with pytest.raises(InputError, match="has image, caption; did you mean caption"):
         find_column_indices(table, [("--text-column", "captoin")])
     assert detect_delimiter(plain, ["file", "text"]) == plain
+    assert detect_delimiter(plain, [], [("text", "caption"), ("image",)]).delimiter == ";"
+    assert detect_delimiter(plain, ["image"], [("text", "image,caption")]).delimiter == ";"
 
 
 def test_another_delimiter_is_suspected(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from vlmill.pipelines.web.fetching.entries import (
     UrlEntry,
 )
 from vlmill.pipelines.web.fetching.journal import Journal
-from vlmill.pipelines.web.fetching.sent import pull_sent, write_sent
+from vlmill.pipelines.web.fetching.outbox import write_sent
 from vlmill.pipelines.web.fetching.warc import RecordLocation
 from vlmill.schemas.rejects import Reason
 
@@ -156,15 +156,15 @@ def test_what_is_sent_is_pulled_once(tmp_path: Path, journal: Journal) -> None:
     assert write_sent(sent, 0, journal.outbox) == []
     with Journal(tmp_path / "b.journal", new=True) as other:
         for _ in range(2):
-            pull_sent(sent, 1, other, max_pages=9)
+            other.pull_sent(sent, 1, max_pages=9)
             assert list(other.rows("SELECT url, referrer, hops, times FROM urls")) == [
                 ("http://b.org/1", "http://a.org/", 2, 1)
             ]
         journal.outbox.send(1, wanted("http://b.org/2"))
         write_sent(sent, 0, journal.outbox)
-        pull_sent(sent, 1, other, max_pages=9)
+        other.pull_sent(sent, 1, max_pages=9)
         assert other.waiting() == 2
     with Journal(tmp_path / "c.journal", new=True) as third:
-        pull_sent(sent, 2, third, max_pages=9)
+        third.pull_sent(sent, 2, max_pages=9)
         (turn,) = waiting_of(third, only_host(third))
         assert turn.alternatives == ("http://c.org/2",)

@@ -1,6 +1,7 @@
-from vlmill.pipelines.web.pages.context import captions_by_image, nearby
+from vlmill.pipelines.web.pages.blocks import Block, Spot
+from vlmill.pipelines.web.pages.context import captions_by_image, captions_in_tables, nearby
 from vlmill.pipelines.web.pages.markup import parse
-from vlmill.pipelines.web.pages.walk import Block, Spot, walk_page
+from vlmill.pipelines.web.pages.walk import walk_page
 from vlmill.runtime.units.funnel import Drop
 
 
@@ -63,3 +64,50 @@ def test_a_caption_that_swallows_a_table_is_not_taken_whole() -> None:
 def test_near_blocks_are_kept_and_headings_wherever_they_are() -> None:
     blocks, _ = walk("<h1>Head</h1>" + "<p>far</p>" * 5 + "<p>near</p><img><p>next</p><p>far</p>")
     assert [blocks[i].text for i in nearby(blocks, [7], 1)] == ["Head", "near", "next"]
+
+
+# Captions in tables.
+
+
+def captions_in(markup: str) -> list[str | None]:
+    """The caption of each image of a page, in order."""
+    tree = parse(markup, max_nesting=1_000)
+    assert not isinstance(tree, Drop)
+    texts = captions_in_tables(tree)
+    return [texts.get(node.mem_id) for node in tree.css("img")]
+
+
+IMAGES = "<tr><td><img src=a.jpg><td><a href=b><img src=b.jpg></a></tr>"
+TEXTS = "<tr><td>One cat<td>Two <b>dogs</b></tr>"
+
+
+def test_a_row_of_captions_below_or_above_its_images() -> None:
+    assert captions_in(f"<table>{IMAGES}{TEXTS}</table>") == ["One cat", "Two dogs"]
+    assert captions_in(f"<table>{TEXTS}{IMAGES}</table>") == ["One cat", "Two dogs"]
+
+
+def test_the_last_row_says_on_which_side_captions_stand() -> None:
+    other = "<tr><th>Three cows<th>Four pigs</tr>"
+    below = captions_in(f"<table>{IMAGES}{TEXTS}<tbody>{IMAGES}{other}</table>")
+    assert below == ["One cat", "Two dogs", "Three cows", "Four pigs"]
+    above = captions_in(f"<table>{TEXTS}{IMAGES}{other}{IMAGES}</table>")
+    assert above == ["One cat", "Two dogs", "Three cows", "Four pigs"]
+
+
+def test_columns_are_counted_with_their_spans() -> None:
+    wide = "<tr><td colspan=2><img src=a.jpg><td><img src=b.jpg></tr>"
+    assert captions_in(f"<table>{wide}<tr><td>One cat<td>-<td>Two dogs</table>") == [
+        "One cat",
+        "Two dogs",
+    ]
+
+
+def test_what_lays_out_a_page_has_no_captions_in() -> None:
+    none = [None, None]
+    assert captions_in(f"<table>{IMAGES}</table>") == none
+    assert captions_in(f"<table>{IMAGES}<tr><td>One cat<td></table>") == none
+    assert captions_in(f"<table>{IMAGES}<tr><td>{'word ' * 50}<td>Two dogs</table>") == none
+    assert captions_in(f"<table><tr><td>Text <img src=a><td><img src=b>{TEXTS}</table>") == none
+    inner = f"<table>{IMAGES}{TEXTS}</table>"
+    assert captions_in(f"<table><tr><td>{inner}<td>Menu</table>") == ["One cat", "Two dogs"]
+    assert captions_in("") == []

@@ -1,7 +1,8 @@
 import pytest
 
+from vlmill.pipelines.web.pages.blocks import Block, Spot, fold
 from vlmill.pipelines.web.pages.markup import parse
-from vlmill.pipelines.web.pages.walk import Block, Spot, fold, walk_page
+from vlmill.pipelines.web.pages.walk import walk_page
 from vlmill.runtime.units.funnel import Drop
 
 

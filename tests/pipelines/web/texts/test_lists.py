@@ -2,12 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmill.pipelines.web.texts.blocked import (
-    SHIPPED,
-    WORD_LISTS,
-    read_entries,
-    shipped_languages,
-)
+from vlmill.pipelines.web.texts.blocked import SHIPPED, WORD_LISTS, read_entries, shipped_languages
 from vlmill.pipelines.web.texts.lists import NO_LISTS, TextLists, describe_lists, read_lists
 from vlmill.pipelines.web.texts.words import split_words
 from vlmill.runtime.files.shards import write_shard

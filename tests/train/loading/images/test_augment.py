@@ -5,12 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmill.train.loading.images.crop import (
-    OPERATIONS,
-    auto_contrast,
-    rand_augment,
-    translate_x,
-)
+from vlmill.train.loading.images.crop import OPERATIONS, auto_contrast, rand_augment, translate_x
 
 
 def image(

@@ -12,11 +12,7 @@ from vlmill.models import MODELS
 from vlmill.models.bert.config import bert_small
 from vlmill.models.registry import get_variant
 from vlmill.runtime.console.log import read_log
-from vlmill.train.checkpoints.files import (
-    CheckpointRecord,
-    TrainingRecord,
-    save_checkpoint,
-)
+from vlmill.train.checkpoints.files import CheckpointRecord, TrainingRecord, save_checkpoint
 from vlmill.train.loading.vocabulary import train_vocabulary
 
 if TYPE_CHECKING:

@@ -24,11 +24,7 @@ from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.reading import read_table
 from vlmill.runtime.files.shards import write_shard
 from vlmill.schemas.tables import PAIRS, REJECTS
-from vlmill.train.checkpoints.files import (
-    CheckpointRecord,
-    TrainingRecord,
-    save_checkpoint,
-)
+from vlmill.train.checkpoints.files import CheckpointRecord, TrainingRecord, save_checkpoint
 from vlmill.train.cli import main
 from vlmill.train.recipes import Feeding
 

@@ -31,13 +31,8 @@ from vlmill.train.loading.vocabulary import SPECIAL, bert_tokenizer
 from vlmill.train.run.saving import PREPARED
 from vlmill.train.settings.parts import Feeding
 from vlmill.train.tasks.batches import TaskBatches
-from vlmill.train.tasks.finetuning.job import (
-    TaskInputs,
-    finetune,
-    open_task,
-    prepare_examples,
-)
-from vlmill.train.tasks.vcr.batch_tensors import choice_tensors
+from vlmill.train.tasks.finetuning.job import TaskInputs, finetune, open_task, prepare_examples
+from vlmill.train.tasks.vcr.batch_tensors import choice_tensors, mean_of_choices, pooled_scores
 from vlmill.train.tasks.vcr.categories import WHOLE, find_category
 from vlmill.train.tasks.vcr.examples import (
     COLUMNS,
@@ -47,10 +42,8 @@ from vlmill.train.tasks.vcr.examples import (
     Question,
     build_texts,
 )
-from vlmill.train.tasks.vcr.heads import mean_of_choices, pooled_scores
-from vlmill.train.tasks.vcr.named_objects import list_mentioned_objects, question_about, sample_with
 from vlmill.train.tasks.vcr.settings import VcrSettings
-from vlmill.train.tasks.vcr.task import Vcr
+from vlmill.train.tasks.vcr.task import Vcr, list_mentioned_objects, question_about, sample_with
 
 PEOPLE = "casey riley jessie jackie avery jaime peyton kerry jody kendall frankie pat quinn"
 THINGS = "what does do ? it barks purrs floats sings is a dog cat boat bird . and"
