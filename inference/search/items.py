@@ -56,7 +56,7 @@ class TextColumn:
         texts = column.cast(pa.large_string()).combine_chunks()
         _, starts, content = texts.buffers()
         count = len(texts) + 1 if len(texts) else 0
-        self._starts = memoryview(np.frombuffer(starts or b"", np.int64, count, 8 * texts.offset))
+        self._starts = np.frombuffer(starts or b"", np.int64, count, 8 * texts.offset).data
         self._content = memoryview(content or b"")
         is_null = texts.is_null().to_numpy(zero_copy_only=False)
         self._is_null = is_null.tobytes() if texts.null_count else None
