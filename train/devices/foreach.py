@@ -5,6 +5,7 @@ On a GPU one call is one kernel, where a loop launches one kernel per tensor.
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +20,10 @@ def compute_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
 
 
-def scale_(tensors: Sequence[Tensor], factors: Sequence[float] | Sequence[Tensor]) -> None:
+def scale_(tensors: Sequence[Tensor], factors: Sequence[float | Tensor]) -> None:
     """Multiplies each tensor by its factor, in place. Tensors as factors need a kernel each."""
     if has_foreach():
-        torch._foreach_mul_(list(tensors), list(factors))
+        torch._foreach_mul_(list(tensors), list[Any](factors))
         return
     for tensor, factor in zip(tensors, factors, strict=True):
         tensor.mul_(factor)
