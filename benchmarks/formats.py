@@ -153,7 +153,7 @@ class Files:
         self.output = folder / f"{name}-out" / "features"
         self.imported = folder / f"{name}-in"
         self.root = self.output.parent if name == "npz-cocobu" else self.output
-        self.names: dict[str, str | None] = {"classes": None, "attributes": None}
+        self.names: dict[str, Any] = {}
         if FORMATS[name].reader == "oscar":
             for what, count in (("classes", CLASSES), ("attributes", ATTRIBUTES)):
                 file = folder / f"{what}.txt"

@@ -49,7 +49,7 @@ def _value_parts(item: Mapping[str, Any]) -> list[Part]:
             plain += (before, value.tobytes(), after)
         else:
             plain.append(before)
-            parts += (b"".join(plain), memoryview(value).cast("B"))
+            parts += (b"".join(plain), value.data.cast("B"))
             plain = [after]
     parts.append(b"".join((*plain, CLOSE_DICT)))
     return parts

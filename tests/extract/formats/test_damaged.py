@@ -57,7 +57,7 @@ def folder_with(path: Path, content: bytes) -> Path:
     return path
 
 
-def records(path: Path) -> list[tuple[bytes, bytes | LostValue]]:
+def records(path: Path) -> list[tuple[bytes, bytes | memoryview | LostValue]]:
     handle = os.open(path / "data.mdb", os.O_RDONLY)
     try:
         return list(Pages(handle, path).records())

@@ -148,10 +148,10 @@ def test_a_killed_run_continues_ahead(
     assert_same_run(tmp_path / "out", undisturbed)
 
 
-class OnMeta(Accelerator):
+class OnMeta(Accelerator):  # type: ignore[misc]
     """Trains on the meta device, where reading any value raises."""
 
-    device = META  # type: ignore[assignment]
+    device = META
 
 
 class Names(TorchDispatchMode):  # type: ignore[no-untyped-call]
