@@ -192,7 +192,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_detector_comes_from_its_file(photographs: Path, weights: Path, tmp_path: Path) -> None:
     named = save(tmp_path / "named", "imagebert", photographs, weights=weights.name)
     drawn = save(tmp_path / "drawn", "imagebert", photographs)
-    images = as_users_have_them(photographs)
+    images = as_users_have_them(photographs)[:1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scores = vlmill.load(named, detector=weights).score(images, ["dog", "tree"])
@@ -211,7 +211,7 @@ def test_a_converted_checkpoint_takes_its_papers_regions(
     photographs: Path, weights: Path, tmp_path: Path
 ) -> None:
     checkpoint = save(tmp_path / "c", "vilbert", photographs, converted=True)
-    images = as_users_have_them(photographs)
+    images = as_users_have_them(photographs)[:1]
     with pytest.warns(UserWarning) as said:
         model = vlmill.load(checkpoint, detector=weights)
         assert np.isfinite(model.score(images, ["dog"])).all()

@@ -247,13 +247,13 @@ def test_questions_of_a_batch_are_answered_each_by_itself(
 ) -> None:
     options = ModelOptions(checkpoint=shop.folder / "checkpoint", index=shop.folder / "index")
     batch = [
-        Question(method="embed", images=images[:2], texts=["a dog"]),
+        Question(method="embed", images=images[:1], texts=["a dog"]),
         Question(method="search", texts=["two red kites"], top=2),
         Question(method="embed", texts=["two red kites"]),
         Question(method="search", texts=[" "]),
-        Question(method="search", images=[images[0]], top=3),
+        Question(method="search", images=images[1:2], top=3),
         Question(method="search", images=[b"no picture"]),
-        Question(method="score", images=images[1:], texts=TEXTS),
+        Question(method="score", images=images[2:], texts=TEXTS),
     ]
     opened = open_model(options, "cpu")
     together = opened.compute(batch)
