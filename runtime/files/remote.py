@@ -8,6 +8,7 @@ stay ``pathlib.Path``.
 
 import fnmatch
 import io
+import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vlmill.runtime.files.copies import local_copy
+from vlmill.runtime.files.seekable import PositionedFile
 from vlmill.runtime.files.stores import (
     bucket_missing_error,
     filesystem,
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path as _Base
 else:
     _Base = object
-import os
-
-from vlmill.runtime.files.seekable import PositionedFile
 
 # Functions that are called with the path of each upload and may refuse it (`remote_lock`).
 BEFORE_UPLOADS: list[Callable[[str], None]] = []

@@ -290,11 +290,12 @@ def train_step(
     counts = torch.tensor([float(source_counts[source]) for source in training.sources])
     values = torch.cat([losses, copy_to_device(counts, accelerator.device)])
     values = accelerator.reduce(values, reduction="sum")
-    read = torch.cat([values, norms]).tolist
+    numbers_there = torch.cat([values, norms])
+    read = numbers_there.tolist
     if training.uploads is not None:
         is_finite = values[0].isfinite() & norms[0].isfinite()  # the loss comes first
         training.update.apply(norms[1:], found_inf=(~is_finite).float())
-        read = start_reading(torch.cat([values, norms]))
+        read = start_reading(numbers_there)
         fetch_next()
     numbers = read()  # the step's only wait for the device
     totals, (norm, *piece_norms) = numbers[: len(values)], numbers[len(values) :]

@@ -36,14 +36,7 @@ from vlmill.train.optim.freezing import require_parts
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
-from vlmill.train.run.loop import (
-    Events,
-    StageRun,
-    Training,
-    run_stage,
-    with_graph,
-    with_uploads,
-)
+from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph, with_uploads
 from vlmill.train.run.rejecting import RejectCollector
 from vlmill.train.run.snapshot import Checkpoints, Snapshot
 
