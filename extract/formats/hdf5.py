@@ -246,6 +246,8 @@ def read_record(layout: Layout, row: int, image_id: str) -> Record:
             layout.add_size(fields)
     except BadRecord as error:
         return InvalidRecord(key=image_id, detail=str(error), reason=error.reason)
+    except InputError:  # a ValueError: without sizes no image can be read
+        raise
     except ERRORS as error:
         return _broken(image_id, f"its boxes cannot be read: {error}")
     return make_record(image_id, fields)

@@ -317,6 +317,8 @@ def test_visdial_hdf5(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "visdial.h5", "w") as file:
         file["image_id"] = np.array([378466])
         file["features"], file["boxes"] = np.asarray(row.features)[None], row.boxes[None]
+    with pytest.raises(InputError, match="HDF5, without the sizes of the images; give --sizes"):
+        rows_of(tmp_path / "out", tmp_path / "visdial.h5")
     reader = rows_of(tmp_path / "out", tmp_path / "visdial.h5", sizes=f"{WIDTH}x{HEIGHT}")
     assert_row(reader["378466"], row)
 
