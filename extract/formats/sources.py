@@ -15,10 +15,12 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.images.formats import HEAD_BYTES, format_name, other_name
 from vlmill.schemas.names import IMAGE_ENDINGS
 from vlmill.schemas.plain_json import read_json
+from vlmill.schemas.plurals import format_count
 
 # Endings of files that belong to other files or are not features: folders are read without them.
 OTHER_ENDINGS = (".lineidx", ".pkl", ".txt", ".md", ".yaml", ".yml", ".lock", *IMAGE_ENDINGS)
 MAX_JSON = 64 * 2**20
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ def recognise(path: Path) -> str | None:
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
-    if format_name(head) or b"\0" in head:
+    if format_name(head) or b"\0" in head.split(b"\n", 1)[0]:
         return None
     return tsv.sniff_format(path) or ("oscar" if oscar.sniff_kind(path) else None)
 
@@ -131,6 +133,7 @@ def sources_in(folder: Path) -> Iterator[Source]:
     """Yields the sources of a folder: its files, and itself for formats with one file per image."""
     per_image = dict[str, None]()
     first_json: Path | None = None
+    unknown = list[Path]()
     for file in walk_files(folder, ""):
         ending = file.suffix.lower()
         if ending == npz.ENDING:
@@ -142,13 +145,17 @@ def sources_in(folder: Path) -> Iterator[Source]:
             first_json = first_json or file
         elif file.name == lmdb.FILE:
             yield make_source(file.parent, "lmdb")
-        elif (
-            file.name != "lock.mdb"
-            and not file.name.lower().endswith(OTHER_ENDINGS)
-            and (format_ := recognise(file)) is not None
-        ):
+        elif file.name != "lock.mdb" and not file.name.lower().endswith(OTHER_ENDINGS):
+            if (format_ := recognise(file)) is None:
+                unknown.append(file)
+                continue
             per_image.setdefault("", None)
             yield make_source(file, format_)
+    if per_image and unknown:
+        print_status(
+            f"note: FILE {folder}: {format_count(len(unknown), 'file')} not imported, such as "
+            f"{unknown[0].name}: {describe(unknown[0])}"
+        )
     yield from (make_source(folder, name) for name in per_image if name)
     if not per_image and first_json is not None and is_vlbert(first_json):
         yield make_source(folder, "vl-bert")
@@ -189,7 +196,12 @@ def describe(path: Path) -> str:
         head = file.read(HEAD_BYTES)
     if not head:
         return "it is empty"
+    if not any(head):
+        return f"it begins with {len(head):,} zeros; copy or download it again"
+    if head.startswith(UTF_16):
+        return "it is text in UTF-16; convert it to UTF-8"
     if name := format_name(head) or other_name(head):
-        return f"it is {name}, not a file of features"
-    fields = head.split(b"\n", 1)[0].count(b"\t") + 1
-    return f"not a file of features (its first line has {fields} fields)"
+        remedy = "; unpack it first" if name.endswith("archive") else ""
+        return f"it is {name}, not a file of features{remedy}"
+    fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
+    return f"not a file of features (its first line has {fields})"

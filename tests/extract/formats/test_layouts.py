@@ -1,6 +1,7 @@
 """Files of other projects in their own layouts, as their scripts write them."""
 
 import base64
+import gzip
 import json
 import pickle
 import zipfile
@@ -509,6 +510,34 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["import", str(tmp_path / "a.png"), "--output", str(tmp_path / "png")]
     assert run_command(command, arguments) == 2
     assert "it is PNG, not a file of features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"a\tb"), "it is gzip archive, not a file of features; unpack it first"),
+        (bytes(9000), "it begins with 4,096 zeros; copy or download it again"),
+        (f"{tsv_line(SECOND)}\n".encode("utf-16"), "it is text in UTF-16; convert it to UTF-8"),
+        (b"hello\n", "not a file of features (its first line has 1 field)"),
+    ],
+)
+def test_the_content_of_an_unknown_file_is_named(
+    tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.tsv").write_bytes(content)
+    arguments = ["import", str(tmp_path / "in" / "b.tsv"), "--output", str(tmp_path / "out")]
+    assert run_command(command, arguments) == 2
+    assert f"b.tsv: {message}" in capsys.readouterr().err
+    (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
+    assert rows_of(tmp_path / "out", tmp_path / "in").image_ids == [FIRST.image_id]
+    assert "1 file not imported, such as b.tsv: " in capsys.readouterr().err
+
+
+def test_zeros_after_the_lines_of_a_tsv_are_one_reject(tmp_path: Path) -> None:
+    content = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)[:60]}".encode() + bytes(10_000)
+    (tmp_path / "a.tsv").write_bytes(content)
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")) == (1, 1)
 
 
 # --- Kills ----------------------------------------------------------------------------------------
