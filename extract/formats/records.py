@@ -211,6 +211,8 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     are the file's statements. Raises BadRecord for inconsistent fields.
     """
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
+    if not (image_id := str(fields["image_id"])):
+        raise BadRecord("no id")
     for name in ("boxes", "features"):
         if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")
@@ -232,7 +234,7 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         arrays["boxes"] = clip_padding(arrays["boxes"], width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
-        image_id=str(fields["image_id"]),
+        image_id=image_id,
         width=width,
         height=height,
         is_clipped=is_clipped,
@@ -255,7 +257,8 @@ def count_arrays(fields: dict[str, Any]) -> None:
 
     The extractors of vilbert-multi-task and MMF write a ``num_boxes`` that omits boxes without a
     confidence, and the former has one class too few; loaders use the number of rows of the
-    features.
+    features. MMF's ``extract_features_frcnn.py`` writes the largest allowed number, and as
+    ``cls_prob`` the scores of the classes [n].
     """
     boxes = fields.get("boxes")
     if not isinstance(boxes, np.ndarray) or boxes.ndim != 2:
@@ -263,7 +266,11 @@ def count_arrays(fields: dict[str, Any]) -> None:
             fields["num_boxes"] = boxes.size // 4
         return
     count, stated_count = len(boxes), fields.get("num_boxes", len(boxes))
-    if whole_number("num_boxes", stated_count, 0, MAX_BOXES) <= count:
+    scores = fields.get("cls_prob")
+    if isinstance(scores, np.ndarray) and scores.shape == (count,):
+        fields.setdefault("objects_conf", fields.pop("cls_prob"))
+        fields["num_boxes"] = count
+    elif whole_number("num_boxes", stated_count, 0, MAX_BOXES) <= count:
         fields["num_boxes"] = count
     ids = fields.get("objects_id")
     if isinstance(ids, np.ndarray) and ids.size == count - 1:

@@ -161,6 +161,22 @@ def test_npy_of_mmf_with_info(tmp_path: Path) -> None:
     assert_row(rows_of(tmp_path / "out", tmp_path / "npy")["train2014/x_9"], row, "class_ids")
 
 
+def test_npy_of_mmf_with_scores_and_the_largest_number(tmp_path: Path) -> None:
+    row = make_row("9", 3)  # what extract_features_frcnn.py saves
+    assert row.class_scores is not None
+    info = mmf_item(row) | {"num_boxes": 100, "cls_prob": row.class_scores}
+    (tmp_path / "npy").mkdir()
+    np.save(tmp_path / "npy" / "9_info.npy", info)  # type: ignore[arg-type]
+    for files in (tmp_path / "npy", tmp_path / "npy" / "9_info.npy"):
+        with pytest.raises(InputError, match=r"boxes without features .*ID\.npy"):
+            rows_of(tmp_path / "out", files)
+    np.save(tmp_path / "npy" / "9.npy", np.asarray(row.features))
+    (tmp_path / "npy" / "9_full.npy").write_bytes(b"\x93NUMPY of torch's tensors")
+    reader = rows_of(tmp_path / "out", tmp_path / "npy")
+    assert_row(reader["9"], row, "class_ids", "class_scores")
+    assert reader["9"].class_probs is None
+
+
 def test_arrays_without_boxes_are_named_once(tmp_path: Path) -> None:
     for number in range(3):
         np.save(tmp_path / f"{number}.npy", np.ones((3, 4)))
@@ -322,6 +338,13 @@ def test_visdial_hdf5(tmp_path: Path) -> None:
         rows_of(tmp_path / "out", tmp_path / "visdial.h5")
     reader = rows_of(tmp_path / "out", tmp_path / "visdial.h5", sizes=f"{WIDTH}x{HEIGHT}")
     assert_row(reader["378466"], row)
+    with h5py.File(tmp_path / "visdial.h5", "r+") as file:
+        del file["image_id"]
+        file["image_id"] = np.array([b""])
+    job = Import(files=[tmp_path / "visdial.h5"], output=tmp_path / "no id", sizes="999x999")
+    assert import_file(job) == (0, 1)
+    (reject,) = read_table(job.output, REJECTS).to_pylist()
+    assert reject["detail"] == "no id"
 
 
 # --- Oscar and VinVL ------------------------------------------------------------------------------
