@@ -649,6 +649,21 @@ def test_sizes_of_images_without_boxes_in_hdf5(tmp_path: Path) -> None:
     assert [(reader[i].width, reader[i].height) for i in ("7", "8")] == [(500, 375), (640, 480)]
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_npz_without_sizes_asks_for_them_once(tmp_path: Path, transposed: bool) -> None:
+    rows = [make_row("9", 3), make_row("25", 6)]  # features [6, 6] have the side of the others
+    (tmp_path / "npz").mkdir()
+    for row in rows:
+        features = np.asarray(row.features)
+        arrays = {"x": features.T if transposed else features, "bbox": row.boxes}
+        np.savez_compressed(tmp_path / "npz" / f"{row.image_id}.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"features in \.npz, without the sizes"):
+        rows_of(tmp_path / "out", tmp_path / "npz")
+    reader = rows_of(tmp_path / "out", tmp_path / "npz", sizes=f"{WIDTH}x{HEIGHT}")
+    for row in rows:
+        assert_row(reader[row.image_id], row)
+
+
 def test_sizes_in_arrays_of_one_number(tmp_path: Path) -> None:
     arrays = {"x": np.ones((1, 4), np.float16), "bbox": np.array([[0, 0, 9, 9]], np.float32)}
     np.savez(tmp_path / "a.npz", **arrays, num_bbox=[1], image_h=np.array([375]), image_w=500)  # type: ignore[arg-type]
