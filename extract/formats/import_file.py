@@ -289,7 +289,7 @@ class Converter:
 
 def read_items(source: Source, context: Context) -> Iterator[Item]:
     """Yields a function for each record of a source; calling it reads the record."""
-    context.done = 0.0
+    context.done, context.states_sizes = 0.0, False
     if source.reader == "tsv":
         return tsv.read(source.path, context, source.format)
     return READ[source.reader](source.path, context)

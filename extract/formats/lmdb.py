@@ -161,8 +161,7 @@ def parse_record(
         if (stated_id := str(fields.get("image_id", name))) != name and "feature_path" not in item:
             raise BadRecord(f"image_id is {stated_id[:100]}, the key is {name}")
         fields["image_id"] = name
-        if not {"image_w", "image_h"} <= fields.keys():
-            context.add_size(fields, sizes, path, "an LMDB of features")
+        context.require_size(fields, sizes, path, "an LMDB of features")
         count_arrays(fields)
     except (BadPickle, BadRecord) as error:
         return InvalidRecord(key=name, detail=str(error))

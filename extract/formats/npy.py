@@ -119,8 +119,7 @@ def read_record(file: Path, root: Path, context: Context, sizes: Sizes | None) -
         if absent := {"boxes", "features"} - fields.keys():
             raise BadRecord(f"no {', '.join(sorted(absent))}")
         fields["image_id"] = str(fields["image_id"])
-        if not {"image_w", "image_h"} <= fields.keys():
-            context.add_size(fields, sizes, root, "features in .npy")
+        context.require_size(fields, sizes, root, "features in .npy")
         count_arrays(fields)
     except BadRecord as error:
         return InvalidRecord(key=key, detail=str(error), reason=error.reason)

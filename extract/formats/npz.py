@@ -98,8 +98,7 @@ def read_record(
             fields = cocobu.parse_members(members, key, file, context, sizes)
         else:
             fields = parse_members(members, key, transposes)
-            if not {"image_w", "image_h"} <= fields.keys():
-                context.add_size(fields, sizes(root), root, "features in .npz")
+            context.require_size(fields, sizes(root), root, "features in .npz")
     except BadRecord as error:
         return InvalidRecord(key=file.name, detail=str(error), reason=error.reason)
     return make_record(str(fields["image_id"]), fields)

@@ -413,6 +413,31 @@ def test_features_with_their_labels(tmp_path: Path, columns: int, labels: str) -
         np.testing.assert_array_equal(reader["9"].class_ids, [0, 1, 0])
 
 
+@pytest.mark.parametrize("is_spatial", [False, True])
+def test_an_image_without_its_line_of_labels_is_a_reject(tmp_path: Path, is_spatial: bool) -> None:
+    row = make_row("9", 3)
+    array = text(with_spatial(row) if is_spatial else row.features)
+    value = json.dumps({"num_boxes": 3, "features": array})
+    (tmp_path / "feature.tsv").write_text(f"8\t{value}\n9\t{value}\n7\t{value}\n")
+    objects = objects_of(row, ["a", "b", "a"], False)
+    (tmp_path / "label.tsv").write_text(f"9\t{json.dumps(objects)}\n")
+    (tmp_path / "hw.tsv").write_text(f'9\t[{{"height": {HEIGHT}, "width": {WIDTH}}}]\n')
+    assert import_file(Import(files=[tmp_path], output=tmp_path / "out")) == (1, 2)
+    assert_row(RegionReader(tmp_path / "out")["9"], row)
+    rejects = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert [row["key"] for row in rejects] == ["8", "7"]
+    assert "no line of label.tsv or hw.tsv has this id" in rejects[0]["detail"]
+
+
+def test_a_record_without_a_size_is_a_reject_after_others_with_one(tmp_path: Path) -> None:
+    items = {key: volta_item(make_row(key, 2)) for key in ("1", "2", "3")}
+    del items["2"]["img_w"]
+    path = write_lmdb(tmp_path / "db", items)
+    assert import_file(Import(files=[path], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert reject["key"] == "2" and "give --sizes" in reject["detail"]
+
+
 def test_labels_alone_are_named_once(tmp_path: Path) -> None:
     value = json.dumps(objects_of(make_row("9", 2), ["a", "b"], False))
     (tmp_path / "train.label.tsv").write_text(f"9\t{value}\n10\t{value}\n")
