@@ -233,6 +233,33 @@ def test_the_columns_of_a_distribution_show_the_first_number(tmp_path: Path) -> 
     np.testing.assert_array_equal(reader["a"].class_ids, [79, 0])
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_ids_that_are_columns_of_a_distribution_count_from_one(
+    tmp_path: Path, first: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probs = np.roll(distributions(3, 1601), 1, axis=1)  # the highest column is the second one
+    probs[2] = np.roll(probs[2], -1)  # or the background, in the last box
+    for name, part in (("a", slice(0, 0)), ("b", slice(0, 3)), ("c", slice(2, 3))):
+        ids = probs[part].argmax(axis=1) if first else probs[part, 1:].argmax(axis=1)
+        item = {
+            "image_id": name,
+            "features": np.ones((len(ids), DIM), np.float32),
+            "bbox": np.tile(np.array([[0, 0, 5, 5]], np.float32), (len(ids), 1)),
+            "image_width": 20,
+            "image_height": 10,
+            "cls_prob": probs[part],
+            "objects": ids,
+        }
+        (tmp_path / "npy").mkdir(exist_ok=True)
+        np.save(tmp_path / "npy" / f"{name}.npy", item)  # type: ignore[arg-type]
+    reader = read_rows(tmp_path / "npy", tmp_path / "back")
+    background = -1 if first else probs[2, 1:].argmax()
+    np.testing.assert_array_equal(reader["b"].class_ids, [0, 0, background])
+    np.testing.assert_array_equal(reader["c"].class_ids, [background])
+    shown = "the distribution of b, whose largest columns are its class ids, shows that"
+    assert (shown in capsys.readouterr().err) == bool(first)
+
+
 @pytest.mark.parametrize("name", ["tsv", "lmdb", "npz", "hdf5"])
 def test_regions_of_the_background_go_there_and_back(tmp_path: Path, name: str) -> None:
     old_port(tmp_path / "npz", "a", [1600, 0], [0, 400])
