@@ -138,6 +138,30 @@ def test_an_lmdb_of_other_values_is_named_once(tmp_path: Path, value: Any) -> No
         rows_of(tmp_path / "out", path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (b"CC_1.npz", b"PK\x03\x04rest", "CC_1.npz is a compressed .npz, as in UNITER's"),
+        (b"coco_1.npz", b'["a"]', "__keys__ is the list of keys of UNITER's or tensorpack's"),
+        (
+            b"00000000",
+            b"\x83\xa6img_id\xa31",
+            "00000000 is msgpack, as in UNITER's and tensorpack's",
+        ),
+        (b"00000000", b"\x97\xa31", "00000000 is msgpack"),
+        (b"1", b"\xff\xd8\xff\xe0", r"1 is an image \(JPEG\)"),
+    ],
+)
+def test_an_lmdb_of_no_pickles_is_named_once(
+    tmp_path: Path, key: bytes, value: bytes, message: str
+) -> None:
+    with lmdb.open(str(tmp_path / "db")) as opened, opened.begin(write=True) as put:
+        put.put(key, value)
+        put.put(b"__keys__", b'["a"]')
+    with pytest.raises(InputError, match=f"another type of LMDB: {message}"):
+        rows_of(tmp_path / "out", tmp_path / "db")
+
+
 # --- npy and npz ----------------------------------------------------------------------------------
 
 
