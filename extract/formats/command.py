@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmill.extract.config import COMPRESSIONS, DTYPES, Storage
 from vlmill.extract.formats.names import BACKGROUNDS, FORMATS, describe_formats
-from vlmill.runtime.console.command import int_at_least, print_reading_hint
+from vlmill.runtime.console.command import int_at_least, print_reading_hint, print_status
 from vlmill.schemas.rejects import format_rejects
 
 IMPORT_EXAMPLES = f"""examples:
@@ -159,7 +159,9 @@ def command_import(arguments: argparse.Namespace) -> int:
     print_reading_hint(arguments.output, "regions")
     counts = reject_counts(arguments.output)
     print(f"{arguments.output}: {regions} rows of regions, {format_rejects(counts)}")
-    return 1 if counts[DAMAGE] or (rejects and not regions) else 0
+    if not regions and not rejects:
+        print_status(f"error: FILE {job.name} has no images; give a file that has some")
+    return 1 if counts[DAMAGE] or not regions else 0
 
 
 def command_export(arguments: argparse.Namespace) -> int:

@@ -31,7 +31,9 @@ ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def is_layout(file: h5py.File) -> bool:
-    """Returns whether the first object of a file is a group that holds features, at any depth."""
+    """Returns whether the first object of a file is a group that holds features or boxes, at any
+    depth.
+    """
     group: Any = file
     for _ in range(MAX_DEPTH):
         first = next(iter(group), None)
@@ -40,7 +42,7 @@ def is_layout(file: h5py.File) -> bool:
         group = group[first]
         if not isinstance(group, h5py.Group):
             return False
-        if "features" in group:
+        if any(name in group for name in NEEDED):
             return True
     return False
 

@@ -115,7 +115,7 @@ def recognise_zip(path: Path) -> str | None:
             names = [m.filename for m in archive.infolist() if not m.is_dir()]
     except ZIP_ERRORS:
         return "npz" if path.suffix == npz.ENDING else "vl-bert" if path.suffix == ".zip" else None
-    if any(name.endswith(vlbert.ENDING) for name in names):
+    if any(vlbert.is_member(name) for name in names):
         return "vl-bert"
     is_arrays = path.suffix == npz.ENDING or (names and all(n.endswith(".npy") for n in names))
     return "npz" if is_arrays else None

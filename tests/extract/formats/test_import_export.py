@@ -363,6 +363,16 @@ def test_a_file_without_a_good_row(tmp_path: Path) -> None:
     assert imported(tmp_path, b"", format="tsv6") == []
 
 
+def test_a_file_without_records_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "\t".join(tsv.FIELDS["tsv6"])
+    (tmp_path / "header.tsv").write_text(f"{names}\n")
+    lmdb.open(str(tmp_path / "db")).close()
+    for name in ("header.tsv", "db"):
+        arguments = ["import", str(tmp_path / name), "--output", str(tmp_path / f"{name}.out")]
+        assert run_command(command, arguments) == 1
+        assert f"error: FILE {tmp_path / name} has no images" in capsys.readouterr().err
+
+
 def test_an_unknown_file_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content in {"text": b"hello\nworld\n", "empty": b"", "four": b"a\tb\tc\td\n"}.items():
         (tmp_path / name).write_bytes(content)
