@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,6 +224,31 @@ def test_what_a_format_needs_and_rows_lack_is_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"has no {missing}.*--format"):
             export_file(source, tmp_path / "file", name)
         assert not (tmp_path / "file").exists()
+
+
+def test_a_full_disk_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regions, full = write_regions(tmp_path / "regions", ROWS), "No space left on device"
+    export(regions, tmp_path / "a.tsv", "tsv6")
+    calls = {"import": str(tmp_path / "a.tsv"), "export": str(regions)}
+    errors = {
+        "import": OSError(f"Error writing bytes to file. Detail: [errno 28] {full}"),
+        "export": OSError(errno.ENOSPC, full),
+    }
+    for name, source in calls.items():
+
+        def fail(*_: Any, error: OSError = errors[name], **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(f"vlmill.extract.formats.{name}_file.{name}_file", fail)
+        output = tmp_path / f"{name}.out"
+        arguments = [name, source, "--output", str(output)]
+        arguments += ["--format", "tsv6"] if name == "export" else []
+        assert run_command(command, arguments) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        expected = f"failed: --output {output}: {full}; free disk space, and the same command"
+        assert line.startswith(expected)
 
 
 def test_an_export_never_replaces_a_folder(tmp_path: Path) -> None:
