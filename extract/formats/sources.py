@@ -47,6 +47,7 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
     an unknown format, or a format other than ``name``.
     """
     paths = [path for argument in arguments for path in expand(argument)]
+    paths = [path for path in paths if not completes_other(path, paths)]
     found = [source for path in paths for source in sources_of(path, name)]
     return drop_companions(list(dict.fromkeys(found)))
 
@@ -139,7 +140,7 @@ def sources_in(folder: Path) -> Iterator[Source]:
         if ending == npz.ENDING:
             per_image["npz"] = None
         elif ending == ".npy":
-            if not belongs_to_npz(file.parent):
+            if features_beside(file.parent) is None:
                 per_image["npy"] = None
         elif ending == vlbert.ENDING:
             first_json = first_json or file
@@ -161,13 +162,29 @@ def sources_in(folder: Path) -> Iterator[Source]:
         yield make_source(folder, "vl-bert")
 
 
-def belongs_to_npz(folder: Path) -> bool:
-    """Returns whether a folder of ``.npy`` holds the boxes or means of adjacent cocobu features."""
+def completes_other(path: Path, paths: Sequence[Path]) -> bool:
+    """Returns whether a folder only completes cocobu features that are among ``paths``.
+
+    Raises InputError if it completes others.
+    """
+    features = features_beside(path)
+    if features is None or not path.is_dir():
+        return False
+    if features not in paths:
+        raise InputError(
+            f"FILE {path} has the boxes or the means of the features in {features}; give that "
+            "folder, and the boxes are found"
+        )
+    return True
+
+
+def features_beside(folder: Path) -> Path | None:
+    """Returns the folder of cocobu features next to a folder of their boxes or means."""
     for end in (cocobu.BOX, cocobu.FC):
         if folder.name.endswith(end):
-            base = folder.name.removesuffix(end)
-            return folder.with_name(f"{base}{cocobu.ATT}").is_dir()
-    return False
+            features = folder.with_name(f"{folder.name.removesuffix(end)}{cocobu.ATT}")
+            return features if features.is_dir() else None
+    return None
 
 
 def drop_companions(sources: list[Source]) -> list[Source]:

@@ -267,6 +267,10 @@ def test_cocobu_features_take_their_boxes_from_the_next_folder(
     np.save(tmp_path / "in" / "cocobu_fc" / "9.npy", row.boxes.mean(0))
     reader = rows_of(tmp_path / "out", tmp_path / "in" / given, sizes=f"{WIDTH}x{HEIGHT}")
     assert_row(reader["9"], row)
+    folders = str(tmp_path / "in" / "cocobu_*")  # the boxes complete the features
+    assert_row(rows_of(tmp_path / "all", folders, sizes=f"{WIDTH}x{HEIGHT}")["9"], row)
+    with pytest.raises(InputError, match=r"has the boxes .* of the features in .*cocobu_att"):
+        rows_of(tmp_path / "box", tmp_path / "in" / "cocobu_box")
 
 
 def test_npz_of_boxes_or_of_nothing_known_are_named_once(
