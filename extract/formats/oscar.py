@@ -166,19 +166,18 @@ def read_record(
             found = {"num_boxes": texts[0].decode("ascii", "replace"), "features": texts[-1]}
         else:
             take(_parse(texts[0]), found)
-        is_listed = False
+        unlisted = []
         for companion in companions:
             if not {"objects", "image_w"} <= found.keys():
                 value = companion.find(raw)
-                is_listed |= value is not None
+                unlisted += [companion.name] if value is None else []
                 take(value, found)
         try:
             fields = make_fields(key, found, context, sizes, path)
         except InputError:
-            if not companions or is_listed:
+            if not unlisted:
                 raise
-            names = " or ".join(companion.name for companion in companions)
-            raise BadRecord(f"no line of {names} has this id") from None
+            raise BadRecord(f"no line of {' or '.join(unlisted)} has this id") from None
     except BadRecord as error:
         return InvalidRecord(key=key, detail=f"{location}: {error}", reason=error.reason)
     return make_record(key, fields)

@@ -449,7 +449,8 @@ def test_an_image_without_its_line_of_labels_is_a_reject(tmp_path: Path, is_spat
     (tmp_path / "feature.tsv").write_text(f"8\t{value}\n9\t{value}\n7\t{value}\n")
     objects = objects_of(row, ["a", "b", "a"], False)
     (tmp_path / "label.tsv").write_text(f"9\t{json.dumps(objects)}\n")
-    (tmp_path / "hw.tsv").write_text(f'9\t[{{"height": {HEIGHT}, "width": {WIDTH}}}]\n')
+    size = f'[{{"height": {HEIGHT}, "width": {WIDTH}}}]'
+    (tmp_path / "hw.tsv").write_text(f"9\t{size}\n" + ("" if is_spatial else f"7\t{size}\n"))
     assert import_file(Import(files=[tmp_path], output=tmp_path / "out")) == (1, 2)
     assert_row(RegionReader(tmp_path / "out")["9"], row)
     rejects = read_table(tmp_path / "out", REJECTS).to_pylist()
