@@ -354,6 +354,14 @@ def test_lines_cut_off_repeated_and_blank(tmp_path: Path) -> None:
     assert imported(tmp_path, content) == [("coco/a b", "duplicate"), ("12", "bad_record")]
 
 
+def test_a_line_of_many_fields_is_not_split(tmp_path: Path) -> None:
+    assert len(tsv.split_fields(b"a\t" * 1000)) == tsv.MAX_FIELDS + 1
+    content = b"a\t" * 1000 + b"\n"
+    assert imported(tmp_path, content, format="tsv6") == [("a", "bad_record")]
+    (row,) = read_table(tmp_path / "back", REJECTS).to_pylist()
+    assert "1001 fields, must be 6" in row["detail"]
+
+
 def test_a_header_and_quotes_of_python_are_understood(tmp_path: Path) -> None:
     header = b"\t".join(name.encode() for name in tsv.FIELDS["tsv"]).replace(b"image_id", b"img_id")
     quoted = [with_field(line, 9, lambda text: b"b'%s'" % text) for line in lines_of(tmp_path)]
