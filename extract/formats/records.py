@@ -40,6 +40,8 @@ COLUMNS = {
     "attrs_id": "attribute_ids",
     "attrs_conf": "attribute_scores",
 }
+PROBABILITIES = ("cls_prob", "objects_conf", "attrs_conf")
+PROBABILITY_TOLERANCE = 1e-5  # a softmax in float32, or its sum, may round to above 1
 LISTS = ("objects_id", "objects_conf", "attrs_id", "attrs_conf")
 # The fields' names in other projects: vilbert-multi-task and MMF, VOLTA, MILVLG and GQA.
 ALIASES = {
@@ -227,6 +229,9 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     for name in ("objects_conf", "attrs_conf"):  # features and distributions: when they are stored
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
+    for name in PROBABILITIES:
+        if name in arrays and not are_probabilities(arrays[name]):
+            raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     is_clipped = outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX)
@@ -335,6 +340,16 @@ def check_boxes(boxes: Array) -> None:
         raise BadRecord("a box is not finite", Reason.NOT_FINITE)
     if (boxes[:, 2:] < boxes[:, :2]).any():
         raise BadRecord("a box ends before it begins")
+
+
+def are_probabilities(array: Array) -> bool:
+    """Returns whether all numbers that are not NaN are from 0 to 1."""
+    if not array.size:
+        return True
+    low, high = array.min(), array.max()
+    if low >= 0 and high <= 1 + PROBABILITY_TOLERANCE:
+        return True
+    return not ((array < 0) | (array > 1 + PROBABILITY_TOLERANCE)).any()
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:

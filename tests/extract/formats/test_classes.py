@@ -172,6 +172,14 @@ def test_files_that_state_different_backgrounds_are_not_mixed(tmp_path: Path) ->
     assert (reject["key"], reject["detail"]) == ("b", "background is none, of those before first")
 
 
+def test_numbers_that_are_not_probabilities_are_rejects(tmp_path: Path) -> None:
+    for name, probs in (("a", distributions(2, 9)), ("b", np.full((2, 9), 3.5, np.float32))):
+        write_npz(tmp_path / "npz", name, info={"cls_prob": probs, "background": "first"})
+    assert read_rows(tmp_path / "npz", tmp_path / "back").image_ids == ["a"]
+    (reject,) = read_table(tmp_path / "back", REJECTS).to_pylist()
+    assert reject["detail"] == "cls_prob has a number outside 0..1; it must be after the softmax"
+
+
 # --- The first class ------------------------------------------------------------------------------
 
 

@@ -332,6 +332,8 @@ def nan(_: bytes) -> bytes:
             "bad_record",
         ),
         (9, nan, "not_finite"),
+        (4, lambda text: base64.b64encode(np.array([1, 0, 1.1], "<f4").tobytes()), "bad_record"),
+        (6, lambda text: base64.b64encode(np.array([1, -1, 0], "<f4").tobytes()), "bad_record"),
         (9, lambda text: base64.b64encode(bytes(3 * 4 * 7)), "bad_record"),  # another width
         (0, lambda text: b"\xff", "bad_record"),
         (0, lambda text: b"", "bad_record"),
