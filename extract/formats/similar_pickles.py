@@ -41,7 +41,7 @@ INDEXES = {"PUT", "BINPUT", "LONG_BINPUT"}
 VIEWS = {"BINBYTES": 4, "BINBYTES8": 8, "BYTEARRAY8": 8}
 # What every record repeats, such as versions, names of entries, modules and types.
 SMALLEST_NUMBER = 4
-REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[a-z][0-9]")
+REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[A-Za-z][0-9]|[SU][0-9]{1,4}")
 FRAME = "FRAME"  # states the bytes up to the next one, and is not needed
 FRAME_BYTES = 8
 
