@@ -85,7 +85,7 @@ class PartWriter:
             self._reject([row])
             return False
         self._rows.append(row)
-        self._row_bytes += 0 if row.features is None else row.features.nbytes
+        self._row_bytes += sum(a.nbytes for a in (row.features, row.class_probs) if a is not None)
         most = min(ROWS_PER_GROUP, self._part.rows - self._written)
         if len(self._rows) == most or self._row_bytes >= BYTES_PER_GROUP:
             self._flush()
