@@ -2,10 +2,10 @@
 
 Regions of 36 boxes x 2048 float32, as published, in files of every format. The limit is what no
 program can avoid: to read and write the same files (one an image, where the format has these), with
-the codes that the format prescribes: base64 (Python's own), the CRC-32 of a zip, the transposition of
-OpenVQA's features, and for an import the SHA-256 that every table has. ``limit`` is in the same unit, measured in turns with the format,
-and the bar is twice the limit. What every run costs is not counted: the seconds are those of all
-images less those of the first 16, for both.
+the codes that the format prescribes: base64 (Python's own), the CRC-32 of a zip, the transposition
+of OpenVQA's features, and for an import the SHA-256 that every table has. ``limit`` is in the same
+unit, measured in turns with the format, and the bar is twice the limit. What every run costs is not
+counted: the seconds are those of all images less those of the first 16, for both.
 
     python benchmarks/formats.py --full
 """
