@@ -53,9 +53,13 @@ IDS = ("image_ids", "image_id", "img_id")
 
 
 def is_hdf5(path: Path) -> bool:
-    """Returns whether ``path`` is an HDF5 file."""
+    """Returns whether ``path`` is an HDF5 file; a block of another program may precede it."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        for start in (0, 512, 1024, 2048):
+            file.seek(start)
+            if file.read(len(MAGIC)) == MAGIC:
+                return True
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,7 @@ class Layout:
     """
 
     path: Path
-    data: Mapping[str, h5py.Dataset | Array]
+    data: Mapping[str, Any]  # h5py.Dataset, or an array
     count: int
     ranges: Array | None
     states: Mapping[str, Any]

@@ -97,7 +97,7 @@ def recognise(path: Path) -> str | None:
         return recognise_zip(path)
     if head.startswith(NPY_MAGIC):
         return "npy"
-    if head.startswith(hdf5.MAGIC):
+    if hdf5.is_hdf5(path):
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
