@@ -1,11 +1,11 @@
 """Reads the pickles of many records, in which the same instructions repeat with other values.
 
 The safe reader (:mod:`~vlmill.models.convert.plain_pickle`) executes each instruction in Python. It
-reads the first pickle of a kind, and a second time with a :class:`Hole` for each text, number and
-array of bytes that may differ: what it returns then shows where these belong. A later pickle with
-the same instructions, in the same order and with the same indexes, has the same structure; its
-values are cut out of it and put into the holes. Nothing executes it, and the bytes of arrays are
-not copied.
+reads the first pickle of a kind twice. The second time each text, number and array of bytes that
+may differ is replaced by a :class:`Hole`, so the result shows the structure. A later pickle with
+the same instructions, in the same order and with the same indexes, has the same structure: its
+values are cut out and put into the holes. Nothing executes it, and the bytes of arrays are not
+copied.
 """
 
 import io
@@ -27,9 +27,7 @@ from vlmill.models.convert.plain_pickle import (
 )
 
 MAX_KINDS = 8
-MAX_LEARNT = (
-    64  # kinds: in a file where every pickle is of another kind, the search only costs time
-)
+MAX_LEARNT = 64  # kinds: where every pickle is of another kind, the search only costs time
 MAX_INSTRUCTIONS = 1_000  # of a pickle whose kind is remembered: records have some 300
 MAX_FIXED = 4096  # bytes of a step
 MAX_HOLES = 256  # whose numbers fit the instruction
@@ -44,8 +42,6 @@ SMALLEST_NUMBER = 4
 REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[A-Za-z][0-9]|[SU][0-9]{1,4}")
 FRAME = "FRAME"  # states the bytes up to the next one, and is not needed
 FRAME_BYTES = 8
-
-
 Fill = Callable[[list[Any]], Any]
 
 
@@ -141,10 +137,10 @@ class SimilarPickles:
 
 
 def _learn(data: bytes) -> tuple[list[Step], Fill] | None:
-    """Returns the steps of a valid pickle, and a function from its values to what it holds.
+    """Returns the steps of a valid pickle, and a function that makes its content from its values.
 
     None if it has too many instructions, long texts of Python 2, an index for which a reader would
-    reserve memory, or values that decide what it holds.
+    reserve memory, or a value that decides its structure.
     """
     steps, outline, start, holes = list[Step](), list[bytes](), 0, 0
     for count, (code, value, position) in enumerate(pickletools.genops(data)):
@@ -219,7 +215,7 @@ def _read_values(data: memoryview, steps: list[Step]) -> list[Any] | None:
 
 
 class _Filling:
-    """Makes functions from the values of a pickle to what it holds.
+    """Makes functions that return the content of a pickle from its values.
 
     A list that holds twice the same list that holds twice the same ... would take forever: at most
     :data:`MAX_INSTRUCTIONS` values are looked at.
