@@ -12,6 +12,6 @@ shards), ``import_file``; ``plan``, ``unfinished`` (an export until it is comple
 ``export_file``. The formats are ``tsv``, ``lmdb`` (with ``lmdb_pages`` and ``lmdb_file``, which
 read and write an LMDB without its library), ``npy`` and ``npz`` (with ``arrays`` and ``folders``),
 ``pickled`` and ``similar_pickles`` (write and read the pickles of these formats), ``uniter``,
-``cocobu``, ``hdf5`` (with ``hdf5_groups`` and ``hdf5_write``), ``oscar``, ``oscar_write`` and
+``cocobu``, ``hdf5`` (with ``hdf5_write``), ``oscar``, ``oscar_write`` and
 ``vlbert``.
 """

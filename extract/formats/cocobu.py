@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,19 @@ def parse_members(
 
     Raises BadRecord, and InputError for a folder without boxes or sizes.
     """
-    folder = file.parent
+    base, boxes = find_boxes(file.parent)
+    fields: dict[str, Any] = {"image_id": image_id}
+    context.add_size(fields, sizes(base), file.parent, LAYOUT)
+    fields["boxes"] = read_array(boxes / f"{file.stem}.npy")
+    features = next(members[name] for name in sorted(FEATURES) if name in members)
+    if np.ndim(fields["boxes"]) != 2:
+        raise BadRecord(f"the boxes are {np.shape(fields['boxes'])}, expected [N, 4]")
+    return {**fields, "features": features, "num_boxes": len(fields["boxes"])}
+
+
+@lru_cache(maxsize=1)
+def find_boxes(folder: Path) -> tuple[Path, Path]:
+    """Returns the path NAME of a folder NAME_att, and its folder of boxes. Raises InputError."""
     base = folder.with_name(folder.name.removesuffix(ATT))
     boxes = base.with_name(f"{base.name}{BOX}")
     if base == folder or not boxes.is_dir():
@@ -42,13 +55,7 @@ def parse_members(
             f"FILE {folder}: cocobu features (feat) without boxes; give the folder NAME{ATT} with "
             f"NAME{BOX} next to it"
         )
-    fields: dict[str, Any] = {"image_id": image_id}
-    context.add_size(fields, sizes(base), folder, LAYOUT)
-    fields["boxes"] = read_array(boxes / f"{file.stem}.npy")
-    features = next(members[name] for name in sorted(FEATURES) if name in members)
-    if np.ndim(fields["boxes"]) != 2:
-        raise BadRecord(f"the boxes are {np.shape(fields['boxes'])}, expected [N, 4]")
-    return {**fields, "features": features, "num_boxes": len(fields["boxes"])}
+    return base, boxes
 
 
 def write(rows: Rows, files: Unfinished, plan: ExportPlan) -> None:

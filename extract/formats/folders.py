@@ -24,16 +24,38 @@ def walk_files(path: Path, ending: str) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
+    for base, names in _walk_names(path, ending):
+        folder = Path(base)
+        for name in names:
+            yield folder / name
+
+
+def _walk_names(path: Path, ending: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields each folder with the names of its files that :func:`walk_files` yields."""
     for base, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.lower().endswith(ending) and not name.startswith((".", TEMPORARY_PREFIX)):
-                yield Path(base, name)
+        yield (
+            base,
+            [
+                name
+                for name in sorted(names)
+                if name.lower().endswith(ending) and not name.startswith((".", TEMPORARY_PREFIX))
+            ],
+        )
 
 
 def count_files(path: Path, ending: str) -> int:
     """Counts the files that :func:`walk_files` yields, at least 1."""
-    return max(1, sum(1 for _ in walk_files(path, ending)))
+    return max(1, sum(len(names) for _, names in _walk_names(path, ending)))
+
+
+def count_bytes(path: Path) -> int:
+    """Returns the size of a file, or of all files that :func:`walk_files` yields."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(
+        os.stat(f"{base}/{name}").st_size for base, names in _walk_names(path, "") for name in names
+    )
 
 
 def file_name(image_id: str, ending: str, *, name: str) -> str:

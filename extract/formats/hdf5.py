@@ -4,7 +4,9 @@
 - adaptive: [B, D], [B, 4], [B, 6] of all boxes, and ``pos_boxes`` [P, 2]: an image's first row, and
   the row after its last;
 - VisDial: ``features`` and ``boxes`` as in fixed, ``image_id`` [P];
-- VOLTA: one group per image (:mod:`~vlmill.extract.formats.hdf5_groups`).
+- VOLTA (``features_extraction/large_tsv_to_h5.py``): one group per image, of its name, with
+  features, boxes, obj_id, obj_conf, attr_id, attr_conf, img_w and img_h. An id with slashes gives
+  nested groups.
 
 ``spatial_features`` are x1, y1, x2, y2, width and height as fractions of the image, so they
 determine the size of an image. The VQA code bases keep the ids in a pickle next to the file,
@@ -14,6 +16,7 @@ and a row's other columns: ``cls_prob``, ``objects_id``, ``objects_conf``, ``att
 """
 
 import math
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +26,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from vlmill.extract.formats import hdf5_groups
 from vlmill.extract.formats.context import Context, Item
 from vlmill.extract.formats.records import (
     ALIASES,
@@ -34,7 +36,9 @@ from vlmill.extract.formats.records import (
     BadRecord,
     InvalidRecord,
     Record,
+    count_arrays,
     make_record,
+    rename_fields,
 )
 from vlmill.models.convert import plain_pickle
 from vlmill.schemas.errors import InputError
@@ -47,14 +51,22 @@ MAX_WIDTH = 2**22  # numbers of one row of a data set: 1,000 boxes x 4,096
 MAX_CHUNK_BYTES = 2**28
 # Errors of h5py for a damaged file.
 ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+MAX_DEPTH = 20  # of VOLTA's groups
+MAX_ENTRIES = 100  # of a group
+MAX_BYTES = 2**26  # of a data set of a group: 1,000 boxes x 2048 float32 are 8 MB
 SPATIAL = "spatial_features"
+NEEDED = ("features", "boxes")
 IDS = ("image_ids", "image_id", "img_id")
 
 
 def is_hdf5(path: Path) -> bool:
-    """Returns whether ``path`` is an HDF5 file."""
+    """Returns whether ``path`` is an HDF5 file; a block of another program may precede it."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        for start in (0, 512, 1024, 2048):
+            file.seek(start)
+            if file.read(len(MAGIC)) == MAGIC:
+                return True
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +78,7 @@ class Layout:
     """
 
     path: Path
-    data: Mapping[str, h5py.Dataset]
+    data: Mapping[str, Any]  # h5py.Dataset, or an array
     count: int
     ranges: Array | None
     states: Mapping[str, Any]
@@ -87,8 +99,11 @@ def read(path: Path, context: Context) -> Iterator[Item]:
         return
     with file:
         try:
-            if hdf5_groups.is_layout(file):
-                yield from hdf5_groups.read(file, path, context)
+            if has_groups(file):
+                total = max(1, len(file))
+                for number, name in enumerate(file):
+                    context.done = number / total
+                    yield from read_groups(file, name, 0)
                 return
             layout = find_layout(file, path, context)
             images = list_images(layout)
@@ -120,7 +135,7 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
         names["image_id"] = ids[0]
     known = {*KINDS, SPATIAL, "pos_boxes", "image_id", "image_w", "image_h"}
     names = {name: stored for name, stored in names.items() if name in known}
-    for needed in ("features", "boxes"):
+    for needed in NEEDED:
         if not isinstance(file.get(names.get(needed, needed)), h5py.Dataset):
             raise InputError(
                 f"FILE {path} has no data set of {needed} (it has {', '.join(list(file)[:10])}), "
@@ -148,7 +163,7 @@ def find_layout(file: h5py.File, path: Path, context: Context) -> Layout:
     sizes = None if sized else context.sizes_near(path)
     return Layout(
         path=path,
-        data={name: file[stored] for name, stored in names.items()},
+        data={name: map_dataset(file[stored], path) for name, stored in names.items()},
         count=count,
         ranges=ranges,
         states={name: file.attrs.get(name) for name in STATED},
@@ -170,6 +185,24 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")
     if not data.ndim or len(data) > path.stat().st_size:
         raise InputError(f"FILE {path}: {name} is {data.shape}, more rows than the file has bytes")
+
+
+def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
+    """Returns a data set of numbers as an array that maps its place in the file.
+
+    Reading a part of it through the library takes ten times as long. A data set in chunks, or of
+    which the file is cut, is returned unchanged.
+    """
+    offset, kind = data.id.get_offset(), data.dtype
+    if kind.kind not in "iuf" or data.chunks is not None or offset is None or not data.size:
+        return data
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if offset + data.nbytes > len(mapped):
+        return data
+    array: Array = np.ndarray(data.shape, kind, mapped, offset)
+    # The library decides where a file begins, and what the bits of a number mean.
+    return array if array[-1].tobytes() == data[-1].tobytes() else data
 
 
 def list_images(layout: Layout) -> list[tuple[int, str]]:
@@ -273,3 +306,75 @@ def find_size(boxes: Array, spatial: Array) -> dict[str, int]:
             raise BadRecord(f"{SPATIAL} and the boxes do not give one {name}")
         size[name] = number
     return size
+
+
+# --- VOLTA's groups ---
+
+
+def has_groups(file: h5py.File) -> bool:
+    """Returns whether the first object of a file is a group that holds features or boxes, at any
+    depth.
+    """
+    group: Any = file
+    for _ in range(MAX_DEPTH):
+        first = next(iter(group), None)
+        if first is None or not _is_own(group, first):
+            return False
+        group = group[first]
+        if not isinstance(group, h5py.Group):
+            return False
+        if any(name in group for name in NEEDED):
+            return True
+    return False
+
+
+def _is_own(group: h5py.Group, name: str) -> bool:
+    return isinstance(group.get(name, getlink=True), h5py.HardLink)
+
+
+def read_groups(parent: h5py.Group, name: str, depth: int) -> Iterator[Item]:
+    """Yields the record of a group, or the records of the groups in it."""
+    key = f"{parent.name}/{name}".lstrip("/")
+    try:
+        group = parent[name] if _is_own(parent, name) else None
+        if not isinstance(group, h5py.Group) or depth > MAX_DEPTH:
+            yield partial(InvalidRecord, key=key, detail="not a group of features and boxes")
+            return
+        names = list(group)
+        is_image = not names or "features" in group or "boxes" in group
+    except ERRORS as error:
+        yield partial(_same, _broken(key, f"it cannot be read: {error}"))
+        return
+    if is_image:
+        yield partial(read_group, group, key)
+        return
+    for inner in names:
+        yield from read_groups(group, inner, depth + 1)
+
+
+def read_group(group: h5py.Group, key: str) -> Record:
+    """Returns the row of one group."""
+    try:
+        entries = {name: read_entry(group, name) for name in list(group)[:MAX_ENTRIES]}
+        fields = rename_fields(entries)
+        if absent := {"image_w", "image_h", *NEEDED} - fields.keys():
+            raise BadRecord(f"no {', '.join(sorted(absent))}")
+        count_arrays(fields)
+    except BadRecord as error:
+        return InvalidRecord(key=key, detail=str(error), reason=error.reason)
+    except ERRORS as error:
+        return _broken(key, f"it cannot be read: {error}")
+    return make_record(key, {**fields, "image_id": key})
+
+
+def read_entry(group: h5py.Group, name: str) -> Any:
+    """Returns a data set that the file itself holds, of a bounded size. Raises BadRecord."""
+    data = group[name] if _is_own(group, name) else None
+    if not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
+        raise BadRecord(f"{name} is not a data set of this file")
+    if data.dtype.kind not in "iuf":
+        return None
+    size = math.prod(data.shape) * data.dtype.itemsize
+    if size > MAX_BYTES or math.prod(data.chunks or (1,)) * data.dtype.itemsize > MAX_BYTES:
+        raise BadRecord(f"{name} is {data.shape}", Reason.TOO_LARGE)
+    return data[()] if data.ndim else data[()].item()

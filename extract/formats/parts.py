@@ -14,7 +14,8 @@ from vlmill.runtime.units.unit import Job, Result, Unit, work_folder, write_reco
 from vlmill.schemas.rejects import reject
 from vlmill.schemas.tables import REGIONS, REJECTS
 
-ROWS_PER_GROUP = 16
+# Of a row group, whichever is reached first: each group costs as much as several rows.
+ROWS_PER_GROUP, BYTES_PER_GROUP = 64, 16 * 2**20
 REJECTS_PER_GROUP = 1000
 
 
@@ -44,6 +45,7 @@ class PartWriter:
     ) -> None:
         self._part, self._sorter, self._advance = part, sorter, advance
         self._rows: list[RegionRow] = []
+        self._row_bytes = 0
         self._rejects: list[dict[str, object]] = []
         self._written, self._open = 0, ExitStack()
         arrays = region_arrays(
@@ -83,7 +85,9 @@ class PartWriter:
             self._reject([row])
             return False
         self._rows.append(row)
-        if len(self._rows) == min(ROWS_PER_GROUP, self._part.rows - self._written):
+        self._row_bytes += sum(a.nbytes for a in (row.features, row.class_probs) if a is not None)
+        most = min(ROWS_PER_GROUP, self._part.rows - self._written)
+        if len(self._rows) == most or self._row_bytes >= BYTES_PER_GROUP:
             self._flush()
         return self._written == self._part.rows
 
@@ -96,7 +100,7 @@ class PartWriter:
         self._regions.write(table)
         self._written += len(self._rows)
         self._advance(len(self._rows), ())
-        self._rows = []
+        self._rows, self._row_bytes = [], 0
 
     def _encode(self, rows: list[RegionRow]) -> Any:
         return encode_regions(rows, dtype=self._part.dtype)

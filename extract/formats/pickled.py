@@ -40,9 +40,9 @@ def _value_parts(item: Mapping[str, Any]) -> list[Part]:
     """
     parts, plain = list[Part](), [OPEN_DICT]
     for name, value in item.items():
-        plain.append(_text(name))
+        plain.append(_constant(name))
         if not isinstance(value, np.ndarray) or not value.size:
-            plain.append(_dump(value))
+            plain.append(_constant(value) if type(value) is int else _dump(value))
             continue
         before, after = _array(value.dtype, value.shape)
         if value.nbytes < SMALL:
@@ -64,7 +64,7 @@ def _dump(value: Any) -> bytes:
     return data.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
 
 
-_text = lru_cache(maxsize=CACHED)(_dump)
+_constant = lru_cache(maxsize=CACHED)(_dump)  # names and sizes, which repeat
 
 
 @lru_cache(maxsize=CACHED)

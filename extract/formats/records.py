@@ -219,24 +219,26 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
         if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")
     arrays = {n: reshape_payload(n, fields[n], count) for n in KINDS if fields.get(n) is not None}
-    check_boxes(arrays["boxes"])
     for name in ("objects_id", "attrs_id"):
         if name in arrays:
             numbers = arrays[name]
-            if ((numbers < NO_CLASS) | (numbers > MAX_ID)).any():
+            if count and (numbers.min() < NO_CLASS or numbers.max() > MAX_ID):
                 raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
-    for name in ("objects_conf", "attrs_conf"):  # features and distributions: when they are stored
-        if name in arrays and not np.isfinite(arrays[name]).all():
-            raise BadRecord(f"{name} has a number that is not finite", Reason.NOT_FINITE)
     for name in PROBABILITIES:
         if name in arrays and not are_probabilities(arrays[name]):
             raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
+    # Numbers of other arrays that are not finite are found when the row is stored.
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
-    is_clipped = outside(arrays["boxes"], width, height, IMPORTED_BORDER_PX)
+    boxes = arrays["boxes"]
+    is_clipped = outside(boxes, width, height, IMPORTED_BORDER_PX)
+    if is_clipped and not np.isfinite(boxes).all():
+        raise BadRecord("a box is not finite", Reason.NOT_FINITE)
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise BadRecord("a box ends before it begins")
     if is_clipped:
-        arrays["boxes"] = clip_padding(arrays["boxes"], width, height)
+        arrays["boxes"] = clip_padding(boxes, width, height)
     columns: dict[str, Any] = {COLUMNS[name]: array for name, array in arrays.items()}
     return FileRow(
         image_id=image_id,
@@ -334,22 +336,12 @@ def row_major(name: str, value: Array, count: int) -> Array:
     raise BadRecord(f"{name} is {text}: no side has the {count} boxes of num_boxes")
 
 
-def check_boxes(boxes: Array) -> None:
-    """Raises BadRecord unless all boxes are finite and not inverted."""
-    if not np.isfinite(boxes).all():
-        raise BadRecord("a box is not finite", Reason.NOT_FINITE)
-    if (boxes[:, 2:] < boxes[:, :2]).any():
-        raise BadRecord("a box ends before it begins")
-
-
 def are_probabilities(array: Array) -> bool:
-    """Returns whether all numbers that are not NaN are from 0 to 1."""
-    if not array.size:
+    """Returns whether all finite numbers of an array are from 0 to 1."""
+    if not array.size or (array.min() >= 0 and array.max() <= 1 + PROBABILITY_TOLERANCE):
         return True
-    low, high = array.min(), array.max()
-    if low >= 0 and high <= 1 + PROBABILITY_TOLERANCE:
-        return True
-    return not ((array < 0) | (array > 1 + PROBABILITY_TOLERANCE)).any()
+    wrong = (array < 0) | (array > 1 + PROBABILITY_TOLERANCE)
+    return not (wrong & np.isfinite(array)).any()
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:

@@ -1,121 +1,194 @@
 """Reads the pickles of many records, in which the same instructions repeat with other values.
 
 The safe reader (:mod:`~vlmill.models.convert.plain_pickle`) executes each instruction in Python. It
-reads the first pickle of a kind. A later pickle with the same instructions, in the same order and
-with the same indexes, is as safe: only the contents of its texts, bytes and numbers differ, and
-each is checked to end inside the pickle. Python's own unpickler reads it, with the same few names.
-The bytes of arrays are not copied: an instruction that requests them by number replaces them.
+reads the first pickle of a kind twice. The second time each text, number and array of bytes that
+may differ is replaced by a :class:`Hole`, so the result shows the structure. A later pickle with
+the same instructions, in the same order and with the same indexes, has the same structure: its
+values are cut out and put into the holes. Nothing executes it, and the bytes of arrays are not
+copied.
 """
 
 import io
-import pickle
 import pickletools
 import re
 from collections import deque
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from vlmill.models.convert.plain_pickle import MAX_RECORD, BadPickle, find_name, loads
+from vlmill.models.convert.plain_pickle import (
+    MAX_RECORD,
+    BadPickle,
+    Kind,
+    Name,
+    PlainUnpickler,
+    find_name,
+    loads,
+)
 
 MAX_KINDS = 8
-MAX_LEARNT = (
-    64  # kinds: in a file where every pickle is of another kind, the search only costs time
-)
+MAX_LEARNT = 64  # kinds: where every pickle is of another kind, the search only costs time
 MAX_INSTRUCTIONS = 1_000  # of a pickle whose kind is remembered: records have some 300
 MAX_FIXED = 4096  # bytes of a step
-MAX_VIEWS = 256  # whose numbers fit the instruction
+MAX_HOLES = 256  # whose numbers fit the instruction
 # The bytes of a number, and those that hold the length of a text or of bytes.
 NUMBERS = {"BININT1": 1, "BININT2": 2}
-TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "SHORT_BINBYTES": 1}
+TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4}
+SHORT_BYTES = {"SHORT_BINBYTES": 1}
 INDEXES = {"PUT", "BINPUT", "LONG_BINPUT"}
 VIEWS = {"BINBYTES": 4, "BINBYTES8": 8, "BYTEARRAY8": 8}
 # What every record repeats, such as versions, names of entries, modules and types.
 SMALLEST_NUMBER = 4
-REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[a-z][0-9]")
+REPEATED = re.compile(r"[A-Za-z_.<>|=]{1,24}|[A-Za-z][0-9]|[SU][0-9]{1,4}")
 FRAME = "FRAME"  # states the bytes up to the next one, and is not needed
 FRAME_BYTES = 8
+Fill = Callable[[list[Any]], Any]
 
 
 class Step(NamedTuple):
-    """Holds instructions that a pickle must repeat exactly, and the value that follows them.
+    """Holds instructions that a pickle must repeat exactly, and what follows them.
 
-    ``fixed`` ends with the instruction of the value; ``reduced`` is what remains of it. The value
-    has ``number`` bytes, or a length of ``length`` bytes before it.
+    ``fixed`` ends with the instruction of the value, which has ``number`` bytes, or a length of
+    ``length`` bytes before it. ``read`` makes the value from its bytes; None without a hole: for a
+    frame's size, and at the end.
     """
 
     fixed: bytes
-    reduced: bytes
     number: int = 0
     length: int = 0
-    is_view: bool = False
+    read: Callable[[memoryview], Any] | None = None
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, views: list[memoryview]) -> None:
-        super().__init__(io.BytesIO(data), encoding="latin1")
-        self._views = views
+class Hole(NamedTuple):
+    """Stands for a value that differs between the pickles of a kind."""
 
-    def persistent_load(self, number: int) -> memoryview:
-        return self._views[number]
+    number: int
+
+
+class _Call:
+    """Stands for the result of a function of values that differ."""
+
+    __slots__ = ("arguments", "function")
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __setstate__(self, state: Any) -> None:
+        """Sets the state of an array, which numpy makes without one."""
+        if self.function is not _make_array or self.arguments:
+            raise BadPickle("an object whose state is set")
+        _, shape, kind, fortran, data = state
+        self.arguments = data, kind, shape, "F" if fortran else "C"
+
+
+def _make_array(data: Any, kind: Kind, shape: Any, order: str) -> Any:
+    """Returns an array, or the list of the objects of one."""
+    return data if kind.kind is None and isinstance(data, list) else kind.array(data, shape, order)
+
+
+class _Outliner(PlainUnpickler):
+    """Reads a pickle with holes; what depends on one is a :class:`_Call`."""
+
+    def persistent_load(self, number: int) -> Hole:
+        return Hole(number)
 
     def find_class(self, module: str, name: str) -> Any:
-        return find_name(module, name)
+        function = find_name(module, name)
+        if name in ("_reconstruct", "_frombuffer"):
+            return Name(lambda *given: _Call(_make_array, given if name == "_frombuffer" else ()))
+        if name == "dtype":
+            return function  # a type that differs is refused there
+        return Name(
+            lambda *given: (
+                _Call(function, given)
+                if any(isinstance(value, Hole | _Call) for value in given)
+                else function(*given)
+            )
+        )
 
 
 class SimilarPickles:
     """Reads pickles. Remembers the instructions of the last :data:`MAX_KINDS` kinds."""
 
     def __init__(self) -> None:
-        self._kinds: deque[list[Step]] = deque(maxlen=MAX_KINDS)
+        self._kinds: deque[tuple[list[Step], Fill]] = deque(maxlen=MAX_KINDS)
         self._learnt = 0
 
     def loads(self, data: bytes | memoryview) -> Any:
-        """Reads plain data, as :func:`~vlmill.models.convert.plain_pickle.loads`; arrays are views
-        of ``data``. Raises BadPickle.
+        """Reads plain data, as :func:`~vlmill.models.convert.plain_pickle.loads`; arrays may be
+        numpy's or lists instead of :class:`~vlmill.models.convert.plain_pickle.Pickled`, and are
+        views of ``data``. Raises BadPickle.
         """
         view = memoryview(data)
-        for steps in tuple(self._kinds) if len(data) <= MAX_RECORD else ():
-            if steps and (reduced := _reduce(view, steps)) is not None:
-                try:
-                    return _Unpickler(*reduced).load()
-                except BadPickle:
-                    raise
-                except Exception:
-                    raise BadPickle("a damaged pickle") from None
+        for steps, fill in tuple(self._kinds) if len(data) <= MAX_RECORD else ():
+            try:
+                if (values := _read_values(view, steps)) is not None:
+                    return fill(values)
+            except BadPickle:
+                raise
+            except Exception:
+                raise BadPickle("a damaged pickle") from None
         value = loads(data)
         if self._learnt < MAX_LEARNT:
             self._learnt += 1
-            self._kinds.appendleft(_find_steps(bytes(data)))
+            kind = _learn(bytes(data))
+            self._kinds.extendleft([kind] if kind else [])
         return value
 
 
-def _find_steps(data: bytes) -> list[Step]:
-    """Returns the steps of a valid pickle.
+def _learn(data: bytes) -> tuple[list[Step], Fill] | None:
+    """Returns the steps of a valid pickle, and a function that makes its content from its values.
 
-    None if it has too many instructions, long texts of Python 2, or an index for which Python's
-    unpickler would reserve memory.
+    None if it has too many instructions, long texts of Python 2, an index for which a reader would
+    reserve memory, or a value that decides its structure.
     """
-    steps, start, views = list[Step](), 0, 0
+    steps, outline, start, holes = list[Step](), list[bytes](), 0, 0
     for count, (code, value, position) in enumerate(pickletools.genops(data)):
         assert position is not None
         name, end = code.name, position + 1
         is_large = name in INDEXES and int(value or 0) > MAX_INSTRUCTIONS
-        if count > MAX_INSTRUCTIONS or views == MAX_VIEWS or is_large or end - start > MAX_FIXED:
-            return []
+        if count > MAX_INSTRUCTIONS or holes == MAX_HOLES or is_large or end - start > MAX_FIXED:
+            return None
         fixed = data[start:end]
         if name == FRAME:
-            steps.append(Step(fixed, fixed[:-1], number=FRAME_BYTES))
+            steps.append(Step(fixed, number=FRAME_BYTES))
+            outline.append(fixed[:-1])
             start = end + FRAME_BYTES
-        elif name in NUMBERS and int(value or 0) >= SMALLEST_NUMBER:
-            steps.append(Step(fixed, fixed, number=NUMBERS[name]))
-            start = end + NUMBERS[name]
-        elif length := VIEWS.get(name) or (not is_repeated(value) and TEXTS.get(name)):
-            is_view = name in VIEWS
-            steps.append(Step(fixed, fixed[:-1] if is_view else fixed, 0, length, is_view))
-            views += is_view
-            start = end + length + int.from_bytes(data[end : end + length], "little")
         elif name == "STOP":
-            steps.append(Step(data[start:end], data[start:end]))
-    return steps
+            steps.append(Step(fixed))
+            outline.append(fixed)
+        elif step := _find_hole(fixed, name, value):
+            steps.append(step)
+            outline.append(fixed[:-1] + b"K%cQ" % holes)
+            holes += 1
+            size = int.from_bytes(data[end : end + step.length], "little")
+            start = end + step.number + step.length + size
+    try:
+        content = _Outliner(io.BytesIO(b"".join(outline)), encoding="latin1").load()
+        fill = _Filling().make(content)
+        fill(_read_values(memoryview(data), steps) or [])
+        return steps, fill
+    except Exception:  # any that a value causes where a hole cannot stand for it
+        return None
+
+
+def _find_hole(fixed: bytes, name: str, value: Any) -> Step | None:
+    """Returns the step of an instruction whose value may differ; None for others."""
+    if name in NUMBERS and value >= SMALLEST_NUMBER:
+        return Step(fixed, number=NUMBERS[name], read=_read_number)
+    if name in TEXTS and not is_repeated(value):
+        return Step(fixed, length=TEXTS[name], read=_read_text)
+    if name in SHORT_BYTES:
+        return Step(fixed, length=SHORT_BYTES[name], read=bytes)
+    return Step(fixed, length=VIEWS[name], read=memoryview) if name in VIEWS else None
+
+
+def _read_number(data: memoryview) -> int:
+    return int.from_bytes(data, "little")
+
+
+def _read_text(data: memoryview) -> str:
+    return str(data, "utf-8", "surrogatepass")
 
 
 def is_repeated(value: object) -> bool:
@@ -123,25 +196,52 @@ def is_repeated(value: object) -> bool:
     return isinstance(value, str) and REPEATED.fullmatch(value) is not None
 
 
-def _reduce(data: memoryview, steps: list[Step]) -> tuple[bytes, list[memoryview]] | None:
-    """Returns a pickle without the bytes of its arrays, and these; None unless it has ``steps``."""
-    reduced, views = list[bytes | memoryview](), list[memoryview]()
-    position = 0
-    for fixed, remains, number, length, is_view in steps:
+def _read_values(data: memoryview, steps: list[Step]) -> list[Any] | None:
+    """Returns the values of a pickle that differ; None unless it has ``steps``."""
+    values, position = list[Any](), 0
+    for fixed, number, length, read in steps:
         end = position + len(fixed)
         if data[position:end] != fixed:
             return None
-        reduced.append(remains)
+        start = end + length
+        position = start + number
         if length:
-            size = int.from_bytes(data[end : end + length], "little")
-            position = end + length + size
-        else:
-            position = end + number
+            position += int.from_bytes(data[end:start], "little")
         if position > len(data):
             return None
-        if is_view:
-            reduced.append(b"K%cQ" % len(views))
-            views.append(data[end + length : position])
-        elif len(remains) == len(fixed):  # not of a frame
-            reduced.append(data[end:position])
-    return b"".join(reduced), views
+        if read is not None:
+            values.append(read(data[start:position]))
+    return values
+
+
+class _Filling:
+    """Makes functions that return the content of a pickle from its values.
+
+    A list that holds twice the same list that holds twice the same ... would take forever: at most
+    :data:`MAX_INSTRUCTIONS` values are looked at.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_INSTRUCTIONS
+
+    def make(self, node: Any) -> Fill:
+        """Returns the function for a value with holes. Raises BadPickle for too many values."""
+        self._left -= 1
+        if self._left < 0:
+            raise BadPickle(f"more than {MAX_INSTRUCTIONS} values")
+        if isinstance(node, Hole):
+            return itemgetter(node.number)
+        if isinstance(node, _Call):
+            function, arguments = node.function, [self.make(value) for value in node.arguments]
+            return lambda values: function(*[fill(values) for fill in arguments])
+        if isinstance(node, dict):
+            entries = [(key, self.make(value)) for key, value in node.items()]
+            return lambda values: {key: fill(values) for key, fill in entries}
+        if isinstance(node, list | tuple):
+            fills = [self.make(value) for value in node]
+            if isinstance(node, list):
+                return lambda values: [fill(values) for fill in fills]
+            if len(node) > 1 and all(isinstance(value, Hole) for value in node):
+                return itemgetter(*(value.number for value in node))  # the shape of an array
+            return lambda values: tuple([fill(values) for fill in fills])
+        return lambda _: node

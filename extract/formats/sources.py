@@ -3,11 +3,12 @@
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from vlmill.extract.formats import cocobu, hdf5, lmdb, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
-from vlmill.extract.formats.folders import walk_files
+from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.paths import matches
@@ -84,8 +85,7 @@ def sources_of(path: Path, name: str | None) -> list[Source]:
 
 def make_source(path: Path, format_: str) -> Source:
     """Returns the source of a path, with its size in bytes."""
-    files = [path] if path.is_file() else walk_files(path, "")
-    return Source(path=path, format=format_, bytes=sum(file.stat().st_size for file in files))
+    return Source(path=path, format=format_, bytes=count_bytes(path))
 
 
 def recognise(path: Path) -> str | None:
@@ -100,7 +100,7 @@ def recognise(path: Path) -> str | None:
         return recognise_zip(path)
     if head.startswith(NPY_MAGIC):
         return "npy"
-    if head.startswith(hdf5.MAGIC):
+    if hdf5.is_hdf5(path):
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
@@ -135,12 +135,13 @@ def sources_in(folder: Path) -> Iterator[Source]:
     per_image = dict[str, None]()
     first_json: Path | None = None
     unknown = list[Path]()
+    beside = cache(features_beside)
     for file in walk_files(folder, ""):
         ending = file.suffix.lower()
         if ending == npz.ENDING:
             per_image["npz"] = None
         elif ending == ".npy":
-            if features_beside(file.parent) is None:
+            if "npy" not in per_image and beside(file.parent) is None:
                 per_image["npy"] = None
         elif ending == vlbert.ENDING:
             first_json = first_json or file

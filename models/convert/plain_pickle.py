@@ -8,7 +8,6 @@ single byte in the file can cost some 200 in memory.
 """
 
 import io
-import math
 import pickle
 import re
 import struct
@@ -61,12 +60,16 @@ class Kind:
             data = data.encode("latin-1")
         if self.kind is None or not isinstance(data, bytes | memoryview):
             raise BadPickle("an array's numbers are not bytes")
-        if not isinstance(shape, tuple) or not all(type(side) is int for side in shape):
-            raise BadPickle("the shape of an array is not a tuple of numbers")
-        if min(shape, default=0) < 0 or math.prod(shape) * self.kind.itemsize != len(data):
-            raise BadPickle(f"{len(data)} bytes for an array of shape {shape}")
-        flat = np.frombuffer(data, self.kind)
-        return flat.reshape(shape, order="F") if order == "F" else flat.reshape(shape)
+        if not isinstance(shape, tuple):
+            raise BadPickle("the shape of an array is not a tuple")
+        try:
+            array = np.ndarray(shape, self.kind, data, order="F" if order == "F" else "C")
+        except (TypeError, ValueError):  # sides that are no numbers, or more of them than bytes
+            array = None
+        # numpy takes -1 for the number of elements that there are
+        if array is None or array.shape != shape or array.nbytes != len(data):
+            raise BadPickle(f"{len(data)} bytes for an array of shape {str(shape)[:100]}")
+        return array
 
 
 class Pickled:

@@ -167,7 +167,8 @@ class RegionGroup:
         """
         if name not in self._places:
             return None
-        offset, size = (numbers[number] for numbers in self._places[name])
+        offsets, sizes = self._places[name]
+        offset, size = offsets[number], sizes[number]
         if size == NULL:
             return None
         if not self._shard.holds(offset, size):

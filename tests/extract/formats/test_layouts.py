@@ -16,6 +16,7 @@ from tests.extract.formats.test_import_export import make_row
 
 from vlmill.extract.cli import command
 from vlmill.extract.formats import parts
+from vlmill.extract.formats.hdf5 import map_dataset
 from vlmill.extract.formats.import_file import Import, import_file
 from vlmill.extract.verify import verify
 from vlmill.runtime.console.command import run_command
@@ -320,6 +321,25 @@ def test_ban_adaptive_with_rows_that_no_image_has(tmp_path: Path) -> None:
     reader = rows_of(tmp_path / "out", path)
     assert reader.image_ids == ["9", "25"]
     assert_row(reader["25"], rows[1])
+
+
+@pytest.mark.parametrize("stored", ["mapped", "in chunks", "after a user block", "big-endian"])
+def test_every_way_to_store_a_data_set_gives_the_same_rows(tmp_path: Path, stored: str) -> None:
+    rows = [make_row(str(number), 3) for number in range(20)]
+    path = write_butd(tmp_path / "train36.hdf5", rows, pickle.dumps({n: n for n in range(20)}))
+    with h5py.File(path) as file:
+        arrays = {name: file[name][:] for name in file}
+    block = 512 if stored == "after a user block" else 0
+    with h5py.File(path, "w", userblock_size=block) as file:
+        for name, array in arrays.items():
+            kind = array.dtype.newbyteorder(">" if stored == "big-endian" else "<")
+            chunks = (8, *array.shape[1:]) if stored == "in chunks" else None
+            file.create_dataset(name, data=array.astype(kind), chunks=chunks)
+        is_mapped = [isinstance(map_dataset(file[name], path), np.ndarray) for name in arrays]
+    assert is_mapped == [stored != "in chunks"] * len(arrays)
+    reader = rows_of(tmp_path / "out", path)
+    for row in rows:
+        assert_row(reader[row.image_id], row)
 
 
 @pytest.mark.parametrize(

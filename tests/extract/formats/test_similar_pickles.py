@@ -1,14 +1,16 @@
 """Pickles with the instructions of an earlier one are read like the first, and as safely."""
 
 import pickle
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vlmill.extract.formats import similar_pickles
 from vlmill.extract.formats.pickled import dict_parts
 from vlmill.extract.formats.similar_pickles import SimilarPickles
-from vlmill.models.convert.plain_pickle import BadPickle, loads, plain_value
+from vlmill.models.convert.plain_pickle import BadPickle, Pickled, loads, plain_value
 
 
 def make_item(number: int, count: int = 3) -> dict[str, Any]:
@@ -61,9 +63,70 @@ def test_another_name_or_a_cut_after_a_good_pickle_is_refused() -> None:
             reader.loads(good[:end])
 
 
-def test_a_large_index_is_never_left_to_pythons_unpickler() -> None:
+def only_plain(value: Any) -> Any:
+    """A value with arrays as lists, for comparison; Pickled or not."""
+    plain = value.value if isinstance(value, Pickled) else value
+    if isinstance(plain, np.ndarray | np.generic):
+        return plain.tolist()
+    if isinstance(plain, dict):
+        return {only_plain(key): only_plain(entry) for key, entry in plain.items()}
+    if isinstance(plain, list | tuple):
+        return type(plain)(map(only_plain, plain))
+    return bytes(plain) if isinstance(plain, memoryview) else plain
+
+
+def describe(data: bytes, read: Any) -> str:
+    try:
+        return re.sub("0x[0-9a-f]+", "address", repr(only_plain(read(data))))
+    except BadPickle:
+        return "refused"
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_changed_bytes_give_what_the_safe_reader_gives(protocol: int) -> None:
+    random = np.random.default_rng(protocol)
+    item = {"nested": [make_item(7), (1, "a text", 700)], "score": np.float32(0.5)}
+    good = pickle.dumps(np.array(item, dtype=object), protocol=protocol)
+    outcomes = set()
+    for _ in range(400):
+        reader = SimilarPickles()
+        reader.loads(good)
+        changed = bytearray(good)
+        changed[random.integers(len(good))] = random.integers(256)
+        outcome = describe(bytes(changed), reader.loads)
+        assert outcome == describe(bytes(changed), loads)
+        outcomes.add(outcome == "refused")
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_the_instructions_of_a_kind_are_executed_once(
+    protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = SimilarPickles()
+    first, second = (
+        pickle.dumps(np.array({**make_item(n), "score": np.float64(n)}, object), protocol=protocol)
+        for n in (1, 2)
+    )
+    reader.loads(first)
+    expected = only_plain(loads(second))
+    monkeypatch.setattr(similar_pickles, "loads", None)
+    assert only_plain(reader.loads(second)) == expected
+
+
+def test_lists_of_twice_the_same_list_are_left_to_the_safe_reader() -> None:
+    value: Any = "the text"
+    for _ in range(60):
+        value = [value, value]
+    reader = SimilarPickles()
+    for _ in range(2):
+        assert len(reader.loads(pickle.dumps(value))) == 2
+    assert not reader._kinds
+
+
+def test_a_large_index_is_never_repeated() -> None:
     reader = SimilarPickles()
     data = b"\x80\x03}r" + (2**31).to_bytes(4, "little") + b"."
     for _ in range(2):
         assert reader.loads(data) == {}
-    assert not any(reader._kinds)
+    assert not reader._kinds
