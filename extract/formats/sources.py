@@ -104,8 +104,10 @@ def recognise(path: Path) -> str | None:
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
-    if format_name(head) or b"\0" in head.split(b"\n", 1)[0]:
+    if format_name(head):
         return None
+    if b"\0" in head.split(b"\n", 1)[0]:
+        return tsv.sniff_format(path, only_ascii=True)
     return tsv.sniff_format(path) or ("oscar" if oscar.sniff_kind(path) else None)
 
 

@@ -636,6 +636,12 @@ def test_zeros_after_the_lines_of_a_tsv_are_one_reject(tmp_path: Path) -> None:
     content = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)[:60]}".encode() + bytes(10_000)
     (tmp_path / "a.tsv").write_bytes(content)
     assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")) == (1, 1)
+    lines = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)}\n".encode()
+    (tmp_path / "a.tsv").write_bytes(lines[:60] + bytes(99) + lines[159:])  # in the first line
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "first")) == (1, 1)
+    (tmp_path / "b.bin").write_bytes(b"a\0b" + b"\tx" * 5 + b"\n\xff" + b"\tx" * 5)
+    with pytest.raises(InputError, match="not a file of features"):
+        rows_of(tmp_path / "binary", tmp_path / "b.bin")
 
 
 # --- Kills ----------------------------------------------------------------------------------------
