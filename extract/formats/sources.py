@@ -19,7 +19,17 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.plurals import format_count
 
 # Endings of files that belong to other files or are not features: folders are read without them.
-OTHER_ENDINGS = (".lineidx", ".pkl", ".txt", ".md", ".yaml", ".yml", ".lock", *IMAGE_ENDINGS)
+OTHER_ENDINGS = (
+    ".lineidx",
+    ".pkl",
+    ".txt",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".lock",
+    "-lock",
+    *IMAGE_ENDINGS,
+)
 MAX_JSON = 64 * 2**20
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
@@ -56,9 +66,12 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
 def expand(argument: str | Path) -> list[Path]:
     """Returns the paths that an argument names. Raises InputError without a path."""
     path = Path(argument)
+    if not str(argument):
+        raise InputError("FILE is empty; give feature files or folders")
     if path.exists():
         return [path]
-    paths = [match for match in matches(str(argument)) if not match.name.startswith(".")]
+    found = matches(str(argument))
+    paths = [match for match in found if not match.name.startswith(".") and match.exists()]
     if not paths:
         raise InputError(f"FILE {path}: no such file; give feature files or folders")
     return paths
@@ -212,6 +225,8 @@ def describe(path: Path) -> str:
     if path.is_dir():
         names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
         return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"
+    if not path.is_file():
+        return "it is a link to nothing, or not a regular file"
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if not head:

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -12,7 +13,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
-from tests.extract.formats.test_import_export import make_row
+from tests.extract.formats.test_import_export import DIM, make_row
 
 from vlmill.extract.cli import command
 from vlmill.extract.formats import parts
@@ -630,6 +631,22 @@ def test_the_content_of_an_unknown_file_is_named(
     (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
     assert rows_of(tmp_path / "out", tmp_path / "in").image_ids == [FIRST.image_id]
     assert "1 file not imported, such as b.tsv: " in capsys.readouterr().err
+
+
+def test_links_to_nothing_and_pipes_stop_no_import(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
+    (tmp_path / "in" / "lost.tsv").symlink_to("/nowhere")
+    os.mkfifo(tmp_path / "in" / "pipe.tsv")
+    arrays: dict[str, Any] = {"x": np.ones((1, DIM)), "bbox": np.ones((1, 4)), "num_bbox": 1}
+    np.savez(tmp_path / "in" / "b.npz", **arrays, image_w=9, image_h=9)
+    (tmp_path / "in" / "lost.npz").symlink_to("/nowhere")
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert (reject["key"], reject["detail"]) == ("lost.npz", "it is a link to a missing file")
+    for lost in (tmp_path / "in" / "lost.tsv", ""):
+        with pytest.raises(InputError, match=r"no such file|FILE is empty"):
+            rows_of(tmp_path / "lost", lost)
 
 
 def test_zeros_after_the_lines_of_a_tsv_are_one_reject(tmp_path: Path) -> None:
