@@ -193,7 +193,7 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
 
 
 def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
-    """Returns a data set of numbers as an array that maps its place in the file.
+    """Returns a data set of numbers as an array that maps its bytes in the file.
 
     Reading a part of it through the library takes ten times as long. A data set in chunks, or of
     which the file is cut, is returned unchanged.
@@ -206,7 +206,7 @@ def map_dataset(data: h5py.Dataset, path: Path) -> h5py.Dataset | Array:
     if offset + data.nbytes > len(mapped):
         return data
     array: Array = np.ndarray(data.shape, kind, mapped, offset)
-    # The library decides where a file begins, and what the bits of a number mean.
+    # The library decides where a file begins, and the meaning of the bits of a number.
     return array if array[-1].tobytes() == data[-1].tobytes() else data
 
 

@@ -182,7 +182,7 @@ def split_fields(line: bytes) -> list[memoryview]:
     end = len(line)
     while end and line[end - 1] in b"\r\n":
         end -= 1
-    view, start, fields = memoryview(line), 0, []
+    view, start, fields = memoryview(line), 0, list[memoryview]()
     while len(fields) < MAX_FIELDS and (tab := line.find(TAB, start, end)) >= 0:
         fields.append(view[start:tab])
         start = tab + 1
