@@ -77,9 +77,20 @@ def file_name(image_id: str, ending: str, *, name: str) -> str:
     return f"{stem}{ending}"
 
 
+def is_utf8(text: str) -> bool:
+    """Returns whether a text can be stored in UTF-8. File names of other encodings cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def id_of_file(file: Path, ending: str) -> str:
     """Returns the id of a file name: without the ending, and unquoted if an export may have written
     it.
     """
     stem = file.name[: -len(ending)]
+    if not is_utf8(stem):
+        return stem
     return unquoted if quote(unquoted := unquote(stem), safe=SAFE) == stem else stem

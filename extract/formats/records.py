@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from vlmill.extract.formats.folders import is_utf8
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
@@ -215,6 +216,8 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
     if not (image_id := str(fields["image_id"])):
         raise BadRecord("no id")
+    if not image_id.isascii() and not is_utf8(image_id):
+        raise BadRecord("its id is not text in UTF-8; rename it")
     for name in ("boxes", "features"):
         if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")

@@ -633,6 +633,27 @@ def test_the_content_of_an_unknown_file_is_named(
     assert "1 file not imported, such as b.tsv: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ending", ["npz", "npy", "json"])
+def test_a_file_name_that_is_not_utf8_is_a_reject(tmp_path: Path, ending: str) -> None:
+    row = make_row("b", 3)
+    item = mmf_item(row)
+    arrays: dict[str, Any] = {"x": row.features, "bbox": row.boxes, "num_bbox": 3}
+    value = {"boxes": text(row.boxes), "features": text(row.features), "num_boxes": 3}
+    (tmp_path / "in").mkdir()
+    for name in (os.fsdecode(b"k\xe4se"), "b"):
+        file = tmp_path / "in" / f"{name}.{ending}"
+        if ending == "npz":
+            np.savez(file, **arrays, image_w=WIDTH, image_h=HEIGHT)
+        elif ending == "npy":
+            np.save(file, item)  # type: ignore[arg-type]
+        else:
+            file.write_text(json.dumps({**value, "image_w": WIDTH, "image_h": HEIGHT}))
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (1, 1)
+    assert RegionReader(tmp_path / "out").image_ids == ["b"]
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert "k?se" in reject["key"] and "not text in UTF-8" in reject["detail"]
+
+
 def test_links_to_nothing_and_pipes_stop_no_import(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
