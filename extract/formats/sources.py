@@ -31,6 +31,7 @@ OTHER_ENDINGS = (
     *IMAGE_ENDINGS,
 )
 MAX_JSON = 64 * 2**20
+TORCH = (".pt", ".pth")
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
@@ -235,8 +236,13 @@ def describe(path: Path) -> str:
         return f"it begins with {len(head):,} zeros; copy or download it again"
     if head.startswith(UTF_16):
         return "it is text in UTF-16; convert it to UTF-8"
-    if name := format_name(head) or other_name(head):
+    if path.suffix in TORCH:
+        return "it is a file of PyTorch; write its features in one of the known formats"
+    if name := format_name(head):
+        return f"it is {name}, not a file of features"
+    if name := other_name(head):
         remedy = "; unpack it first" if name.endswith("archive") else ""
-        return f"it is {name}, not a file of features{remedy}"
+        article = "an" if name[0] in "AHx" else "a"  # HTML page, xz archive
+        return f"it is {article} {name}, not a file of features{remedy}"
     fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
     return f"not a file of features (its first line has {fields})"

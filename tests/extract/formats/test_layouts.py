@@ -614,7 +614,8 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"a\tb"), "it is gzip archive, not a file of features; unpack it first"),
+        (gzip.compress(b"a\tb"), "it is a gzip archive, not a file of features; unpack it first"),
+        (b"<!DOCTYPE html><html>", "it is an HTML page, not a file of features"),
         (bytes(9000), "it begins with 4,096 zeros; copy or download it again"),
         (f"{tsv_line(SECOND)}\n".encode("utf-16"), "it is text in UTF-16; convert it to UTF-8"),
         (b"hello\n", "not a file of features (its first line has 1 field)"),
