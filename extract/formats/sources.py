@@ -1,12 +1,13 @@
 """Finds the feature files that the arguments of an import name, and their formats by content."""
 
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vlmill.extract.formats import cocobu, hdf5, lmdb, npz, oscar, tsv, vlbert
+from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
 from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
@@ -69,6 +70,8 @@ def expand(argument: str | Path) -> list[Path]:
     path = Path(argument)
     if not str(argument):
         raise InputError("FILE is empty; give feature files or folders")
+    if not path.name or path.name == "..":  # "." has no name, and nothing next to it
+        path = Path(os.path.abspath(path))
     if path.exists():
         return [path]
     found = matches(str(argument))
@@ -205,7 +208,9 @@ def features_beside(folder: Path) -> Path | None:
 
 
 def drop_companions(sources: list[Source]) -> list[Source]:
-    """Returns the sources without the TSV files of Oscar that only complete other files."""
+    """Returns the sources without the files of Oscar and MMF that only complete other files."""
+    paths = {s.path for s in sources}
+    sources = [s for s in sources if s.format != "npy" or npy.completed_file(s.path) not in paths]
     kinds = {s.path: oscar.sniff_kind(s.path) for s in sources if s.format == "oscar"}
     kept = []
     for source in sources:

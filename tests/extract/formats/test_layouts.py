@@ -198,9 +198,23 @@ def test_npy_of_mmf_with_scores_and_the_largest_number(tmp_path: Path) -> None:
             rows_of(tmp_path / "out", files)
     np.save(tmp_path / "npy" / "9.npy", np.asarray(row.features))
     (tmp_path / "npy" / "9_full.npy").write_bytes(b"\x93NUMPY of torch's tensors")
-    reader = rows_of(tmp_path / "out", tmp_path / "npy")
-    assert_row(reader["9"], row, "class_ids", "class_scores")
-    assert reader["9"].class_probs is None
+    for number, files in enumerate((tmp_path / "npy", str(tmp_path / "npy" / "*.npy"))):
+        reader = rows_of(tmp_path / f"out-{number}", files)
+        assert_row(reader["9"], row, "class_ids", "class_scores")
+        assert reader["9"].class_probs is None
+
+
+def test_a_folder_is_given_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = make_row("9", 3)
+    for end in ("att", "box"):
+        (tmp_path / f"cocobu_{end}").mkdir()
+    arrays: dict[str, Any] = {"feat": row.features}
+    np.savez(tmp_path / "cocobu_att" / "9.npz", **arrays)
+    np.save(tmp_path / "cocobu_box" / "9.npy", row.boxes)
+    monkeypatch.chdir(tmp_path / "cocobu_att")
+    for number, given in enumerate((".", "9.npz", "../cocobu_att", "..")):
+        output = tmp_path / f"out-{number}"
+        assert_row(rows_of(output, given, sizes=f"{WIDTH}x{HEIGHT}")["9"], row)
 
 
 def test_arrays_without_boxes_are_named_once(tmp_path: Path) -> None:
