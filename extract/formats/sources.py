@@ -11,6 +11,7 @@ from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlb
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
 from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
+from vlmill.extract.formats.sizes import ENDING
 from vlmill.runtime.console.command import print_status
 from vlmill.runtime.files.paths import matches
 from vlmill.schemas.errors import InputError
@@ -30,6 +31,11 @@ OTHER_ENDINGS = (
     ".lock",
     "-lock",
     *IMAGE_ENDINGS,
+)
+# Endings of files that only complete files of features, also if a glob matches both.
+COMPANIONS = (
+    *("lock.mdb", "-lock", ".lineidx", hdf5.INDEX, ENDING),
+    *("imageid2idx.json", "classes.json", "attributes.json"),
 )
 MAX_JSON = 64 * 2**20
 TORCH = (".pt", ".pth")
@@ -183,10 +189,15 @@ def sources_in(folder: Path) -> Iterator[Source]:
 
 
 def completes_other(path: Path, paths: Sequence[Path]) -> bool:
-    """Returns whether a folder only completes cocobu features that are among ``paths``.
+    """Returns whether a path only completes a file or a folder of ``paths``, as those that a glob
+    matches: a lock, an index, ids, the record of an export, the boxes of cocobu features.
 
-    Raises InputError if it completes others.
+    Raises InputError for boxes of features that are not among ``paths``.
     """
+    exports = [f"{path.stem}{end}" for end in ("", cocobu.ATT)] if path.suffix == ".json" else []
+    is_record = any(path.with_name(name) in paths for name in exports)
+    if is_record or (path.name.endswith(COMPANIONS) and len(paths) > 1):
+        return path.is_file()
     features = features_beside(path)
     if features is None or not path.is_dir():
         return False
