@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,7 +66,8 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
     an unknown format, or a format other than ``name``.
     """
     paths = [path for argument in arguments for path in expand(argument)]
-    paths = [path for path in paths if not completes_other(path, paths)]
+    given = set(paths)
+    paths = [path for path in paths if not completes_other(path, given)]
     found = [source for path in paths for source in sources_of(path, name)]
     return drop_companions(list(dict.fromkeys(found)))
 
@@ -188,7 +189,7 @@ def sources_in(folder: Path) -> Iterator[Source]:
         yield make_source(folder, "vl-bert")
 
 
-def completes_other(path: Path, paths: Sequence[Path]) -> bool:
+def completes_other(path: Path, paths: Set[Path]) -> bool:
     """Returns whether a path only completes a file or a folder of ``paths``, as those that a glob
     matches: a lock, an index, ids, the record of an export, the boxes of cocobu features.
 
