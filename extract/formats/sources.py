@@ -190,8 +190,8 @@ def sources_in(folder: Path) -> Iterator[Source]:
 
 
 def completes_other(path: Path, paths: Set[Path]) -> bool:
-    """Returns whether a path only completes a file or a folder of ``paths``, as those that a glob
-    matches: a lock, an index, ids, the record of an export, the boxes of cocobu features.
+    """Returns whether a path only completes a file or a folder of ``paths``: a lock, an index, ids,
+    names, sizes, the record of an export, the boxes of cocobu features.
 
     Raises InputError for boxes of features that are not among ``paths``.
     """
