@@ -66,8 +66,8 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
     an unknown format, or a format other than ``name``.
     """
     paths = [path for argument in arguments for path in expand(argument)]
-    given = set(paths)
-    paths = [path for path in paths if not completes_other(path, given)]
+    all_paths = set(paths)
+    paths = [path for path in paths if not completes_other(path, all_paths)]
     found = [source for path in paths for source in sources_of(path, name)]
     return drop_companions(list(dict.fromkeys(found)))
 
@@ -81,8 +81,8 @@ def expand(argument: str | Path) -> list[Path]:
         path = Path(os.path.abspath(path))
     if path.exists():
         return [path]
-    found = matches(str(argument))
-    paths = [match for match in found if not match.name.startswith(".") and match.exists()]
+    matched_paths = matches(str(argument))
+    paths = [match for match in matched_paths if match.name[:1] != "." and match.exists()]
     if not paths:
         raise InputError(f"FILE {path}: no such file; give feature files or folders")
     return paths
