@@ -279,6 +279,8 @@ def read_record(layout: Layout, row: int, image_id: str) -> Record:
             layout.add_size(fields)
     except BadRecord as error:
         return InvalidRecord(key=image_id, detail=str(error), reason=error.reason)
+    except InputError:  # a ValueError: without sizes no image can be read
+        raise
     except ERRORS as error:
         return _broken(image_id, f"its boxes cannot be read: {error}")
     return make_record(image_id, fields)
@@ -310,7 +312,9 @@ def find_size(boxes: Array, spatial: Array) -> dict[str, int]:
 
 
 def has_groups(file: h5py.File) -> bool:
-    """Returns whether the first object of a file is a group that holds features, at any depth."""
+    """Returns whether the first object of a file is a group that holds features or boxes, at any
+    depth.
+    """
     group: Any = file
     for _ in range(MAX_DEPTH):
         first = next(iter(group), None)
@@ -319,7 +323,7 @@ def has_groups(file: h5py.File) -> bool:
         group = group[first]
         if not isinstance(group, h5py.Group):
             return False
-        if "features" in group:
+        if any(name in group for name in NEEDED):
             return True
     return False
 
