@@ -59,6 +59,8 @@ def read_members(path: Path) -> dict[str, Any]:
                 member.filename.removesuffix(".npy"): parse_array(read_member(archive, member))
                 for member in archive.infolist()
             }
+    except FileNotFoundError:
+        raise BadRecord("it is a link to a missing file") from None
     except ZIP_ERRORS as error:
         raise BadRecord(f"not a readable npz: {error}") from None
 

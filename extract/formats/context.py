@@ -68,6 +68,7 @@ class Context:
         """Returns the user's sizes, else the sizes that an export has written next to ``path``."""
         if self.sizes is not None:
             return self.sizes
+        path = path.absolute()  # "." has no name
         file = path.with_name(f"{path.name}{ENDING}")
         return read_sizes(str(file)) if file.is_file() else None
 

@@ -85,10 +85,17 @@ def require_layout(path: Path) -> None:
 
 def is_companion(file: Path) -> bool:
     """Returns whether a file only completes the features of an image."""
-    if file.name.endswith(FULL):
-        base = file.with_name(f"{file.name.removesuffix(FULL)}{ENDING}")
-        return info_file(base).is_file() and not info_file(file).is_file()
-    return file.name.endswith(INFO)
+    return completed_file(file) is not None
+
+
+def completed_file(file: Path) -> Path | None:
+    """Returns the features that a file of MMF completes; None for a file of features."""
+    for ending in (INFO, FULL):
+        if file.name.endswith(ending):
+            base = file.with_name(f"{file.name.removesuffix(ending)}{ENDING}")
+            is_full = info_file(base).is_file() and not info_file(file).is_file()
+            return base if ending == INFO or is_full else None
+    return None
 
 
 def parse_entries(value: Any) -> dict[str, Any]:

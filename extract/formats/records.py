@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
+from vlmill.extract.formats.folders import is_utf8
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.schemas.plain_json import parse_json
@@ -215,6 +216,8 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
     count = whole_number("num_boxes", fields["num_boxes"], 0, MAX_BOXES)
     if not (image_id := str(fields["image_id"])):
         raise BadRecord("no id")
+    if not image_id.isascii() and not is_utf8(image_id):
+        raise BadRecord("its id is not text in UTF-8; rename it")
     for name in ("boxes", "features"):
         if fields.get(name) is None:
             raise BadRecord(f"{name} has no value")
@@ -225,10 +228,10 @@ def parse_row(fields: Mapping[str, Any]) -> FileRow:
             if count and (numbers.min() < NO_CLASS or numbers.max() > MAX_ID):
                 raise BadRecord(f"{name} has a number outside {NO_CLASS}..{MAX_ID}")
             arrays[name] = numbers.astype(np.int16)
-    # Numbers of other arrays that are not finite are found when the row is stored.
     for name in PROBABILITIES:
         if name in arrays and not are_probabilities(arrays[name]):
             raise BadRecord(f"{name} has a number outside 0..1; it must be after the softmax")
+    # Numbers of other arrays that are not finite are found when the row is stored.
     width = whole_number("image_w", fields["image_w"], 1, 2**31 - 1)
     height = whole_number("image_h", fields["image_h"], 1, 2**31 - 1)
     boxes = arrays["boxes"]
@@ -337,13 +340,11 @@ def row_major(name: str, value: Array, count: int) -> Array:
 
 
 def are_probabilities(array: Array) -> bool:
-    """Returns whether all numbers that are not NaN are from 0 to 1."""
-    if not array.size:
+    """Returns whether all finite numbers of an array are from 0 to 1."""
+    if not array.size or (array.min() >= 0 and array.max() <= 1 + PROBABILITY_TOLERANCE):
         return True
-    low, high = array.min(), array.max()
-    if low >= 0 and high <= 1 + PROBABILITY_TOLERANCE:
-        return True
-    return not ((array < 0) | (array > 1 + PROBABILITY_TOLERANCE)).any()
+    wrong = (array < 0) | (array > 1 + PROBABILITY_TOLERANCE)
+    return not (wrong & np.isfinite(array)).any()
 
 
 def outside(boxes: Array, width: int, height: int, tolerance_px: float) -> bool:

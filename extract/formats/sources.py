@@ -1,12 +1,13 @@
 """Finds the feature files that the arguments of an import name, and their formats by content."""
 
+import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vlmill.extract.formats import cocobu, hdf5, lmdb, npz, oscar, tsv, vlbert
+from vlmill.extract.formats import cocobu, hdf5, lmdb, npy, npz, oscar, tsv, vlbert
 from vlmill.extract.formats.arrays import NPY_MAGIC, ZIP_ERRORS, ZIP_MAGIC
 from vlmill.extract.formats.folders import count_bytes, walk_files
 from vlmill.extract.formats.names import FORMATS, READERS
@@ -19,8 +20,19 @@ from vlmill.schemas.plain_json import read_json
 from vlmill.schemas.plurals import format_count
 
 # Endings of files that belong to other files or are not features: folders are read without them.
-OTHER_ENDINGS = (".lineidx", ".pkl", ".txt", ".md", ".yaml", ".yml", ".lock", *IMAGE_ENDINGS)
+OTHER_ENDINGS = (
+    ".lineidx",
+    ".pkl",
+    ".txt",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".lock",
+    "-lock",
+    *IMAGE_ENDINGS,
+)
 MAX_JSON = 64 * 2**20
+TORCH = (".pt", ".pth")
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
@@ -56,9 +68,14 @@ def find_sources(arguments: Sequence[str | Path], name: str | None) -> list[Sour
 def expand(argument: str | Path) -> list[Path]:
     """Returns the paths that an argument names. Raises InputError without a path."""
     path = Path(argument)
+    if not str(argument):
+        raise InputError("FILE is empty; give feature files or folders")
+    if not path.name or path.name == "..":  # "." has no name, and nothing next to it
+        path = Path(os.path.abspath(path))
     if path.exists():
         return [path]
-    paths = [match for match in matches(str(argument)) if not match.name.startswith(".")]
+    found = matches(str(argument))
+    paths = [match for match in found if not match.name.startswith(".") and match.exists()]
     if not paths:
         raise InputError(f"FILE {path}: no such file; give feature files or folders")
     return paths
@@ -104,8 +121,10 @@ def recognise(path: Path) -> str | None:
         return "hdf5"
     if path.suffix == vlbert.ENDING and is_vlbert(path):
         return "vl-bert"
-    if format_name(head) or b"\0" in head.split(b"\n", 1)[0]:
+    if format_name(head):
         return None
+    if b"\0" in head.split(b"\n", 1)[0]:
+        return tsv.sniff_format(path, only_ascii=True)
     return tsv.sniff_format(path) or ("oscar" if oscar.sniff_kind(path) else None)
 
 
@@ -134,8 +153,8 @@ def sources_in(folder: Path) -> Iterator[Source]:
     """Yields the sources of a folder: its files, and itself for formats with one file per image."""
     per_image = dict[str, None]()
     first_json: Path | None = None
-    beside = cache(features_beside)
     unknown = list[Path]()
+    beside = cache(features_beside)
     for file in walk_files(folder, ""):
         ending = file.suffix.lower()
         if ending == npz.ENDING:
@@ -189,7 +208,9 @@ def features_beside(folder: Path) -> Path | None:
 
 
 def drop_companions(sources: list[Source]) -> list[Source]:
-    """Returns the sources without the TSV files of Oscar that only complete other files."""
+    """Returns the sources without the files of Oscar and MMF that only complete other files."""
+    paths = {s.path for s in sources}
+    sources = [s for s in sources if s.format != "npy" or npy.completed_file(s.path) not in paths]
     kinds = {s.path: oscar.sniff_kind(s.path) for s in sources if s.format == "oscar"}
     kept = []
     for source in sources:
@@ -210,6 +231,8 @@ def describe(path: Path) -> str:
     if path.is_dir():
         names = [file.name for _, file in zip(range(3), walk_files(path, ""), strict=False)]
         return f"no feature file in this folder (it has {', '.join(names) or 'no files'})"
+    if not path.is_file():
+        return "it is a link to nothing, or not a regular file"
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if not head:
@@ -218,8 +241,13 @@ def describe(path: Path) -> str:
         return f"it begins with {len(head):,} zeros; copy or download it again"
     if head.startswith(UTF_16):
         return "it is text in UTF-16; convert it to UTF-8"
-    if name := format_name(head) or other_name(head):
+    if path.suffix in TORCH:
+        return "it is a file of PyTorch; write its features in one of the known formats"
+    if name := format_name(head):
+        return f"it is {name}, not a file of features"
+    if name := other_name(head):
         remedy = "; unpack it first" if name.endswith("archive") else ""
-        return f"it is {name}, not a file of features{remedy}"
+        article = "an" if name[0] in "AHx" else "a"  # HTML page, xz archive
+        return f"it is {article} {name}, not a file of features{remedy}"
     fields = format_count(head.split(b"\n", 1)[0].count(b"\t") + 1, "field")
     return f"not a file of features (its first line has {fields})"

@@ -64,11 +64,16 @@ LINE_END = b"\r\n"
 BLANK = (b"\n", LINE_END)
 
 
-def sniff_format(path: Path) -> str | None:
-    """Returns the layout of most of the first lines; None if it is unknown."""
+def sniff_format(path: Path, *, only_ascii: bool = False) -> str | None:
+    """Returns the layout of most of the first lines; None if it is unknown.
+
+    ``only_ascii`` ignores lines of other bytes, since any binary file may have a line of 6 fields.
+    """
     with path.open("rb", buffering=BUFFER) as file:
         counts = Counter(
-            line.count(TAB) + 1 for line in islice(lines(file), FIRST_LINES) if line is not None
+            line.count(TAB) + 1
+            for line in islice(lines(file), FIRST_LINES)
+            if line is not None and not (only_ascii and (b"\0" in line or not line.isascii()))
         )
     known = [(count, fields) for fields, count in counts.items() if fields in BY_COUNT]
     return BY_COUNT[max(known)[1]] if known else None
@@ -177,7 +182,7 @@ def split_fields(line: bytes) -> list[memoryview]:
     end = len(line)
     while end and line[end - 1] in b"\r\n":
         end -= 1
-    view, start, fields = memoryview(line), 0, []
+    view, start, fields = memoryview(line), 0, list[memoryview]()
     while len(fields) < MAX_FIELDS and (tab := line.find(TAB, start, end)) >= 0:
         fields.append(view[start:tab])
         start = tab + 1

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -12,7 +13,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
-from tests.extract.formats.test_import_export import make_row
+from tests.extract.formats.test_import_export import DIM, make_row
 
 from vlmill.extract.cli import command
 from vlmill.extract.formats import parts
@@ -197,9 +198,23 @@ def test_npy_of_mmf_with_scores_and_the_largest_number(tmp_path: Path) -> None:
             rows_of(tmp_path / "out", files)
     np.save(tmp_path / "npy" / "9.npy", np.asarray(row.features))
     (tmp_path / "npy" / "9_full.npy").write_bytes(b"\x93NUMPY of torch's tensors")
-    reader = rows_of(tmp_path / "out", tmp_path / "npy")
-    assert_row(reader["9"], row, "class_ids", "class_scores")
-    assert reader["9"].class_probs is None
+    for number, files in enumerate((tmp_path / "npy", str(tmp_path / "npy" / "*.npy"))):
+        reader = rows_of(tmp_path / f"out-{number}", files)
+        assert_row(reader["9"], row, "class_ids", "class_scores")
+        assert reader["9"].class_probs is None
+
+
+def test_a_folder_is_given_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = make_row("9", 3)
+    for end in ("att", "box"):
+        (tmp_path / f"cocobu_{end}").mkdir()
+    arrays: dict[str, Any] = {"feat": row.features}
+    np.savez(tmp_path / "cocobu_att" / "9.npz", **arrays)
+    np.save(tmp_path / "cocobu_box" / "9.npy", row.boxes)
+    monkeypatch.chdir(tmp_path / "cocobu_att")
+    for number, given in enumerate((".", "9.npz", "../cocobu_att", "..")):
+        output = tmp_path / f"out-{number}"
+        assert_row(rows_of(output, given, sizes=f"{WIDTH}x{HEIGHT}")["9"], row)
 
 
 def test_arrays_without_boxes_are_named_once(tmp_path: Path) -> None:
@@ -613,7 +628,8 @@ def test_a_wrong_format_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"a\tb"), "it is gzip archive, not a file of features; unpack it first"),
+        (gzip.compress(b"a\tb"), "it is a gzip archive, not a file of features; unpack it first"),
+        (b"<!DOCTYPE html><html>", "it is an HTML page, not a file of features"),
         (bytes(9000), "it begins with 4,096 zeros; copy or download it again"),
         (f"{tsv_line(SECOND)}\n".encode("utf-16"), "it is text in UTF-16; convert it to UTF-8"),
         (b"hello\n", "not a file of features (its first line has 1 field)"),
@@ -632,10 +648,53 @@ def test_the_content_of_an_unknown_file_is_named(
     assert "1 file not imported, such as b.tsv: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ending", ["npz", "npy", "json"])
+def test_a_file_name_that_is_not_utf8_is_a_reject(tmp_path: Path, ending: str) -> None:
+    row = make_row("b", 3)
+    item = mmf_item(row)
+    arrays: dict[str, Any] = {"x": row.features, "bbox": row.boxes, "num_bbox": 3}
+    value = {"boxes": text(row.boxes), "features": text(row.features), "num_boxes": 3}
+    (tmp_path / "in").mkdir()
+    for name in (os.fsdecode(b"k\xe4se"), "b"):
+        file = tmp_path / "in" / f"{name}.{ending}"
+        if ending == "npz":
+            np.savez(file, **arrays, image_w=WIDTH, image_h=HEIGHT)
+        elif ending == "npy":
+            np.save(file, item)  # type: ignore[arg-type]
+        else:
+            file.write_text(json.dumps({**value, "image_w": WIDTH, "image_h": HEIGHT}))
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (1, 1)
+    assert RegionReader(tmp_path / "out").image_ids == ["b"]
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert "k?se" in reject["key"] and "not text in UTF-8" in reject["detail"]
+
+
+def test_links_to_nothing_and_pipes_stop_no_import(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tsv").write_text(tsv_line(FIRST))
+    (tmp_path / "in" / "lost.tsv").symlink_to("/nowhere")
+    os.mkfifo(tmp_path / "in" / "pipe.tsv")
+    arrays: dict[str, Any] = {"x": np.ones((1, DIM)), "bbox": np.ones((1, 4)), "num_bbox": 1}
+    np.savez(tmp_path / "in" / "b.npz", **arrays, image_w=9, image_h=9)
+    (tmp_path / "in" / "lost.npz").symlink_to("/nowhere")
+    assert import_file(Import(files=[tmp_path / "in"], output=tmp_path / "out")) == (2, 1)
+    (reject,) = read_table(tmp_path / "out", REJECTS).to_pylist()
+    assert (reject["key"], reject["detail"]) == ("lost.npz", "it is a link to a missing file")
+    for lost in (tmp_path / "in" / "lost.tsv", ""):
+        with pytest.raises(InputError, match=r"no such file|FILE is empty"):
+            rows_of(tmp_path / "lost", lost)
+
+
 def test_zeros_after_the_lines_of_a_tsv_are_one_reject(tmp_path: Path) -> None:
     content = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)[:60]}".encode() + bytes(10_000)
     (tmp_path / "a.tsv").write_bytes(content)
     assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "out")) == (1, 1)
+    lines = f"{tsv_line(FIRST)}\n{tsv_line(SECOND)}\n".encode()
+    (tmp_path / "a.tsv").write_bytes(lines[:60] + bytes(99) + lines[159:])  # in the first line
+    assert import_file(Import(files=[tmp_path / "a.tsv"], output=tmp_path / "first")) == (1, 1)
+    (tmp_path / "b.bin").write_bytes(b"a\0b" + b"\tx" * 5 + b"\n\xff" + b"\tx" * 5)
+    with pytest.raises(InputError, match="not a file of features"):
+        rows_of(tmp_path / "binary", tmp_path / "b.bin")
 
 
 # --- Kills ----------------------------------------------------------------------------------------
