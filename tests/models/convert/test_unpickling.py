@@ -28,7 +28,8 @@ def test_a_list_of_plain_data_comes_back() -> None:
         (pickle.dumps(print), "asks for builtins.print"),
         (pickle.dumps({"a": 1}), "holds a dict, expected a list"),
         (pickle.dumps([1])[:-2], "a damaged pickle"),
-        (b"", "a damaged pickle"),
+        (b"", "a damaged pickle: it is cut"),
+        (b"[1]", "a damaged pickle, or none"),
         (pickle.dumps([np.zeros(2)]), "an element is not plain data"),
     ],
 )
