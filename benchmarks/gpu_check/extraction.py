@@ -30,8 +30,7 @@ from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.images.resize import network_input, pixel_input
 from vlmill.extract.run.batches import resizes_pixels
 from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
-from vlmill.extract.run.job import Job, compute_results, write_parts
-from vlmill.extract.run.shards import Background
+from vlmill.extract.run.job import Background, Job, compute_results, write_parts
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.runtime.console.progress import Progress
 from vlmill.train.devices.throughput import product_rate

@@ -28,10 +28,10 @@ from vlmill.extract.detect.predict import ROI_CHUNKS, compute, get_chunk_size, s
 from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.plan import InputImage, plan_images
-from vlmill.extract.run import batches, shards, workers
+from vlmill.extract.run import batches, job, workers
 from vlmill.extract.run.devices import WorkerSettings, start_engine
 from vlmill.extract.run.job import Job
-from vlmill.extract.run.ring import PixelRing
+from vlmill.extract.run.workers import PixelRing
 from vlmill.runtime.files.shards import ShardWriter
 from vlmill.runtime.readers.regions import RegionRow
 
@@ -47,7 +47,7 @@ STAGES: dict[str, tuple[object, str]] = {
     "upload": (predict, "upload_batch"),
     "queue": (predict, "compute"),
     "rows": (predict, "make_outcomes"),
-    "encode": (shards, "encode_regions"),
+    "encode": (job, "encode_regions"),
     "parquet_and_hash": (ShardWriter, "write"),
     "sync": (ShardWriter, "__exit__"),
 }
@@ -55,7 +55,7 @@ STAGES: dict[str, tuple[object, str]] = {
 IDLE: dict[str, tuple[object, str]] = {
     "workers": STAGES["receive"],
     "device": (batches, "finish"),
-    "writer": (shards.Background, "submit"),
+    "writer": (job.Background, "submit"),
 }
 
 
