@@ -41,8 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import CPU_ROI_CHUNK, extract_regions
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import in_stored_type, make_outcomes, stored_tensors
+from vlmill.extract.detect.rows import Query, in_stored_type, make_outcomes, stored_tensors
 from vlmill.extract.detect.selection import select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.images.decode import decode

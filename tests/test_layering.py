@@ -100,7 +100,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "run show verify compare",
         "service",
         "flags from_flags",
-        "extraction",
         "cli",
         "__init__",
     ),

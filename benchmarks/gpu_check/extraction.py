@@ -21,9 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import compute, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import compute, computing, start_batch
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.decode import decode
 from vlmill.extract.images.plan import InputImage, plan_images

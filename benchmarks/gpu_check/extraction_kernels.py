@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector, open_detector
 from vlmill.extract.detect.predict import start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.train.devices.throughput import wait_for
 
 LONGEST = 25

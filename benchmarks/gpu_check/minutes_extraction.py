@@ -23,9 +23,14 @@ from benchmarks.gpu_check.setting import Setting
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig
 from vlmill.extract.detect import predict
 from vlmill.extract.detect.detector import Detector, open_detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import ROI_CHUNKS, compute, get_chunk_size, start_batch
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.predict import (
+    ROI_CHUNKS,
+    compute,
+    computing,
+    get_chunk_size,
+    start_batch,
+)
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.transfer import upload_batch
 from vlmill.extract.images.plan import InputImage, plan_images
 from vlmill.extract.run import batches, job, workers

@@ -22,7 +22,7 @@ from vlmill.extract.config import Selection
 from vlmill.extract.detect.checkpoint import read_checkpoint
 from vlmill.extract.detect.config_file import GIVE, ConfigFile, read_config_file
 from vlmill.extract.detect.detector import Detector, compute_fingerprint, usable_device
-from vlmill.extract.detect.precision import computing
+from vlmill.extract.detect.predict import computing
 from vlmill.extract.images.decode import Pixels
 from vlmill.models.detector.backbone import Maps
 from vlmill.models.detector.config import DetectorConfig, Family

@@ -1,6 +1,7 @@
 """Converts selected regions to rows of the regions table: columns and types."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlmill.extract.config import Storage
-from vlmill.extract.detect.query import Query
 from vlmill.extract.detect.selection import SelectedRegions
+from vlmill.extract.images.resize import NetworkInput, PixelInput
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.faster_rcnn import Detections, foreground_attributes
 from vlmill.runtime.readers.region_rows import (
@@ -23,6 +24,16 @@ from vlmill.runtime.readers.region_rows import (
     to_stored,
 )
 from vlmill.schemas.rejects import Reason, Rejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Holds an image for the network; ``boxes`` [N, 4] in its own pixels replace proposals."""
+
+    image_id: str
+    image: NetworkInput | PixelInput
+    boxes: npt.NDArray[np.float32] | None = None
+
 
 Array = npt.NDArray[Any]
 ROUNDED = ("features", "class_probs", "global_feature")  # to the stored type

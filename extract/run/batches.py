@@ -18,10 +18,8 @@ import torch
 
 from vlmill.extract.config import ExtractConfig, Storage
 from vlmill.extract.detect.detector import Detector
-from vlmill.extract.detect.precision import computing
-from vlmill.extract.detect.predict import start_batch
-from vlmill.extract.detect.query import Query
-from vlmill.extract.detect.rows import Outcome, as_stored
+from vlmill.extract.detect.predict import computing, start_batch
+from vlmill.extract.detect.rows import Outcome, Query, as_stored
 from vlmill.extract.images.given_boxes import GivenBoxes, require_inside
 from vlmill.extract.images.plan import InputImage
 from vlmill.extract.images.reader import duplicate

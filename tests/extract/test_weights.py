@@ -15,9 +15,9 @@ from tests.models.detector.test_configurations import HUGGING_FACE
 from tests.web import LOCAL, FileServer, file_server
 
 from vlmill.extract.cli import command
+from vlmill.extract.detect.checkpoint import save_detector
 from vlmill.extract.detect.config_file import read_config_file
 from vlmill.extract.detect.detector import open_detector
-from vlmill.extract.detect.trained_folder import save_detector
 from vlmill.extract.show import Vocabulary
 from vlmill.models.detector.config import detectron2, hf_frcnn
 from vlmill.models.detector.faster_rcnn import FasterRCNN

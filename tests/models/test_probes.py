@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vlmill.extract.detect import precision
+from vlmill.extract.detect import predict
 from vlmill.models.detector import folded, fused_stages
 from vlmill.models.detector.resnet import Bottleneck, Norm
 from vlmill.models.layers import packed_attention
@@ -165,10 +165,10 @@ def test_gradients_of_attention(
 def test_units_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux says the same of a processor as PyTorch."""
     cpu = torch.device("cpu")
-    expected = precision.lacks_bfloat16_units(cpu)
+    expected = predict.lacks_bfloat16_units(cpu)
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, gone)
-    assert precision.lacks_bfloat16_units(cpu) == expected
+    assert predict.lacks_bfloat16_units(cpu) == expected
 
 
 def test_weights_of_stages_are_converted_anew_where_moves_are_not_seen(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vlmill.extract.config import InputLimits, Selection
-from vlmill.extract.detect.query import Query
+from vlmill.extract.detect.rows import Query
 from vlmill.extract.detect.selection import Frames, select
 from vlmill.extract.detect.transfer import compute_measures, make_frames
 from vlmill.extract.images.resize import network_input
