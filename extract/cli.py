@@ -42,8 +42,13 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.plurals import format_count
 from vlmill.schemas.rejects import format_rejects
 from vlmill.train.detector.command import EXAMPLES as TRAIN_EXAMPLES
-from vlmill.train.detector.command import add_train, command_train
-from vlmill.train.detector.describe import RECIPES_HELP, add_recipes, command_recipes
+from vlmill.train.detector.command import (
+    RECIPES_HELP,
+    add_recipes,
+    add_train,
+    command_recipes,
+    command_train,
+)
 
 if TYPE_CHECKING:
     from vlmill.extract.images.given_boxes import GivenBoxes

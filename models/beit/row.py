@@ -8,8 +8,7 @@ from vlmill.models.vlmo.row import SHARED_SIZES
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
     from vlmill.models.beit.model import Beit
-    from vlmill.models.beit.published import BEIT
-    from vlmill.models.beit.published_dvae import DVAE
+    from vlmill.models.beit.published import BEIT, DVAE
 
     return Networks({"beit": Beit}, families={"beit": BEIT, "dvae": DVAE})
 

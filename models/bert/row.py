@@ -6,9 +6,8 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.bert.model import Bert
+    from vlmill.models.bert.model import Bert, BertText
     from vlmill.models.bert.published import BERT, links
-    from vlmill.models.bert.tasks import BertText
 
     return Networks(
         {"bert": Bert, "bert-text": BertText},

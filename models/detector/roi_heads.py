@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlmill.models.detector.backbone import PYRAMID_STAGES, Maps, backbone_stage, make_norm
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.models.detector.fused_stages import FusedStage, pooled_means, shares_windows
-from vlmill.models.detector.gpu import has_kernels
+from vlmill.models.detector.nms import has_kernels
 from vlmill.models.detector.operators import roi_align, roi_pool
 from vlmill.models.detector.resnet import relu, widen
 

@@ -11,9 +11,12 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.imagebert.from_bert import links
-    from vlmill.models.imagebert.model import ImageBert
-    from vlmill.models.imagebert.tasks import ImageBertClassifier, ImageBertRetrieval
+    from vlmill.models.imagebert.model import (
+        ImageBert,
+        ImageBertClassifier,
+        ImageBertRetrieval,
+        links,
+    )
 
     return Networks(
         {

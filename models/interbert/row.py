@@ -6,10 +6,13 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.interbert.from_bert import links
-    from vlmill.models.interbert.model import InterBert
-    from vlmill.models.interbert.published import INTERBERT
-    from vlmill.models.interbert.tasks import InterBertImages, InterBertTasks, InterBertText
+    from vlmill.models.interbert.model import (
+        InterBert,
+        InterBertImages,
+        InterBertTasks,
+        InterBertText,
+    )
+    from vlmill.models.interbert.published import INTERBERT, bert_links
 
     return Networks(
         {
@@ -19,7 +22,7 @@ def networks() -> Networks:
             "interbert-text": InterBertText,
         },
         families={"interbert": INTERBERT},
-        from_bert={InterBert: links},
+        from_bert={InterBert: bert_links},
     )
 
 

@@ -6,9 +6,13 @@ from vlmill.models.vilbert import config
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.vilbert.from_bert import NEW_WEIGHTS, single_stream_links, vilbert_links
     from vlmill.models.vilbert.model import Vilbert
-    from vlmill.models.vilbert.published import VILBERT
+    from vlmill.models.vilbert.published import (
+        NEW_WEIGHTS,
+        VILBERT,
+        single_stream_links,
+        vilbert_links,
+    )
     from vlmill.models.vilbert.single_stream import SingleStream
     from vlmill.models.vilbert.tasks import Vilbert12in1, VilbertClassifier, VilbertTasks
 

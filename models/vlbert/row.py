@@ -15,9 +15,14 @@ def networks() -> Networks:
         VlBertRefcocoEndToEnd,
         VlBertVcrEndToEnd,
     )
-    from vlmill.models.vlbert.from_bert import NEW_WEIGHTS, body_links, derive_tensors, vlbert_links
     from vlmill.models.vlbert.model import VlBert
-    from vlmill.models.vlbert.published import VLBERT
+    from vlmill.models.vlbert.published import (
+        NEW_WEIGHTS,
+        VLBERT,
+        body_links,
+        derive_tensors,
+        vlbert_links,
+    )
     from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 
     return Networks(

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlmill.models.bert.config import bert_base, bert_large, bert_small
-from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import small_recipe
+from vlmill.train.recipes.rows import PaperTraining, small_recipe
 from vlmill.train.settings.parts import Feeding, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 

@@ -12,8 +12,7 @@ from vlmill.models.vilbert.config import (
     vilbert_large,
     vilbert_small,
 )
-from vlmill.train.recipes.rows import PaperTraining
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, small_recipe
 from vlmill.train.settings.parts import Feeding, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 

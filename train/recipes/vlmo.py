@@ -20,8 +20,7 @@ from vlmill.models.beit.config import (
 )
 from vlmill.models.registry import find_variant, get_variant
 from vlmill.models.vlmo import config
-from vlmill.train.recipes.rows import PaperTraining, say_what_is_new
-from vlmill.train.recipes.small import hour_recipe, small_recipe
+from vlmill.train.recipes.rows import PaperTraining, hour_recipe, say_what_is_new, small_recipe
 from vlmill.train.settings.parts import Feeding, Loading, Masking, Objectives, Optimizer
 from vlmill.train.settings.spec import Recipe, Stage
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vlmill.models.detector.anchors import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.boxes import clip_boxes, decode_boxes, pairwise_iou
 from vlmill.models.detector.config import MAX_LOG_SCALE
 from vlmill.models.detector.nms import class_confidence, first_survivors, nms_every_class, pack_bits
+from vlmill.models.detector.proposals import grid_anchors, legacy_cell_anchors
 from vlmill.models.detector.resnet import stem_pool
 
 OPS = load_file(Path(__file__).parents[2] / "golden/frcnn/ops/cases.safetensors")

@@ -14,8 +14,7 @@ from vlmill.models.imagebert.config import (
     imagebert_base,
     imagebert_small,
 )
-from vlmill.models.imagebert.model import ImageBert
-from vlmill.models.imagebert.tasks import ImageBertRetrieval
+from vlmill.models.imagebert.model import ImageBert, ImageBertRetrieval
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,
