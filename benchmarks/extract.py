@@ -12,10 +12,8 @@ other work too.
 Images are the first ones of $VLMILL_DATA/coco, or generated ones without that folder.
 """
 
-import argparse
 import dataclasses
 import io
-import json
 import os
 import resource
 import sys
@@ -35,7 +33,7 @@ import numpy as np
 import torch
 from peers import public_extractor
 from PIL import Image
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
@@ -213,11 +211,6 @@ def difference(row: RegionRow, regions: public_extractor.Regions, scale: float) 
     return float(np.max([abs(a - b).max() / abs(b).max() for a, b in pairs]))  # NaN stays NaN
 
 
-def line(name: str, value: float, unit: str, **more: float | None) -> None:
-    """One result."""
-    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
-
-
 def peak_gb() -> float:
     """The largest resident memory of this process so far, in GB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
@@ -262,26 +255,22 @@ def report(name: str, best: Sequence[Round], gemm: float) -> float:
     for part in best[0].seconds:
         seconds = sum(r.seconds[part] for r in best)
         done = sum(r.operations.get(part, 0) for r in best) / 1e9
-        line(f"{name}/{part}", seconds / count, "CPU s/image", share=seconds / total)
+        print_line(f"{name}/{part}", seconds / count, "CPU s/image", share=seconds / total)
         if done / seconds > 1:
             rate = done / seconds
             fraction = rate / gemm
-            line(
-                f"{name}/{part}/rate",
-                rate,
-                "GFLOP/CPU s",
-                limit=gemm,
-                fraction_of_limit=fraction,
+            print_line(
+                f"{name}/{part}/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=fraction
             )
     done = sum(sum(r.operations.values()) for r in best) / 1e9
-    line(
+    print_line(
         f"{name}/rate",
         done / total,
         "GFLOP/CPU s",
         limit=gemm,
         fraction_of_limit=done / total / gemm,
     )
-    line(f"{name}/wall", count / sum(r.wall for r in best), "images/s")
+    print_line(f"{name}/wall", count / sum(r.wall for r in best), "images/s")
     return total / count
 
 
@@ -305,9 +294,9 @@ def compare(
         worst = float(np.maximum(worst, difference(row, theirs, image.scale)))
         print(f"{len(theirs.boxes)} proposals, {len(row.boxes)} regions", file=sys.stderr)
     peer = seconds / len(images)
-    line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
+    print_line(f"{name}/difference", worst, "of the largest value", limit=TOLERANCE)
     assert worst <= TOLERANCE, "the outputs differ"
-    line(f"{name}/picture", 1 / own, "images/CPU s", peer=1 / peer, ratio=peer / own)
+    print_line(f"{name}/picture", 1 / own, "images/CPU s", peer=1 / peer, ratio=peer / own)
 
 
 def compare_precisions(
@@ -332,21 +321,16 @@ def compare_precisions(
         for kind, tried in times.items():
             seconds[kind] += min(tried)
     exact, fast = (seconds[kind] / len(images) for kind in configs)
-    line(f"{name}/fast", 1 / fast, "images/CPU s", peer=1 / exact, ratio=exact / fast)
+    print_line(f"{name}/fast", 1 / fast, "images/CPU s", peer=1 / exact, ratio=exact / fast)
     rate = operations / len(images) / fast / 1e9
-    line(f"{name}/fast/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=rate / gemm)
+    print_line(f"{name}/fast/rate", rate, "GFLOP/CPU s", limit=gemm, fraction_of_limit=rate / gemm)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--arch", choices=ARCHITECTURES, default="r101")
-    parser.add_argument("--images", type=int, metavar="N", help="images to extract")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
-    )
+    add_counts(parser, images="images to extract", rounds="rounds to measure; the fastest counts")
     arguments = parse_form(parser, argv, short=SHORT, full=FULL)
     config = ExtractConfig(storage=Storage(dtype="float32"))
     images = photos(arguments.images)
@@ -354,13 +338,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     detector = open_detector(ARCHITECTURES[arguments.arch], None)
     best, rows, gemm = measure(images, arguments.rounds, detector, config)
     own = report(name, best, gemm)
-    line(f"{name}/peak_rss", peak_gb(), "GB")
+    print_line(f"{name}/peak_rss", peak_gb(), "GB")
     operations = sum(sum(of_image.operations.values()) for of_image in best)
     compare_precisions(name, images, operations, arguments.rounds, detector, config)
     plain = FasterRCNN(detector.model.config).requires_grad_(False).eval()
     randomise(plain, 0)
     compare(name, images, rows, own, arguments.rounds, plain, config)
-    line(f"{name}/peer_peak_rss", peak_gb(), "GB")
+    print_line(f"{name}/peer_peak_rss", peak_gb(), "GB")
 
 
 if __name__ == "__main__":

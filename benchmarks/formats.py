@@ -10,12 +10,10 @@ counted: the seconds are those of all images less those of the first 16, for bot
     python benchmarks/formats.py --full
 """
 
-import argparse
 import base64
 import contextlib
 import hashlib
 import io
-import json
 import os
 import shutil
 import tempfile
@@ -27,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_lines, result_line
 
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.folders import walk_files
@@ -235,14 +233,11 @@ def measure(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="images, each with 36 boxes x 2048 (0.3 MB)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the best counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        images="images, each with 36 boxes x 2048 (0.3 MB)",
+        rounds="rounds to measure; the best counts",
     )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     args = parse_form(parser, argv, short=SHORT, full=FULL)
@@ -253,8 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with tempfile.TemporaryDirectory(dir=name) as folder:
                 with contextlib.redirect_stderr(io.StringIO()):
                     lines = measure(format_, sources, Path(folder), args.images, args.rounds)
-                for line in lines:
-                    print(json.dumps(line), flush=True)
+                print_lines(lines)
 
 
 if __name__ == "__main__":

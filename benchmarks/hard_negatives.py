@@ -11,9 +11,7 @@ in any order.
     python benchmarks/hard_negatives.py --full --pairs captions.parquet --text-column caption
 """
 
-import argparse
 import gc
-import json
 import resource
 import tempfile
 import time
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 from sklearn.neighbors import NearestNeighbors
 from sparse_dot_topn import sp_matmul_topn
 
@@ -125,8 +123,8 @@ def measure(num: int, queries: int, source: Source | None) -> tuple[float, Count
         (postings, looked_up), seconds = timed(lambda: search(*arguments, np.zeros(count), lists))
         limit = postings * POSTING_BYTES / read_rate(part) + looked_up / row_rate(part)
         members, numbers = np.array(bags.members[first : first + count]), lists[0]
-    line(f"{name}/index", num / index_seconds, "captions/CPU s")
-    line(
+    print_line(f"{name}/index", num / index_seconds, "captions/CPU s")
+    print_line(
         f"{name}/search",
         count / seconds,
         "queries/CPU s",
@@ -136,7 +134,7 @@ def measure(num: int, queries: int, source: Source | None) -> tuple[float, Count
         postings=postings / count,
         rows=looked_up / count,
     )
-    line(f"{name}/peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB")
+    print_line(f"{name}/peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB")
     return seconds / count, (counts, np.column_stack([members, numbers]))
 
 
@@ -238,7 +236,7 @@ def compare(num: int, seconds: float, counts: sparse.csr_array, lists: Array) ->
             assert abs(own.size - answer[caption].size) <= np.count_nonzero(cosines > 0.5 - 1e-8)
         rate = 1 / seconds
         peer_rate = len(chosen) / peer_seconds
-        line(
+        print_line(
             f"hard_negatives/{num}/against_{name}",
             rate,
             "queries/CPU s",
@@ -247,20 +245,13 @@ def compare(num: int, seconds: float, counts: sparse.csr_array, lists: Array) ->
         )
 
 
-def line(name: str, value: float, unit: str, **more: Any) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(name, value, unit, **more)), flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--captions", type=int, nargs="+", metavar="N", help="numbers of captions to measure"
     )
-    parser.add_argument("--queries", type=int, metavar="N", help="queries to search at each size")
+    add_counts(parser, queries="queries to search at each size")
     parser.add_argument(
         "--pairs", metavar="TABLE", help="table of captions to use instead of generated ones"
     )
@@ -280,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = np.log(list(seconds))
     if sizes.size > 1:
         growth = np.polyfit(sizes, np.log(list(seconds.values())), 1)[0]
-        line("hard_negatives/growth", 1 + float(growth), "exponent of all queries", limit=1.6)
+        print_line("hard_negatives/growth", 1 + float(growth), "exponent of all queries", limit=1.6)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ of the recipes. ``left_out`` says which side does not compute what.
     python benchmarks/models.py --full --variants vilbert --official vilbert=../vilbert_beta
 """
 
-import argparse
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +27,10 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
-from peers.official_models import PEERS, WITH_APEX, Step, official_checkout
+from peers.official_models import PEERS, WITH_APEX, Step, add_official
 from peers.own_process import Apart, Timing, measure, timed
 from peers.works import PixelWork, RegionWork, mask_of, random_pixels, random_regions
-from shell import parse_form, result_line
+from shell import add_choices, add_counts, new_parser, parse_form, result_line
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -371,27 +370,10 @@ def optimiser_share(variant: str, model: nn.Module, work: Work, rounds: int) -> 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        choices=CASES,
-        default=list(CASES),
-        help="models to measure (default: all)",
-    )
-    parser.add_argument(
-        "--official",
-        nargs="*",
-        type=partial(official_checkout, known=PEERS),
-        default=[],
-        metavar="VARIANT=DIR",
-        help="checkouts of the official code, to measure as well",
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the median counts"
-    )
+    parser = new_parser(__doc__)
+    add_choices(parser, "--variants", CASES)
+    add_official(parser, PEERS)
+    add_counts(parser, rounds="rounds to measure; the median counts")
     options = parse_form(parser, argv, short=SHORT, full=FULL)
     keep_freed_memory()  # as train-vl does
     official = dict(options.official)

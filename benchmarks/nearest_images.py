@@ -10,7 +10,6 @@ threads, the least of the rounds: they hold on a machine that does other work to
 """
 
 import argparse
-import json
 import os
 import resource
 import sys
@@ -24,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import numpy.typing as npt
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 
 from vlmill.pipelines.nearest_images.means import IMAGES_PER_PART, Means
 from vlmill.pipelines.nearest_images.search import SPARE, Nearest, NearestIndex
@@ -104,11 +103,6 @@ def same(ours: Sequence[Nearest], theirs: Sequence[Nearest]) -> bool:
     )
 
 
-def line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(f"nearest_images/{name}", value, unit, **more)), flush=True)
-
-
 def measure(options: argparse.Namespace, folder: Path) -> None:
     """Prepares, searches and compares."""
     count, width, top = options.images, options.width, options.top
@@ -128,8 +122,8 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     limit = product_rate(vectors, queries)
     rate = 2 * queries * count * width / own_s / 1e9
     about = {"pictures": count, "width": width, "top": top, "queries": queries}
-    line(
-        "queries",
+    print_line(
+        "nearest_images/queries",
         queries / own_s,
         "queries/CPU s",
         peer=queries / peer_s,
@@ -138,30 +132,28 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         fraction_of_limit=rate / limit,
         **about,
     )
-    line("product", rate, "GFLOP/CPU s", limit=limit, fraction_of_limit=rate / limit, **about)
-    line("prepare", count / prepared_s, "images/CPU s", **about)
-    line("peak_rss", peak, "GB", **about)
+    print_line(
+        "nearest_images/product",
+        rate,
+        "GFLOP/CPU s",
+        limit=limit,
+        fraction_of_limit=rate / limit,
+        **about,
+    )
+    print_line("nearest_images/prepare", count / prepared_s, "images/CPU s", **about)
+    print_line("nearest_images/peak_rss", peak, "GB", **about)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--images", type=int, metavar="N", help="number of images, each with a vector"
-    )
-    parser.add_argument(
-        "--width", type=int, default=2048, metavar="D", help="width of a vector (default: 2048)"
-    )
-    parser.add_argument(
-        "--queries", type=int, metavar="N", help="number of queries: the first images"
-    )
-    parser.add_argument(
-        "--top", type=int, default=100, metavar="N", help="nearest images per query (default: 100)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        images="number of images, each with a vector",
+        queries="number of queries: the first images",
+        rounds="rounds to measure; the fastest counts",
+        width=(2048, "width of a vector"),
+        top=(100, "nearest images per query"),
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0)

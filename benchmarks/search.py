@@ -11,7 +11,6 @@ query. The candidates of `pq` are chosen with other queries, ``measured_s`` incl
 """
 
 import argparse
-import json
 import os
 import resource
 import sys
@@ -26,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 
 from vlmill.inference.search.building import TYPES, build_index, measure_recall, measured_index
 from vlmill.inference.search.index import SearchIndex
@@ -101,11 +100,6 @@ def each_alone(index: SearchIndex, queries: Matrix) -> dict[str, float]:
     return {**quantiles, "cpu_ms": 1_000 * cpu}
 
 
-def line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints a result."""
-    print(json.dumps(result_line(f"search/{name}", value, unit, **more)), flush=True)
-
-
 def measure(options: argparse.Namespace) -> None:
     """Builds each kind of index, searches and compares."""
     matrix = generated(options.vectors, options.width, options.seed + 1)
@@ -128,8 +122,8 @@ def measure(options: argparse.Namespace) -> None:
         recall = measure_recall(index, matrix, queries, same=False)
         more = {**about, "recall_at_10": recall, **index.settings["parameters"]}
         more |= each_alone(index, queries)
-        line(
-            f"{kind}/queries",
+        print_line(
+            f"search/{kind}/queries",
             len(queries) / own_s,
             "queries/CPU s",
             peer=len(queries) / peer_s,
@@ -138,8 +132,8 @@ def measure(options: argparse.Namespace) -> None:
             fraction_of_limit=limit_s / own_s,
             **more,
         )
-        line(
-            f"{kind}/build",
+        print_line(
+            f"search/{kind}/build",
             len(matrix) / build_s,
             "vectors/CPU s",
             seconds=build_s,
@@ -147,21 +141,20 @@ def measure(options: argparse.Namespace) -> None:
             **about,
         )
         del index
-    line("peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB", **about)
+    print_line(
+        "search/peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB", **about
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--vectors", type=int, metavar="N", help="vectors in the index")
-    parser.add_argument(
-        "--width", type=int, default=768, metavar="P", help="width of a vector (default: 768)"
-    )
-    parser.add_argument("--queries", type=int, metavar="N", help="queries to answer")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the fastest counts"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        vectors="vectors in the index",
+        queries="queries to answer",
+        rounds="rounds to measure; the fastest counts",
+        width=(768, "width of a vector"),
     )
     parser.add_argument("--types", nargs="+", default=list(TYPES), metavar="TYPE")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser
-from shell import parse_form, result_line
+from shell import add_counts, new_parser, parse_form, print_line
 from worlds.web import Web, write_archives
 
 from vlmill.pipelines.rules import WebPairRules
@@ -78,11 +78,6 @@ def time_beam(pattern: str, folder: Path) -> float:
     """CPU seconds through Beam's local runner, without the time of its import."""
     job = job_over(pattern, folder)
     return cpu(lambda: run_beam(job, STEPS, options=beam_options([])))
-
-
-def print_line(name: str, value: float, unit: str, **more: object) -> None:
-    """Prints one result."""
-    print(json.dumps(result_line(name, round(value, 4), unit, **more)), flush=True)
 
 
 def measure_speed(pattern: str, rounds: int, bars: dict[str, float]) -> None:
@@ -163,15 +158,12 @@ COMMAND_FLAGS = ("--safety-model", "none", "--realism-model", "none")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pages", type=int, metavar="N", help="generated pages of 20 KB")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds to measure; the best counts"
-    )
-    parser.add_argument(
-        "--growth", type=int, metavar="N", help="largest multiple of --pages to measure"
+    parser = new_parser(__doc__)
+    add_counts(
+        parser,
+        pages="generated pages of 20 KB",
+        rounds="rounds to measure; the best counts",
+        growth="largest multiple of --pages to measure",
     )
     parser.add_argument("--warc", metavar="GLOB", help="time the steps on these archives instead")
     parser.add_argument("--one", metavar="GLOB", help=argparse.SUPPRESS)

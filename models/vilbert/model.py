@@ -13,8 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.attention import CoAttentionBlock
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import CoAttentionBlock, init_bert, post_norm_layers, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import Layout, make_layout

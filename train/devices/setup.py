@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from vlmill.models.detector.resnet import Bottleneck, PreActivationBottleneck
-from vlmill.models.layers.attention import CoAttentionBlock, SelfAttention
-from vlmill.models.layers.blocks import PostNormBlock
+from vlmill.models.layers.attention import SelfAttention
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.operators import LayerNorm
 from vlmill.models.probes import can_compile

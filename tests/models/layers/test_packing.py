@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vlmill.models.layers.attention import CoAttentionBlock
-from vlmill.models.layers.blocks import PostNormBlock
+from vlmill.models.layers.blocks import CoAttentionBlock, PostNormBlock
 from vlmill.models.layers.experts import PreNormBlock
 from vlmill.models.layers.packing import Layout, compact, make_joint_layout, make_layout
 
