@@ -39,10 +39,10 @@ from proof.arms import Arm, base_arms
 from proof.box_arms import BOX_TASKS, box_arms
 from proof.class_arms import class_arms, short_class_arms
 from proof.side_by_side import add_jobs, failed
+from proof.summary import lines_of
 from proof.tables import WorldTables
 from proof.task_arms import TaskArm, retrieval_arms, short_arms, vqa_arms
 from proof.task_runs import TaskJob, finished, results, run_all
-from proof.task_summary import lines_of
 from proof.text_arms import text_arms
 from shell import parse_form, print_lines
 from worlds import World

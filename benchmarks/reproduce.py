@@ -31,10 +31,16 @@ from proof.side_by_side import failed
 from proof.tables import WorldTables
 from proof.task_runs import finished, results, run_all
 from published import AblationTable, all_tables
-from published.chart import image
-from published.compare import Lines, compared, comparisons, lines_by_label
-from published.page import page
-from published.runs import RowJob, jobs_of, write_tables
+from published.compare import (
+    Lines,
+    RowJob,
+    compared,
+    comparisons,
+    jobs_of,
+    lines_by_label,
+    write_tables,
+)
+from published.page import image, page
 from shell import parse_form, print_lines, result_line
 from worlds import World
 

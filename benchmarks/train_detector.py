@@ -17,9 +17,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from peers.detectron2_step import Work
+from peers.detectron2_step import Work, makers
 from peers.own_process import Apart, Timing, measure
-from peers.torchvision_step import makers
 from shell import add_counts, parse_form, print_lines, result_line
 
 from vlmill.runtime.console.command import Parser, run_command

@@ -14,8 +14,12 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 import torch
 from benchmarks.gpu_check.extraction_stages import stages_of
-from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
-from benchmarks.gpu_check.photos import write_photos
+from benchmarks.gpu_check.measuring import (
+    peak_memory_gb,
+    places_of_waits,
+    reset_peak_memory,
+    write_photos,
+)
 from benchmarks.gpu_check.setting import Setting
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from benchmarks.gpu_check.extraction import FULL, TINY, queries_of
-from benchmarks.gpu_check.photos import write_photos
+from benchmarks.gpu_check.measuring import write_photos
 from benchmarks.gpu_check.setting import Setting
 from torch.profiler import ProfilerActivity, profile
 

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 from labelled_sites.build import is_held_out, main
-from labelled_sites.fitting import fit_weights, weights_source
 from labelled_sites.labels import Label, counts, verdict_of, wilson
-from labelled_sites.mined import Example
-from labelled_sites.reading import joined_pages
+from labelled_sites.mined import Example, fit_weights, joined_pages, weights_source
 from PIL import Image
 
 from vlmill.pipelines.rules import WebPairRules

@@ -25,13 +25,11 @@ from worlds import (
     word_groups,
     write_noisy_pairs,
 )
-from worlds.captions import captions, wordings
 from worlds.detector import crop
 from worlds.images import box_of, draw, shape_mask
-from worlds.noise import with_moved_captions
 from worlds.oracles import is_true, oracle, truth
 from worlds.scenes import RELATIONS, SHAPES, Placed, combination_of, holds, make_scene
-from worlds.writing import SOURCE, make_sample, write_world
+from worlds.writing import SOURCE, captions, make_sample, with_moved_captions, wordings, write_world
 
 from vlmill.runtime.files.manifest import verify_folder
 from vlmill.runtime.files.outputs import State
