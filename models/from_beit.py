@@ -10,12 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vlmill.models.beit.published import (
-    KNOWN,
-    LAYER_TABLE,
-    SHARED_TABLE,
-    resize_image_table,
-)
+from vlmill.models.beit.published import KNOWN, LAYER_TABLE, SHARED_TABLE, resize_image_table
 from vlmill.models.beit.published import canonical as beit_names
 from vlmill.models.beit.published import rename as beit_name
 from vlmill.models.convert.files import read_state, unwrap_network, unwrap_state

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vlmill.models.bert.config import BertConfig, BertTextConfig
 from vlmill.models.checks import check_below, check_occupied, check_texts, readable
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import TextEmbedding
 from vlmill.models.layers.heads import MlmHead, Pooler
 from vlmill.models.layers.packing import make_layout
@@ -38,15 +38,7 @@ class Bert(nn.Module):
         self.text_embedding = TextEmbedding(
             config.vocab_size, config.num_positions, config.num_segments, width, config.dropout
         )
-        self.layers = post_norm_layers(
-            config.num_layers,
-            width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            act=config.act,
-        )
+        self.layers = config_layers(config, config.num_layers)
         self.pooler = Pooler(width)
         self.mlm_head = MlmHead(width, config.vocab_size, config.act)
         self.next_sentence_head = nn.Linear(width, 2)

@@ -6,13 +6,12 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.bert.model import Bert, BertText
-    from vlmill.models.bert.published import BERT, links
+    from vlmill.models.bert import model, published
 
     return Networks(
-        {"bert": Bert, "bert-text": BertText},
-        families={"bert": BERT},
-        from_bert={Bert: lambda model, state: links(model)},
+        {"bert": model.Bert, "bert-text": model.BertText},
+        families={"bert": published.BERT},
+        from_bert={model.Bert: lambda bert, state: published.links(bert)},
     )
 
 

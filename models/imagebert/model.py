@@ -24,7 +24,7 @@ from vlmill.models.imagebert.config import (
     ImageBertRetrievalConfig,
 )
 from vlmill.models.inputs import VLInputs
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
 from vlmill.models.layers.heads import Classifier, MlmHead, Pooler
 from vlmill.models.layers.operators import Linear
@@ -52,14 +52,7 @@ class ImageBert(nn.Module):
         self.global_features = nn.ModuleList(
             Linear(features, width) for features in config.global_widths
         )
-        self.layers = post_norm_layers(
-            config.num_layers,
-            width,
-            config.num_heads,
-            config.intermediate_width,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-        )
+        self.layers = config_layers(config, config.num_layers)
         self.mlm_head = MlmHead(width, config.vocab_size)
         self.class_head = Linear(width, config.num_region_classes)
         self.feature_head = Linear(width, config.region_width)

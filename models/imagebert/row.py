@@ -11,20 +11,15 @@ from vlmill.models.rows import Networks, Paper, Variant
 
 def networks() -> Networks:
     """Imports the networks. Listing sizes needs no torch."""
-    from vlmill.models.imagebert.model import (
-        ImageBert,
-        ImageBertClassifier,
-        ImageBertRetrieval,
-        links,
-    )
+    from vlmill.models.imagebert import model
 
     return Networks(
         {
-            "imagebert": ImageBert,
-            "imagebert-classifier": ImageBertClassifier,
-            "imagebert-retrieval": ImageBertRetrieval,
+            "imagebert": model.ImageBert,
+            "imagebert-classifier": model.ImageBertClassifier,
+            "imagebert-retrieval": model.ImageBertRetrieval,
         },
-        from_bert={ImageBert: links},
+        from_bert={model.ImageBert: model.links},
     )
 
 

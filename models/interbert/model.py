@@ -5,6 +5,8 @@ regions is the full image: the mean feature with the location (0, 0, 1, 1, 1). D
 the paper nor the released code specifies are marked [choice].
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -16,38 +18,35 @@ from vlmill.models.interbert.config import (
     InterBertTasksConfig,
     InterBertTextConfig,
 )
-from vlmill.models.layers.blocks import init_bert, post_norm_layers, run_layers
+from vlmill.models.layers.blocks import config_layers, init_bert, run_layers
 from vlmill.models.layers.embeddings import RegionEmbedding, TextEmbedding
-from vlmill.models.layers.heads import Classifier, Pooler
+from vlmill.models.layers.heads import Pooler
 from vlmill.models.layers.packing import make_layout
-from vlmill.models.layers.pair_heads import (
-    EncodedPair,
-    PairHeads,
-    ScoreHeads,
-    check_modalities,
-    fuse,
-    side_by_side,
-)
+from vlmill.models.layers.pair_heads import EncodedPair, PairClassifier, PairHeads, ScoreHeads, fuse
 from vlmill.models.positions import Cells, Positions, concatenate_positions
 
 IMAGE_SEGMENT, TEXT_SEGMENT = 0, 1  # with modality_segments
 
 
 class InterBert(PairHeads):
-    """Holds interaction over both modalities, extraction of each, and three pretraining heads."""
+    """Holds interaction over both modalities, extraction of each, and three pretraining heads.
+
+    It also encodes only texts (no regions: R = 0) or only images (T = 0).
+    """
+
+    needs_text = False
+    config: InterBertConfig
+
+    config: InterBertConfig
 
     def __init__(self, config: InterBertConfig) -> None:
         super().__init__(
-            vocab_size=config.vocab_size,
-            widths=(config.width, config.width),
-            pooled_width=config.pooled_width,
-            num_region_classes=config.num_region_classes,
-            region_width=config.region_width,
+            config,
+            (config.width, config.width),
+            config.pooled_width,
             regress_features=config.regress_features,
-            act=config.act,
             dropout=config.head_dropout,
         )
-        self.config = config
         self.text_embedding = TextEmbedding(
             config.vocab_size,
             config.num_positions,
@@ -57,51 +56,16 @@ class InterBert(PairHeads):
             padding_id=0,
         )
         self.region_embedding = RegionEmbedding(config.region_width, config.width, config.dropout)
-        self.interaction_layers = _text_layers(config, config.num_interaction_layers)
-        self.text_layers = _text_layers(config, config.num_text_layers)
-        self.visual_layers = post_norm_layers(
-            config.num_visual_layers,
-            config.width,
-            config.visual_num_heads,
-            config.visual_intermediate_width,
-            dropout=config.visual_dropout,
-            attention_dropout=config.visual_attention_dropout,
-            act=config.visual_act,
-        )
+        self.interaction_layers = config_layers(config, config.num_interaction_layers)
+        self.text_layers = config_layers(config, config.num_text_layers)
+        self.visual_layers = config_layers(config, config.num_visual_layers, "visual_")
         self.text_pooler = Pooler(config.width, config.pooled_width, "relu")
         self.visual_pooler = Pooler(config.width, config.pooled_width, "relu")
         init_bert(self, config.init_std)
 
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Encodes pairs, only texts (no regions: R = 0) or only images (T = 0).
-
-        Padding costs nothing and is returned as zeros; with ``pack=False`` it is computed too.
-        Raises ValueError for a batch with neither text nor regions, more tokens than positions,
-        another feature width and, on the CPU, invalid values (`VLInputs.check`).
-        """
-        check_modalities(
-            inputs,
-            need_text=False,
-            need_regions=False,
-            vocab_size=self.config.vocab_size,
-            num_segments=self.config.num_segments,
-        )
-        regions = self.embed_regions(
-            inputs.region_features,
-            inputs.region_locations,
-            for_captions=inputs.segments is None,
-            real=inputs.real_regions if pack else None,
-        )
-        return self.encode(
-            inputs.tokens,
-            inputs.token_mask,
-            regions,
-            inputs.region_mask,
-            segments=inputs.segments,
-            real=inputs.real,
-            read=inputs.read,
-            pack=pack,
-        )
+    def region_options(self, inputs: VLInputs) -> dict[str, Any]:
+        """Returns whether the texts are captions."""
+        return {"for_captions": inputs.segments is None}
 
     def embed_regions(
         self,
@@ -179,18 +143,6 @@ class InterBert(PairHeads):
         return only
 
 
-def _text_layers(config: InterBertConfig, count: int) -> nn.ModuleList:
-    return post_norm_layers(
-        count,
-        config.width,
-        config.num_heads,
-        config.intermediate_width,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-        act=config.act,
-    )
-
-
 class InterBertTasks(ScoreHeads):
     """Holds the released heads over the fused pair, each region and each token."""
 
@@ -203,19 +155,8 @@ class InterBertTasks(ScoreHeads):
             config.dropout,
             init_std=trunk.init_std,
         )
-        self.config = config
         self.answer_head = nn.Linear(trunk.pooled_width, config.num_answers)
         init_bert(self.answer_head, trunk.init_std)
-
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Returns the inputs of the heads; arguments as for the trunk."""
-        encoded: EncodedPair = self.trunk(inputs, pack=pack)
-        return encoded
-
-    def answer_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "B A"]:
-        """Returns logits of each answer."""
-        logits: Float[Tensor, "B A"] = self.answer_head(self.pooled_dropout(pooled))
-        return logits
 
 
 class InterBertText(nn.Module):
@@ -266,7 +207,7 @@ class InterBertText(nn.Module):
         return logits
 
 
-class InterBertImages(nn.Module):
+class InterBertImages(PairClassifier):
     """Classifies a text with one image or several by the concatenated pooled vectors.
 
     [choice] The paper has no such task: the head is that of 12-in-1 for two images
@@ -274,21 +215,4 @@ class InterBertImages(nn.Module):
     """
 
     def __init__(self, config: InterBertImagesConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.trunk = InterBert(config.trunk)
-        self.dropout = nn.Dropout(config.dropout)
-        width = config.num_pictures * config.trunk.pooled_width
-        self.head = Classifier(width, width, config.num_labels, config.trunk.act)
-        init_bert(self.head, config.trunk.init_std)
-
-    def forward(self, inputs: VLInputs, *, pack: bool = True) -> EncodedPair:
-        """Returns the input of the head; arguments as for the trunk."""
-        encoded: EncodedPair = self.trunk(inputs, pack=pack)
-        return encoded
-
-    def label_logits(self, pooled: Float[Tensor, "B P"]) -> Float[Tensor, "examples C"]:
-        """Returns logits over labels; each ``num_pictures`` consecutive rows are one example."""
-        rows = side_by_side(self.dropout(pooled), self.config.num_pictures)
-        logits: Float[Tensor, "examples C"] = self.head(rows)
-        return logits
+        super().__init__(config, InterBert(config.trunk), config.trunk.pooled_width)

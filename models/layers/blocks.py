@@ -4,6 +4,7 @@ B sequences, N positions, H width; rows in either layout (`Layout`).
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -110,6 +111,21 @@ def post_norm_layers(
     return nn.ModuleList(
         PostNormBlock(width, num_heads, intermediate_width, dropout, attention_dropout, act)
         for _ in range(num_layers)
+    )
+
+
+def config_layers(config: Any, num_layers: int, prefix: str = "") -> nn.ModuleList:
+    """Builds a stack with the sizes and rates of a configuration, whose fields begin with
+    ``prefix``; the width is the text's if images have none of their own.
+    """
+    return post_norm_layers(
+        num_layers,
+        getattr(config, f"{prefix}width", config.width),
+        getattr(config, f"{prefix}num_heads"),
+        getattr(config, f"{prefix}intermediate_width"),
+        dropout=getattr(config, f"{prefix}dropout"),
+        attention_dropout=getattr(config, f"{prefix}attention_dropout"),
+        act=getattr(config, f"{prefix}act", "gelu"),
     )
 
 

@@ -28,13 +28,16 @@ from vlmill.models.vilbert.model import Vilbert
 from vlmill.models.vilbert.single_stream import SingleStream
 from vlmill.models.vilbert.tasks import VilbertTasks
 from vlmill.models.vlbert.config import (
+    VlBertConfig,
     VlBertRefcocoConfig,
     VlBertVcrConfig,
     VlBertVqaConfig,
+    vlbert_base,
     vlbert_for_task,
+    vlbert_large,
 )
 from vlmill.models.vlbert.encoder import VlBertBody
-from vlmill.models.vlbert.model import VlBert, VlBertConfig, vlbert_base, vlbert_large
+from vlmill.models.vlbert.model import VlBert
 from vlmill.models.vlbert.tasks import VlBertRefcoco, VlBertVcr, VlBertVqa
 from vlmill.models.vlmo.config import vlmo_small
 from vlmill.models.vlmo.model import Vlmo

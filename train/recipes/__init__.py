@@ -3,7 +3,7 @@
 Reading order: a paper (the inputs of its runs, and its recipes): ``bert``, ``vilbert``, ``vlbert``,
 ``imagebert``, ``interbert``, ``vlmo``. ``rows`` defines the row of a paper and its recipes for
 trials, ``training`` the row of a variant; ``without_effect`` names changes that change nothing;
-``describe`` and ``measure`` estimate the cost of a recipe. [code] marks values that only the
+``describe`` estimates the cost of a recipe. [code] marks values that only the
 released code has, [choice] values that neither paper nor code has.
 """
 
