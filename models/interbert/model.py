@@ -37,8 +37,6 @@ class InterBert(PairHeads):
     needs_text = False
     config: InterBertConfig
 
-    config: InterBertConfig
-
     def __init__(self, config: InterBertConfig) -> None:
         super().__init__(
             config,
@@ -155,6 +153,7 @@ class InterBertTasks(ScoreHeads):
             config.dropout,
             init_std=trunk.init_std,
         )
+        self.config = config
         self.answer_head = nn.Linear(trunk.pooled_width, config.num_answers)
         init_bert(self.answer_head, trunk.init_std)
 

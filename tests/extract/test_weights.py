@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from tests.extract.detect.test_containers import SMALL, STATE
+from tests.extract.detect.test_checkpoint import SMALL, STATE
 from tests.hub_server import Hub
 from tests.models.detector.test_configurations import HUGGING_FACE
 from tests.web import LOCAL, FileServer, file_server
