@@ -220,11 +220,7 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     )
     add_allow_address(compare)
     compare.add_argument(
-        "--config",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help=".yaml file of a C4 or FPN model",
+        "--config", required=True, type=Path, metavar="FILE", help=".yaml file of a C4 or FPN model"
     )
     compare.add_argument(
         "--device", default="cpu", help="device, such as cpu or cuda (default: %(default)s)"

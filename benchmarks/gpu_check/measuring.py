@@ -145,13 +145,7 @@ def driver() -> str | None:
 
 
 # Width and height, as often as photographs of web pages have them.
-SIZES = (
-    *((640, 480),) * 6,
-    *((480, 640),) * 2,
-    *((640, 427),) * 2,
-    (640, 640),
-    (500, 375),
-)
+SIZES = (*((640, 480),) * 6, *((480, 640),) * 2, *((640, 427),) * 2, (640, 640), (500, 375))
 SHAPES = 40
 OCTAVES = 6
 

@@ -32,10 +32,7 @@ def card_rates(device: torch.device, peak: float) -> dict[str, float]:
     """Returns the rates of products (at ``peak`` operations/s) and copies, on a GPU also those of
     single operations.
     """
-    rates = {
-        "peak_tflops": round(peak / 1e12, 1),
-        "copy_tb_s": round(copy_peak(device) / 1e12, 3),
-    }
+    rates = {"peak_tflops": round(peak / 1e12, 1), "copy_tb_s": round(copy_peak(device) / 1e12, 3)}
     if device.type != "cuda":
         return rates
     gradients = gradient_like_tensors(device)

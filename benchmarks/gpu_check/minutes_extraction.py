@@ -170,11 +170,7 @@ def restored_switches() -> Iterator[None]:
 
 
 def measure_device(
-    setting: Setting,
-    case: Case,
-    detector: Detector,
-    config: ExtractConfig,
-    photos: Sequence[Path],
+    setting: Setting, case: Case, detector: Detector, config: ExtractConfig, photos: Sequence[Path]
 ) -> dict[str, Any]:
     """Returns the images a second of a device that waits for nobody, and how often the host waits
     for it in a batch.

@@ -225,9 +225,7 @@ def host_parts(run: StepRun) -> dict[str, float]:
 
 
 @contextmanager
-def host_seconds(
-    methods: Mapping[str, tuple[object, str]],
-) -> Iterator[dict[str, list[float]]]:
+def host_seconds(methods: Mapping[str, tuple[object, str]]) -> Iterator[dict[str, list[float]]]:
     """Yields lists that collect the seconds of processor time of each call of the ``methods``, each
     an object and a method's name.
     """

@@ -71,8 +71,7 @@ COMPILED = Comparison(
     loading=("loading.bucket=8", "loading.pad_to=8"),
 )
 COMPILED_PACKED = Comparison(
-    forms=(Form(name="compiled-packed", pack=True, compile=True),),
-    loading=("loading.bucket=8",),
+    forms=(Form(name="compiled-packed", pack=True, compile=True),), loading=("loading.bucket=8",)
 )
 
 

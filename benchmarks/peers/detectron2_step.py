@@ -86,11 +86,7 @@ class Work:
             boxes = torch.cat((low, torch.maximum(high, low + 0.1)), dim=1) * limits
             classes = torch.randint(config.num_classes, (BOXES_OF_IMAGE,), generator=generator)
             instances.append(
-                Truth(
-                    boxes=boxes,
-                    classes=classes,
-                    attributes=torch.full((BOXES_OF_IMAGE, 0), -1),
-                )
+                Truth(boxes=boxes, classes=classes, attributes=torch.full((BOXES_OF_IMAGE, 0), -1))
             )
         return instances
 

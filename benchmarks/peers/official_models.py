@@ -64,9 +64,7 @@ class OneNorm(nn.LayerNorm):
 
 # Under apex's name.
 ONE_NORM: dict[str, dict[str, Any]] = {
-    "apex__normalization__fused_layer_norm": {
-        "FusedLayerNorm": OneNorm,
-    }
+    "apex__normalization__fused_layer_norm": {"FusedLayerNorm": OneNorm}
 }
 Step = Callable[[bool], None]
 """One forward pass over the work, with gradients if True."""

@@ -218,10 +218,7 @@ def baseline_key(tables: Tables, test: Test) -> Line:
 
 
 def list_figures(
-    tables: Tables,
-    tests: Sequence[Test],
-    jobs: Sequence[tuple[Run, Sequence[Test]]],
-    path: Path,
+    tables: Tables, tests: Sequence[Test], jobs: Sequence[tuple[Run, Sequence[Test]]], path: Path
 ) -> None:
     """Prints which figures are known and which are missing."""
     keys = [baseline_key(tables, test) for test in tests]

@@ -205,13 +205,7 @@ class PartWriter:
         self._background, self._dtype, self._finish = background, dtype, finish
         self._place, self._producer = (folder, index, total), producer
         self._writer = ShardWriter(
-            folder,
-            REGIONS,
-            index,
-            total,
-            producer=producer,
-            arrays=arrays,
-            compression=compression,
+            folder, REGIONS, index, total, producer=producer, arrays=arrays, compression=compression
         )
         self._open = ExitStack()
         self._rows: list[RegionRow] = []

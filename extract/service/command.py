@@ -51,9 +51,7 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def serve_regions(
-    arguments: argparse.Namespace,
-    config: ExtractConfig,
-    open_detector: "Callable[[str], Detector]",
+    arguments: argparse.Namespace, config: ExtractConfig, open_detector: "Callable[[str], Detector]"
 ) -> int:
     """Serves until a stop is requested; returns the exit status. Raises InputError."""
     settings = read_service_settings(arguments, batch=config.batch_size)

@@ -19,11 +19,7 @@ ROW = Paper(
     networks=networks,
     variants=(
         Variant(
-            name="bert",
-            config=BertConfig,
-            kind="text",
-            objectives=("text_mlm",),
-            starts_from=(),
+            name="bert", config=BertConfig, kind="text", objectives=("text_mlm",), starts_from=()
         ),
         Variant(
             name="bert-text",

@@ -104,10 +104,7 @@ NAMES: dict[Family, Names] = {
     "vqa-maskrcnn": Names(
         conventions=vqa_maskrcnn,
         keys=VQA_MASKRCNN_KEYS,
-        ignored_keys=[
-            *IGNORED_MASKRCNN_KEYS,
-            *("INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST"),
-        ],
+        ignored_keys=[*IGNORED_MASKRCNN_KEYS, *("INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST")],
         ignored_sections=MASKRCNN_SECTIONS,
     ),
     "hf-frcnn": Names(

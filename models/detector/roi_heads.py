@@ -119,11 +119,7 @@ class RoiHeads(nn.Module):
         return seen
 
     def region_features(
-        self,
-        maps: Maps,
-        boxes: Float[Tensor, "N P 4"],
-        box_mask: Bool[Tensor, "N P"],
-        chunk: int,
+        self, maps: Maps, boxes: Float[Tensor, "N P 4"], box_mask: Bool[Tensor, "N P"], chunk: int
     ) -> Float[Tensor, "N P D"]:
         """Returns the features of regions, ``chunk`` regions at a time to bound memory."""
         if boxes.device.type != "cpu":

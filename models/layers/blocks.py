@@ -130,9 +130,7 @@ def config_layers(config: Any, num_layers: int, prefix: str = "") -> nn.ModuleLi
 
 
 def run_layers(
-    layers: Iterable[nn.Module],
-    hidden: Float[Tensor, "*rows H"],
-    layout: Layout,
+    layers: Iterable[nn.Module], hidden: Float[Tensor, "*rows H"], layout: Layout
 ) -> Float[Tensor, "B N H"]:
     """Runs `PostNormBlock`s in sequence and converts rows back to the grid.
 

@@ -122,11 +122,7 @@ class Vilbert(PairHeads):
             pack=pack,
         )
         stream = self.read_regions(
-            regions,
-            region_mask,
-            real=real and real.regions,
-            read=read and read.regions,
-            pack=pack,
+            regions, region_mask, real=real and real.regions, read=read and read.regions, pack=pack
         )
         return self.join(text, stream)
 

@@ -51,11 +51,7 @@ ROW = Paper(
             shared_sizes=SHARED_SIZES,
             task_sizes=TASK_SIZES,
         ),
-        task(
-            name="vlmo-nlvr2",
-            config=config.VlmoNlvr2Config,
-            heads={"nlvr2": "pixels"},
-        ),
+        task(name="vlmo-nlvr2", config=config.VlmoNlvr2Config, heads={"nlvr2": "pixels"}),
         task(
             name="vlmo-text",
             config=config.VlmoTextConfig,

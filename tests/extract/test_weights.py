@@ -205,11 +205,7 @@ def test_a_mask_head_of_c4_is_left_out(
 
 
 def test_an_address_is_downloaded_once(
-    web: FileServer,
-    photos: Path,
-    weights: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    web: FileServer, photos: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     web.files["/zoo/detector.pth"] = weights.read_bytes()
     digest = hash_file(weights)

@@ -203,12 +203,7 @@ class Images(Dataset[list[LoadedImage]]):
 
 
 def step_parts(
-    images: Images,
-    settings: TrainingSettings,
-    *,
-    done: int,
-    rank: int = 0,
-    processes: int = 1,
+    images: Images, settings: TrainingSettings, *, done: int, rank: int = 0, processes: int = 1
 ) -> Iterator[Batch]:
     """Yields this process's parts of each step after ``done``.
 

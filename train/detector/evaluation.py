@@ -301,11 +301,7 @@ def compute_metrics(
     if findings.attributes:
         metrics |= attribute_metrics(findings, truth, config.num_attributes)
     metrics |= coco_metrics(
-        findings.truth,
-        findings.coco,
-        findings.sizes,
-        config.num_classes,
-        crowds=findings.crowds,
+        findings.truth, findings.coco, findings.sizes, config.num_classes, crowds=findings.crowds
     )
     return metrics | {"pictures": float(len(findings.sizes)), "boxes": float(total)}
 

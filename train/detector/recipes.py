@@ -113,8 +113,7 @@ def small() -> TrainingSettings:
             post_nms_top=150,
         ),
         roi=RoiRules(
-            matching=Matching(thresholds=(0.5,), labels=(0, 1), batch=32, positives=0.25),
-            beta=1.0,
+            matching=Matching(thresholds=(0.5,), labels=(0, 1), batch=32, positives=0.25), beta=1.0
         ),
         solver=Solver(lr=0.02, drops=(450, 550), warmup=50, clip="global", clip_at=10.0),
         steps=600,

@@ -83,9 +83,7 @@ def variant_trainings() -> dict[str, VariantTraining]:
     from vlmill.train.objectives.pretraining import text_losses
     from vlmill.train.recipes.training import VariantTraining, copy_weights
 
-    return {
-        "bert": VariantTraining(losses=text_losses, feeding=bert_feeding, start=copy_weights),
-    }
+    return {"bert": VariantTraining(losses=text_losses, feeding=bert_feeding, start=copy_weights)}
 
 
 ROW = PaperTraining(

@@ -70,11 +70,7 @@ def test_suppression_equals_the_recorded_lists(family: str, threshold: str) -> N
     limit = OPS["nms.in.tie_threshold"].item() if threshold == "tie" else float(threshold)
     ours = family != "tv"
     kept = one_list(
-        OPS["nms.in.boxes"],
-        OPS["nms.in.scores"],
-        limit,
-        offset=float(ours),
-        inclusive=ours,
+        OPS["nms.in.boxes"], OPS["nms.in.scores"], limit, offset=float(ours), inclusive=ours
     )
     expected = OPS[f"nms.out.{family}_{threshold}"]
     assert torch.equal(kept.sort().values if family == "legacy" else kept, expected)

@@ -254,11 +254,7 @@ def test_other_architectures_are_named(
 @pytest.mark.parametrize(
     ("layout", "part", "said"),
     [
-        (
-            "detectron2-fpn",
-            "fpn_lateral2",
-            "backbone.fpn_lateral2.weight is missing, which",
-        ),
+        ("detectron2-fpn", "fpn_lateral2", "backbone.fpn_lateral2.weight is missing, which"),
         ("vqa-maskrcnn", "fc6", "roi_heads.box.feature_extractor.fc6.weight is missing, which vqa"),
         ("vinvl", "head.layer4", "roi_heads.box.feature_extractor.head.layer4.* is missing"),
         ("vinvl", "cell_anchors", ""),

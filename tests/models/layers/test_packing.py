@@ -142,8 +142,7 @@ def test_by_hand() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4),
-    st.booleans(),
+    st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, max_size=4), st.booleans()
 )
 def test_there_and_back_keeps_what_is_real(rows: list[list[bool]], pack: bool) -> None:
     real = torch.tensor([[*row, True] for row in rows])

@@ -220,8 +220,7 @@ def test_bad_boxes_and_images_are_counted(
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("class_ids", [0]), ("is_crowd", [False]), ("attribute_ids", [[0]])],
+    ("column", "value"), [("class_ids", [0]), ("is_crowd", [False]), ("attribute_ids", [[0]])]
 )
 def test_lists_that_are_not_of_all_boxes_are_refused(
     column: str, value: list[Any], shapes: Path, tmp_path: Path
