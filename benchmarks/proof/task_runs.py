@@ -1,10 +1,8 @@
 """Fine-tunes a run of a task, evaluates it, and stores its figures as a line."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 from proof import class_arms, text_arms
 from proof.arms import Arm
 from proof.box_arms import BOX_TASKS, CHANCE, FIGURES
-from proof.runs import Job, one_thread, pretrained
-from proof.side_by_side import outcomes
+from proof.runs import Job, pretrained
+from proof.side_by_side import digest_of, logged, one_thread, outcomes, plain
 from proof.tables import ArmTables
 from proof.task_arms import BLIND, MARGIN, PRETRAINING, PRETRAINING_STEPS, TaskArm, task_recipe
 from shell import result_line
@@ -54,21 +52,19 @@ class TaskJob:
     def settings(self) -> Line:
         """What decides the figures, as long as the code is the same."""
         arm = {name: value for name, value in asdict(self.arm).items() if name != "seeds"}
-        told = arm | {
+        told = {
             "seed": self.seed,
             "world": asdict(self.world),
             "pairs": self.pairs,
             "held_out": self.held_out,
             "pretraining": [PRETRAINING_STEPS, *PRETRAINING] if self.arm.pretrained else [],
         }
-        plain: Line = json.loads(json.dumps(told))
-        return plain
+        return plain(arm | told)
 
     @property
     def folder(self) -> Path:
         """Of the run; another for other settings, so that none gets in another's way."""
-        digest = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
-        return self.output / "runs" / f"{self.name}-{digest[:8]}"
+        return self.output / "runs" / f"{self.name}-{digest_of(self.settings())[:8]}"
 
     def chain(self) -> list[Job]:
         """The pretraining that it starts from, part by part, which other runs may share."""
@@ -120,13 +116,7 @@ def run(job: TaskJob) -> Line:
 
     What the parts print goes to ``log.txt`` in the run's folder.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with (
-        one_thread(),
-        (job.folder / "log.txt").open("a", encoding="utf-8") as text,
-        redirect_stdout(text),
-        redirect_stderr(text),
-    ):
+    with one_thread(), logged(job.folder / "log.txt"):
         return _line(job)
 
 

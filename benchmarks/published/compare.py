@@ -1,6 +1,5 @@
 """Compares the change of each row relative to its base with the change in the paper."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -10,6 +9,7 @@ from typing import Any
 from proof.arms import Arm
 from proof.box_arms import BOX_TASKS
 from proof.runs import Job
+from proof.side_by_side import plain
 from proof.summary import Spread
 from proof.tables import WorldTables
 from proof.task_runs import TaskJob, finished
@@ -28,8 +28,7 @@ class RowJob(TaskJob):
         """What decides the figures, as long as the code is the same."""
         told = super().settings()
         del told["pretraining"]  # the chain says it
-        plain: dict[str, Any] = json.loads(json.dumps(told))
-        return plain
+        return plain(told)
 
     def chain(self) -> list[Job]:
         """The runs of its chain, which all rows that begin alike share."""

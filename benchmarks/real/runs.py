@@ -1,10 +1,8 @@
 """Trains a run of several parts, tests it, and stores its figures as lines of a file."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from proof.side_by_side import digest_of, logged, plain
 from torch import Tensor
 
 from real.alignment import Alignment, align
@@ -144,14 +143,11 @@ class Run:
     def settings(self, count: int | None = None) -> Line:
         """Returns what decides the figures of the first ``count`` parts, or of all."""
         parts = [vars(part) | {"recipe": to_plain(part.recipe)} for part in self.parts[:count]]
-        told = {"parts": parts, "from_text": self.from_text, "data": self.tables.digest()}
-        plain: Line = json.loads(json.dumps(told))
-        return plain
+        return plain({"parts": parts, "from_text": self.from_text, "data": self.tables.digest()})
 
     def folder(self, count: int) -> Path:
         """Returns the folder of a part, which all runs with the same parts before it share."""
-        message = json.dumps(self.settings(count), sort_keys=True).encode()
-        digest = hashlib.sha256(message).hexdigest()[:10]
+        digest = digest_of(self.settings(count))[:10]
         return self.tables.output / "runs" / f"{self.parts[count - 1].recipe.name}-{digest}"
 
     @property
@@ -184,9 +180,7 @@ def is_finished(part: Part, folder: Path) -> bool:
 
 def train_part(run: Run, part: Part, folder: Path, before: Path | None) -> None:
     """Trains one part; what it prints goes to a log beside its folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder.parent / f"{folder.name}.log"
-    with log.open("a", encoding="utf-8") as text, redirect_stdout(text), redirect_stderr(text):
+    with logged(folder.parent / f"{folder.name}.log"):
         if isinstance(part.recipe, Alignment):
             align(part.recipe, run.tables, folder)
         else:
