@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import torch
 from benchmarks.gpu_check.extraction_stages import stages_of
 from benchmarks.gpu_check.measuring import (
+    Setting,
     peak_memory_gb,
     places_of_waits,
     reset_peak_memory,
     write_photos,
 )
-from benchmarks.gpu_check.setting import Setting
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
@@ -36,7 +37,7 @@ from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Background, Job, compute_results, write_parts
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.runtime.console.progress import Progress
-from vlmill.train.devices.throughput import product_rate
+from vlmill.train.devices.throughput import product_rate, wait_for
 
 BARS = {"exact": 20.0, "fast": 150.0}  # images/s on an H100, from the design
 Precision = Literal["exact", "fast"]
@@ -242,3 +243,60 @@ def peak_of(precision: Precision, device: torch.device) -> float:
     kind = torch.bfloat16 if precision == "fast" else torch.float32
     with computing(precision, device):
         return product_rate(device, kind)
+
+
+LONGEST = 25
+NAME_LENGTH = 100
+
+
+def kernels(setting: Setting) -> dict[str, object]:
+    """Returns the milliseconds of all kernels in a fast batch, their number, and the longest ones
+    by name.
+
+    On a CPU the operators' own time.
+    """
+    size = TINY if setting.tiny else FULL
+    config = ExtractConfig(limits=size.limits, precision="fast", batch_size=size.batch_sizes[0])
+    detector = open_detector(size.spec, None, device=str(setting.device))
+    photos = write_photos(setting.folder / "photos", 2 * config.batch_size, different=12)
+    queries = queries_of(photos, detector, config)
+    for _ in range(2):
+        start_batch(queries, detector, config)()
+    rows = rows_of(recorded(queries, detector, config), setting.device)
+    total = sum(row["ms"] for row in rows)
+    return {
+        "value": total,
+        "unit": "ms of kernels per batch",
+        "pictures": len(queries),
+        "calls": sum(row["calls"] for row in rows),
+        "longest": rows[:LONGEST],
+    }
+
+
+def recorded(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> Any:
+    """Returns the profiler's record of one batch."""
+    device = detector.device
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as record:
+        start_batch(queries, detector, config)()
+        wait_for(device)
+    return record
+
+
+def rows_of(record: Any, device: torch.device) -> list[dict[str, Any]]:
+    """Returns names, numbers of calls and milliseconds, the longest first."""
+    averages = record.key_averages()
+    if device.type == "cuda":
+        # The operators that launched them carry their time once more.
+        ours = [e for e in averages if e.device_type.name == "CUDA"]
+        times = [(e.key, e.count, e.self_device_time_total) for e in ours]
+    else:
+        times = [(e.key, e.count, e.self_cpu_time_total) for e in averages]
+    assert times, "the profiler recorded nothing"
+    longest = sorted(times, key=lambda row: -row[2])
+    return [
+        {"kernel": name[:NAME_LENGTH], "calls": calls, "ms": round(us / 1000, 3)}
+        for name, calls, us in longest
+    ]

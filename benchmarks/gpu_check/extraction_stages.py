@@ -6,8 +6,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.gpu_check.measuring import timed
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting, timed
 
 from vlmill.extract.config import ExtractConfig
 from vlmill.extract.detect.detector import Detector

@@ -6,6 +6,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +17,19 @@ import torch
 from PIL import Image, ImageDraw
 
 from vlmill.train.devices.throughput import wait_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Says where a part runs, and whether at the small size of the tests.
+
+    ``folder`` is the part's own and is removed after it.
+    """
+
+    device: torch.device
+    tiny: bool
+    folder: Path
+
 
 SYNCHRONISED = "called a synchronizing CUDA operation"
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**24}

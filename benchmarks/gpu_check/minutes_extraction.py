@@ -16,8 +16,7 @@ from unittest.mock import patch
 import torch
 from benchmarks.gpu_check.extraction import FULL, TINY, Precision, Size, extract, queries_of
 from benchmarks.gpu_check.extraction_stages import decode_rate
-from benchmarks.gpu_check.measuring import places_of_waits, timed, write_photos
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting, places_of_waits, timed, write_photos
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig
 from vlmill.extract.detect import predict

@@ -13,9 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
+from benchmarks.gpu_check.measuring import (
+    Setting,
+    peak_memory_gb,
+    places_of_waits,
+    reset_peak_memory,
+)
 from benchmarks.gpu_check.minutes_card import Record
-from benchmarks.gpu_check.setting import Setting
 from benchmarks.gpu_check.steps import count_useful, graphs, real_batches, stepper, timed_rounds
 from benchmarks.gpu_check.training import (
     CASES,

@@ -15,8 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from benchmarks.gpu_check.measuring import peak_memory_gb, places_of_waits, reset_peak_memory
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import (
+    Setting,
+    peak_memory_gb,
+    places_of_waits,
+    reset_peak_memory,
+)
 from benchmarks.gpu_check.training import (
     CASES,
     Work,

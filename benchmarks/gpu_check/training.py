@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from benchmarks.gpu_check.setting import Setting
+from benchmarks.gpu_check.measuring import Setting
 from benchmarks.gpu_check.tables import TableSizes, write_tables
 from torch import nn
 
