@@ -25,8 +25,7 @@ from vlmill.extract.images.resize import normalise_pixels
 from vlmill.models.detector.config import DetectorConfig
 from vlmill.train.detector.batches import drawing, padded_batch
 from vlmill.train.detector.learning import make_optimizer, rate_factor
-from vlmill.train.detector.recipes import find_recipe
-from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.settings import TrainingSettings, find_recipe
 from vlmill.train.detector.start import new_model
 from vlmill.train.detector.step import Batch, DetectorStep, Truth
 

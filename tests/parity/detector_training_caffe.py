@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vlmill.models.detector.config import caffe
 from vlmill.models.detector.proposals import grid_anchors, legacy_cell_anchors
-from vlmill.train.detector.recipes import CAFFE_ROI, CAFFE_RPN
+from vlmill.train.detector.settings import CAFFE_ROI, CAFFE_RPN
 from vlmill.train.detector.targets import (
     attribute_targets,
     candidates,

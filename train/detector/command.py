@@ -22,8 +22,7 @@ from vlmill.runtime.readers.class_names import read_lines
 from vlmill.runtime.settings.plain_fields import from_plain, override, read_yaml
 from vlmill.runtime.weights.names import path_or_name
 from vlmill.schemas.errors import InputError
-from vlmill.train.detector.recipes import DEFAULT_RECIPE, RECIPES, find_recipe
-from vlmill.train.detector.settings import TrainingSettings
+from vlmill.train.detector.settings import DEFAULT_RECIPE, RECIPES, TrainingSettings, find_recipe
 
 CLASSES, ATTRIBUTES = "classes.json", "attributes.json"  # next to a table that `manifest` wrote
 EXAMPLES = """examples:
