@@ -1,8 +1,8 @@
 """Converts configurations of other projects, key by key, to ``DetectorConfig``.
 
 A key is refused unless it sets a field or is known to change nothing at inference. ``key_tables``
-has the tables of Detectron2 and its forks, this file those of maskrcnn-benchmark, whose defaults are
-those of the family's library.
+has the tables of Detectron2 and its forks, this file those of maskrcnn-benchmark, whose defaults
+are those of the family's library.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
