@@ -252,8 +252,8 @@ def inline(
 
 
 def under_way(workers: int, batch_size: int) -> int:
-    """Returns how many images worker processes may prepare ahead: their own, and those of the next
-    batch.
+    """Returns how many images worker processes may prepare ahead: their own, and the images of the
+    next batch.
     """
     return UNDER_WAY_PER_WORKER * workers + (batch_size if batch_size > 1 else 0)
 
