@@ -196,11 +196,6 @@ def vit_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def num_registers(state: Mapping[str, Tensor]) -> int:
-    """Counts the register tokens, which are [1, R, width]."""
-    return sum(tensor.shape[-2] for name, tensor in state.items() if REGISTERS.match(name))
-
-
 def with_class_position(positions: Tensor, registers: int, side: int) -> Float[Tensor, "1 M D"]:
     """Returns a table of positions with the class token's row first, without registers' rows.
 
@@ -253,7 +248,7 @@ def initialise_from_vit(
         raise ValueError("these are BEiT's weights, with relative positions; give --family beit")
     side = getattr(getattr(getattr(model, "encoder", None), "config", None), "side", None)
     if POSITIONS in tensors and side is not None:
-        registers = num_registers(tensors)
+        registers = sum(t.shape[-2] for name, t in tensors.items() if REGISTERS.match(name))
         tensors[POSITIONS] = with_class_position(tensors[POSITIONS], registers, side)
     published = {vit_name(name): name for name in state}
     return initialise_from_patches(model, tensors, "ViT", experts, published)

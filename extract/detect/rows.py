@@ -53,7 +53,9 @@ def stored_tensors(
         tensors["class_ids"] = chosen.class_ids.short()
         tensors["class_scores"] = chosen.class_scores
     if storage.class_probs == "full" or storage.top_k is not None:
-        probs = background_first(regions_at(detections.class_probs, chosen.ids), spec)
+        probs = regions_at(detections.class_probs, chosen.ids)
+        if spec.background != "first":  # the table has it first
+            probs = probs.roll(1, dims=-1)
         if storage.top_k is not None:  # ties are in column order
             ordered, columns = probs.sort(dim=-1, descending=True, stable=True)
             tensors["class_prob_ids"] = columns[..., : storage.top_k]
@@ -93,13 +95,6 @@ def regions_at(values: Float[Tensor, "N P D"], ids: Tensor) -> Float[Tensor, "N 
     """Returns each image's values of its own regions."""
     images = torch.arange(len(values), device=values.device)[:, None]
     return values[images, ids]
-
-
-def background_first(
-    class_probs: Float[Tensor, "N M K1"], spec: DetectorConfig
-) -> Float[Tensor, "N M K1"]:
-    """Returns the distribution with the background first, for any order of the family."""
-    return class_probs if spec.background == "first" else class_probs.roll(1, dims=-1)
 
 
 def finite_images(

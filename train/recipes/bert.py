@@ -25,7 +25,10 @@ def bert_feeding() -> Feeding:
 
 
 def bert_recipe(name: str, model: object, about: str) -> Recipe:
-    """Returns the paper's run (app. A.2), except for next sentences."""
+    """Returns the paper's run (app. A.2), except for next sentences.
+
+    The large model has the same rate [choice]: the paper names one.
+    """
     stage = Stage(
         name="texts",
         sources=("books", "wikipedia"),  # sec. 3.1
@@ -50,16 +53,6 @@ def bert_recipe(name: str, model: object, about: str) -> Recipe:
         log_every=100,
         workers=4,
     )
-
-
-def bert_base_recipe() -> Recipe:
-    """Returns the base recipe."""
-    return bert_recipe("bert-base", bert_base(), "BERT base on masked words of texts alone")
-
-
-def bert_large_recipe() -> Recipe:
-    """Returns the large recipe, at the same rate [choice]: the paper names one."""
-    return bert_recipe("bert-large", bert_large(), "BERT large on masked words of texts alone")
 
 
 def bert_small_recipe() -> Recipe:
@@ -90,7 +83,11 @@ ROW = PaperTraining(
     variant_trainings=variant_trainings,
     recipes={
         "bert-small": bert_small_recipe,
-        "bert-base": bert_base_recipe,
-        "bert-large": bert_large_recipe,
+        "bert-base": lambda: bert_recipe(
+            "bert-base", bert_base(), "BERT base on masked words of texts alone"
+        ),
+        "bert-large": lambda: bert_recipe(
+            "bert-large", bert_large(), "BERT large on masked words of texts alone"
+        ),
     },
 )
