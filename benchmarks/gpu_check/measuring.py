@@ -110,14 +110,6 @@ def places_of_waits(work: Callable[[], object]) -> list[str] | None:
     return [f"{warning.filename}:{warning.lineno}" for warning in waits]
 
 
-def waits_of_host(work: Callable[[], object]) -> int | None:
-    """Counts how often the host waits for the device in ``work``; None where that cannot be
-    counted.
-    """
-    places = places_of_waits(work)
-    return None if places is None else len(places)
-
-
 def reset_peak_memory(device: torch.device) -> None:
     """Begins anew to watch the most memory that was in use."""
     if device.type == "cuda":
