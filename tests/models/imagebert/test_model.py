@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.forked import run_script
 from tests.models.pair_cases import (
+    SIZES,
     changed,
     count,
     enlarge,
@@ -24,13 +25,7 @@ from vlmill.models.imagebert.config import (
 )
 from vlmill.models.imagebert.model import ImageBert, ImageBertRetrieval
 
-TINY: dict[str, Any] = {
-    "vocab_size": 50,
-    "width": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "intermediate_width": 48,
-    "num_positions": 12,
+TINY: dict[str, Any] = SIZES | {
     "max_text_tokens": 8,
     "visual_position_id": 8,
     "region_width": 16,
