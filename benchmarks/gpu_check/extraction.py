@@ -16,12 +16,12 @@ import torch
 from benchmarks.gpu_check.extraction_stages import stages_of
 from benchmarks.gpu_check.measuring import (
     Setting,
+    kernel_times,
     peak_memory_gb,
     places_of_waits,
     reset_peak_memory,
     write_photos,
 )
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import CUDA_BATCH_SIZE, ExtractConfig, InputLimits
@@ -37,7 +37,7 @@ from vlmill.extract.run.devices import Engine, WorkerSettings, start_engine
 from vlmill.extract.run.job import Background, Job, compute_results, write_parts
 from vlmill.models.detector.config import ARCHITECTURES, DetectorConfig
 from vlmill.runtime.console.progress import Progress
-from vlmill.train.devices.throughput import product_rate, wait_for
+from vlmill.train.devices.throughput import product_rate
 
 BARS = {"exact": 20.0, "fast": 150.0}  # images/s on an H100, from the design
 Precision = Literal["exact", "fast"]
@@ -262,41 +262,14 @@ def kernels(setting: Setting) -> dict[str, object]:
     queries = queries_of(photos, detector, config)
     for _ in range(2):
         start_batch(queries, detector, config)()
-    rows = rows_of(recorded(queries, detector, config), setting.device)
-    total = sum(row["ms"] for row in rows)
+    times = kernel_times(lambda: start_batch(queries, detector, config)(), setting.device)
     return {
-        "value": total,
+        "value": sum(ms for *_, ms in times),
         "unit": "ms of kernels per batch",
         "pictures": len(queries),
-        "calls": sum(row["calls"] for row in rows),
-        "longest": rows[:LONGEST],
+        "calls": sum(calls for _, calls, _ in times),
+        "longest": [
+            {"kernel": name[:NAME_LENGTH], "calls": calls, "ms": round(ms, 3)}
+            for name, calls, ms in times[:LONGEST]
+        ],
     }
-
-
-def recorded(queries: Sequence[Query], detector: Detector, config: ExtractConfig) -> Any:
-    """Returns the profiler's record of one batch."""
-    device = detector.device
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as record:
-        start_batch(queries, detector, config)()
-        wait_for(device)
-    return record
-
-
-def rows_of(record: Any, device: torch.device) -> list[dict[str, Any]]:
-    """Returns names, numbers of calls and milliseconds, the longest first."""
-    averages = record.key_averages()
-    if device.type == "cuda":
-        # The operators that launched them carry their time once more.
-        ours = [e for e in averages if e.device_type.name == "CUDA"]
-        times = [(e.key, e.count, e.self_device_time_total) for e in ours]
-    else:
-        times = [(e.key, e.count, e.self_cpu_time_total) for e in averages]
-    assert times, "the profiler recorded nothing"
-    longest = sorted(times, key=lambda row: -row[2])
-    return [
-        {"kernel": name[:NAME_LENGTH], "calls": calls, "ms": round(us / 1000, 3)}
-        for name, calls, us in longest
-    ]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
+from torch.profiler import ProfilerActivity, profile
 
 from vlmill.train.devices.throughput import wait_for
 
@@ -108,6 +109,22 @@ def places_of_waits(work: Callable[[], object]) -> list[str] | None:
             torch.cuda.set_sync_debug_mode("default")
     waits = [warning for warning in caught if SYNCHRONISED in str(warning.message)]
     return [f"{warning.filename}:{warning.lineno}" for warning in waits]
+
+
+def kernel_times(work: Callable[[], object], device: torch.device) -> list[tuple[str, int, float]]:
+    """Returns the name, number of calls and milliseconds of each kernel of ``work``, the longest
+    first; on a CPU those of each operator.
+    """
+    is_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as record:
+        work()
+        wait_for(device)
+    averages: Any = record.key_averages()
+    field = "self_device_time_total" if is_cuda else "self_cpu_time_total"
+    times = [(e.key, e.count, getattr(e, field) / 1000) for e in averages]
+    times = [row for row in times if row[2]]  # calls of CUDA's functions take none on the device
+    assert times, "the profiler recorded nothing"
+    return sorted(times, key=lambda row: -row[2])
 
 
 def reset_peak_memory(device: torch.device) -> None:
