@@ -15,7 +15,6 @@ Images are the first ones of $VLMILL_DATA/coco, or generated ones without that f
 import dataclasses
 import io
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from peers import public_extractor
 from PIL import Image
-from shell import add_counts, new_parser, parse_form, print_line
+from shell import add_counts, new_parser, parse_form, peak_gb, print_line, timed
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from vlmill.extract.config import ExtractConfig, Storage
@@ -165,12 +165,8 @@ def write(row: RegionRow, spec: DetectorConfig, config: ExtractConfig, folder: P
 def gemm_rate(dtype: torch.dtype = torch.float32) -> float:
     """GFLOP per CPU second of a matrix product."""
     matrix = torch.randn(GEMM_SIDE, GEMM_SIDE).to(dtype)
-    times = []
-    for _ in range(GEMM_ROUNDS):
-        start = time.process_time()
-        matrix @ matrix
-        times.append(time.process_time() - start)
-    return 2 * GEMM_SIDE**3 / min(times) / 1e9
+    seconds, _ = timed(lambda: matrix @ matrix, GEMM_ROUNDS)
+    return 2 * GEMM_SIDE**3 / seconds / 1e9
 
 
 def photos(count: int) -> list[bytes]:
@@ -209,11 +205,6 @@ def difference(row: RegionRow, regions: public_extractor.Regions, scale: float) 
     assert row.features is not None and row.boxes.shape == boxes.shape
     pairs = ((row.boxes, boxes), (row.features, features))
     return float(np.max([abs(a - b).max() / abs(b).max() for a, b in pairs]))  # NaN stays NaN
-
-
-def peak_gb() -> float:
-    """The largest resident memory of this process so far, in GB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def measure(
@@ -315,9 +306,8 @@ def compare_precisions(
         for _ in range(rounds):
             gemm = max(gemm, gemm_rate(torch.bfloat16))
             for kind, own in configs.items():
-                start = time.process_time()
-                extract_regions("picture", data, detector, own)
-                times[kind].append(time.process_time() - start)
+                spent, _ = timed(partial(extract_regions, "picture", data, detector, own))
+                times[kind].append(spent)
         for kind, tried in times.items():
             seconds[kind] += min(tried)
     exact, fast = (seconds[kind] / len(images) for kind in configs)

@@ -17,15 +17,14 @@ import io
 import os
 import shutil
 import tempfile
-import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shell import add_counts, new_parser, parse_form, print_lines, result_line
+from shell import add_counts, new_parser, parse_form, print_lines, result_line, timed
 
 from vlmill.extract.formats.export_file import export_file
 from vlmill.extract.formats.folders import walk_files
@@ -79,13 +78,6 @@ def write_regions(folder: Path, images: int) -> Path:
     assert writer.shard is not None
     write_manifest(folder, [writer.shard], job="benchmark", settings={})
     return folder
-
-
-def cpu_seconds(work: Callable[[], Any]) -> float:
-    """Returns the CPU seconds, of user and system, of a function."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def read_all(files: Sequence[Path], *, checked: bool) -> None:
@@ -189,8 +181,8 @@ class Files:
                 shutil.rmtree(path, ignore_errors=True)
             self.output.parent.mkdir()
             for step, work in (("export", self.run_export), ("import", self.run_import)):
-                seconds.setdefault(step, []).append(cpu_seconds(work))
-                limit = cpu_seconds(partial(self.do_least, step))
+                seconds.setdefault(step, []).append(timed(work)[0])
+                limit, _ = timed(partial(self.do_least, step))
                 seconds.setdefault(f"{step} limit", []).append(limit)
         return {step: min(values) for step, values in seconds.items()}
 

@@ -28,7 +28,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 import torch.nn.functional as F
 from peers.official_models import PEERS, WITH_APEX, Step, add_official
-from peers.own_process import Apart, Timing, measure, timed
+from peers.own_process import PRODUCT_OPERATIONS, Apart, Timing, measure, products, timed
 from peers.works import PixelWork, RegionWork, mask_of, random_pixels, random_regions
 from shell import add_choices, add_counts, new_parser, parse_form, result_line
 from torch import Tensor, nn
@@ -46,7 +46,6 @@ from vlmill.train.settings.parts import Optimizer
 
 KINDS = get_args(get_type_hints(Optimizer)["kind"])
 TINY_RATE = 1e-12  # of optimisers that are only timed
-GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 SHORT, FULL = {"rounds": 1}, {"rounds": 3}
 Work = RegionWork | PixelWork
 
@@ -248,21 +247,12 @@ def operations(model: nn.Module, work: Work, variant: str, backward: bool) -> in
     return total
 
 
-def gemm() -> None:
-    """The products that the rate is taken from."""
-    for _ in range(GEMMS):
-        LEFT @ RIGHT
-
-
-LEFT, RIGHT = torch.randn(2048, 768), torch.randn(768, 3072)
-
-
 def record(name: str, batch: int, flops: float, timings: dict[str, Timing]) -> dict[str, object]:
     """Returns the line of a case whose batch takes ``flops`` useful operations."""
     rate, ours, peer = timings["gemm"], timings["ours"], timings.get("peer")
     one_norm = timings.get("peer_one_norm")
-    limit = GEMMS * GEMM_FLOPS / rate.wall_s
-    limit_cpu = GEMMS * GEMM_FLOPS / rate.cpu_s
+    limit = PRODUCT_OPERATIONS / rate.wall_s
+    limit_cpu = PRODUCT_OPERATIONS / rate.cpu_s
     return result_line(
         name,
         round(batch / ours.wall_s, 3),
@@ -300,7 +290,7 @@ def run_variant(variant: str, official: Path | None, rounds: int, *, full: bool)
         work = make_work(case, *lengths)
         ours, peers = make_step(model, work, variant), peers_of(variant, official, work)
         works: dict[str, Callable[[], Timing]] = {
-            "gemm": partial(timed, gemm),
+            "gemm": products,
             "ours": partial(timed, partial(ours, backward)),
         }
         works |= {peer: partial(apart.step, backward) for peer, apart in peers.items()}

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from peers.captions import PeerWork, names, random_captions, write_images, write_regions
 from peers.official_models import add_official
 from peers.official_retrieval import RETRIEVAL_PEERS, SCORES, WEIGHTS
-from peers.own_process import Apart, Timing, measure, timed
+from peers.own_process import PRODUCT_OPERATIONS, Apart, Timing, measure, products, timed
 from shell import add_choices, add_counts, new_parser, parse_form, print_line, result_line
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -67,7 +67,6 @@ from vlmill.train.tasks.retrieval.vectors import image_vectors, text_vectors
 
 SHORT = {"rounds": 1, "captions": 2, "images": 4}
 FULL = {"rounds": 2, "captions": 8, "images": 8}
-GEMMS, GEMM_FLOPS = 16, 2 * 2048 * 768 * 3072
 CAPTIONS = (8, 10, 12, 13, 14, 16, 19, 26)  # tokens, eighths of Flickr30k's about their mean
 REGIONS = (10, 15, 21, 30, 46, 67, 92, 99)
 BATCH = 64  # as the command scores them
@@ -150,15 +149,6 @@ def make_work(case: Case, captions: Sequence[int], counts: Sequence[int], folder
     return Work(texts=random_captions(captions), ids=names(len(counts)), images=images)
 
 
-def gemm() -> None:
-    """The products that the rate is taken from."""
-    for _ in range(GEMMS):
-        LEFT @ RIGHT
-
-
-LEFT, RIGHT = torch.randn(2048, WIDTH), torch.randn(WIDTH, 3072)
-
-
 @torch.inference_mode()
 def operations(scorer: PairScorer, work: Work) -> int:
     """Useful operations: of each caption, each image and each pair alone, without padding."""
@@ -178,7 +168,7 @@ def run_variant(
 ) -> tuple[nn.Module, float]:
     """Prints a variant's line; returns its model, and the CPU seconds of a pair."""
     case = CASES[variant]
-    works: dict[str, Callable[[], Timing]] = {"gemm": partial(timed, gemm)}
+    works: dict[str, Callable[[], Timing]] = {"gemm": products}
     peer: Apart | None = None
     config = replace(preset(case.preset), **case.changes)
     torch.manual_seed(0)
@@ -206,7 +196,7 @@ def speed_line(
 ) -> dict[str, object]:
     """Pairs per CPU second, beside the official code's and the product's."""
     case, ours, peer = CASES[variant], timings["ours"].cpu_s, timings.get("peer")
-    rate = GEMMS * GEMM_FLOPS / timings["gemm"].cpu_s
+    rate = PRODUCT_OPERATIONS / timings["gemm"].cpu_s
     ratio = None if peer is None else peer.cpu_s / ours
     fraction = flops / ours / rate
     bar, reached = case.times_peer, ratio

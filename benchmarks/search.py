@@ -12,12 +12,10 @@ query. The candidates of `pq` are chosen with other queries, ``measured_s`` incl
 
 import argparse
 import os
-import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 # Waiting threads must sleep: spinning ones count as CPU time and take the cores of others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -25,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from shell import add_counts, new_parser, parse_form, print_line
+from shell import add_counts, new_parser, parse_form, peak_gb, print_line, timed
 
 from vlmill.inference.search.building import TYPES, build_index, measure_recall, measured_index
 from vlmill.inference.search.index import SearchIndex
@@ -55,16 +53,6 @@ def generated(count: int, width: int, seed: int) -> Matrix:
         block += NOISE * random.standard_normal(block.shape, dtype=np.float32)
         block /= np.linalg.norm(block, axis=1, keepdims=True)
     return matrix
-
-
-def timed(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
-    """The least CPU seconds of the rounds, and what the last one gave."""
-    seconds, result = [], None
-    for _ in range(rounds):
-        start = time.process_time()
-        result = work()
-        seconds.append(time.process_time() - start)
-    return min(seconds), result
 
 
 def by_numpy(matrix: Matrix, queries: Matrix) -> npt.NDArray[np.int64]:
@@ -112,8 +100,8 @@ def measure(options: argparse.Namespace) -> None:
     limit_s, _ = timed(lambda: product_only(matrix, queries), GEMM_ROUNDS)
     about = {"vectors": len(matrix), "width": options.width, "queries": len(queries), "top": TOP}
     for kind in options.types:
-        build_s, index = timed(partial(build_index, vectors, kind), 1)
-        measure_s, index = timed(partial(measured_index, index, matrix, tuning, kind="text"), 1)
+        build_s, index = timed(partial(build_index, vectors, kind))
+        measure_s, index = timed(partial(measured_index, index, matrix, tuning, kind="text"))
         own_s, answers = timed(partial(index.nearest, queries, TOP), options.rounds)
         if kind == "flat" and not np.array_equal(np.sort(answers.positions), np.sort(exact)):
             different = (np.sort(answers.positions) != np.sort(exact)).mean()
@@ -141,9 +129,7 @@ def measure(options: argparse.Namespace) -> None:
             **about,
         )
         del index
-    print_line(
-        "search/peak_rss", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, "GB", **about
-    )
+    print_line("search/peak_rss", peak_gb(), "GB", **about)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,10 +2,13 @@
 
 import argparse
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import resource
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Result = TypeVar("Result")
 KEYS = ("name", "value", "unit", "peer", "ratio", "limit", "fraction_of_limit")
 
 
@@ -72,6 +75,22 @@ def _shown(value: object) -> str:
     if value is None:
         return "as published"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def timed(work: Callable[[], Result], rounds: int = 1) -> tuple[float, Result]:
+    """Returns the least CPU seconds, of all threads, of the rounds, and the last one's result."""
+    seconds, result = [], list[Result]()
+    for _ in range(rounds):
+        result.clear()
+        start = time.process_time()
+        result.append(work())
+        seconds.append(time.process_time() - start)
+    return min(seconds), result[0]
+
+
+def peak_gb() -> float:
+    """Returns the largest resident memory of this process so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def result_line(name: str, value: float, unit: str, **more: Any) -> dict[str, Any]:
