@@ -256,11 +256,7 @@ def test_only_the_images_of_pairs(jpeg: Callable[[int], bytes], tmp_path: Path) 
     ]
     write_shard(tmp_path / "pairs", PAIRS, rows)
     plan = select_pair_images(plan_images([str(images)]), str(tmp_path / "pairs"))
-    assert [(p.image_id, p.kind) for p in plan] == [
-        ("a", "row"),
-        ("c", "row"),
-        ("gone", "missing"),
-    ]
+    assert [(p.image_id, p.kind) for p in plan] == [("a", "row"), ("c", "row"), ("gone", "missing")]
     with pytest.raises(Rejected) as rejected:
         InputReader(2**20).read(plan[2])
     assert rejected.value.reason is Reason.MISSING_IMAGE
