@@ -185,6 +185,11 @@ def check_dataset(file: h5py.File, name: str, path: Path) -> None:
     linked = not isinstance(file.get(name, getlink=True), h5py.HardLink)
     if linked or not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
         raise InputError(f"FILE {path}: {name} is in another file; give a file that contains it")
+    if data.dtype.kind == "O" and h5py.check_string_dtype(data.dtype) is None:
+        raise InputError(
+            f"FILE {path}: {name} has arrays of different lengths, which no known layout has; "
+            "write the features as a TSV or .npz"
+        )
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
     if data.ndim > 3 or math.prod(data.shape[1:]) > MAX_WIDTH or chunk > MAX_CHUNK_BYTES:
         raise InputError(f"FILE {path}: {name} is {data.shape}; give a file of the usual layout")

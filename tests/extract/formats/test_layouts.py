@@ -408,6 +408,11 @@ def test_visdial_hdf5(tmp_path: Path) -> None:
     assert import_file(job) == (0, 1)
     (reject,) = read_table(job.output, REJECTS).to_pylist()
     assert reject["detail"] == "no id"
+    with h5py.File(tmp_path / "visdial.h5", "r+") as file:
+        del file["features"]
+        file.create_dataset("features", (1,), dtype=h5py.vlen_dtype(np.dtype("<f4")))
+    with pytest.raises(InputError, match="features has arrays of different lengths"):
+        rows_of(tmp_path / "lengths", tmp_path / "visdial.h5")
 
 
 # --- Oscar and VinVL ------------------------------------------------------------------------------
