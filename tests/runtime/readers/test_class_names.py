@@ -24,7 +24,7 @@ def test_scene_graph_benchmarks_dictionaries_give_the_names_of_the_flag(tmp_path
     assert read_names(path, "--classes") == [["cat"], ["dog"]]
     assert read_names(path, "--attributes") == [["red"]]
     path.write_text('{"label_to_idx": {"cat": 1, "dog": 3}}')
-    with pytest.raises(InputError, match="--classes .*no list of names"):
+    with pytest.raises(InputError, match=r"--classes .*no list of names"):
         read_names(path, "--classes")
 
 
