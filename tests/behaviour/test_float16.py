@@ -18,7 +18,7 @@ from vlmill.train.recipes import Recipe, change_recipe
 from vlmill.train.run import job as stages
 from vlmill.train.run import loop
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import NonFiniteLoss
+from vlmill.train.run.step import NonFiniteLoss
 from vlmill.train.run.updates import Update
 
 if TYPE_CHECKING:

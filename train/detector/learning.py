@@ -42,7 +42,8 @@ from vlmill.train.detector.step import Batch, DetectorStep
 from vlmill.train.devices.setup import unwrap_step
 from vlmill.train.loading.undecodable import Tolerance
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.loop import StageRun
+from vlmill.train.run.step import CountLabels
 from vlmill.train.run.updates import Update, full_norm
 
 NAMED = 16  # images that a message names

@@ -123,15 +123,12 @@ class Throughput:
         self._rate = 0.0
 
     def count(self, parts: Sequence[MovableBatch]) -> None:
-        """Counts the products of a step, if none has been counted yet."""
-        step = self._step
-        if step is None:
-            return
-        self._operations = sum(
-            count_operations(partial(run_without_values, step, part)) for part in parts
-        )
-        self._rate = _device_rate(self._device, self._dtype)
-        self._step = None
+        """Counts the products of the first step, and releases ``step``."""
+        if self._step is not None:
+            works = (partial(run_without_values, self._step, part) for part in parts)
+            self._operations = sum(map(count_operations, works))
+            self._rate = _device_rate(self._device, self._dtype)
+            self._step = None
 
     def utilisation(self, steps_per_second: float) -> dict[str, float]:
         """Returns ``mfu``: the share of the device's rate that ``steps_per_second`` need."""

@@ -35,9 +35,10 @@ from vlmill.train.recipes.describe import step_bytes
 from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.inputs import Sources
 from vlmill.train.run.learning import Criterion
-from vlmill.train.run.loop import CountLabels, StageRun
+from vlmill.train.run.loop import StageRun
 from vlmill.train.run.runner import Runner, RunSetup
 from vlmill.train.run.saving import HELD_OUT, PREPARED, SavedRun, Saving
+from vlmill.train.run.step import CountLabels
 from vlmill.train.run.updates import Update, clip_whole
 from vlmill.train.run.validation import as_measured
 

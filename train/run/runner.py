@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,9 +37,10 @@ from vlmill.train.optim.freezing import require_parts
 from vlmill.train.optim.groups import is_trained
 from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
-from vlmill.train.run.loop import Events, StageRun, Training, run_stage, with_graph, with_uploads
+from vlmill.train.run.loop import Events, StageRun, run_stage
 from vlmill.train.run.rejecting import RejectCollector
 from vlmill.train.run.snapshot import Checkpoints, Snapshot
+from vlmill.train.run.step import Training, with_graph, with_uploads
 
 LOG = "log.jsonl"
 C = TypeVar("C", bound=Checkpoints)
@@ -278,22 +280,23 @@ class Runner(Generic[L, C]):
             accelerator=accelerator,
             seed=options.seed,
             sources=run.sources,
-            casts=self._make_casts(module),
+            cast_weights=self._make_casts(module),
             explain=self.learning.explain,
         )
         training = with_graph(training) if options.cuda_graph else training
         return with_uploads(training) if options.run_ahead else training
 
-    def _make_casts(self, module: nn.Module) -> WeightCasts | None:
-        """Returns the casts of a step's weights, where one process trains in half precision.
+    def _make_casts(self, module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+        """Returns the context that casts a step's weights, where one process trains in half
+        precision.
 
         Several processes add gradients up while others are still computed: there each weight is
         cast where it is used. So it is where the whole step is compiled.
         """
         dtype = COMPUTED_IN.get(self.options.precision)
         if dtype is None or self.accelerator.num_processes > 1 or self.options.compile is True:
-            return None
-        return WeightCasts(module, dtype)
+            return contextlib.nullcontext
+        return WeightCasts(module, dtype).applied
 
     def throughput(self, run: StageRun) -> Throughput:
         """Returns a counter of a step's products, for the copy of the model without values."""

@@ -29,9 +29,9 @@ from vlmill.train.recipes.training import VariantTraining
 from vlmill.train.run import loop, pretraining
 from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
-from vlmill.train.run.loop import NonFiniteLoss
 from vlmill.train.run.model import first_model
 from vlmill.train.run.preparing import longest_alone
+from vlmill.train.run.step import NonFiniteLoss
 
 if TYPE_CHECKING:
     from tests.factories import Tables
