@@ -5,16 +5,18 @@ earlier requests, so that any batch can be made separately.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from vlmill.train.loading.arrays import Ids
-from vlmill.train.loading.mixture import Counts, Mixture
+from vlmill.train.loading.mixture import Counts, Mixture, make_mixture
 from vlmill.train.loading.random import permutation, stream_starts
+from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.settings.parts import Loading
+from vlmill.train.settings.spec import TrainingStage
 
 ORDER_STAGE = 1 << 18  # separate from the stages of pairs' masks and negatives
 WINDOW_KEY = 1 << 32  # separate from the keys of an epoch's order
@@ -55,8 +57,7 @@ class PairOrder:
     mixture: Mixture | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        cached = ("_visited", "_windows", "_blocks", "_buckets")
-        return {name: value for name, value in vars(self).items() if name not in cached}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def batch(self, index: int) -> list[Visit]:
         """Returns the pairs of batch ``index``, counted from 0."""
@@ -109,17 +110,17 @@ class PairOrder:
         first = number * self.count
         return (self.visit(position).row for position in range(first, first + self.count))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Returns the visits of an epoch."""
         return len(self.rows) if self.mixture is None else self.mixture.epoch_visits
 
-    @property
+    @cached_property
     def _bucket(self) -> int:
         """Returns the number of pairs in a bucket, a multiple of the step."""
         return self.loading.bucket * self.parts * self.size
 
-    @property
+    @cached_property
     def _window(self) -> int:
         """Returns the number of pairs in a window: whole blocks, or the epoch."""
         if self.count <= self.loading.window:
@@ -225,3 +226,37 @@ def _of_new_rows(visits: Iterable[Visit], met: set[int]) -> Iterator[Visit]:
         if visit.row not in met:
             met.add(visit.row)
             yield visit
+
+
+def order_pairs(
+    table: SampleTable,
+    groups: Sequence[Ids],
+    stage: TrainingStage,
+    *,
+    number: int,
+    seed: int,
+    size: int,
+    parts: int,
+) -> PairOrder | AlternatingOrder:
+    """Returns the order in which a stage visits its rows, in batches of ``size``.
+
+    Steps alternate between the ``groups`` of rows. ``number`` is the stage's.
+    """
+    lengths = None
+    if stage.loading.bucket > 1:
+        regions = np.minimum(table.num_regions, stage.feeding.max_regions)
+        lengths = regions.astype(np.int64) * (1 << 20) + table.num_tokens
+    orders = [
+        PairOrder(
+            rows=rows,
+            mixture=make_mixture(table, rows, stage.mixture),
+            lengths=lengths,
+            loading=stage.loading,
+            seed=seed,
+            stage=number + turn * TURN_STAGES,
+            size=size,
+            parts=parts,
+        )
+        for turn, rows in enumerate(groups)
+    ]
+    return orders[0] if len(orders) == 1 else AlternatingOrder(orders=tuple(orders), parts=parts)

@@ -1,49 +1,16 @@
 """Selects the pairs that a stage visits: by source and split, or a share of them by a hash."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
-from vlmill.train.loading.arrays import Flags, Ids, Keys
-from vlmill.train.loading.pairing import draw_row
-from vlmill.train.loading.random import Draws, scramble, stream_starts
+from vlmill.train.loading.arrays import Ids, Keys
+from vlmill.train.loading.random import scramble, stream_starts
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.settings.spec import TrainingStage
 
 SHARE_STAGE = 1 << 19  # separate from the stages of pairs' orders, masks and negatives
 ALL = 1 << 64  # the number of hashes
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagePairs:
-    """Restricts the choice of negatives to the pairs of a stage: ``visited`` marks the rows of the
-    table that the stage visits, and hard negatives are chosen among these only.
-    """
-
-    table: SampleTable
-    visited: Flags
-
-    def matches(self, text_row: int, image_row: int) -> bool:
-        """Returns whether the text of one row is a caption of the image of another."""
-        return self.table.matches(text_row, image_row)
-
-    def hard_negatives(self, row: int) -> Ids:
-        """Returns the rows of the pair's hard negatives that the stage visits, possibly empty."""
-        rows = self.table.hard_negatives(row)
-        return rows[self.visited[rows]]
-
-    def near_caption(self, row: int, draws: Draws) -> int | None:
-        """Samples one of the row's nearest images, and one of its captions that the stage visits
-        and that is not a caption of the row's image; None if the sampled image has none.
-        """
-        near = self.table.near
-        images = near.find_neighbours(int(self.table.image_rows[row])) if near is not None else ()
-        if near is None or not len(images):
-            return None
-        captions = near.captions(int(images[draws.integers(0, len(images))]))
-        captions = captions[self.visited[captions]]
-        return draw_row(captions, draws, lambda other: not self.matches(other, row))
 
 
 def stage_rows(

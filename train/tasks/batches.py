@@ -48,7 +48,7 @@ class TaskBatches(StageBatches):
 
     def make_samples(self, visits: Sequence[Visit]) -> list[Rows | Undecodable]:
         """Returns the samples of each visit, as the task builds them."""
-        visit_draws = self._draws(visits, self.stage_number)
+        visit_draws = self.draws(visits, self.stage_number)
         return [
             self.task.samples(self, visit, draws)
             for visit, draws in zip(visits, visit_draws, strict=True)
@@ -126,7 +126,7 @@ class TaskBatches(StageBatches):
             )
         else:
             table = self.regions.locate_row(image_row)
-            regions = take_regions(*table, feeding, self._columns, mirrored=mirrored)
+            regions = take_regions(*table, feeding, self.columns, mirrored=mirrored)
         return self.task.hide_regions(regions) if self.blind else regions
 
     def _example_regions(self, row: int, size: tuple[int, int], draws: Uniforms) -> SampledRegions:

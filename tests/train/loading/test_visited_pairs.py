@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from vlmill.schemas.ids import key64
 from vlmill.train.loading.arrays import Ids, Keys
+from vlmill.train.loading.pairing import StagePairs
 from vlmill.train.loading.store.table import SampleTable
-from vlmill.train.loading.visited_pairs import StagePairs, select_share
+from vlmill.train.loading.visited_pairs import select_share
 
 KEYS = np.array([key64(f"pair-{i}") for i in range(4000)], dtype=np.uint64)
 ROWS = np.arange(len(KEYS))
