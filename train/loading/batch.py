@@ -15,8 +15,8 @@ from torch import Tensor
 from vlmill.models.inputs import ImageRegions, PixelInputs, VLInputs
 from vlmill.runtime.readers.region_rows import LARGEST
 from vlmill.schemas.errors import InputError
-from vlmill.train.loading.feature_store import StoredFeatures
 from vlmill.train.loading.images.boxed import make_image_regions
+from vlmill.train.loading.sample import StoredFeatures
 from vlmill.train.loading.undecodable import NAMED, Undecodable
 
 LABEL = "label."  # prefix of the names of a task's tensors
@@ -162,13 +162,15 @@ class HostBatch:
             matching=tensors["matching"],
             pair_ids=self.pair_ids,
             original_tokens=tensors["original_tokens"],
-            class_distributions=self._distributions(tensors),
+            class_distributions=self._distributions(tensors) if "class_probs" in tensors else None,
             pixels=normalise_pixels(tensors["pixels"]) if "pixels" in tensors else None,
-            token_pixels=_unit(tensors.get("token_pixels")),
+            token_pixels=tensors["token_pixels"].float() / 255
+            if "token_pixels" in tensors
+            else None,
             patch_mask=tensors.get("patch_mask"),
             masked_patches=tensors.get("masked_patches"),
             num_texts=self.num_texts,
-            image_regions=make_image_regions(tensors),
+            image_regions=make_image_regions(tensors) if "pictures" in tensors else None,
             image_keys=tensors.get("image_keys"),
             labelled_regions=tensors.get("labelled_regions"),
             labels={
@@ -198,9 +200,7 @@ class HostBatch:
             )
         return features[:, :num_shown], targets, locations, mask, hidden[:, :num_shown]
 
-    def _distributions(self, tensors: dict[str, Tensor]) -> Tensor | None:
-        if "class_probs" not in tensors:
-            return None
+    def _distributions(self, tensors: dict[str, Tensor]) -> Tensor:
         probs = tensors["class_probs"].float()
         if "class_prob_ids" not in tensors or self.num_classes is None:
             return probs
@@ -253,10 +253,6 @@ def full_image(
     divisor = left.clamp(min=1) if kind == "mean" else left + 1e-5
     total: Tensor = features.sum(1) / divisor[:, None]
     return torch.where(left[:, None] > 0, total, 0)
-
-
-def _unit(pixels: Tensor | None) -> Tensor | None:
-    return None if pixels is None else pixels.float() / 255
 
 
 def normalise_pixels(pixels: Shaped[Tensor, "B 3 S S"]) -> Float[Tensor, "B 3 S S"]:

@@ -131,29 +131,36 @@ class StageBatches(Dataset[HostBatch], ABC):
         """Collates batch ``index`` of these samples, which its visits produced."""
 
     def __getitem__(self, index: int) -> HostBatch:
-        """Makes batch number ``index`` of the stage; its features stay in their files.
-
-        Other samples replace undecodable ones: they depend only on the order and the images, for
-        any number of workers and in a resumed run. Raises InputError if the ``tolerance`` is
-        exceeded, and if no decodable image remains.
-        """
+        """Makes batch number ``index`` of the stage; its features stay in their files."""
         samples, undecodable = list[Sample](), list[Undecodable]()
         for slot, rows in enumerate(self.make_samples(self.order.batch(index))):
-            spares = self.order.spares(index, slot, self.parts)
-            while isinstance(rows, Undecodable):
-                undecodable.append(rows)
-                if self.tolerance is not None:
-                    self.tolerance.check({fault.image_id: None for fault in undecodable})
-                spare = next(spares, None)
-                if spare is None:
-                    raise InputError(
-                        f"--images: no image of stage {self.stage.name} can be decoded "
-                        f"({rows.image_id}: {rows.why}); give other images"
-                    )
-                (rows,) = self.make_samples([spare])
+            if isinstance(rows, Undecodable):
+                rows = self._replace(rows, index, slot, undecodable)
             samples += rows
         batch = self.collate_samples(index, samples)
         return dataclasses.replace(batch, undecodable=tuple(undecodable)) if undecodable else batch
+
+    def _replace(
+        self, rows: Rows | Undecodable, index: int, slot: int, undecodable: list[Undecodable]
+    ) -> Rows:
+        """Returns other samples for an undecodable image, which it adds to ``undecodable``.
+
+        They depend only on the order and the images, for any number of workers and in a resumed
+        run. Raises InputError if the ``tolerance`` is exceeded, and if no decodable image remains.
+        """
+        spares = self.order.spares(index, slot, self.parts)
+        while isinstance(rows, Undecodable):
+            undecodable.append(rows)
+            if self.tolerance is not None:
+                self.tolerance.check({fault.image_id: None for fault in undecodable})
+            spare = next(spares, None)
+            if spare is None:
+                raise InputError(
+                    f"--images: no image of stage {self.stage.name} can be decoded "
+                    f"({rows.image_id}: {rows.why}); give other images"
+                )
+            (rows,) = self.make_samples([spare])
+        return rows
 
     def assembled(self, index: int) -> HostBatch:
         """Makes batch number ``index`` with its features.

@@ -13,7 +13,6 @@ from vlmill.runtime.readers.region_rows import RegionRow
 from vlmill.train.loading.arrays import Arrays, Ids
 from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
-from vlmill.train.loading.feature_store import unread_features
 from vlmill.train.loading.images.boxed import hidden_image
 from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.joined_regions import joined_regions
@@ -21,7 +20,13 @@ from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
 from vlmill.train.loading.order import Visit
 from vlmill.train.loading.random import Uniforms
-from vlmill.train.loading.sample import Sample, SampledRegions, placed_boxes, take_regions
+from vlmill.train.loading.sample import (
+    Sample,
+    SampledRegions,
+    placed_boxes,
+    take_regions,
+    unread_features,
+)
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.loading.visited_pairs import stage_rows

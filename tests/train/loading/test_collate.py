@@ -14,13 +14,11 @@ from tests.train.loading.oracles import mean_after_masking, mean_of_unmasked, wi
 from vlmill.runtime.readers.regions import RegionRow
 from vlmill.schemas.errors import InputError
 from vlmill.train.loading.batch import Batch, HostBatch, full_image, not_finite
-from vlmill.train.loading.boxes import padded_locations
-from vlmill.train.loading.collate import collate
-from vlmill.train.loading.feature_store import StoredFeatures
+from vlmill.train.loading.collate import collate, padded_locations
 from vlmill.train.loading.features import load_features
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.sample import Sample, SampledRegions
+from vlmill.train.loading.sample import Sample, SampledRegions, StoredFeatures
 from vlmill.train.recipes import Feeding
 
 
