@@ -145,7 +145,7 @@ def fill(
     first = region_offset * width
     for i, image in enumerate(stored):
         end = first
-        for source in image.parts:
+        for source in (image, *image.more):
             start, end = end, end + source.num_regions * width
             content = (
                 source.copied if source.location is None else reader.bytes_at(*source.location)

@@ -98,8 +98,8 @@ class _Plans(Dataset[list[HostBatch | InputError]]):
 
 def _read_ahead(batch: HostBatch, regions: RegionReader | None) -> None:
     """Makes the system read the features ahead while this and other batches are planned."""
-    if regions is not None:
-        for part in (part for stored in batch.stored for part in stored.parts):
+    if isinstance(regions, RegionReader):
+        for part in (part for first in batch.stored for part in (first, *first.more)):
             if part.location is not None:
                 regions.read_ahead(*part.location)
 

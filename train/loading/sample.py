@@ -3,7 +3,7 @@
 T tokens, R regions of an image, excluding the full image.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -47,11 +47,6 @@ class StoredFeatures:
     more: tuple["StoredFeatures", ...] = ()
     is_read: bool = True
 
-    @property
-    def parts(self) -> tuple["StoredFeatures", ...]:
-        """Yields all stored parts of the image, in order."""
-        return (self, *self.more)
-
     def find_positions(self, regions: Ids) -> Ids:
         """Returns the positions in the row of some of the regions, counted from 0."""
         return regions if self.order is None else self.order[regions]
@@ -59,7 +54,7 @@ class StoredFeatures:
     def reorder(self, positions: Ids) -> "StoredFeatures":
         """Returns the regions in the order ``positions``, which stays within each part."""
         parts, end = list[StoredFeatures](), 0
-        for part in self.parts:
+        for part in (self, *self.more):
             start, end = end, end + part.num_regions
             order = part.find_positions(positions[start:end] - start)
             parts.append(replace(part, order=order, more=()))
@@ -199,15 +194,13 @@ def take_regions(
     feeding: Feeding,
     columns: Sequence[str],
     *,
-    mask: Callable[[Array, RegionRow], MaskedRegions] | None = None,
     mirrored: bool = False,
 ) -> SampledRegions:
     """Returns the regions of row ``row_number`` of a group that a model reads; all count as
-    shown (``num_shown``).
+    shown (``num_shown``), and none is masked.
 
     Training, evaluation and probes all use this function. ``columns`` come from
-    :func:`list_columns`. ``mask`` gets the boxes and the row; without it no region is masked.
-    Raises InputError for a row without features.
+    :func:`list_columns`. Raises InputError for a row without features.
     """
     row = group.row(row_number, columns)
     count, order = chosen_regions(row, feeding)
@@ -221,7 +214,7 @@ def take_regions(
             else unread_features(count, order)
         ),
         boxes=boxes,
-        masks=MaskedRegions.none(count) if mask is None else mask(boxes, row),
+        masks=MaskedRegions.none(count),
         num_shown=count,
         mirrored=mirrored,
     )
@@ -237,14 +230,9 @@ def sample_regions(
 ) -> SampledRegions:
     """Returns a row's regions as :func:`take_regions` does, randomly mirrored, and masked."""
     mirrored = bool(feeding.flip) and draws.random() < feeding.flip
-    return take_regions(
-        group,
-        row_number,
-        feeding,
-        columns,
-        mask=lambda boxes, row: mask_image(boxes, draws, masking, (row.width, row.height)),
-        mirrored=mirrored,
-    )
+    regions = take_regions(group, row_number, feeding, columns, mirrored=mirrored)
+    size = (regions.row.width, regions.row.height)
+    return replace(regions, masks=mask_image(regions.boxes, draws, masking, size))
 
 
 def fit_together(
