@@ -90,16 +90,16 @@ class Events:
 
     ``after_step`` follows every update (the moving average). ``validate`` measures the held-out
     pairs, and ``enough`` returns whether the stage ends because they have not improved for as long
-    as the recipe waits. ``reject`` takes the parts of a step, or the error that prevented them, and
-    returns the number of undecodable images that the run has met. ``stopping`` returns whether to
-    save and stop.
+    as the recipe waits. ``save`` gets the metrics that the step has measured. ``reject`` takes the
+    parts of a step, or the error that prevented them, and returns the number of undecodable images
+    that the run has met. ``stopping`` returns whether to save and stop.
     """
 
     log: Log
     progress: Progress
     throughput: Throughput
     log_every: int
-    save: Callable[[int], None]
+    save: Callable[[int, Mapping[str, float]], None]
     save_every: int
     after_step: Callable[[], None]
     validate: Callable[[int], dict[str, float]]
@@ -131,10 +131,10 @@ def run_stage(
         line: dict[str, object] = {"step": step, "stage": stage.name, **numbers, "lr": rate}
         if undecodable:
             line["undecodable_pictures"] = undecodable
-        last, every = within == run.steps, events.validate_every
-        measured = bool(every) and (last or step % every == 0)
-        if measured:
-            line |= events.validate(step)
+        last, every, measured = within == run.steps, events.validate_every, dict[str, float]()
+        if every and (last or step % every == 0):
+            measured = events.validate(step)
+            line |= measured
             training.step_module.train()
         if step % events.log_every == 0 or within == 1 or last or measured:
             now = time.perf_counter()
@@ -149,7 +149,8 @@ def run_stage(
         events.progress.advance(1, loss=f"{numbers['loss']:.3f}")
         stopping = events.stopping()
         if step % events.save_every == 0 or last or measured or stopping:
-            events.save(step)
+            events.log.flush()
+            events.save(step, measured)
         if measured and events.enough():
             return
         if stopping and not last:

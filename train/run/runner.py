@@ -169,7 +169,7 @@ class Runner(Generic[L, C]):
             StopRequest(partial(reduce_flags, self.accelerator)) as stop,
         ):
             if total == 0 and self.resumed is None:
-                self.saving.save(self.snapshot(self.stages[0], 0))
+                self.save(self.stages[0], 0)
             for run in self.stages:
                 if run.steps:
                     self.saving.begin(run)
@@ -209,19 +209,10 @@ class Runner(Generic[L, C]):
                 rate = training.update.rate(done + 1)
                 print_status(f"stage {run.stage.name}: learning rate {rate:.3g} at step {done + 1}")
         run = self.divide(run, training, done)
-        values: list[float] = []  # of validation, at the current step
 
-        def validate(step: int) -> dict[str, float]:
-            numbers = self.validate(run, step, training.step_module)
-            values.append(self.learning.criterion.get_value(numbers))
-            self.measured.append((run.stage.name, values[0]))
-            return numbers
-
-        def save(step: int) -> None:
-            log.flush()
-            measured = values.pop() if values else None
-            self.done = step
-            self.saving.save(self.snapshot(run, step, training.optimizer, measured))
+        def save(step: int, numbers: Mapping[str, float]) -> None:
+            measured = self.learning.criterion.get_value(numbers) if numbers else None
+            self.save(run, step, training.optimizer, measured)
 
         events = Events(
             log=log,
@@ -231,7 +222,7 @@ class Runner(Generic[L, C]):
             save=save,
             save_every=self.options.save_every,
             after_step=self.after_step,
-            validate=validate,
+            validate=lambda step: self.validate(run, step, training.step_module),
             validate_every=self.learning.validates_every(run),
             enough=partial(self.enough, run),
             reject=self.noting(run),
@@ -318,25 +309,29 @@ class Runner(Generic[L, C]):
 
     def validate(self, run: StageRun, step: int, module: nn.Module) -> dict[str, float]:
         """Measures the held-out examples by the averaged weights where there is an average."""
-        average, model = self.average, self.model
-        with contextlib.nullcontext() if average is None else average.applied(model):
-            return self.learning.measure(run, step, module)
+        average = self.average
+        with contextlib.nullcontext() if average is None else average.applied(self.model):
+            numbers = self.learning.measure(run, step, module)
+        self.measured.append((run.stage.name, self.learning.criterion.get_value(numbers)))
+        return numbers
 
     def enough(self, run: StageRun) -> bool:
         """Returns whether the stage's validations have not improved for as long as it may wait."""
         patience, rank = self.options.patience, self.learning.criterion.rank
         ranks = [rank(value) for stage, value in self.measured if stage == run.stage.name]
-        return bool(patience) and len(ranks) - _first_best(ranks) >= patience
+        since_best = len(ranks) - 1 - ranks.index(min(ranks)) if ranks else 0
+        return bool(patience) and since_best >= patience
 
-    def snapshot(
+    def save(
         self,
         run: StageRun,
         step: int,
         optimizer: torch.optim.Optimizer | None = None,
         measured: float | None = None,
-    ) -> Snapshot:
-        """Returns the run as a snapshot for a checkpoint."""
-        return Snapshot(
+    ) -> None:
+        """Writes a checkpoint of the run after ``step``; ``measured`` as in `Snapshot`."""
+        self.done = step
+        snapshot = Snapshot(
             run=run,
             step=step,
             model=self.model,
@@ -344,8 +339,4 @@ class Runner(Generic[L, C]):
             optimizer=optimizer,
             measured=measured,
         )
-
-
-def _first_best(ranks: Sequence[float]) -> int:
-    """Returns the number, from 1, of the first of the lowest; 0 if empty."""
-    return ranks.index(min(ranks)) + 1 if ranks else 0
+        self.saving.save(snapshot)
