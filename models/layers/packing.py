@@ -70,8 +70,8 @@ class Layout(NamedTuple):
         if readable(positions):
             sequences, columns = positions // self.shape[1], positions % self.shape[1]
             reach = int(columns.max()) + 1 if len(columns) else 1
-            cells = sequences * reach + columns
-            narrow = layout._replace(shape=(self.shape[0], reach), real=cells)
+            narrow_cells = sequences * reach + columns
+            narrow = layout._replace(shape=(self.shape[0], reach), real=narrow_cells)
         return ReadRows(rows, layout, narrow)
 
     def sequence_of_rows(self) -> Positions | None:

@@ -1,7 +1,9 @@
-"""Measures how fast a step could be: its operations, and the device's rate of products."""
+"""Measures steps: their operations, the device's rate of products, and the memory in use."""
 
 import copy
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -15,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 # next one is requested, so its product is larger.
 SHAPES = {"cpu": (2048, 768, 3072)}
 LARGE = (8192, 8192, 8192)
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # the unit of getrusage, in bytes
 MEASURED_S = 0.2  # long enough to outlast a clock's ramp, short compared with a run
 
 
@@ -70,6 +73,19 @@ def wait_for(device: torch.device) -> None:
     """Waits until the device has completed all queued operations."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Returns the peak memory in bytes by its name in the log, without waiting for a device.
+
+    On CUDA ``device_memory_bytes`` counts all tensors together, as PyTorch does, without its cache
+    and the memory of libraries. Elsewhere, where tensors are in the process's memory,
+    ``process_memory_bytes`` is its peak resident memory, including mapped files.
+    """
+    if device.type == "cuda":
+        return {"device_memory_bytes": torch.cuda.max_memory_allocated(device)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"process_memory_bytes": peak * RSS_UNIT}
 
 
 def without_values(module: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from vlmill.train.loading.batch import HostBatch
 from vlmill.train.loading.collate import collate
 from vlmill.train.loading.masking.words import Lexicon, mask_texts
 from vlmill.train.loading.mixture import make_mixture
-from vlmill.train.loading.order import PairOrder, Visit
+from vlmill.train.loading.order import PairOrder, Visit, text_rows
 from vlmill.train.loading.pairing import choose_pairing
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import (
@@ -24,7 +24,6 @@ from vlmill.train.loading.sample import (
 )
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.loading.visited_pairs import text_rows
 from vlmill.train.settings.spec import Stage
 
 TEXT_STAGE = 1 << 16  # separate from the stages whose pairs are visited

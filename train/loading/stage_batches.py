@@ -22,14 +22,13 @@ from vlmill.train.loading.images.boxed import boxed_image
 from vlmill.train.loading.images.crop import UndecodableImage, decode, training_images
 from vlmill.train.loading.masking.patches import BlockMasking
 from vlmill.train.loading.mixture import ROUND_EPOCH
-from vlmill.train.loading.order import AlternatingOrder, PairOrder, Visit, order_pairs
+from vlmill.train.loading.order import AlternatingOrder, PairOrder, Visit, order_pairs, stage_rows
 from vlmill.train.loading.pairing import StagePairs
 from vlmill.train.loading.random import Uniforms, streams
 from vlmill.train.loading.sample import Sample, SampledRegions, fit_together, list_columns
 from vlmill.train.loading.store.splits import Splits
 from vlmill.train.loading.store.table import SampleTable
 from vlmill.train.loading.undecodable import Tolerance, Undecodable
-from vlmill.train.loading.visited_pairs import stage_rows
 from vlmill.train.settings.spec import TrainingStage
 
 PATCH_SIZE = 16

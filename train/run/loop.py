@@ -8,8 +8,7 @@ from typing import Any, Generic
 from vlmill.runtime.console.log import Log
 from vlmill.runtime.console.progress import Progress
 from vlmill.schemas.errors import InputError
-from vlmill.train.devices.memory import peak_memory
-from vlmill.train.devices.throughput import Throughput
+from vlmill.train.devices.throughput import Throughput, peak_memory
 from vlmill.train.run.step import PartT, StepPart, Training, Uploads, train_step
 
 

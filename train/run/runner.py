@@ -19,7 +19,6 @@ from vlmill.runtime.console.progress import Progress
 from vlmill.runtime.console.stopping import StopRequest, reduce_flags
 from vlmill.runtime.settings.plain_fields import flatten, to_plain
 from vlmill.schemas.errors import InputError
-from vlmill.train.checkpoints.state import num_processes, restore_training_state
 from vlmill.train.devices.casts import WeightCasts
 from vlmill.train.devices.setup import (
     COMPUTED_IN,
@@ -33,13 +32,12 @@ from vlmill.train.devices.setup import (
 )
 from vlmill.train.devices.throughput import Throughput, without_values
 from vlmill.train.optim.average import MovingAverage
-from vlmill.train.optim.freezing import require_parts
-from vlmill.train.optim.groups import is_trained
+from vlmill.train.optim.groups import is_trained, require_parts
 from vlmill.train.run.device_batch import divide_stage, name_remedy, try_step
 from vlmill.train.run.learning import Learning
 from vlmill.train.run.loop import Events, StageRun, run_stage
 from vlmill.train.run.rejecting import RejectCollector
-from vlmill.train.run.snapshot import Checkpoints, Snapshot
+from vlmill.train.run.snapshot import Checkpoints, Snapshot, num_processes, restore_training_state
 from vlmill.train.run.step import Training, with_graph, with_uploads
 
 LOG = "log.jsonl"

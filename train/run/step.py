@@ -9,19 +9,21 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from vlmill.models.inputs import copy_to_device
 from vlmill.train.devices.setup import sync_gradients, unwrap_step
+from vlmill.train.loading.batch import HostBatch, describe_not_finite
 from vlmill.train.loading.undecodable import Undecodable
 from vlmill.train.objectives.cached_contrast import CachedContrast, cache_contrast, seed_dropout
 from vlmill.train.objectives.negatives import negative_numbers
-from vlmill.train.run.diverged import explain_divergence
 from vlmill.train.run.graphs import StepGraph
 from vlmill.train.run.updates import Update
 
+NAMED = 6  # weights that a message names
 SMALLEST_SCALE = 2.0**-10  # of float16's losses; 26 halvings from where it starts
 
 CountLabels = Callable[[Any], Mapping[str, int]]  # of a part
@@ -56,6 +58,51 @@ class NonFiniteLoss(ArithmeticError):
     """Raised for a NaN or infinite loss or gradient; the message names the step, and the images,
     weights or losses that are not finite.
     """
+
+
+def explain_divergence(
+    step: int,
+    losses: Mapping[str, float],
+    norm: float,
+    parts: Sequence[HostBatch],
+    module: nn.Module,
+    accelerator: Accelerator,
+) -> str:
+    """Returns the message for a step whose ``losses`` or gradient ``norm`` are not finite.
+
+    It names the images, else the weights, that are not finite either, and a remedy.
+
+    An image whose features and boxes are finite is never named. All processes call it, and all name
+    the same images.
+    """
+    loss_text = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+    stopped = f"step {step}: {loss_text}, gradient norm {norm:g}; no update was made. "
+    images = [image_id for part in parts for image_id in part.not_finite()]
+    if accelerator.num_processes > 1:
+        images = gather_object(images)
+    if images:
+        return stopped + describe_not_finite(images)
+    if weights := _weights_not_finite(module):
+        more = f" and {len(weights) - NAMED} more" if len(weights) > NAMED else ""
+        return stopped + (
+            f"The model was not finite before the step ({', '.join(weights[:NAMED])}{more}); start "
+            "from another --init, or from an earlier checkpoint with a lower optimizer.lr"
+        )
+    exact = "" if accelerator.mixed_precision == "no" else ", or set precision=no"
+    return stopped + (
+        "The images of the step and the model's weights are finite, so the run has diverged: lower "
+        f"optimizer.lr or lengthen its warm-up{exact}"
+    )
+
+
+def _weights_not_finite(module: nn.Module) -> list[str]:
+    """Returns the names of parameters and buffers with a non-finite value in this process."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    local = {
+        name: value.to_local() if isinstance(value, DTensor) else value
+        for name, value in tensors.items()
+    }
+    return [name for name, value in local.items() if not bool(torch.isfinite(value).all())]
 
 
 class Uploads(Generic[PartT]):

@@ -18,7 +18,7 @@ from vlmill.train.loading.images.crop import evaluation_image
 from vlmill.train.loading.joined_regions import joined_regions
 from vlmill.train.loading.masking.regions import MaskedRegions
 from vlmill.train.loading.masking.words import MaskedTokens
-from vlmill.train.loading.order import Visit
+from vlmill.train.loading.order import Visit, stage_rows
 from vlmill.train.loading.random import Uniforms
 from vlmill.train.loading.sample import (
     Sample,
@@ -29,7 +29,6 @@ from vlmill.train.loading.sample import (
 )
 from vlmill.train.loading.stage_batches import Rows, StageBatches
 from vlmill.train.loading.undecodable import Undecodable
-from vlmill.train.loading.visited_pairs import stage_rows
 from vlmill.train.tasks.task import LearntTask
 
 NOBODY: Ids = np.empty(0, dtype=np.int64)

@@ -21,7 +21,6 @@ from vlmill.schemas.errors import InputError
 from vlmill.schemas.tables import REGIONS, REJECTS
 from vlmill.train.checkpoints.files import load_checkpoint
 from vlmill.train.checkpoints.folders import saved_steps
-from vlmill.train.checkpoints.state import num_processes
 from vlmill.train.loading.features import load_features
 from vlmill.train.objectives.pretraining import region_losses
 from vlmill.train.recipes import Recipe, Stage, change_recipe, recipe_named
@@ -31,6 +30,7 @@ from vlmill.train.run.inputs import Inputs
 from vlmill.train.run.job import pretrain
 from vlmill.train.run.model import first_model
 from vlmill.train.run.preparing import longest_alone
+from vlmill.train.run.snapshot import num_processes
 from vlmill.train.run.step import NonFiniteLoss
 
 if TYPE_CHECKING:
