@@ -249,8 +249,9 @@ def compiled(training: Training, *, tiny: bool) -> Training:
 
     At tiny size it is traced alone: generating code takes minutes on a CPU.
     """
+    module: nn.Module = training.step_module
     if tiny:
-        module = torch.compile(training.step_module, dynamic=True, backend="eager")
+        module = torch.compile(module, dynamic=True, backend="eager")  # type: ignore[assignment]
     else:
-        module = devices.compile_step(training.step_module)
+        module = devices.compile_step(module)
     return dataclasses.replace(training, step_module=module, cast_weights=nullcontext)

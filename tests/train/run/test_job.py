@@ -31,7 +31,7 @@ from vlmill.train.run.job import pretrain
 from vlmill.train.run.model import first_model
 from vlmill.train.run.preparing import longest_alone
 from vlmill.train.run.snapshot import num_processes
-from vlmill.train.run.step import NonFiniteLoss
+from vlmill.train.run.step import NonFiniteLoss, train_step
 
 if TYPE_CHECKING:
     from tests.factories import Tables
@@ -71,7 +71,6 @@ class Killed(Exception):
 
 def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let training die as step ``step`` begins."""
-    train_step = loop.train_step
 
     def dying(at: int, *args: Any) -> dict[str, float]:
         if at == step:
